@@ -1,0 +1,149 @@
+"""One safetensors file: its header, checked, without reading its tensors.
+
+The format is eight bytes of header length, a JSON header, then the data. A file is accepted only if
+every tensor lies inside it, has the size its dtype and shape ask for, and the tensors tile the data
+without gaps or overlaps. Nothing here knows about models.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from headstart.errors import BrokenFile
+
+# The format's own limit; a larger value means the first eight bytes are not a header length.
+MAX_HEADER_BYTES = 100_000_000
+
+# Bits, because the newest dtypes pack two or more elements into a byte.
+DTYPE_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
+    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
+    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies: bytes [start, end) of `file`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def num_bytes(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True)
+class Header:
+    tensors: dict[str, TensorInfo]
+    metadata: dict[str, str]
+
+
+def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
+    """Bytes that a tensor of this dtype and shape takes; KeyError for an unknown dtype."""
+    return (prod(shape) * DTYPE_BITS[dtype] + 7) // 8
+
+
+def read_header(file: Path) -> Header:
+    """Parse and check the header of `file`; BrokenFile says what is wrong with it."""
+    try:
+        with open(file, "rb") as handle:
+            size = os.fstat(handle.fileno()).st_size
+            raw_length = handle.read(8)
+            if len(raw_length) < 8:
+                raise _broken(file, f"has {size} bytes, too few for a safetensors header")
+            (length,) = struct.unpack("<Q", raw_length)
+            if length > MAX_HEADER_BYTES:
+                raise _broken(
+                    file, f"claims a header of {length} bytes (limit {MAX_HEADER_BYTES:,})"
+                )
+            if 8 + length > size:
+                raise _broken(
+                    file, f"ends inside its header ({size} bytes, header needs {8 + length})"
+                )
+            raw = handle.read(length)
+    except OSError as error:
+        raise BrokenFile(f"{file}: cannot be read ({error.strerror}); check the path") from error
+    try:
+        entries = json.loads(raw, object_pairs_hook=_unique(file))
+    except (ValueError, RecursionError) as error:
+        raise _broken(file, f"has a header that is not JSON ({error})") from error
+    if not isinstance(entries, dict):
+        raise _broken(file, "has a header that is not a JSON object")
+    metadata = entries.pop("__metadata__", {})
+    if not isinstance(metadata, dict):
+        raise _broken(file, "has __metadata__ that is not a JSON object")
+    data_start = 8 + length
+    tensors = {name: _tensor(file, name, entry, data_start) for name, entry in entries.items()}
+    _check_tiling(file, tensors, data_start, size)
+    return Header(tensors, {str(k): str(v) for k, v in metadata.items()})
+
+
+def _unique(file: Path) -> Any:
+    """A JSON hook that refuses a name given twice: the two places cannot both be right."""
+
+    def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise _broken(file, f"names {twice!r} twice in its header")
+        return result
+
+    return build
+
+
+def _tensor(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
+    if not isinstance(entry, dict):
+        raise _broken(file, f"describes {name!r} with something that is not an object")
+    dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise _broken(file, f"gives {name!r} the unknown dtype {dtype!r}")
+    if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
+        raise _broken(file, f"gives {name!r} shape {shape!r} and data_offsets {offsets!r}")
+    start, end = offsets
+    if start > end or end - start != byte_size(dtype, tuple(shape)):
+        needed = byte_size(dtype, tuple(shape))
+        raise _broken(
+            file, f"gives {name!r} {end - start} bytes; {dtype} {list(shape)} needs {needed}"
+        )
+    return TensorInfo(name, dtype, tuple(shape), file, data_start + start, data_start + end)
+
+
+def _is_sizes(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(
+        type(item) is int and 0 <= item < 2**63 for item in value
+    )
+
+
+def _check_tiling(file: Path, tensors: dict[str, TensorInfo], data_start: int, size: int) -> None:
+    position = data_start
+    previous = "the header"
+    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
+        if info.start < position:
+            raise _broken(file, f"has {info.name!r} overlapping {previous!r}")
+        if info.start > position:
+            raise _broken(
+                file, f"has {info.start - position} unused bytes before {info.name!r} (a gap)"
+            )
+        position, previous = info.end, info.name
+    if position > size:
+        raise _broken(file, f"is truncated: {size} bytes on disk, {position} expected")
+    if position < size:
+        raise _broken(file, f"has {size - position} bytes after its last tensor")
+
+
+def _broken(file: Path, what: str) -> BrokenFile:
+    return BrokenFile(f"{file} {what}. Download or copy the file again.")

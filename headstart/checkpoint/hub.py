@@ -1,0 +1,28 @@
+"""From what a user calls a model to a folder: a path, or a name on the Hugging Face hub."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from headstart.errors import CheckpointError
+
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py", "LICENSE*")
+
+
+def local_folder(model: str | Path) -> Path:
+    """The folder of a checkpoint, downloaded if `model` is a hub name and the hub answers."""
+    path = Path(model)
+    if path.exists() or not _HUB_NAME.fullmatch(str(model)):
+        return path
+    try:
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(str(model), allow_patterns=list(_WANTED)))
+    except Exception as error:  # the hub client raises many unrelated types
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise CheckpointError(
+            f"{model} is not a folder here and could not be fetched from the hub ({reason}). "
+            "Give the path of a downloaded checkpoint."
+        ) from error

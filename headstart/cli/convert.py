@@ -1,0 +1,39 @@
+"""`headstart convert HEAD --to FORMAT --out DIR`: a standalone head in another format."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headstart.cli.options import DryRun, Json, ModelType, Overwrite
+
+
+def run(
+    *,
+    head: Annotated[str, typer.Argument(metavar="HEAD", help="A head in any of our formats.")],
+    to: Annotated[str, typer.Option("--to", help="xllm, sglang, speculators or headstart.")],
+    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="The head's model, if the format carries trunk tensors."),
+    ] = None,
+    model_type: ModelType = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="Turn FP8 and INT8 weights into BF16.")
+    ] = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> None:
+    from headstart.checkpoint.hub import local_folder
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.cli.writing import carry_out
+    from headstart.heads.export import plan_convert
+    from headstart.heads.formats import open_head
+
+    lender = Checkpoint.open(local_folder(model)) if model else None
+    source = open_head(local_folder(head), model_type)
+    operation = plan_convert(source, to, model=lender, dequantized=dequantize)
+    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output)

@@ -1,0 +1,55 @@
+"""`headstart export MODEL --out DIR --format F`: the head as a standalone draft checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from headstart.cli.options import DryRun, Json, ModelType, Overwrite
+
+T = TypeVar("T")
+_FORMATS = "xllm, sglang, speculators or headstart"
+
+
+def run(
+    *,
+    model: Annotated[
+        str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub name.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
+    format_name: Annotated[str, typer.Option("--format", help=f"{_FORMATS}.")] = "headstart",
+    model_type: ModelType = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="Turn FP8 and INT8 weights into BF16.")
+    ] = False,
+    input_dir: Annotated[
+        str | None, typer.Option("--input-dir", help="As xLLM spells MODEL.")
+    ] = None,
+    output_dir: Annotated[
+        Path | None, typer.Option("--output-dir", help="As xLLM spells --out.")
+    ] = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> None:
+    from headstart.checkpoint.hub import local_folder
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.cli.writing import carry_out
+    from headstart.heads.export import plan_export
+    from headstart.heads.head import head_of
+
+    folder = _one("MODEL", model, "--input-dir", input_dir)
+    if folder is None:
+        raise typer.BadParameter("give the checkpoint (MODEL or --input-dir)")
+    target = _one("--out", out, "--output-dir", output_dir)
+    head = head_of(Checkpoint.open(local_folder(folder)), model_type)
+    operation = plan_export(head, format_name, dequantized=dequantize)
+    carry_out(operation, target, overwrite=overwrite, dry_run=dry_run, as_json=json_output)
+
+
+def _one(name: str, value: T | None, alias: str, other: T | None) -> T | None:
+    if value is not None and other is not None:
+        raise typer.BadParameter(f"{name} and {alias} mean the same; give one of them")
+    return value if value is not None else other

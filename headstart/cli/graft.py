@@ -1,0 +1,28 @@
+"""`headstart graft MODEL --out DIR`: a fresh head for a model that has none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headstart.cli.options import DryRun, Json, Link, Model, Overwrite
+
+
+def run(
+    *,
+    model: Model,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
+    link: Link = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> None:
+    from headstart.checkpoint.hub import local_folder
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.cli.writing import carry_out
+    from headstart.heads.graft import plan_graft
+
+    operation = plan_graft(Checkpoint.open(local_folder(model)))
+    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

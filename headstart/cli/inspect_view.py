@@ -1,0 +1,77 @@
+"""The human view of `headstart inspect`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headstart.errors import some
+from headstart.heads.inspection import Report
+from headstart.heads.operation import megabytes
+from headstart.launch.command import EngineCommand
+
+_COLOURS = {
+    "complete": "green",
+    "undeclared": "green",
+    "partial": "red",
+    "declared-but-missing": "red",
+    "absent": "yellow",
+}
+
+
+def show(report: Report, engines: Mapping[str, EngineCommand | str]) -> None:
+    """Print the report: facts first, then commands, then warnings."""
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    for label, text in _rows(report):
+        table.add_row(f"[bold]{label}[/]", text)
+    console.print(table)
+    usable = {name: c for name, c in engines.items() if isinstance(c, EngineCommand)}
+    for name, command in usable.items():
+        console.print(f"\n[bold]{name}[/]")
+        # Not wrapped and without markup, so that it can be copied.
+        print(command.shell())
+    refused = {name: reason for name, reason in engines.items() if isinstance(reason, str)}
+    if refused:
+        console.print()
+    for name, reason in refused.items():
+        console.print(f"[bold]{name}[/]  not available: {escape(reason)}")
+    for warning in report.warnings:
+        console.print(f"\n[yellow]warning:[/] {escape(warning)}")
+
+
+def _rows(report: Report) -> list[tuple[str, str]]:
+    head, trunk = report.head, report.trunk
+    names = ", ".join((report.model_type or "no model_type", *report.architectures))
+    family = f"{report.family.name} ({report.family.title})" if report.family else "unknown"
+    state = f"[{_COLOURS[head.state]}]{head.state}[/]"
+    rows = [
+        ("family", escape(family)),
+        ("config", escape(names)),
+        (
+            "trunk",
+            f"{trunk.num_layers} layers, hidden {trunk.hidden_size}, vocabulary "
+            f"{trunk.vocab_size}, {trunk.dtype}, {megabytes(trunk.num_bytes)}"
+            + (f", quantised ({escape(trunk.quantization)})" if trunk.quantization else ""),
+        ),
+        ("head", state),
+    ]
+    if head.tensors:
+        share = f" ({100 * head.num_bytes / max(trunk.num_bytes, 1):.1f} % of the trunk)"
+        modules = f"{head.modules} module{'' if head.modules == 1 else 's'}"
+        layout = f", experts {head.experts}" if head.experts else ""
+        rows += [
+            ("", f"{modules}, {head.tensors} tensors, {head.dtype}{layout}"),
+            ("memory", f"{megabytes(head.num_bytes)}{share} and {head.kv_bytes_per_token} bytes "
+                       "of K/V per token"),
+            ("sharing", ", ".join(f"{role} {how}" for role, how in head.shares.items())),
+        ]  # fmt: skip
+    if head.missing:
+        rows.append(("missing", escape(f"{len(head.missing)}: {some(head.missing)}")))
+    if report.generation:
+        settings = ", ".join(f"{name} {value}" for name, value in report.generation.items())
+        rows.append(("generation", escape(settings)))
+    return rows

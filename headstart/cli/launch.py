@@ -1,0 +1,65 @@
+"""`headstart launch MODEL --engine E`: the command on stdout, what to know about it on stderr."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from typing import Annotated
+
+import typer
+
+from headstart.cli.options import Json, Model, ModelType
+from headstart.launch.options import LaunchOptions
+
+
+def run(
+    model: Model,
+    engine: Annotated[
+        str, typer.Option("--engine", help="vllm, sglang, trtllm or xllm.", show_default=False)
+    ],
+    options: LaunchOptions,
+    engine_version: Annotated[
+        str | None,
+        typer.Option(
+            help="Write for this version instead of the installed one.", show_default=False
+        ),
+    ] = None,
+    start: Annotated[bool, typer.Option("--run", help="Run the command as well.")] = False,
+    model_type: ModelType = None,
+    json: Json = False,
+) -> int | None:
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.errors import ConfigError, LaunchError
+    from headstart.heads.inspection import inspect
+    from headstart.launch import ENGINES, build
+    from headstart.launch.advice import memory
+    from headstart.launch.probe import INSTALL, Found, probe
+    from headstart.launch.run import run as run_engine
+
+    if engine not in ENGINES:
+        raise ConfigError(f"--engine is {engine!r}; expected one of {', '.join(ENGINES)}.")
+    found = Found(engine_version or "", True)
+    if engine_version is None or (start and not options.docker):
+        found = probe(engine)
+    if start and not found.is_installed and not options.docker:
+        raise LaunchError(f"--run: {engine} is not installed here. {INSTALL[engine]}.")
+    report = inspect(Checkpoint.open(model), model_type)
+    command = build(engine, report, options, engine_version or found.version)
+    costs = memory(report, options, command.num_drafts)
+    if json:
+        document = command.as_json()
+        document["memory"] = costs
+        if found.note and engine_version is None:
+            document["notes"].insert(0, found.note)
+        print(json_text.dumps(document, indent=2))
+    else:
+        print(command.shell())
+    for kind, lines in (
+        ("note", [found.note] if found.note and engine_version is None else []),
+        ("note", command.notes),
+        ("memory", costs),
+        ("warning", command.warnings),
+    ):
+        for line in lines if not json else ():
+            print(f"{kind}: {line}", file=sys.stderr)
+    return run_engine(command) if start else None

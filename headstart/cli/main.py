@@ -1,0 +1,111 @@
+"""The `headstart` command: finds the subcommand's file, runs it, turns errors into one line.
+
+Only the chosen command's module is imported, so `--help` does not wait for torch. Exit codes: 0
+done, 1 failed, 2 misuse, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib import import_module
+from types import FrameType
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from headstart import __version__
+from headstart.cli.options import flattened
+from headstart.errors import HeadstartError
+
+# command -> what it does; its code is headstart/cli/<command>.py, function `run`
+COMMANDS = {
+    "inspect": "Say whether a checkpoint has a head, which, and how to serve with it.",
+    "export": "Take the head out as a standalone draft checkpoint.",
+    "convert": "Turn a standalone head from one format into another.",
+    "stitch": "Put a head into a checkpoint.",
+    "restore": "Give a fine-tuned or quantised checkpoint back the head it lost.",
+    "graft": "Add a fresh, trainable head to a checkpoint that has none.",
+    "launch": "Print or run the command that serves a model with its head.",
+    "families": "List the supported families.",
+}
+
+
+class _Commands(TyperGroup):
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if _is_listing():
+            # The overview needs one line per command, not their options.
+            return _command(cmd_name, lambda: None)
+        module = import_module(f"headstart.cli.{cmd_name}")
+        return _command(cmd_name, flattened(module.run))
+
+
+def _is_listing() -> bool:
+    """Whether the arguments ask for the overview of all commands."""
+    words = [word for word in sys.argv[1:] if word != "--debug"]
+    return not words or words[0] == "--help"
+
+
+def _command(name: str, function: Any) -> Any:
+    single = typer.Typer(add_completion=False)
+    single.command(name, help=COMMANDS[name], context_settings={"max_content_width": 100})(function)
+    return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Find, move, tune and serve the multi-token-prediction heads of LLM checkpoints.",
+)
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"headstart {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: bool = typer.Option(
+        False, "--version", callback=_print_version, is_eager=True, help="Print the version."
+    ),
+    debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+) -> None:
+    pass
+
+
+def _terminate(signum: int, frame: FrameType | None) -> None:
+    # As an exception, so that half-written results are removed on the way out.
+    raise SystemExit(128 + signum)
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    signal.signal(signal.SIGTERM, _terminate)
+    debug = "--debug" in sys.argv[1:]
+    if debug:
+        sys.argv = [sys.argv[0], "--debug", *(w for w in sys.argv[1:] if w != "--debug")]
+    try:
+        app()
+    except HeadstartError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`): not an error worth a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)

@@ -1,0 +1,92 @@
+"""Options that commands share, and dataclasses turned into flags.
+
+A component's options live in its own frozen dataclass, with help in the fields' metadata. A
+command takes that dataclass as one parameter; `flattened` gives the command line one flag per
+field, so that a name, a default and a help text exist once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import typer
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL", help="Checkpoint folder, or a Hugging Face name.", show_default=False
+    ),
+]
+Out = Annotated[
+    Path, typer.Option("--out", metavar="DIR", help="Where the result goes.", show_default=False)
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", help="Replace a result that Headstart wrote earlier.")
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, write nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document instead of text.")]
+ModelType = Annotated[
+    str | None,
+    typer.Option("--model-type", help="Override the detected family.", show_default=False),
+]
+Link = Annotated[
+    bool, typer.Option("--link", help="Hard-link unchanged files instead of copying them.")
+]
+
+
+def flattened(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with every dataclass parameter replaced by one parameter per field."""
+    hints = get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function)
+    groups: dict[str, type] = {}
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        hint = hints.get(name, parameter.annotation)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            groups[name] = hint
+            parameters.extend(_flags(hint))
+        else:
+            parameters.append(parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY))
+
+    @wraps(function)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            own = {field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            values[name] = group(**own)
+        code = function(**values)
+        if code:
+            raise typer.Exit(code)
+
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
+
+
+def _flags(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group)
+    result = []
+    for field in dataclasses.fields(group):
+        option = typer.Option(
+            f"--{field.name.replace('_', '-')}",
+            help=field.metadata.get("help", ""),
+            show_default=field.default not in (None, "", False),
+        )
+        default = (
+            field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
+            else field.default
+        )
+        result.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[hints[field.name], option],
+            )
+        )
+    return result

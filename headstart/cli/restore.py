@@ -1,0 +1,37 @@
+"""`headstart restore MODEL --from ORIGINAL --out DIR`: a lost head given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headstart.cli.options import DryRun, Json, Link, Model, Overwrite
+
+
+def run(
+    *,
+    model: Model,
+    original: Annotated[
+        str, typer.Option("--from", metavar="ORIGINAL", help="The model that still has the head.")
+    ],
+    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="Put the head in as BF16.")
+    ] = False,
+    link: Link = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> None:
+    from headstart.checkpoint.hub import local_folder
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.cli.writing import carry_out
+    from headstart.heads.formats import open_head
+    from headstart.heads.stitch import plan_restore
+
+    target = Checkpoint.open(local_folder(model))
+    head = open_head(local_folder(original))
+    operation = plan_restore(target, head.origin, head, dequantized=dequantize)
+    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

@@ -1,0 +1,36 @@
+"""`headstart stitch HEAD MODEL --out DIR`: a head put into a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headstart.cli.options import DryRun, Json, Link, Model, Overwrite
+
+
+def run(
+    *,
+    head: Annotated[
+        str, typer.Argument(metavar="HEAD", help="A head in any format, or a model that has one.")
+    ],
+    model: Model,
+    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
+    dequantize: Annotated[
+        bool, typer.Option("--dequantize", help="Put the head in as BF16.")
+    ] = False,
+    link: Link = False,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> None:
+    from headstart.checkpoint.hub import local_folder
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.cli.writing import carry_out
+    from headstart.heads.formats import open_head
+    from headstart.heads.stitch import plan_stitch
+
+    target = Checkpoint.open(local_folder(model))
+    operation = plan_stitch(open_head(local_folder(head)), target, dequantized=dequantize)
+    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

@@ -1,0 +1,38 @@
+"""What every command that writes a folder does with its plan: show it, write it, say so."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from headstart.cli.progress import byte_progress
+from headstart.errors import ConfigError
+from headstart.heads.operation import Operation
+
+
+def carry_out(
+    operation: Operation,
+    out: Path | None,
+    *,
+    overwrite: bool,
+    dry_run: bool,
+    as_json: bool,
+    link: bool = False,
+) -> None:
+    """Print what the operation does and, unless it is a dry run, do it."""
+    if out is None and not dry_run:
+        raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
+    if not dry_run and out is not None:
+        with byte_progress(operation.name, operation.plan.num_bytes) as report:
+            copying = "link" if link else "copy"
+            operation.write(out, overwrite=overwrite, copying=copying, report=report)  # type: ignore[arg-type]
+    if as_json:
+        done = {"out": None if out is None else str(out), "dry_run": dry_run}
+        print(json.dumps({**operation.as_json(), **done}))
+        return
+    print(operation.describe())
+    if dry_run:
+        print("dry run: nothing was written", file=sys.stderr)
+    else:
+        print(f"wrote {out}")

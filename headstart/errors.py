@@ -1,0 +1,87 @@
+"""Every error Headstart raises on purpose.
+
+    HeadstartError
+      ConfigError             a bad option or combination of options
+      UnsupportedFamily       model_type unknown, or known but lacking a feature
+      MissingExtra            an optional dependency is not installed
+      LaunchError             an external engine is absent, too old, or cannot do what was asked
+      CheckpointError         the files of a checkpoint are not what they should be
+        BadConfig             config.json absent, unreadable or with a field of the wrong type
+        BrokenFile            a safetensors file that is truncated or malformed
+        BrokenIndex           an index that does not agree with the files
+        MissingTensor         a tensor that must be there is not
+        UnexpectedTensor      a tensor nobody has a place for
+        ShapeMismatch         a tensor of another size than its place
+        HeadNotFound          no head where one is needed
+        WriteFailed           the result could not be written (disk full, permission, ...)
+
+Messages have three parts: what was found (name and value), what was expected, what to do.
+The command line prints them as one line; `--debug` adds the traceback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class HeadstartError(Exception):
+    """Base of all errors that are meant for the user."""
+
+
+class ConfigError(HeadstartError):
+    """An option has a value, or two options a combination, that cannot work."""
+
+
+class UnsupportedFamily(HeadstartError):
+    """The model family is unknown, or known but without the feature asked for."""
+
+
+class MissingExtra(HeadstartError):
+    """An optional dependency is needed and not installed."""
+
+
+class LaunchError(HeadstartError):
+    """An external engine is absent, too old, or cannot do what was asked."""
+
+
+class CheckpointError(HeadstartError):
+    """The files of a checkpoint are not what they should be."""
+
+
+class BadConfig(CheckpointError):
+    """config.json is absent, unreadable, or holds a field of the wrong type."""
+
+
+class BrokenFile(CheckpointError):
+    """A safetensors file is truncated or malformed."""
+
+
+class BrokenIndex(CheckpointError):
+    """The index and the files beside it do not agree."""
+
+
+class MissingTensor(CheckpointError):
+    """A tensor that must be there is not."""
+
+
+class UnexpectedTensor(CheckpointError):
+    """A tensor that has no place in the family or format."""
+
+
+class ShapeMismatch(CheckpointError):
+    """A tensor has another shape or dtype than the place it goes to."""
+
+
+class HeadNotFound(CheckpointError):
+    """There is no usable head where one is needed."""
+
+
+class WriteFailed(CheckpointError):
+    """The result could not be written."""
+
+
+def some(items: Iterable[object], limit: int = 3) -> str:
+    """A few items and a count, for messages: `a, b, c and 7 more`."""
+    listed = [str(item) for item in items]
+    shown = ", ".join(listed[:limit])
+    return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"

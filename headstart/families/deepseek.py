@@ -1,0 +1,59 @@
+"""DeepSeek-V3, R1, V3.1 and V3.2, and the families that store and compute heads as they do."""
+
+from __future__ import annotations
+
+from headstart.families.base import Family, HeadLayout, Trunk
+from headstart.families.blocks import DENSE_MLP, INDEXER, MLA, NORMS, ROLES, SIGMOID_MOE
+from headstart.families.dims import Fields
+from headstart.families.keymaps import appended_layer
+
+MOE_LAYER = NORMS + MLA + SIGMOID_MOE
+SPARSE_LAYER = NORMS + MLA + INDEXER + SIGMOID_MOE
+
+
+def dense_then_moe(fields: Fields, layer: int) -> str:
+    """The first layers are dense, all later ones (and every head) MoE."""
+    return "dense" if layer < int(fields.get("first_k_dense_replace") or 0) else "moe"
+
+
+LAYOUT = HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}})
+
+V3 = Family(
+    name="deepseek_v3",
+    title="DeepSeek-V3, V3-0324, R1, R1-0528, V3.1",
+    model_types=("deepseek_v3",),
+    architectures=("DeepseekV3ForCausalLM",),
+    keys=appended_layer(),
+    layout=LAYOUT,
+    head=ROLES,
+    block=lambda fields: MOE_LAYER,
+    block_kind="moe",
+    copies=("embed_tokens", "lm_head"),
+    trunk=Trunk(kinds={"dense": NORMS + MLA + DENSE_MLP, "moe": MOE_LAYER}, kind_of=dense_then_moe),
+    kv_elements="kv_rank+rope_dim",
+    looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
+    is_complete=True,
+    notes=("xLLM recycles the block output before the out norm on Ascend",),
+)
+
+V32 = Family(
+    name="deepseek_v32",
+    title="DeepSeek-V3.2, V3.2-Exp",
+    model_types=("deepseek_v32",),
+    architectures=("DeepseekV32ForCausalLM",),
+    marked_types=("deepseek_v3",),
+    marks=("index_head_dim", "index_n_heads", "index_topk"),
+    keys=appended_layer(),
+    layout=LAYOUT,
+    head=ROLES,
+    block=lambda fields: SPARSE_LAYER,
+    block_kind="moe",
+    copies=("embed_tokens", "lm_head"),
+    trunk=Trunk(
+        kinds={"dense": NORMS + MLA + INDEXER + DENSE_MLP, "moe": SPARSE_LAYER},
+        kind_of=dense_then_moe,
+    ),
+    kv_elements="kv_rank+rope_dim+index_dim",
+    looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
+    is_complete=True,
+)

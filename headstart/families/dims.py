@@ -1,0 +1,92 @@
+"""Sizes of a model by one set of names, whatever its config calls them.
+
+Shapes in the family tables are written with these names (`heads*head_dim`). A size that the config
+does not give is left out, and shapes that need it are then not checked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+Fields = Mapping[str, Any]
+
+# our name -> the config fields that hold it, first present wins
+_FIELDS: dict[str, tuple[str, ...]] = {
+    "hidden": ("hidden_size",),
+    "vocab": ("vocab_size",),
+    "layers": ("num_hidden_layers",),
+    "heads": ("num_attention_heads",),
+    "kv_heads": ("num_key_value_heads", "num_attention_groups", "num_attention_heads"),
+    "head_dim": ("head_dim", "attention_head_dim"),
+    "v_dim": ("v_head_dim", "head_dim", "attention_head_dim"),
+    "intermediate": ("intermediate_size",),
+    "experts": (
+        "n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts",
+    ),
+    "moe_width": ("moe_intermediate_size", "expert_ffn_hidden_size", "expert_hidden_dim"),
+    "shared_experts": ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts"),
+    "shared_width": (
+        "shared_expert_intermediate_size", "moe_shared_expert_intermediate_size",
+        "share_expert_dim",
+    ),
+    "q_rank": ("q_lora_rank",),
+    "kv_rank": ("kv_lora_rank",),
+    "nope_dim": ("qk_nope_head_dim",),
+    "rope_dim": ("qk_rope_head_dim",),
+    "index_heads": ("index_n_heads",),
+    "index_dim": ("index_head_dim",),
+    "latent": ("moe_latent_size",),
+    "o_rank": ("o_lora_rank",),
+    "o_groups": ("o_groups",),
+    "hc": ("hc_mult",),
+    "swa_heads": ("swa_num_attention_heads",),
+    "swa_kv_heads": ("swa_num_key_value_heads",),
+    "swa_head_dim": ("swa_head_dim",),
+    "swa_v_dim": ("swa_v_head_dim",),
+    "lin_k_heads": ("linear_num_key_heads",),
+    "lin_v_heads": ("linear_num_value_heads",),
+    "lin_k_dim": ("linear_key_head_dim",),
+    "lin_v_dim": ("linear_value_head_dim",),
+    "conv": ("linear_conv_kernel_dim", "conv_kernel"),
+    "mamba_heads": ("mamba_num_heads",),
+    "mamba_dim": ("mamba_head_dim",),
+    "groups": ("n_groups",),
+    "state": ("ssm_state_size",),
+}  # fmt: skip
+
+
+def dims(fields: Fields) -> dict[str, int]:
+    """Every size that `fields` (the text part of a config over its top level) gives."""
+    found: dict[str, int] = {}
+    for name, candidates in _FIELDS.items():
+        for field in candidates:
+            if type(fields.get(field)) is int:
+                found[name] = fields[field]
+                break
+    if "head_dim" not in found and found.get("heads") and "hidden" in found:
+        found["head_dim"] = found["hidden"] // found["heads"]
+    if "head_dim" in found:
+        found.setdefault("v_dim", found["head_dim"])
+    if "shared_width" not in found and "moe_width" in found:
+        found["shared_width"] = found["moe_width"] * found.get("shared_experts", 1)
+    if found.get("o_groups") and "heads" in found:
+        found["heads_per_group"] = found["heads"] // found["o_groups"]
+    return found
+
+
+def size(expression: str, known: Mapping[str, int]) -> int | None:
+    """The value of an expression such as `2*heads+rope_dim`, or None if a name is unknown."""
+    total = 0
+    for term in expression.split("+"):
+        factors = []
+        for factor in term.split("*"):
+            if factor.isdigit():
+                factors.append(int(factor))
+            elif factor in known:
+                factors.append(known[factor])
+            else:
+                return None
+        total += prod(factors)
+    return total

@@ -1,0 +1,56 @@
+"""ERNIE-4.5 MoE: a dense head block on a MoE trunk, flat names, no out norm."""
+
+from __future__ import annotations
+
+from headstart.families.base import Family, HeadLayout, KeyMap, Trunk, parts
+from headstart.families.blocks import DENSE_MLP, EXPERTS, GQA, NORMS, SHARED_EXPERTS
+from headstart.families.dims import Fields
+
+_BLOCK = NORMS + GQA + DENSE_MLP
+_MOE = (
+    NORMS
+    + GQA
+    + EXPERTS
+    + SHARED_EXPERTS
+    + parts("mlp.moe_statics.e_score_correction_bias 1 experts")
+)
+
+
+def _kind(fields: Fields, layer: int) -> str:
+    start = int(fields.get("moe_layer_start_index") or 0)
+    end = int(fields.get("moe_layer_end_index") or -1)
+    last = end if end >= 0 else int(fields.get("num_hidden_layers") or 0) - 1
+    every = int(fields.get("moe_layer_interval") or 1)
+    return "moe" if start <= layer <= last and (layer + 1) % every == 0 else "dense"
+
+
+FAMILY = Family(
+    name="ernie4_5_moe",
+    title="ERNIE-4.5 MoE (21B-A3B)",
+    model_types=("ernie4_5_moe",),
+    architectures=("Ernie4_5_MoeForCausalLM", "Ernie4_5_MoEForCausalLM"),
+    keys=KeyMap(
+        {
+            "model.mtp_emb_norm.{module}.{rest}": "modules.{module}.embed_norm.{rest}",
+            "model.mtp_hidden_norm.{module}.{rest}": "modules.{module}.hidden_norm.{rest}",
+            "model.mtp_linear_proj.{module}.{rest}": "modules.{module}.fuse.{rest}",
+            "model.mtp_block.{module}.{rest}": "modules.{module}.block.{rest}",
+        }
+    ),
+    layout=HeadLayout(
+        recycled_hidden="before_out_norm",
+        zero_embed_at_position_0=True,
+        out_norm="none",
+    ),
+    head=parts("""
+        embed_norm.weight    hidden
+        hidden_norm.weight   hidden
+        fuse.weight          hidden 2*hidden
+    """),
+    block=lambda fields: _BLOCK,
+    block_kind="dense",
+    trunk=Trunk(kinds={"dense": _BLOCK, "moe": _MOE}, kind_of=_kind),
+    looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.mtp_block."},
+    is_complete=True,
+    notes=("engines send the raw block output to the LM head; there is no norm tensor for it",),
+)

@@ -1,0 +1,124 @@
+"""GLM-4.5 to 4.7, GLM-4.7-Flash, GLM-5.x and GLM-OCR."""
+
+from __future__ import annotations
+
+from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.blocks import (
+    DENSE_MLP,
+    GQA,
+    INDEXER,
+    MLA,
+    NORMS,
+    QKV_BIAS,
+    ROLES,
+    SIGMOID_MOE,
+)
+from headstart.families.deepseek import dense_then_moe
+from headstart.families.keymaps import appended_layer
+
+_ATTENTION = (
+    GQA
+    + QKV_BIAS
+    + parts("""
+    self_attn.q_norm.weight   head_dim   if use_qk_norm
+    self_attn.k_norm.weight   head_dim   if use_qk_norm
+""")
+)
+_MOE_LAYER = NORMS + _ATTENTION + SIGMOID_MOE
+_LITE_LAYER = NORMS + MLA + SIGMOID_MOE
+_SPARSE_LAYER = NORMS + MLA + INDEXER + SIGMOID_MOE
+
+_VLLM = {"zero_embed_at_position_0": True, "recycled_hidden": "before_out_norm"}
+_LAYOUT = HeadLayout(deviations={"vllm": _VLLM})
+_LOOKED_UP = {"vllm": "model.layers.{layer}.", "sglang": "model.decoder."}
+
+GLM4_MOE = Family(
+    name="glm4_moe",
+    title="GLM-4.5, 4.5-Air, 4.6, 4.7",
+    model_types=("glm4_moe",),
+    architectures=("Glm4MoeForCausalLM",),
+    keys=appended_layer(),
+    layout=_LAYOUT,
+    head=ROLES,
+    block=lambda fields: _MOE_LAYER,
+    block_kind="moe",
+    copies=("embed_tokens", "lm_head"),
+    trunk=Trunk(
+        kinds={"dense": NORMS + _ATTENTION + DENSE_MLP, "moe": _MOE_LAYER},
+        kind_of=dense_then_moe,
+    ),
+    looked_up_as=_LOOKED_UP,
+    is_complete=True,
+    notes=(
+        "4.5 stores copies of embedding and LM head in the head, 4.6 and later do not",
+        "vLLM recycles the state before the out norm: acceptance past depth 1 suffers there",
+    ),
+)
+
+GLM4_MOE_LITE = Family(
+    name="glm4_moe_lite",
+    title="GLM-4.7-Flash",
+    model_types=("glm4_moe_lite",),
+    architectures=("Glm4MoeLiteForCausalLM",),
+    keys=appended_layer(),
+    layout=_LAYOUT,
+    head=ROLES,
+    block=lambda fields: _LITE_LAYER,
+    block_kind="moe",
+    copies=("embed_tokens", "lm_head"),
+    trunk=Trunk(
+        kinds={"dense": NORMS + MLA + DENSE_MLP, "moe": _LITE_LAYER}, kind_of=dense_then_moe
+    ),
+    kv_elements="kv_rank+rope_dim",
+    looked_up_as=_LOOKED_UP,
+    is_complete=True,
+)
+
+GLM_MOE_DSA = Family(
+    name="glm_moe_dsa",
+    title="GLM-5, 5.1, 5.2",
+    model_types=("glm_moe_dsa",),
+    architectures=("GlmMoeDsaForCausalLM",),
+    keys=appended_layer(),
+    layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
+    head=ROLES,
+    block=lambda fields: _SPARSE_LAYER,
+    block_kind="moe",
+    copies=("embed_tokens", "lm_head"),
+    trunk=Trunk(
+        kinds={"dense": NORMS + MLA + INDEXER + DENSE_MLP, "moe": _SPARSE_LAYER},
+        kind_of=dense_then_moe,
+    ),
+    kv_elements="kv_rank+rope_dim+index_dim",
+    looked_up_as=_LOOKED_UP,
+    is_complete=True,
+    notes=("a community sidecar uses model_type glm_moe_dsa_mtp",),
+)
+
+_OCR_ROOTS = ("model.language_model.", "language_model.model.", "model.")
+_OCR_PARTS = parts("""
+    post_self_attn_layernorm.weight   hidden
+    post_mlp_layernorm.weight         hidden
+    mlp.gate_up_proj.weight           2*intermediate   hidden
+    mlp.down_proj.weight              hidden           intermediate
+""")
+_OCR_LAYER = NORMS + GQA + _OCR_PARTS
+
+GLM_OCR = Family(
+    name="glm_ocr",
+    title="GLM-OCR",
+    model_types=("glm_ocr", "glm_ocr_text"),
+    architectures=("GlmOcrForConditionalGeneration",),
+    keys=appended_layer(roots=_OCR_ROOTS, layers="layers."),
+    layout=_LAYOUT,
+    head=ROLES,
+    block=lambda fields: _OCR_LAYER,
+    block_kind="dense",
+    copies=("embed_tokens", "lm_head"),
+    trunk=Trunk(prefixes=_OCR_ROOTS, kinds={"dense": _OCR_LAYER}),
+    looked_up_as=_LOOKED_UP,
+    notes=(
+        "image positions: the head takes the trunk's M-RoPE positions and merged embeddings",
+        "vLLM may leave the block unloaded when names start with model.language_model.",
+    ),
+)

@@ -1,0 +1,105 @@
+"""Nemotron-H: the head is a short pattern of sub-layers (attention, MoE) without rotary."""
+
+from __future__ import annotations
+
+from headstart.families.base import Family, HeadLayout, KeyMap, Part, Trunk, parts
+from headstart.families.blocks import ROLES
+from headstart.families.dims import Fields
+
+_NORM = parts("norm.weight hidden")
+_ATTENTION = _NORM + parts("""
+    mixer.q_proj.weight   heads*head_dim      hidden
+    mixer.k_proj.weight   kv_heads*head_dim   hidden
+    mixer.v_proj.weight   kv_heads*head_dim   hidden
+    mixer.o_proj.weight   hidden              heads*head_dim
+""")
+_ROUTER = parts("""
+    mixer.gate.weight                      experts                       hidden
+    mixer.gate.e_score_correction_bias     experts
+    mixer.shared_experts.up_proj.weight    shared_experts*shared_width   hidden
+    mixer.shared_experts.down_proj.weight  hidden                        shared_experts*shared_width
+""")
+# Ungated experts; with a latent size they work in a smaller space.
+_MOE = (
+    _NORM
+    + _ROUTER
+    + parts("""
+    mixer.experts.{expert}.up_proj.weight     moe_width   latent      if moe_latent_size
+    mixer.experts.{expert}.down_proj.weight   latent      moe_width   if moe_latent_size
+    mixer.fc1_latent_proj.weight              latent      hidden      if moe_latent_size
+    mixer.fc2_latent_proj.weight              hidden      latent      if moe_latent_size
+    mixer.experts.{expert}.up_proj.weight     moe_width   hidden      if !moe_latent_size
+    mixer.experts.{expert}.down_proj.weight   hidden      moe_width   if !moe_latent_size
+""")
+)
+_MLP = _NORM + parts("""
+    mixer.up_proj.weight     intermediate   hidden
+    mixer.down_proj.weight   hidden         intermediate
+""")
+_MAMBA = _NORM + parts("""
+    mixer.in_proj.weight    2*mamba_heads*mamba_dim+2*groups*state+mamba_heads   hidden
+    mixer.conv1d.weight     mamba_heads*mamba_dim+2*groups*state   1   conv
+    mixer.conv1d.bias       mamba_heads*mamba_dim+2*groups*state   if use_conv_bias
+    mixer.A_log             mamba_heads
+    mixer.D                 mamba_heads
+    mixer.dt_bias           mamba_heads
+    mixer.norm.weight       mamba_heads*mamba_dim
+    mixer.out_proj.weight   hidden   mamba_heads*mamba_dim
+""")
+_KINDS = {"attention": _ATTENTION, "moe": _MOE, "mlp": _MLP, "mamba": _MAMBA}
+_LETTERS = {"*": "attention", "E": "moe", "-": "mlp", "M": "mamba"}
+
+
+def _head_pattern(fields: Fields) -> list[str]:
+    listed = fields.get("mtp_layers_block_type")
+    if isinstance(listed, list) and listed:
+        return [str(kind).removeprefix("full_") for kind in listed]
+    return [_LETTERS[letter] for letter in fields.get("mtp_hybrid_override_pattern") or "*E"]
+
+
+def _head_block(fields: Fields) -> tuple[Part, ...]:
+    return tuple(
+        Part(f"{j}.{part.name}", part.shape, part.when)
+        for j, kind in enumerate(_head_pattern(fields))
+        for part in _KINDS[kind]
+    )
+
+
+def _kind(fields: Fields, layer: int) -> str:
+    listed = fields.get("layers_block_type")
+    if isinstance(listed, list):
+        return str(listed[layer]).removeprefix("full_")
+    return _LETTERS[str(fields.get("hybrid_override_pattern"))[layer]]
+
+
+FAMILY = Family(
+    name="nemotron_h",
+    title="Nemotron 3 Super, Ultra, 3.5 Lightning (Nemotron-H)",
+    model_types=("nemotron_h", "nemotron_h_puzzle"),
+    architectures=("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"),
+    keys=KeyMap(
+        {
+            "mtp.layers.0.enorm.{rest}": "modules.0.embed_norm.{rest}",
+            "mtp.layers.0.hnorm.{rest}": "modules.0.hidden_norm.{rest}",
+            "mtp.layers.0.eh_proj.{rest}": "modules.0.fuse.{rest}",
+            "mtp.layers.{last}.final_layernorm.{rest}": "modules.0.out_norm.{rest}",
+            "mtp.layers.{rest}": "modules.0.block.{rest}",
+        },
+        roots=("", "language_model."),
+    ),
+    layout=HeadLayout(),
+    head=ROLES,
+    block=_head_block,
+    head_fields={"n_routed_experts": "mtp_n_routed_experts"},
+    trunk=Trunk(
+        prefixes=("backbone.", "model.", "language_model.backbone."),
+        embed="embeddings.weight",
+        final_norm="norm_f.weight",
+        lm_heads=("lm_head.weight", "language_model.lm_head.weight"),
+        kinds=_KINDS,
+        kind_of=_kind,
+    ),
+    num_sub_layers=lambda fields: len(_head_pattern(fields)),
+    looked_up_as={"vllm": "mtp.layers.", "sglang": "mtp.layers."},
+    is_complete=True,
+)

@@ -1,0 +1,161 @@
+"""Qwen3-Next, Qwen3.5 / 3.6 (dense and MoE), and heads in Qwen style on plain Qwen3 trunks."""
+
+from __future__ import annotations
+
+from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.blocks import (
+    DENSE_MLP,
+    GATED_GQA,
+    GQA,
+    NORMS,
+    QK_NORM,
+    QWEN_MOE,
+    ROLES,
+)
+from headstart.families.dims import Fields
+from headstart.families.keymaps import qwen_style
+
+_DENSE = NORMS + GATED_GQA + DENSE_MLP
+_MOE = NORMS + GATED_GQA + QWEN_MOE
+_DELTA_NET = parts("""
+    linear_attn.conv1d.weight     2*lin_k_heads*lin_k_dim+lin_v_heads*lin_v_dim   1   conv
+    linear_attn.A_log             lin_v_heads
+    linear_attn.dt_bias           lin_v_heads
+    linear_attn.norm.weight       lin_v_dim
+    linear_attn.out_proj.weight   hidden   lin_v_heads*lin_v_dim
+""")
+_NEXT_DELTA_NET = _DELTA_NET + parts("""
+    linear_attn.in_proj_qkvz.weight   2*lin_k_heads*lin_k_dim+2*lin_v_heads*lin_v_dim   hidden
+    linear_attn.in_proj_ba.weight     2*lin_v_heads   hidden
+""")
+_SPLIT_DELTA_NET = _DELTA_NET + parts("""
+    linear_attn.in_proj_qkv.weight   2*lin_k_heads*lin_k_dim+lin_v_heads*lin_v_dim   hidden
+    linear_attn.in_proj_z.weight     lin_v_heads*lin_v_dim   hidden
+    linear_attn.in_proj_b.weight     lin_v_heads   hidden
+    linear_attn.in_proj_a.weight     lin_v_heads   hidden
+""")
+
+
+def layer_type(fields: Fields, layer: int) -> str:
+    """`full_attention` or `linear_attention`, by list or by interval."""
+    types = fields.get("layer_types")
+    if isinstance(types, list) and layer < len(types):
+        return str(types[layer])
+    interval = fields.get("full_attention_interval") or 4
+    return "full_attention" if (layer + 1) % interval == 0 else "linear_attention"
+
+
+_LAYOUT = HeadLayout(zero_centred_norms=True)
+_LOOKED_UP = {"vllm": "mtp.layers.{module}.", "sglang": "mtp.layers.{module}."}
+_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+_LM_HEADS = (
+    "lm_head.weight",
+    "model.lm_head.weight",
+    "language_model.lm_head.weight",
+    "model.language_model.lm_head.weight",
+)
+
+NEXT = Family(
+    name="qwen3_next",
+    title="Qwen3-Next-80B-A3B",
+    model_types=("qwen3_next",),
+    architectures=("Qwen3NextForCausalLM",),
+    count_field=None,
+    keys=qwen_style(),
+    layout=_LAYOUT,
+    head=ROLES,
+    block=lambda fields: _MOE,
+    block_kind="full_attention",
+    trunk=Trunk(
+        kinds={"full_attention": _MOE, "linear_attention": NORMS + _NEXT_DELTA_NET + QWEN_MOE},
+        kind_of=layer_type,
+    ),
+    looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
+    is_complete=True,
+    notes=("the config carries no count that engines rely on; they assume one module",),
+)
+
+QWEN3_5 = Family(
+    name="qwen3_5",
+    title="Qwen3.5, Qwen3.6, Qwen3.8-27B (dense)",
+    model_types=("qwen3_5", "qwen3_5_text"),
+    architectures=("Qwen3_5ForConditionalGeneration", "Qwen3_5ForCausalLM"),
+    count_field="mtp_num_hidden_layers",
+    keys=qwen_style(),
+    layout=_LAYOUT,
+    head=ROLES,
+    block=lambda fields: _DENSE,
+    block_kind="full_attention",
+    trunk=Trunk(
+        prefixes=_PREFIXES,
+        lm_heads=_LM_HEADS,
+        kinds={
+            "full_attention": _DENSE,
+            "linear_attention": NORMS + _SPLIT_DELTA_NET + DENSE_MLP,
+        },
+        kind_of=layer_type,
+    ),
+    looked_up_as=_LOOKED_UP,
+    is_complete=True,
+)
+
+QWEN3_5_MOE = Family(
+    name="qwen3_5_moe",
+    title="Qwen3.5, Qwen3.6 MoE (35B-A3B, 122B-A10B, 397B-A17B)",
+    model_types=("qwen3_5_moe", "qwen3_5_moe_text"),
+    architectures=("Qwen3_5MoeForConditionalGeneration", "Qwen3_5MoeForCausalLM"),
+    count_field="mtp_num_hidden_layers",
+    keys=qwen_style(),
+    layout=_LAYOUT,
+    head=ROLES,
+    block=lambda fields: _MOE,
+    block_kind="full_attention",
+    trunk=Trunk(
+        prefixes=_PREFIXES,
+        lm_heads=_LM_HEADS,
+        kinds={
+            "full_attention": _MOE,
+            "linear_attention": NORMS + _SPLIT_DELTA_NET + QWEN_MOE,
+        },
+        kind_of=layer_type,
+    ),
+    looked_up_as=_LOOKED_UP,
+    is_complete=True,
+    notes=("experts are stored one by one (Qwen3.5) or fused (Qwen3.6); either is kept",),
+)
+
+INTERN_S2 = Family(
+    name="intern_s2",
+    title="Intern-S2-Preview, Intern-S2-Mobius",
+    model_types=("intern_s2_preview", "interns2_mobius"),
+    architectures=(
+        "InternS2PreviewForConditionalGeneration",
+        "InternS2MobiusForConditionalGeneration",
+    ),
+    count_field="mtp_num_hidden_layers",
+    keys=qwen_style(),
+    layout=_LAYOUT,
+    head=ROLES,
+    block=lambda fields: _MOE if fields.get("num_experts") else _DENSE,
+    head_fields={"num_experts": "mtp_num_experts"},
+    trunk=Trunk(prefixes=_PREFIXES, lm_heads=_LM_HEADS),
+)
+
+_QWEN3_LAYER = NORMS + GQA + QK_NORM + DENSE_MLP
+
+QWEN3 = Family(
+    name="qwen3",
+    title="Qwen3 dense with a grafted or privately trained head",
+    model_types=("qwen3",),
+    architectures=("Qwen3ForCausalLM",),
+    count_field="mtp_num_hidden_layers",
+    keys=qwen_style(),
+    layout=HeadLayout(),
+    head=ROLES,
+    block=lambda fields: _QWEN3_LAYER,
+    block_kind="dense",
+    trunk=Trunk(kinds={"dense": _QWEN3_LAYER}),
+    is_published=False,
+    is_complete=True,
+    notes=("no published Qwen3 has a head; Headstart and speculators run this layout",),
+)

@@ -1,0 +1,97 @@
+"""All families, and which one a config belongs to. The only list of families there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib import import_module
+
+from headstart.errors import UnsupportedFamily
+from headstart.families.base import Family
+from headstart.families.dims import Fields
+
+# module of headstart.families : attribute; more specific families first
+_FAMILIES = (
+    "deepseek:V32",
+    "deepseek:V3",
+    "deepseek_v4:FAMILY",
+    "glm:GLM4_MOE",
+    "glm:GLM4_MOE_LITE",
+    "glm:GLM_MOE_DSA",
+    "glm:GLM_OCR",
+    "qwen:NEXT",
+    "qwen:QWEN3_5",
+    "qwen:QWEN3_5_MOE",
+    "qwen:INTERN_S2",
+    "qwen:QWEN3",
+    "mimo:MIMO",
+    "mimo:V2",
+    "ernie:FAMILY",
+    "nemotron:FAMILY",
+    "step:FAMILY",
+    "longcat:FAMILY",
+    "hunyuan:FAMILY",
+    "bailing:V3",
+    "bailing:V2",
+    "exaone:MOE",
+    "exaone:EXAONE4_5",
+    "pangu:FAMILY",
+    "kimi:K3",
+    "minimax:M3",
+    "inkling:FAMILY",
+    "dots3:FAMILY",
+    "gemma4:ASSISTANT",
+)
+
+# Trunks that publish no head, and the family whose layout a grafted head gives them.
+GRAFTED_AS = {"llama": "mimo", "qwen2": "mimo"}
+
+_EAGLE = "has no head; its drafters are separate EAGLE checkpoints"
+
+# model_type -> why it has no head that could be used, whatever its config declares
+WITHOUT_HEAD: dict[str, str] = {
+    "minimax_m2": "MiniMax-M2 to M2.7 declare use_mtp and num_mtp_modules but ship no head.",
+    "kimi_k2": f"Kimi-K2 {_EAGLE}.",
+    "kimi_k25": f"Kimi-K2.5 {_EAGLE}.",
+    "glm4v_moe": "GLM-4.5V ships without a head, although its text trunk is that of GLM-4.5.",
+    "axk1": "A.X-K1 ships without a head, although its config may declare one.",
+    "llama4": f"Llama 4 {_EAGLE}.",
+    "llama4_text": f"Llama 4 {_EAGLE}.",
+    "mistral": f"Mistral {_EAGLE}.",
+    "mistral3": f"Mistral {_EAGLE}.",
+}
+
+
+@cache
+def families() -> tuple[Family, ...]:
+    result = []
+    for entry in _FAMILIES:
+        module, attribute = entry.split(":")
+        result.append(getattr(import_module(f"headstart.families.{module}"), attribute))
+    return tuple(result)
+
+
+def family(name: str) -> Family:
+    """The family of that name (or with that model_type)."""
+    for candidate in families():
+        if name == candidate.name or name in candidate.model_types:
+            return candidate
+    known = ", ".join(sorted(candidate.name for candidate in families()))
+    raise UnsupportedFamily(f"no family is called {name!r}; expected one of {known}.")
+
+
+def match_family(
+    fields: Fields, model_types: Iterable[str], architectures: Iterable[str]
+) -> Family | None:
+    """The family that a config claims, or None."""
+    types, classes = set(model_types), set(architectures)
+    for candidate in families():
+        marked = bool(types & set(candidate.marked_types)) and any(
+            fields.get(mark) is not None for mark in candidate.marks
+        )
+        if marked or types & set(candidate.model_types):
+            return candidate
+    for candidate in families():
+        if classes & set(candidate.architectures):
+            return candidate
+    return None

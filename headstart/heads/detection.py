@@ -1,0 +1,191 @@
+"""Is there a head in this checkpoint, whose is it, and is it whole?
+
+Detection goes by tensors; the config is a claim that is held against them. A fusion tensor is
+the only proof of a head: layers beyond the trunk without one are something else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headstart.checkpoint.config import Config
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import HeadNotFound, UnsupportedFamily, some
+from headstart.families.base import Family, Naming
+from headstart.families.experts import stand_ins
+from headstart.families.registry import GRAFTED_AS, families, family, match_family
+from headstart.heads.quantization import is_scale, missing_scales, packed_names
+
+State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
+COUNT_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
+DSPARK_FIELDS = (
+    "dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids",
+)  # fmt: skip
+_ROLES = ("embed_norm.", "hidden_norm.", "fuse.", "fuse_embed.", "fuse_hidden.", "out_norm.")
+
+
+@dataclass(frozen=True)
+class FoundHead:
+    """What the tensors of a checkpoint say about its head."""
+
+    family: Family
+    naming: Naming
+    state: State
+    declared: int | None  # the count in the config, None if it has none
+    num_modules: int  # modules with a fusion tensor
+    tensors: dict[str, str]  # our name -> published name
+    missing: tuple[str, ...]  # published names
+    unexpected: tuple[str, ...]  # published names inside the head that the family does not know
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state in ("complete", "undeclared")
+
+
+def find_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family | None:
+    """The family by option, by config, else by the shape of tensor names; None if unknown."""
+    if model_type is not None:
+        return family(model_type.lower())
+    config = checkpoint.config
+    claimed = match_family(config.fields, config.model_types, config.architectures)
+    return claimed
+
+
+def require_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family:
+    found = find_family(checkpoint, model_type)
+    if found is None:
+        name = checkpoint.config.model_type
+        looks_like = [f.name for f in families() if f.is_complete and _looks_like(checkpoint, f)]
+        hint = f" Its tensors look like {some(looks_like)}." if looks_like else ""
+        graft = (
+            f" `headstart graft` gives it a head in the layout of {GRAFTED_AS[name]}."
+            if name in GRAFTED_AS
+            else ""
+        )
+        raise UnsupportedFamily(
+            f"{checkpoint.folder}: model_type {name!r} is not a family with a known head.{hint}"
+            f"{graft} See `headstart families`; --model-type overrides detection."
+        )
+    return found
+
+
+def _looks_like(checkpoint: Checkpoint, candidate: Family) -> bool:
+    naming = candidate.naming(checkpoint.config.fields)
+    return any(
+        ".fuse" in (candidate.keys.to_ours(name, naming) or "") for name in checkpoint.tensors
+    )
+
+
+def declared_count(config: Config) -> int | None:
+    """How many modules the config claims; None if it says nothing."""
+    text_paths = [config.text.get(field) for field in COUNT_FIELDS]
+    nested = config.at("mtp_config.num_nextn_predict_layers")
+    top = [config.raw.get(field) for field in COUNT_FIELDS]
+    for value in (*text_paths, nested, *top):
+        if type(value) is int:
+            return value
+    return None
+
+
+def is_dspark(config: Config) -> bool:
+    """DSpark drafters hide under the same tensor names as MTP heads but are something else."""
+    return any(config.get(field) is not None for field in DSPARK_FIELDS)
+
+
+def find_head(checkpoint: Checkpoint, model_type: str | None = None) -> FoundHead:
+    """Look for the head of the checkpoint's family."""
+    return find_head_of(checkpoint, require_family(checkpoint, model_type))
+
+
+def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
+    fields = checkpoint.config.fields
+    names = list(checkpoint.tensors)
+    naming = owner.keys.find_root(names, owner.naming(fields))
+    tensors = {
+        ours: name for name in names if (ours := owner.keys.to_ours(name, naming)) is not None
+    }
+    has_roles = any(part in name for name in tensors for part in _ROLES)
+    if is_dspark(checkpoint.config) or not has_roles:
+        tensors = {}
+    declared = declared_count(checkpoint.config)
+    modules = {name.split(".")[1] for name in tensors if ".fuse" in name}
+    num_modules = len(modules)
+    wanted = max(num_modules, declared or owner.default_modules)
+    missing = _missing(checkpoint, owner, naming, tensors, wanted) if tensors else ()
+    return FoundHead(
+        owner,
+        naming,
+        _state(bool(tensors), bool(missing), declared),
+        declared,
+        num_modules,
+        tensors,
+        missing,
+        _unexpected(checkpoint, owner, tensors, wanted) if tensors else (),
+    )
+
+
+def require_head(checkpoint: Checkpoint, model_type: str | None = None) -> FoundHead:
+    """The head, whole; HeadNotFound says what is wrong and what to do."""
+    head = find_head(checkpoint, model_type)
+    where = f"{checkpoint.folder} ({head.family.name})"
+    if head.state == "partial":
+        raise HeadNotFound(
+            f"{where}: the head is not whole, {len(head.missing)} tensors are missing: "
+            f"{some(head.missing)}. Restore it: headstart restore {checkpoint.folder} "
+            "--from ORIGINAL --out DIR"
+        )
+    if head.state == "declared-but-missing":
+        raise HeadNotFound(
+            f"{where}: the config declares {head.declared} head module(s) and no head tensor "
+            "exists; fine-tuning or quantisation dropped it. Restore it: "
+            f"headstart restore {checkpoint.folder} --from ORIGINAL --out DIR"
+        )
+    if head.state == "absent":
+        raise HeadNotFound(
+            f"{where} has no head. Restore a lost one (headstart restore), or add a fresh one "
+            f"and train it (headstart graft {checkpoint.folder} --out DIR)."
+        )
+    return head
+
+
+def _state(has_tensors: bool, is_partial: bool, declared: int | None) -> State:
+    if not has_tensors:
+        return "declared-but-missing" if declared else "absent"
+    if is_partial:
+        return "partial"
+    return "complete" if declared else "undeclared"
+
+
+def _missing(
+    checkpoint: Checkpoint, owner: Family, naming: Naming, tensors: dict[str, str], modules: int
+) -> tuple[str, ...]:
+    expected = owner.expected(checkpoint.config.fields, modules)
+    absent = [name for name in expected if not _is_present(name, tensors)]
+    published = [owner.keys.to_published(name, naming) for name in absent]
+    infos = {name: checkpoint.info(found) for name, found in tensors.items()}
+    scales = [owner.keys.to_published(name, naming) for name in missing_scales(infos)]
+    return tuple(published + scales)
+
+
+def _is_present(name: str, tensors: dict[str, str]) -> bool:
+    candidates = [name, *stand_ins(name)]
+    return any(option in tensors for candidate in candidates for option in packed_names(candidate))
+
+
+def _unexpected(
+    checkpoint: Checkpoint, owner: Family, tensors: dict[str, str], modules: int
+) -> tuple[str, ...]:
+    fields = checkpoint.config.fields
+    if not owner.block(owner.fields_of_head(fields)):
+        return ()
+    known: set[str] = set()
+    for name in owner.expected(fields, modules):
+        for candidate in [name, *stand_ins(name)]:
+            known.update(packed_names(candidate))
+    copies = tuple(f".{copy}." for copy in owner.copies)
+    return tuple(
+        published
+        for ours, published in tensors.items()
+        if ours not in known and not is_scale(ours) and not any(c in ours for c in copies)
+    )

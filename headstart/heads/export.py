@@ -1,0 +1,42 @@
+"""Takes a head out of a checkpoint, or turns a standalone head into another format."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.heads.formats import format_named, format_of
+from headstart.heads.head import Head, dequantize, trunk_tensors
+from headstart.heads.operation import Operation, megabytes
+
+
+def plan_export(
+    head: Head, format_name: str, *, name: str = "export", dequantized: bool = False
+) -> Operation:
+    """The head as a folder of `format_name`."""
+    if dequantized:
+        head = dequantize(head)
+    export = format_named(format_name).plan(head)
+    written = sum(s.num_bytes for sh in export.plan.shards.values() for s in sh.tensors.values())
+    count = sum(len(shard.tensors) for shard in export.plan.shards.values())
+    modules = f"{head.num_modules} module{'s' if head.num_modules > 1 else ''}"
+    facts = {
+        "head": f"{head.family.name}, {modules}, {len(head.tensors)} tensors, "
+        f"{megabytes(head.num_bytes)}",
+        "format": f"{format_name}, {count} tensors, {megabytes(written)}",
+    }
+    return Operation(
+        name, (head.origin,), export.plan, facts, export.changes,
+        {"format": format_name, **export.details},
+    )  # fmt: skip
+
+
+def plan_convert(
+    head: Head, format_name: str, *, model: Checkpoint | None = None, dequantized: bool = False
+) -> Operation:
+    """A standalone head in another format; `model` lends trunk tensors that the format wants."""
+    if model is not None:
+        head = replace(head, trunk_tensors=trunk_tensors(model, head.family))
+    operation = plan_export(head, format_name, name="convert", dequantized=dequantized)
+    source = format_of(head.origin) or "full checkpoint"
+    return replace(operation, facts={"from": source, **operation.facts})

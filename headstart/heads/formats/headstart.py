@@ -1,0 +1,91 @@
+"""Our own format: our tensor names, and the contract in config.json (docs/checkpoint-format.md)."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.writer import FolderPlan, index_document, split_shards
+from headstart.errors import BadConfig, MissingTensor, UnexpectedTensor, some
+from headstart.families.registry import family
+from headstart.heads.formats import Export
+from headstart.heads.head import Head, config_fields
+
+FORMAT_VERSION = 1
+_TRUNK = "trunk."  # tensors of the trunk that another format carried along
+
+
+def plan(head: Head) -> Export:
+    layout = asdict(head.family.layout)
+    del layout["deviations"]  # what engines do is the reader's knowledge, not the head's
+    config = {
+        "headstart_format": FORMAT_VERSION,
+        "model_type": "headstart_head",
+        "family": head.family.name,
+        "modules": head.num_modules,
+        "root": head.root,
+        "layout": layout,
+        "trunk_config": dict(head.config),
+    }
+    tensors = dict(sorted(head.tensors.items()))
+    if head.origin.config.raw.get("model_type", "").endswith("_mtp"):
+        tensors |= {_TRUNK + name: source for name, source in head.trunk_tensors.items()}
+    shards = split_shards(tensors, stem="head")
+    documents: dict[str, Any] = {"config.json": config}
+    if len(shards) > 1:
+        weight_map = {name: file for file, shard in shards.items() for name in shard.tensors}
+        total = sum(source.num_bytes for source in tensors.values())
+        documents["model.safetensors.index.json"] = index_document(weight_map, total)
+    return Export(FolderPlan(shards, head.side_files(), documents), head.changes)
+
+
+def recognises(checkpoint: Checkpoint) -> bool:
+    return "headstart_format" in checkpoint.config.raw
+
+
+def read(checkpoint: Checkpoint) -> Head:
+    raw = checkpoint.config.raw
+    where = checkpoint.folder / "config.json"
+    if raw["headstart_format"] != FORMAT_VERSION:
+        raise BadConfig(
+            f"{where}: headstart_format is {raw['headstart_format']!r}; this release reads "
+            f"{FORMAT_VERSION}. Use the release that wrote it, or export the head again."
+        )
+    config, modules, root = raw.get("trunk_config"), raw.get("modules"), raw.get("root")
+    if not isinstance(config, dict) or type(modules) is not int or not isinstance(root, str):
+        raise BadConfig(
+            f"{where}: trunk_config, modules or root is missing or of the wrong type. "
+            "Export the head again."
+        )
+    owner = family(str(raw.get("family")))
+    _check_contract(checkpoint, owner.layout, raw.get("layout"))
+    names = checkpoint.tensors
+    tensors = {n: checkpoint.source(n) for n in names if not n.startswith(_TRUNK)}
+    carried = {n.removeprefix(_TRUNK): checkpoint.source(n) for n in names if n not in tensors}
+    strangers = [n for n in tensors if not n.startswith(("modules.", "shared."))]
+    if strangers:
+        raise UnexpectedTensor(
+            f"{checkpoint.folder} holds {some(strangers)}; expected names that start with "
+            "modules., shared. or trunk. Remove what does not belong to the head."
+        )
+    expected = owner.expected(config_fields(config), modules)
+    lost = [n for n in expected if n not in tensors and "block" not in n]
+    if lost:
+        raise MissingTensor(
+            f"{checkpoint.folder} lacks {some(lost)}; a {owner.name} head has them. Export again."
+        )
+    return Head(owner, tensors, config, checkpoint, root, modules, carried)
+
+
+def _check_contract(checkpoint: Checkpoint, layout: Any, stored: Any) -> None:
+    """A head trained under another contract than the family's would draft nonsense."""
+    ours = asdict(layout)
+    stored = stored if isinstance(stored, dict) else {}
+    for key in ("fuse_order", "zero_centred_norms", "trunk_hidden", "recycled_hidden", "topology"):
+        if stored.get(key) != ours[key]:
+            raise BadConfig(
+                f"{checkpoint.folder / 'config.json'}: layout.{key} is {stored.get(key)!r}; the "
+                f"family has {ours[key]!r}. The head was made under another contract; export or "
+                "train it again."
+            )

@@ -1,0 +1,111 @@
+"""A standalone draft checkpoint for SGLang's --speculative-draft-model-path.
+
+Appended-layer families are renumbered to layer 0 with one hidden layer, as SGLang's own export
+script does for DeepSeek; the embedding and LM head are left out because SGLang binds the
+target's. Other families keep their names and config: SGLang rewrites the architecture itself.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+from headstart.checkpoint.provenance import read_provenance
+from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.writer import FolderPlan, Shard
+from headstart.errors import UnsupportedFamily
+from headstart.families.base import Naming
+from headstart.families.engines import served_by
+from headstart.families.registry import family
+from headstart.heads.formats import Export
+from headstart.heads.head import Head
+
+FILE = "nextn_layer_parameters.safetensors"
+_RENUMBERED = {
+    "deepseek_v3": "DeepseekV3ForCausalLMNextN",
+    "deepseek_v32": "DeepseekV3ForCausalLMNextN",
+    "glm4_moe": "Glm4MoeForCausalLMNextN",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLMNextN",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLMNextN",
+}
+_LEFT_OUT = ("embed_tokens", "lm_head")
+_STANDALONE = Naming(num_layers=0)
+
+
+def plan(head: Head) -> Export:
+    name = head.family.name
+    if "sglang" not in served_by(name):
+        raise UnsupportedFamily(
+            f"SGLang does not serve {name} heads. Use --format headstart, or serve with an engine "
+            f"that does: {', '.join(served_by(name)) or 'none known'}."
+        )
+    if name in _RENUMBERED and head.num_modules != 1:
+        raise UnsupportedFamily(f"SGLang runs one {name} module; this has {head.num_modules}.")
+    config = copy.deepcopy(dict(head.config))
+    tensors: dict[str, TensorSource] = {}
+    dropped: dict[str, str] = {}
+    naming = _STANDALONE if name in _RENUMBERED else head.naming()
+    for ours, source in head.tensors.items():
+        role = ours.split(".")[2]
+        if role in _LEFT_OUT and role in head.family.layout.shares:
+            dropped[ours] = role
+            continue
+        tensors[head.family.keys.to_published(ours, naming)] = source
+    if name in _RENUMBERED:
+        config.update(num_hidden_layers=1, architectures=[_RENUMBERED[name]])
+    documents: dict[str, Any] = {
+        "config.json": json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True),
+        "model.safetensors.index.json": json.dumps(
+            {"weight_map": dict.fromkeys(tensors, FILE)}, indent=4
+        ),
+    }
+    changes = list(head.changes)
+    if dropped:
+        changes.append(
+            f"the head's copies of {' and '.join(sorted(set(dropped.values())))} were left out; "
+            "SGLang uses the target's"
+        )
+    details = {
+        "format": "sglang",
+        "family": name,
+        "trunk_config": dict(head.config),
+        "left_out": sorted(dropped),
+    }
+    shard = Shard(tensors, metadata={})
+    return Export(FolderPlan({FILE: shard}, head.side_files(), documents), tuple(changes), details)
+
+
+def recognises(checkpoint: Checkpoint) -> bool:
+    return FILE in checkpoint.index.metadata or any(
+        name.endswith("NextN") for name in checkpoint.config.architectures
+    )
+
+
+def read(checkpoint: Checkpoint) -> Head:
+    made_by_us = read_provenance(checkpoint.folder)
+    name = made_by_us.get("family") or _family_name(checkpoint)
+    owner = family(str(name))
+    config = made_by_us.get("trunk_config") or checkpoint.config.raw
+    if owner.name in _RENUMBERED:
+        naming = _STANDALONE
+    else:
+        naming = owner.keys.find_root(
+            list(checkpoint.tensors), owner.naming(checkpoint.config.fields)
+        )
+    tensors = {
+        ours: checkpoint.source(published)
+        for published in checkpoint.tensors
+        if (ours := owner.keys.to_ours(published, naming)) is not None
+    }
+    modules = len({ours.split(".")[1] for ours in tensors if ".fuse" in ours})
+    left_out = tuple(made_by_us.get("left_out") or ())
+    return Head(owner, tensors, config, checkpoint, naming.root, modules, left_out=left_out)
+
+
+def _family_name(checkpoint: Checkpoint) -> str:
+    """From config, for folders that SGLang's own script wrote."""
+    from headstart.heads.detection import require_family
+
+    return require_family(checkpoint).name

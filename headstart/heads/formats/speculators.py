@@ -1,0 +1,185 @@
+"""The speculators project's MTP format: `mtp_layers.0.*`, fused experts, embedding half first.
+
+Its own tools load Qwen-style heads; the format itself can hold any head with one module, one
+decoder layer, one fusion matrix and an out norm. MiMo fuses hidden first, so its column halves
+are exchanged on the way in and back on the way out. Embedding and LM head are never stored:
+readers take the trunk's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headstart.checkpoint.provenance import read_provenance
+from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.values import swapped_halves
+from headstart.checkpoint.writer import FolderPlan, Shard
+from headstart.errors import BadConfig, UnexpectedTensor, UnsupportedFamily, some
+from headstart.families.base import Family
+from headstart.families.registry import family, match_family
+from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
+from headstart.heads.formats import Export
+from headstart.heads.head import Head, dequantize
+
+FILE = "model.safetensors"
+_PREFIX = "mtp_layers.0."
+_ROLES = {
+    "fuse": "input_proj",
+    "embed_norm": "token_layernorm",
+    "hidden_norm": "hidden_layernorm",
+    "out_norm": "final_layernorm",
+}
+# Written by speculators' converter without meaning: never a part of the head.
+_IGNORED = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")
+_THEIR_FAMILIES = ("qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+_DEFAULT_DEPTH = 3
+
+
+def plan(head: Head) -> Export:
+    _check_fits(head.family, head.num_modules)
+    head = dequantize(head)
+    changes = list(head.changes)
+    kept = {n: s for n, s in head.tensors.items() if n.split(".")[2] not in head.family.copies}
+    if len(kept) < len(head.tensors):
+        changes.append("the head's copies of embedding and LM head were left out")
+    was_fused = has_fused_experts(kept)
+    fused = fuse_experts(kept)
+    if has_fused_experts(fused) and not was_fused:
+        changes.append("experts were fused, as the format wants them (values unchanged)")
+    tensors = {_their_name(name): source for name, source in fused.items()}
+    if head.family.layout.fuse_order == "hidden_first":
+        name = f"{_PREFIX}input_proj.weight"
+        tensors[name] = swapped_halves(tensors[name])
+        changes.append("the column halves of the fusion matrix were exchanged (embedding first)")
+    if head.family.name not in _THEIR_FAMILIES:
+        changes.append(
+            f"speculators' own tools do not load {head.family.name} heads; Headstart does"
+        )
+    details = {
+        "family": head.family.name,
+        "trunk_config": dict(head.config),
+        "root": head.root,
+        "experts": "fused" if was_fused else "per expert",
+        "left_out": sorted(set(head.tensors) - set(kept)),
+    }
+    documents = {"config.json": _config(head, next(iter(tensors.values())).dtype)}
+    return Export(
+        FolderPlan({FILE: Shard(tensors)}, head.side_files(), documents), tuple(changes), details
+    )
+
+
+def _check_fits(owner: Family, num_modules: int) -> None:
+    layout = owner.layout
+    problems = {
+        f"{num_modules} modules": num_modules != 1,
+        "two added fusion projections": layout.fuse_order == "summed",
+        "no out norm of its own": layout.out_norm != "own",
+        "several sub-layers": owner.name == "nemotron_h",
+        "an LM head of its own": "lm_head" not in layout.shares,
+        "an embedding of its own": "embed_tokens" not in layout.shares,
+    }
+    found = [problem for problem, applies in problems.items() if applies]
+    if found:
+        raise UnsupportedFamily(
+            f"the speculators format cannot carry a {owner.name} head ({some(found)}); it holds "
+            "one module with one fusion matrix, one decoder layer and an out norm. "
+            "Use --format headstart."
+        )
+
+
+def _their_name(ours: str) -> str:
+    role, _, rest = ours.removeprefix("modules.0.").partition(".")
+    return _PREFIX + (rest if role == "block" else f"{_ROLES[role]}.{rest}")
+
+
+def _our_name(theirs: str) -> str:
+    rest = theirs.removeprefix(_PREFIX)
+    role, _, parameter = rest.partition(".")
+    back = {their: our for our, their in _ROLES.items()}
+    return f"modules.0.{back[role]}.{parameter}" if role in back else f"modules.0.block.{rest}"
+
+
+def _config(head: Head, dtype: str) -> dict[str, Any]:
+    text = head.config.get("text_config")
+    layer = dict(text if isinstance(text, Mapping) else head.config)
+    layer.pop("quantization_config", None)
+    return {
+        "architectures": ["MTPDraftModel"],
+        "dtype": {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}.get(dtype, "bfloat16"),
+        "num_nextn_predict_layers": 1,
+        "speculators_model_type": "mtp",
+        "speculators_config": {
+            "algorithm": "mtp",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [
+                {
+                    "proposal_type": "greedy",
+                    "speculative_tokens": _DEFAULT_DEPTH,
+                    "verifier_accept_k": 1,
+                    "accept_tolerance": 0.0,
+                }
+            ],
+            "verifier": {
+                "name_or_path": str(head.origin.folder),
+                "architectures": list(head.config.get("architectures") or []),
+            },
+        },
+        "transformer_layer_config": layer,
+    }
+
+
+def recognises(checkpoint: Checkpoint) -> bool:
+    return checkpoint.config.raw.get("speculators_model_type") == "mtp"
+
+
+def read(checkpoint: Checkpoint) -> Head:
+    made_by_us = read_provenance(checkpoint.folder)
+    layer = checkpoint.config.raw.get("transformer_layer_config")
+    if not isinstance(layer, dict):
+        raise BadConfig(
+            f"{checkpoint.folder / 'config.json'}: transformer_layer_config is missing; expected "
+            "the config of the head's decoder layer. Convert the head again."
+        )
+    owner = _owner(checkpoint, made_by_us, layer)
+    strangers = [
+        name for name in checkpoint.tensors if not name.startswith(_PREFIX) and name not in _IGNORED
+    ]
+    if strangers:
+        raise UnexpectedTensor(
+            f"{checkpoint.folder} holds {some(strangers)}; expected only {_PREFIX}* tensors."
+        )
+    tensors: dict[str, TensorSource] = {
+        _our_name(name): checkpoint.source(name)
+        for name in checkpoint.tensors
+        if name.startswith(_PREFIX)
+    }
+    if owner.layout.fuse_order == "hidden_first":
+        tensors["modules.0.fuse.weight"] = swapped_halves(tensors["modules.0.fuse.weight"])
+    if made_by_us.get("experts") == "per expert":
+        tensors = split_experts(tensors)
+    config = made_by_us.get("trunk_config") or {
+        **layer,
+        "architectures": _verifier_architectures(checkpoint),
+    }
+    root, left_out = str(made_by_us.get("root") or ""), tuple(made_by_us.get("left_out") or ())
+    return Head(owner, tensors, config, checkpoint, root, 1, left_out=left_out)
+
+
+def _owner(checkpoint: Checkpoint, made_by_us: Mapping[str, Any], layer: dict[str, Any]) -> Family:
+    if made_by_us.get("family"):
+        return family(str(made_by_us["family"]))
+    model_type = str(layer.get("model_type") or "")
+    found = match_family(layer, (model_type,), _verifier_architectures(checkpoint))
+    if found is None:
+        raise UnsupportedFamily(
+            f"{checkpoint.folder}: transformer_layer_config.model_type {model_type!r} is not a "
+            "known family. See `headstart families`."
+        )
+    return found
+
+
+def _verifier_architectures(checkpoint: Checkpoint) -> list[str]:
+    found = checkpoint.config.at("speculators_config.verifier.architectures")
+    return [str(name) for name in found] if isinstance(found, list) else []

@@ -1,0 +1,241 @@
+"""Adds a fresh head to a checkpoint that has none, to be trained afterwards.
+
+The block starts as a copy of the trunk's last layer of the right kind, norms as identities, the
+out norm as the trunk's final norm, the fusion as the mean of its two inputs. Llama and Qwen2
+trunks, for which no head layout is published, become the MiMo layout, which engines serve.
+"""
+
+from __future__ import annotations
+
+import copy
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headstart.calibrate.remote_code import mimo_remote_code
+from headstart.checkpoint.config import Config
+from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.values import as_bytes
+from headstart.errors import CheckpointError, UnexpectedTensor, UnsupportedFamily, some
+from headstart.families.base import Family
+from headstart.families.experts import fused_slot
+from headstart.families.registry import GRAFTED_AS, family
+from headstart.heads.detection import find_head_of, require_family
+from headstart.heads.experts import has_fused_experts, split_experts
+from headstart.heads.head import Head, dequantize
+from headstart.heads.operation import Operation
+from headstart.heads.quantization import SCALES
+from headstart.heads.sharing import trunk_prefix, trunk_tensor
+from headstart.heads.stitch import plan_stitch
+
+if TYPE_CHECKING:
+    import torch
+
+_INIT_STD = 0.02
+
+
+def plan_graft(model: Checkpoint) -> Operation:
+    """`model` with a fresh head."""
+    extra: dict[str, TensorSource] = {}
+    documents: dict[str, str] = {}
+    changes = ["the head is untrained: it agrees with the trunk by chance only; train it next"]
+    if model.config.model_type in GRAFTED_AS:
+        kind = model.config.model_type
+        extra = _missing_biases(model)
+        documents = mimo_remote_code()
+        model = replace(model, config=_as_mimo(model))
+        changes.append(f"the {kind} trunk is described as mimo (same values, same text)")
+        if extra:
+            changes.append(f"{len(extra)} zero biases were added, which mimo attention has")
+    owner = require_family(model)
+    found = find_head_of(model, owner)
+    if found.tensors:
+        raise CheckpointError(
+            f"{model.folder} has a head ({found.state}). To replace it use `headstart stitch`; to "
+            "complete it, `headstart restore`."
+        )
+    head = fresh_head(model, owner)
+    operation = plan_stitch(
+        replace(head, changes=(*changes, *head.changes)),
+        model, name="graft", extra=extra, documents=documents,
+    )  # fmt: skip
+    return operation
+
+
+def fresh_head(model: Checkpoint, owner: Family) -> Head:
+    """A head of the family's layout, made from the trunk."""
+    fields = model.config.fields
+    count = owner.default_modules
+    expected = owner.expected(fields, count)
+    unknown = [name for name, shape in expected.items() if shape is None]
+    if not owner.block(owner.fields_of_head(fields)) or unknown:
+        raise UnsupportedFamily(
+            f"a fresh {owner.name} head cannot be made: {some(unknown) or 'its block'} has no "
+            "known shape. Supported are the families that `headstart families` marks complete."
+        )
+    dtype = _dtype(model, owner)
+    layers = _source_layers(model, owner)
+    tensors: dict[str, TensorSource] = {}
+    for name, shape in expected.items():
+        assert shape is not None
+        role = name.split(".", 2)[2]
+        found = layers(role.removeprefix("block.")) if role.startswith("block.") else {}
+        source = found.get("")
+        if source is not None and source.shape == shape:
+            tensors[name] = source
+            tensors.update({f"{name.rpartition('.')[0]}.{k}": v for k, v in found.items() if k})
+        else:
+            tensors[name] = _role(model, owner, role, shape, dtype)
+    head = Head(owner, tensors, model.config.raw, model, owner.keys.roots[0], count)
+    return replace(dequantize(head), changes=())
+
+
+def _source_layers(model: Checkpoint, owner: Family) -> Callable[[str], dict[str, TensorSource]]:
+    """A lookup of block tensors in the trunk: "" -> the tensor, scale name -> its scale."""
+    fields, prefix = model.config.fields, trunk_prefix(model, owner)
+    num_layers = int(fields.get("num_hidden_layers") or 0)
+    layers = [prefix + owner.trunk.layer.format(layer=i) for i in reversed(range(num_layers))]
+    split: dict[str, TensorSource] = {}
+    stored = {n: model.source(n) for n in model.tensors if ".experts." in n}
+    if has_fused_experts(stored):
+        split = split_experts(stored)
+
+    def find(name: str) -> dict[str, TensorSource]:
+        # Nemotron's sub-layers are numbered; each resembles a whole trunk layer.
+        suffix = name.split(".", 1)[1] if name[0].isdigit() else name
+        for layer in layers:
+            full = layer + suffix
+            if full in model.tensors:
+                module = full.removesuffix(".weight")
+                scales = {
+                    s: model.source(f"{module}.{s}")
+                    for s in SCALES
+                    if f"{module}.{s}" in model.tensors
+                }
+                return {"": model.source(full), **scales}
+            if fused_slot(full) is not None and full in split:
+                return {"": split[full]}
+        return {}
+
+    return find
+
+
+def _role(
+    model: Checkpoint, owner: Family, role: str, shape: tuple[int, ...], dtype: str
+) -> TensorSource:
+    """A tensor that no trunk layer has."""
+    trunk_names = {"out_norm.weight": "final_norm", "lm_head.weight": "lm_head"}
+    if role in trunk_names:
+        info = trunk_tensor(model, owner, trunk_names[role])
+        if info is not None:
+            return model.source(info.name)
+    if role.startswith("hc_head."):
+        return model.source(f"hc_head_{role.removeprefix('hc_head.')}")
+    if role == "fuse.weight":
+        half = (shape[0], shape[0])
+        return _side_by_side([_made(half, dtype, _scaled_identity)] * 2, shape, dtype)
+    if role in ("fuse_embed.weight", "fuse_hidden.weight"):
+        return _made(shape, dtype, _scaled_identity)
+    if "norm" in role:
+        value = 0.0 if owner.layout.zero_centred_norms else 1.0
+        return _made(shape, dtype, lambda s: _full(s, value))
+    if len(shape) == 1:
+        return _made(shape, dtype, lambda s: _full(s, 0.0))
+    seed = zlib.crc32(role.encode())
+    return _made(shape, dtype, lambda s: _random(s, seed))
+
+
+def _side_by_side(halves: list[TensorSource], shape: tuple[int, ...], dtype: str) -> TensorSource:
+    from headstart.checkpoint.values import load
+
+    def pieces() -> Iterator[memoryview]:
+        import torch
+
+        yield as_bytes(torch.cat([load(half) for half in halves], dim=1))
+
+    return TensorSource(dtype, shape, pieces, is_copy=False)
+
+
+def _made(
+    shape: tuple[int, ...], dtype: str, make: Callable[[tuple[int, ...]], torch.Tensor]
+) -> TensorSource:
+    def pieces() -> Iterator[memoryview]:
+        from headstart.checkpoint.reader import torch_dtype
+
+        yield as_bytes(make(shape).to(torch_dtype(dtype)))
+
+    return TensorSource(dtype, shape, pieces, is_copy=False)
+
+
+def _scaled_identity(shape: tuple[int, ...]) -> torch.Tensor:
+    import torch
+
+    return torch.eye(shape[0]) * 0.5
+
+
+def _full(shape: tuple[int, ...], value: float) -> torch.Tensor:
+    import torch
+
+    return torch.full(shape, value)
+
+
+def _random(shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    import torch
+
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * _INIT_STD
+
+
+def _dtype(model: Checkpoint, owner: Family) -> str:
+    info = trunk_tensor(model, owner, "final_norm") or trunk_tensor(model, owner, "embed_tokens")
+    return info.dtype if info is not None and info.dtype in ("F32", "F16", "BF16") else "BF16"
+
+
+def _as_mimo(model: Checkpoint) -> Config:
+    raw = copy.deepcopy(model.config.raw)
+    if raw.get("mlp_bias") or (raw.get("model_type") == "llama" and raw.get("attention_bias")):
+        raise UnsupportedFamily(
+            f"{model.folder} has biases (mlp_bias or attention_bias) that the mimo layout has no "
+            "place for. Train a separate drafter for it instead."
+        )
+    heads = raw.get("num_attention_heads")
+    if raw.get("head_dim") is None and isinstance(heads, int) and heads:
+        raw["head_dim"] = raw["hidden_size"] // heads
+    raw.update(
+        model_type="mimo",
+        architectures=["MiMoForCausalLM"],
+        attention_bias=True,
+        auto_map={"AutoConfig": "configuration_mimo.MiMoConfig"},
+    )
+    return Config(raw)
+
+
+def _missing_biases(model: Checkpoint) -> dict[str, TensorSource]:
+    """Zero q, k and v biases for trunks without; anything else unknown is an error."""
+    owner = family("mimo")
+    config = _as_mimo(model)
+    from headstart.families.base import expand
+
+    layer_parts = expand(owner.trunk.kinds["dense"], config.fields)
+    dtype = _dtype(model, owner)
+    prefix = owner.trunk.prefixes[0]
+    expected = {prefix + owner.trunk.embed, prefix + owner.trunk.final_norm, *owner.trunk.lm_heads}
+    missing: dict[str, TensorSource] = {}
+    for layer in range(config.fields["num_hidden_layers"]):
+        for name, shape in layer_parts.items():
+            full = prefix + owner.trunk.layer.format(layer=layer) + name
+            expected.add(full)
+            if full not in model.tensors and name.endswith(".bias") and shape is not None:
+                missing[full] = _made(shape, dtype, lambda s: _full(s, 0.0))
+    scales = tuple(f".{scale}" for scale in SCALES)
+    strangers = [
+        n
+        for n in model.tensors
+        if n not in expected and not n.endswith((*scales, ".rotary_emb.inv_freq"))
+    ]
+    if strangers:
+        raise UnexpectedTensor(
+            f"{model.folder} holds {some(strangers)}, for which the mimo layout has no place."
+        )
+    return missing

@@ -1,0 +1,97 @@
+"""A head in hand: its tensors under our names, and what it needs to be placed.
+
+Every format reads into this and writes from it, so formats never know each other. Tensors are
+sources: nothing is loaded until it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource
+from headstart.families.base import Family, Naming
+from headstart.heads.detection import require_head
+from headstart.heads.quantization import dequantized, is_quantized, is_scale
+from headstart.heads.sharing import trunk_tensor
+
+
+@dataclass(frozen=True)
+class Head:
+    """A whole head."""
+
+    family: Family
+    tensors: Mapping[str, TensorSource]  # our names
+    config: Mapping[str, Any]  # the config of the model it belongs to, as published
+    origin: Checkpoint
+    root: str = ""  # prefix of its published names
+    num_modules: int = 1
+    # published name -> source, for formats that carry the trunk's embedding and LM head along
+    trunk_tensors: Mapping[str, TensorSource] = field(default_factory=dict)
+    left_out: tuple[str, ...] = ()  # copies of trunk tensors that a format dropped (our names)
+    changes: tuple[str, ...] = ()  # what differs from how it was stored, in words
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(is_quantized(name, source) for name, source in self.tensors.items())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(source.num_bytes for source in self.tensors.values())
+
+    def naming(self, num_layers: int | None = None) -> Naming:
+        """How its tensors are called in a published checkpoint."""
+        fields = config_fields(self.config)
+        naming = self.family.naming(fields, self.root)
+        return naming if num_layers is None else replace(naming, num_layers=num_layers)
+
+    def changed(self, tensors: Mapping[str, TensorSource], *changes: str) -> Head:
+        return replace(self, tensors=tensors, changes=(*self.changes, *changes))
+
+    def side_files(self) -> dict[str, Path]:
+        """Tokenizer, templates and other plain files that travel with the head."""
+        return {path.name: path for path in self.origin.side_files()}
+
+
+def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
+    from headstart.checkpoint.config import Config
+
+    return Config(dict(config)).fields
+
+
+def head_of(checkpoint: Checkpoint, model_type: str | None = None) -> Head:
+    """The head inside a full checkpoint."""
+    found = require_head(checkpoint, model_type)
+    return Head(
+        family=found.family,
+        tensors={ours: checkpoint.source(name) for ours, name in found.tensors.items()},
+        config=checkpoint.config.raw,
+        origin=checkpoint,
+        root=found.naming.root,
+        num_modules=found.num_modules,
+        trunk_tensors=trunk_tensors(checkpoint, found.family),
+    )
+
+
+def trunk_tensors(checkpoint: Checkpoint, owner: Family) -> dict[str, TensorSource]:
+    """The trunk's embedding and LM head, by published name."""
+    infos = [trunk_tensor(checkpoint, owner, role) for role in ("embed_tokens", "lm_head")]
+    return {info.name: checkpoint.source(info.name) for info in infos if info is not None}
+
+
+def dequantize(head: Head) -> Head:
+    """The head with every quantised weight in BF16 and without scales."""
+    tensors: dict[str, TensorSource] = {}
+    count = 0
+    for name, source in head.tensors.items():
+        if is_quantized(name, source):
+            tensors[name] = dequantized(name, head.tensors)
+            count += 1
+        elif not is_scale(name):
+            tensors[name] = source
+    if not count:
+        return head
+    return head.changed(tensors, f"{count} quantised weights were dequantised to BF16")

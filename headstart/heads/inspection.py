@@ -1,0 +1,166 @@
+"""Everything that can be said about a checkpoint and its head from files alone."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.families.base import Family
+from headstart.families.dims import dims, size
+from headstart.heads.detection import FoundHead, State, declared_count, find_family, find_head_of
+from headstart.heads.pitfalls import pitfalls
+from headstart.heads.quantization import is_scale
+from headstart.heads.sharing import Sharing, sharing
+
+# Settings in generation_config.json that change what speculation brings or whether it is allowed.
+_SAMPLING = (
+    "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
+    "presence_penalty", "frequency_penalty", "max_new_tokens", "eos_token_id",
+)  # fmt: skip
+_KV_BYTES = 2  # engines keep K/V in 16 bits unless told otherwise
+
+
+@dataclass(frozen=True)
+class TrunkReport:
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    num_tensors: int
+    num_bytes: int
+    dtype: str
+    quantization: str  # method named by the config, "" if none
+    is_tied: bool
+
+
+@dataclass(frozen=True)
+class HeadReport:
+    state: State
+    declared: int | None
+    modules: int
+    tensors: int
+    missing: tuple[str, ...]
+    num_bytes: int
+    dtype: str
+    shares: dict[str, Sharing]
+    kv_bytes_per_token: int
+    experts: str  # "", "per expert" or "fused"
+
+    @property
+    def is_usable(self) -> bool:
+        return self.state in ("complete", "undeclared")
+
+
+@dataclass(frozen=True)
+class Report:
+    path: Path
+    family: Family | None
+    model_type: str
+    architectures: tuple[str, ...]
+    trunk: TrunkReport
+    head: HeadReport
+    generation: dict[str, Any]
+    warnings: tuple[str, ...]
+    config: dict[str, Any]
+
+    def as_json(self) -> dict[str, Any]:
+        """The machine-readable view; engines are added by the caller that knows them."""
+        return {
+            "path": str(self.path),
+            "family": self.family.name if self.family else None,
+            "model_type": self.model_type,
+            "architectures": list(self.architectures),
+            "trunk": {
+                "layers": self.trunk.num_layers,
+                "hidden_size": self.trunk.hidden_size,
+                "vocab_size": self.trunk.vocab_size,
+                "tensors": self.trunk.num_tensors,
+                "bytes": self.trunk.num_bytes,
+                "dtype": self.trunk.dtype,
+                "quantization": self.trunk.quantization or None,
+                "tied": self.trunk.is_tied,
+            },
+            "head": {
+                "state": self.head.state,
+                "declared": self.head.declared,
+                "modules": self.head.modules,
+                "tensors": self.head.tensors,
+                "missing": list(self.head.missing),
+                "bytes": self.head.num_bytes,
+                "dtype": self.head.dtype or None,
+                "shares": self.head.shares,
+                "kv_bytes_per_token": self.head.kv_bytes_per_token,
+                "experts": self.head.experts or None,
+            },
+            "generation": self.generation,
+            "warnings": list(self.warnings),
+        }
+
+
+def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
+    """Look at names, dtypes, copies and configuration; no tensor is loaded whole."""
+    owner = find_family(checkpoint, model_type)
+    head = find_head_of(checkpoint, owner) if owner else None
+    return Report(
+        checkpoint.folder,
+        owner,
+        checkpoint.config.model_type,
+        checkpoint.config.architectures,
+        _trunk(checkpoint, head),
+        _head(checkpoint, head),
+        {k: v for k, v in checkpoint.generation_config.items() if k in _SAMPLING},
+        tuple(pitfalls(checkpoint, head)),
+        checkpoint.config.raw,
+    )
+
+
+def _trunk(checkpoint: Checkpoint, head: FoundHead | None) -> TrunkReport:
+    fields = checkpoint.config.fields
+    known = dims(fields)
+    own = set(head.tensors.values()) if head else set()
+    infos = [info for name, info in checkpoint.tensors.items() if name not in own]
+    return TrunkReport(
+        known.get("layers", 0),
+        known.get("hidden", 0),
+        known.get("vocab", 0),
+        len(infos),
+        sum(info.num_bytes for info in infos),
+        _main_dtype(infos),
+        str(checkpoint.config.quantization.get("quant_method") or ""),
+        bool(checkpoint.config.raw.get("tie_word_embeddings")),
+    )
+
+
+def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
+    if head is None:
+        shares: dict[str, Sharing] = {}
+        return HeadReport(
+            "absent", declared_count(checkpoint.config), 0, 0, (), 0, "", shares, 0, ""
+        )
+    infos = {ours: checkpoint.info(name) for ours, name in head.tensors.items()}
+    fields = head.family.fields_of_head(checkpoint.config.fields)
+    elements = size(head.family.kv_elements, dims(fields)) or 0
+    fused = any(name.endswith(".experts.gate_up_proj") for name in infos)
+    apart = any(".experts.0." in name for name in infos)
+    return HeadReport(
+        head.state,
+        head.declared,
+        head.num_modules,
+        len(infos),
+        head.missing,
+        sum(info.num_bytes for info in infos.values()),
+        _main_dtype([info for name, info in infos.items() if not is_scale(name)]),
+        sharing(checkpoint, head) if infos else {},
+        elements * _KV_BYTES * head.num_modules,
+        "fused" if fused else "per expert" if apart else "",
+    )
+
+
+def _main_dtype(infos: list[Any]) -> str:
+    """The dtype that holds most bytes."""
+    weight: Counter[str] = Counter()
+    for info in infos:
+        weight[info.dtype] += info.num_bytes
+    return weight.most_common(1)[0][0] if weight else ""

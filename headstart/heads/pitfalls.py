@@ -1,0 +1,242 @@
+"""Known ways in which heads are lost, broken or misread, as far as files show them.
+
+Each check yields sentences for people: what was seen, what it does, what to do. None of them is an
+error; commands that cannot go on raise their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headstart.checkpoint.header import TensorInfo
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import some
+from headstart.families.registry import GRAFTED_AS
+from headstart.heads.detection import FoundHead, is_dspark
+from headstart.heads.ignore_lists import is_listed, lookups
+from headstart.heads.quantization import is_quantized, is_scale, stale_scales
+from headstart.heads.sharing import sharing
+
+
+def pitfalls(checkpoint: Checkpoint, head: FoundHead | None) -> Iterator[str]:
+    """Every warning that applies to this checkpoint."""
+    if is_dspark(checkpoint.config):
+        yield (
+            "the config has dspark_* fields: mtp.* tensors here are a DSpark drafter, not a head. "
+            "Served as MTP it starts and accepts nothing; take the original release."
+        )
+    if head is None:
+        yield _unknown_family(checkpoint)
+        return
+    yield from _lost(checkpoint, head)
+    yield from _config(checkpoint, head)
+    if head.tensors:
+        infos = {ours: checkpoint.info(name) for ours, name in head.tensors.items()}
+        yield from _files(checkpoint, head)
+        yield from _shapes(checkpoint, head, infos)
+        yield from _quantization(checkpoint, head, infos)
+        yield from _copies(checkpoint, head)
+        yield from _norm_style(head, infos)
+        yield from _family(checkpoint, head, infos)
+    yield from _generation(checkpoint)
+
+
+def _unknown_family(checkpoint: Checkpoint) -> str:
+    name = checkpoint.config.model_type
+    if name in GRAFTED_AS:
+        return (
+            f"{name} models publish no head. `headstart graft` adds a fresh one in the layout of "
+            f"{GRAFTED_AS[name]}, to be trained with `headstart train`."
+        )
+    suspects = [n for n in checkpoint.tensors if "mtp" in n or "eh_proj" in n or "nextn" in n]
+    seen = f" Tensors that may be a head: {some(suspects)}." if suspects else ""
+    return f"model_type {name!r} is not in the registry (see `headstart families`).{seen}"
+
+
+def _lost(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
+    where = checkpoint.folder
+    remedy = f"headstart restore {where} --from ORIGINAL --out DIR"
+    if head.state == "declared-but-missing":
+        yield (
+            f"the config declares {head.declared} module(s) but no head tensor is stored. Saving "
+            "through transformers, LoRA merging and most quantisers drop heads. Engines refuse "
+            f"to start or, in old releases, accept nothing. Get it back: {remedy}"
+        )
+    if head.state == "partial":
+        yield (
+            f"{len(head.missing)} head tensors are missing: {some(head.missing)}. Engines may "
+            f"load uninitialised memory in their place. Get them back: {remedy}"
+        )
+    if head.state == "absent" and not is_dspark(checkpoint.config) and head.family.is_published:
+        yield f"published {head.family.title} models have a head; this one lost it. {remedy}"
+
+
+def _config(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
+    field = head.family.count_field
+    if head.state == "undeclared" and field is not None:
+        yield (
+            f"head tensors are stored but the config does not declare them ({field} is "
+            f"{'0' if head.declared == 0 else 'absent'}); engines will not use the head. Set "
+            f"{field} to {head.num_modules}."
+        )
+    if head.tensors and head.declared and head.declared != head.num_modules:
+        yield (
+            f"the config declares {head.declared} module(s), the tensors hold {head.num_modules}. "
+            "Some exporters count repeated use of one module; set the count to what is stored."
+        )
+    if checkpoint.config.raw.get("quantization_config") == "":
+        yield (
+            'quantization_config is "" (as xLLM exports write it); readers that expect an object '
+            "fail on it. Remove the field for engines other than xLLM."
+        )
+
+
+def _files(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
+    unlisted = set(checkpoint.index.unlisted)
+    hidden = [n for n in head.tensors.values() if checkpoint.info(n).file.name in unlisted]
+    if hidden:
+        files = sorted({checkpoint.info(name).file.name for name in hidden})
+        yield (
+            f"{len(hidden)} head tensors are in {some(files)}, which the index does not list; "
+            "vLLM and most loaders ignore such files. `headstart stitch` writes a full index."
+        )
+    total = checkpoint.index.index_metadata.get("total_size")
+    actual = sum(info.num_bytes for info in checkpoint.tensors.values())
+    if isinstance(total, int) and not unlisted and total != actual:
+        yield f"the index gives total_size {total:,}, the tensors have {actual:,} bytes."
+
+
+def _shapes(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
+    expected = head.family.expected(checkpoint.config.fields, head.num_modules)
+    for name, shape in expected.items():
+        info = infos.get(name)
+        if info is None or shape is None or info.shape == shape:
+            continue
+        if is_quantized(name, info):  # packed weights have other shapes
+            continue
+        yield f"{info.name} has shape {info.shape}; the config asks for {shape}."
+    if head.unexpected:
+        yield (
+            f"{len(head.unexpected)} tensors in the head are not known for {head.family.name}: "
+            f"{some(head.unexpected)}. They are carried along as they are."
+        )
+
+
+def _quantization(
+    checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]
+) -> Iterator[str]:
+    stale = stale_scales(infos)
+    if stale:
+        names = [infos[name].name for name in stale]
+        yield (
+            f"{len(stale)} scales stand beside weights that are not quantised ({some(names)}): "
+            "the weights were replaced without them. Stitch the head again to remove them."
+        )
+    four_bit = [i.name for n, i in infos.items() if i.dtype == "F4" or n.endswith("qweight")]
+    if four_bit:
+        yield (
+            f"{len(four_bit)} head weights have four bits ({some(four_bit)}); such heads were "
+            "reported to lose all acceptance where eight bits kept it. Restore the original head."
+        )
+    quantization = checkpoint.config.quantization
+    if not quantization:
+        return
+    plain = [
+        name.removesuffix(".weight")
+        for name, info in infos.items()
+        if name.endswith("_proj.weight")
+        and not is_scale(name)
+        and not is_quantized(name, info)
+        and ".block." in name
+    ]
+    asked = lookups(head.family, head.naming, plain) if plain else []
+    unlisted = [name for name in asked if not is_listed(quantization, name)]
+    if unlisted and len(unlisted) == len(asked):
+        yield (
+            "the head is not quantised but the model is, and the quantisation config does not "
+            f"exclude the head's modules ({some(unlisted, 2)}): engines build them as quantised, "
+            "skip the weights and accept nothing. `headstart stitch` writes the list."
+        )
+
+
+def _copies(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
+    for role, kind in sharing(checkpoint, head).items():
+        if kind == "own" and role in head.family.copies:
+            yield (
+                f"the head's {role} differs from the trunk's; engines use the trunk's instead, "
+                "so drafts come from another matrix than the head was trained with."
+            )
+        if kind == "from the trunk" and role not in head.family.layout.shares:
+            yield f"the head should have its own {role} and has none."
+
+
+def _norm_style(head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
+    import numpy as np
+
+    for role in ("embed_norm", "hidden_norm"):
+        info = infos.get(f"modules.0.{role}.weight")
+        if info is None or info.dtype not in ("BF16", "F32", "F16"):
+            continue
+        raw = np.fromfile(info.file, np.uint8, info.num_bytes, offset=info.start)
+        if info.dtype == "BF16":
+            values = (raw.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        else:
+            values = raw.view(np.float32 if info.dtype == "F32" else np.float16)
+        mean = float(values.astype(np.float64).mean()) if values.size else 0.0
+        expected = (
+            "near 0 (effective weight 1 + w)"
+            if head.family.layout.zero_centred_norms
+            else ("near 1")
+        )
+        looks_zero_centred = mean < 0.25
+        if not np.isfinite(values).all():
+            yield f"{info.name} holds values that are not finite."
+        elif mean > 0.9 and head.family.layout.zero_centred_norms:
+            yield f"{info.name} has mean {mean:.2f}; this family stores it {expected}. Was 1 added?"
+        elif looks_zero_centred and not head.family.layout.zero_centred_norms and mean < 0.02:
+            yield f"{info.name} has mean {mean:.2f}; this family stores it {expected}."
+
+
+def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
+    if head.num_modules > 1:
+        vllm = head.family.layout.as_("vllm").topology
+        if vllm != head.family.layout.topology:
+            yield f"{head.num_modules} modules are stored; vLLM uses the first one for all depths."
+    if any(name.endswith("qkv_proj.weight") for name in infos):
+        yield (
+            "q, k and v are stored as one tensor whose rows may be pre-sharded for several ranks; "
+            "they are copied as they are. Splitting them as plain Q|K|V misplaces rows."
+        )
+    if any(name.endswith(".experts.gate_up_proj") for name in infos):
+        yield (
+            "experts are stored fused; loaders that know only the per-expert layout leave them "
+            "uninitialised without an error. Use a recent engine."
+        )
+    if checkpoint.config.raw.get("tie_word_embeddings") and "lm_head" in head.family.layout.shares:
+        yield (
+            "embeddings are tied, so there is no lm_head tensor; standalone exports mark the tie "
+            "or carry the embedding."
+        )
+    kinds = (
+        {head.family.trunk.kind_of(checkpoint.config.fields, 0)} if head.family.trunk.kinds else ()
+    )
+    if "linear_attention" in kinds or "mamba" in kinds:
+        yield (
+            "the trunk is a hybrid with recurrent state: rejected drafts must roll it back, which "
+            "costs part of the gain; in vLLM prefix caching needs --mamba-cache-mode align."
+        )
+
+
+def _generation(checkpoint: Checkpoint) -> Iterator[str]:
+    settings = checkpoint.generation_config
+    if settings.get("min_p"):
+        yield (
+            f"generation_config.json sets min_p {settings['min_p']}: vLLM refuses such requests "
+            "while speculating, SGLang ignores the setting there."
+        )
+    penalty = settings.get("repetition_penalty")
+    if isinstance(penalty, int | float) and penalty != 1:
+        yield (
+            f"generation_config.json sets repetition_penalty {penalty}: SGLang applies it only "
+            "approximately while speculating, TensorRT-LLM refuses it unless enabled."
+        )

@@ -1,0 +1,142 @@
+"""Quantised tensors: recognised by what is stored, carried whole, or turned back into BF16.
+
+Whether a weight is quantised is decided per tensor, from its dtype and the scales beside it,
+never from the method that a config names. Schemes: block FP8 (weight_scale_inv, or scale), per-
+row or per-tensor FP8 and INT8 (weight_scale). Four-bit packings are carried as they are and
+refused for dequantising.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from headstart.checkpoint.header import TensorInfo
+from headstart.checkpoint.source import TensorSource, reshaped, rows
+from headstart.checkpoint.values import as_bytes, load
+from headstart.errors import ShapeMismatch, UnsupportedFamily
+
+Typed = TensorInfo | TensorSource  # anything with a dtype
+
+_FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+# what may stand in place of `weight`
+_PACKED = ("weight", "weight_packed", "qweight", "weight_q")
+# what may stand beside it
+SCALES = ("weight_scale_inv", "weight_scale", "scale")
+_COMPANIONS = (
+    *SCALES, "weight_scale_2", "input_scale", "weight_shape", "weight_zero_point", "qzeros",
+    "scales", "g_idx", "input_global_scale", "weight_global_scale", "k_scale", "v_scale",
+)  # fmt: skip
+_BLOCK = 128
+
+
+def packed_names(name: str) -> list[str]:
+    """`name` and the names under which a quantised form of it may be stored instead."""
+    module, _, parameter = name.rpartition(".")
+    if parameter == "weight":
+        return [f"{module}.{packed}" for packed in _PACKED]
+    return [name, f"{name}_packed"]
+
+
+def is_scale(name: str) -> bool:
+    """Whether a tensor only helps to read another one."""
+    parameter = name.rpartition(".")[2]
+    return parameter in _COMPANIONS or parameter.endswith(("_scale_inv", "_scale"))
+
+
+def scale_of(name: str, tensors: Mapping[str, object]) -> str | None:
+    """The scale stored beside the weight `name`, or None."""
+    module, _, parameter = name.rpartition(".")
+    if parameter == "weight":
+        options = [f"{module}.{scale}" for scale in SCALES]
+    else:  # fused experts carry no `.weight`
+        options = [f"{name}_scale_inv", f"{name}_scale"]
+    return next((option for option in options if option in tensors), None)
+
+
+def is_quantized(name: str, info: Typed) -> bool:
+    """Whether the weight is stored in a form that needs a companion to be read."""
+    if is_scale(name):
+        return False
+    packed = name.rpartition(".")[2] in _PACKED[1:] or info.dtype in ("F4", "F6_E2M3", "F6_E3M2")
+    return packed or info.dtype in _FP8 or (info.dtype in ("I8", "U8") and name.endswith("weight"))
+
+
+def missing_scales(infos: Mapping[str, Typed]) -> list[str]:
+    """Scales that FP8 weights need and that are not stored."""
+    lost = []
+    for name, info in infos.items():
+        if info.dtype in _FP8 and name.endswith("weight") and scale_of(name, infos) is None:
+            lost.append(f"{name.removesuffix('weight')}{_usual_scale(infos)}")
+    return lost
+
+
+def _usual_scale(infos: Mapping[str, Typed]) -> str:
+    found = [name.rpartition(".")[2] for name in infos if name.rpartition(".")[2] in SCALES]
+    return max(set(found), key=found.count) if found else SCALES[0]
+
+
+def stale_scales(infos: Mapping[str, Typed]) -> list[str]:
+    """Scales beside weights that are not quantised: somebody replaced the weight only."""
+    return [
+        scale
+        for name, info in infos.items()
+        if info.dtype in ("BF16", "F16", "F32")
+        and not is_scale(name)
+        and (scale := scale_of(name, infos)) is not None
+    ]
+
+
+def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
+    """The weight in BF16, computed 128 rows at a time; refuses what it cannot read exactly."""
+    weight = tensors[name]
+    scale_name = scale_of(name, tensors)
+    if scale_name is None or weight.dtype not in (*_FP8[:2], "I8"):
+        raise UnsupportedFamily(
+            f"{name} is stored as {weight.dtype} in a scheme that cannot be dequantised here; "
+            "expected FP8 or INT8 with a scale beside it. Leave out --dequantize to carry the "
+            "tensors as they are, in a format that keeps the quantisation config."
+        )
+    flat, scale = _flattened(weight), _flattened(tensors[scale_name])
+    kind = _scale_kind(name, flat, scale_name, scale)
+    count, columns = flat.shape
+
+    def pieces() -> Iterator[memoryview]:
+        import torch
+
+        scales = load(scale).to(torch.float32)
+        for start in range(0, count, _BLOCK):
+            stop = min(start + _BLOCK, count)
+            part = load(rows(flat, start, stop)).to(torch.float32)
+            if kind == "block":
+                part = part * scales[start // _BLOCK].repeat_interleave(_BLOCK)[:columns]
+            elif kind == "row":
+                part = part * scales.reshape(-1)[start:stop, None]
+            else:
+                part = part * scales.reshape(())
+            yield as_bytes(part.to(torch.bfloat16))
+
+    return TensorSource("BF16", weight.shape, pieces, is_copy=False)
+
+
+def _flattened(source: TensorSource) -> TensorSource:
+    """Fused experts as one tall matrix; blocks stay whole if an expert has whole blocks of rows."""
+    if len(source.shape) == 3:
+        experts, count, columns = source.shape
+        return reshaped(source, (experts * count, columns))
+    return source
+
+
+def _scale_kind(name: str, weight: TensorSource, scale_name: str, scale: TensorSource) -> str:
+    if len(weight.shape) == 2:
+        count, columns = weight.shape
+        if scale.shape in ((), (1,)):
+            return "tensor"
+        if scale.shape in ((count,), (count, 1)):
+            return "row"
+        if scale.shape == (-(-count // _BLOCK), -(-columns // _BLOCK)):
+            return "block"
+    raise ShapeMismatch(
+        f"{scale_name} has shape {scale.shape} beside {name} {weight.shape}; expected one value "
+        f"per {_BLOCK}x{_BLOCK} block, per row, or one in all. Weight and scale do not belong "
+        "together; take both from one release."
+    )

@@ -1,0 +1,28 @@
+"""Shared fixtures: tiny checkpoints of every family, made on the fly and kept for the session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstart.calibrate.tiny import write_tiny
+
+Tiny = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
+    """`tiny("mimo", dtype="F32")` gives the folder of that checkpoint, which is never changed."""
+    folder = tmp_path_factory.mktemp("tiny")
+    made: dict[str, Path] = {}
+
+    def make(variant: str, **options: Any) -> Path:
+        key = f"{variant}{sorted(options.items())}"
+        if key not in made:
+            made[key] = write_tiny(variant, folder / f"{variant}-{len(made)}", **options)
+        return made[key]
+
+    return make
