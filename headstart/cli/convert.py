@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headstart.cli.options import DryRun, Json, ModelType, Overwrite
+from headstart.cli.options import Dequantize, DryRun, Json, ModelType, Out, Overwrite
+from headstart.heads.formats import FORMATS
 
 
 def run(
     *,
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head in any of our formats.")],
-    to: Annotated[str, typer.Option("--to", help="xllm, sglang, speculators or headstart.")],
-    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
+    to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(FORMATS)}.")],
+    out: Out = None,
     model: Annotated[
         str | None,
         typer.Option("--model", help="The head's model, if the format carries trunk tensors."),
     ] = None,
     model_type: ModelType = None,
-    dequantize: Annotated[
-        bool, typer.Option("--dequantize", help="Turn FP8 and INT8 weights into BF16.")
-    ] = False,
+    dequantize: Dequantize = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     json_output: Json = False,

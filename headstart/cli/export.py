@@ -7,10 +7,10 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from headstart.cli.options import DryRun, Json, ModelType, Overwrite
+from headstart.cli.options import Dequantize, DryRun, Json, ModelType, Out, Overwrite
+from headstart.heads.formats import FORMATS
 
 T = TypeVar("T")
-_FORMATS = "xllm, sglang, speculators or headstart"
 
 
 def run(
@@ -18,12 +18,12 @@ def run(
     model: Annotated[
         str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub name.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
-    format_name: Annotated[str, typer.Option("--format", help=f"{_FORMATS}.")] = "headstart",
+    out: Out = None,
+    format_name: Annotated[
+        str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
+    ] = "headstart",
     model_type: ModelType = None,
-    dequantize: Annotated[
-        bool, typer.Option("--dequantize", help="Turn FP8 and INT8 weights into BF16.")
-    ] = False,
+    dequantize: Dequantize = False,
     input_dir: Annotated[
         str | None, typer.Option("--input-dir", help="As xLLM spells MODEL.")
     ] = None,

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Annotated
-
-import typer
-
-from headstart.cli.options import DryRun, Json, Link, Model, Overwrite
+from headstart.cli.options import DryRun, Json, Link, Model, Out, Overwrite
 
 
 def run(
     *,
     model: Model,
-    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
+    out: Out = None,
     link: Link = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,

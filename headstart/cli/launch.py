@@ -28,6 +28,7 @@ def run(
     model_type: ModelType = None,
     json: Json = False,
 ) -> int | None:
+    from headstart.checkpoint.hub import local_folder
     from headstart.checkpoint.reader import Checkpoint
     from headstart.errors import ConfigError, LaunchError
     from headstart.heads.inspection import inspect
@@ -38,28 +39,21 @@ def run(
 
     if engine not in ENGINES:
         raise ConfigError(f"--engine is {engine!r}; expected one of {', '.join(ENGINES)}.")
-    found = Found(engine_version or "", True)
-    if engine_version is None or (start and not options.docker):
-        found = probe(engine)
+    found = probe(engine) if engine_version is None or start else Found(engine_version, True)
     if start and not found.is_installed and not options.docker:
         raise LaunchError(f"--run: {engine} is not installed here. {INSTALL[engine]}.")
-    report = inspect(Checkpoint.open(model), model_type)
+    report = inspect(Checkpoint.open(local_folder(model)), model_type)
     command = build(engine, report, options, engine_version or found.version)
+    doubts = [found.note] if found.note and engine_version is None else []
     costs = memory(report, options, command.num_drafts)
     if json:
         document = command.as_json()
-        document["memory"] = costs
-        if found.note and engine_version is None:
-            document["notes"].insert(0, found.note)
+        document |= {"notes": doubts + document["notes"], "memory": costs}
         print(json_text.dumps(document, indent=2))
     else:
         print(command.shell())
-    for kind, lines in (
-        ("note", [found.note] if found.note and engine_version is None else []),
-        ("note", command.notes),
-        ("memory", costs),
-        ("warning", command.warnings),
-    ):
-        for line in lines if not json else ():
-            print(f"{kind}: {line}", file=sys.stderr)
+        told = {"note": [*doubts, *command.notes], "memory": costs, "warning": command.warnings}
+        for kind, lines in told.items():
+            for line in lines:
+                print(f"{kind}: {line}", file=sys.stderr)
     return run_engine(command) if start else None

@@ -43,8 +43,13 @@ class _Commands(TyperGroup):
         if _is_listing():
             # The overview needs one line per command, not their options.
             return _command(cmd_name, lambda: None)
-        module = import_module(f"headstart.cli.{cmd_name}")
-        return _command(cmd_name, flattened(module.run))
+        return build_command(cmd_name)
+
+
+def build_command(name: str) -> Any:
+    """The click command of one subcommand."""
+    module = import_module(f"headstart.cli.{name}")
+    return _command(name, flattened(module.run))
 
 
 def _is_listing() -> bool:

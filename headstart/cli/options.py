@@ -23,7 +23,8 @@ Model = Annotated[
     ),
 ]
 Out = Annotated[
-    Path, typer.Option("--out", metavar="DIR", help="Where the result goes.", show_default=False)
+    Path | None,
+    typer.Option("--out", metavar="DIR", help="Where the result goes.", show_default=False),
 ]
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", help="Replace a result that Headstart wrote earlier.")
@@ -33,6 +34,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document inst
 ModelType = Annotated[
     str | None,
     typer.Option("--model-type", help="Override the detected family.", show_default=False),
+]
+Dequantize = Annotated[
+    bool, typer.Option("--dequantize", help="Turn the head's FP8 and INT8 weights into BF16.")
 ]
 Link = Annotated[
     bool, typer.Option("--link", help="Hard-link unchanged files instead of copying them.")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headstart.cli.options import DryRun, Json, Link, Model, Overwrite
+from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, Out, Overwrite
 
 
 def run(
@@ -16,10 +15,8 @@ def run(
     original: Annotated[
         str, typer.Option("--from", metavar="ORIGINAL", help="The model that still has the head.")
     ],
-    out: Annotated[Path | None, typer.Option("--out", help="Where the result goes.")] = None,
-    dequantize: Annotated[
-        bool, typer.Option("--dequantize", help="Put the head in as BF16.")
-    ] = False,
+    out: Out = None,
+    dequantize: Dequantize = False,
     link: Link = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,

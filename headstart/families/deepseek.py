@@ -33,7 +33,10 @@ V3 = Family(
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     is_complete=True,
-    notes=("xLLM recycles the block output before the out norm on Ascend",),
+    notes=(
+        "xLLM recycles the block output before the out norm on Ascend",
+        "JoyAI-LLM-Flash stores its head the same way, with a dense MLP in the block",
+    ),
 )
 
 V32 = Family(

@@ -14,7 +14,13 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
 from headstart.families.base import Family, Naming
 from headstart.families.experts import stand_ins
-from headstart.families.registry import GRAFTED_AS, families, family, match_family
+from headstart.families.registry import (
+    GRAFTED_AS,
+    WITHOUT_HEAD,
+    families,
+    family,
+    match_family,
+)
 from headstart.heads.quantization import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
@@ -48,8 +54,9 @@ def find_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family
     if model_type is not None:
         return family(model_type.lower())
     config = checkpoint.config
-    claimed = match_family(config.fields, config.model_types, config.architectures)
-    return claimed
+    if any(name in WITHOUT_HEAD for name in config.model_types):
+        return None  # their architectures may be borrowed from a family that has heads
+    return match_family(config.fields, config.model_types, config.architectures)
 
 
 def require_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family:
@@ -58,6 +65,7 @@ def require_family(checkpoint: Checkpoint, model_type: str | None = None) -> Fam
         name = checkpoint.config.model_type
         looks_like = [f.name for f in families() if f.is_complete and _looks_like(checkpoint, f)]
         hint = f" Its tensors look like {some(looks_like)}." if looks_like else ""
+        hint = f" {WITHOUT_HEAD[name]}" if name in WITHOUT_HEAD else hint
         graft = (
             f" `headstart graft` gives it a head in the layout of {GRAFTED_AS[name]}."
             if name in GRAFTED_AS

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headstart.calibrate.remote_code import mimo_remote_code
+from headstart.families.remote_code import MIMO_AUTO_MAP, mimo_remote_code
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
@@ -206,7 +206,7 @@ def _as_mimo(model: Checkpoint) -> Config:
         model_type="mimo",
         architectures=["MiMoForCausalLM"],
         attention_bias=True,
-        auto_map={"AutoConfig": "configuration_mimo.MiMoConfig"},
+        auto_map=dict(MIMO_AUTO_MAP),
     )
     return Config(raw)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import some
-from headstart.families.registry import GRAFTED_AS
+from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD
 from headstart.heads.detection import FoundHead, is_dspark
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.quantization import is_quantized, is_scale, stale_scales
@@ -48,6 +48,8 @@ def _unknown_family(checkpoint: Checkpoint) -> str:
             f"{name} models publish no head. `headstart graft` adds a fresh one in the layout of "
             f"{GRAFTED_AS[name]}, to be trained with `headstart train`."
         )
+    if name in WITHOUT_HEAD:
+        return f"{WITHOUT_HEAD[name]} Do not trust the config; there is nothing to serve with."
     suspects = [n for n in checkpoint.tensors if "mtp" in n or "eh_proj" in n or "nextn" in n]
     seen = f" Tensors that may be a head: {some(suspects)}." if suspects else ""
     return f"model_type {name!r} is not in the registry (see `headstart families`).{seen}"

@@ -1,0 +1,109 @@
+"""`headstart families`: what is supported, straight from the registry."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import typer
+
+from headstart.cli.options import Json
+from headstart.families.base import Family
+
+
+def run(
+    *,
+    json_output: Json = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the table as it stands in the docs.")
+    ] = False,
+) -> None:
+    rows = family_rows()
+    if json_output:
+        print(json.dumps(rows, indent=2))
+    elif markdown:
+        print(markdown_table(rows))
+    else:
+        _show(rows)
+
+
+def family_rows() -> list[dict[str, Any]]:
+    """The facts of every family, by name."""
+    from headstart.families.registry import families
+
+    return [_facts(family) for family in sorted(families(), key=lambda f: f.name)]
+
+
+def _facts(family: Family) -> dict[str, Any]:
+    from headstart.families.engines import ENGINE_TITLES, served_by
+
+    layout = family.layout
+    served = served_by(family.name)
+    return {
+        "family": family.name,
+        "models": family.title,
+        "model_types": list(family.model_types),
+        "modules": family.default_modules,
+        "count_field": family.count_field,
+        "fuse_order": layout.fuse_order,
+        "zero_centred_norms": layout.zero_centred_norms,
+        "trunk_hidden": layout.trunk_hidden,
+        "recycled_hidden": layout.recycled_hidden,
+        "topology": layout.topology,
+        "files": "complete" if family.is_complete else "known",
+        "engines": {name: entry.since for name, entry in served.items()},
+        "engine_notes": [
+            f"{ENGINE_TITLES.get(name, name)}: {entry.note}"
+            for name, entry in served.items()
+            if entry.note
+        ],
+        "deviations": {name: dict(changes) for name, changes in layout.deviations.items()},
+        "notes": list(family.notes),
+    }
+
+
+def markdown_table(rows: list[dict[str, Any]]) -> str:
+    """One row a family; the README and docs/families.md hold exactly this."""
+    lines = [
+        "| family | models | modules | fuse | state fed / recycled | files | engines (since) |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        norms = ", norms 1+w" if row["zero_centred_norms"] else ""
+        engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items()) or "-"
+        states = f"{row['trunk_hidden']} / {row['recycled_hidden']}".replace("_", " ")
+        chain = "" if row["topology"] == "recursive" else f" {row['topology']}"
+        lines.append(
+            f"| `{row['family']}` | {row['models']} | {row['modules']}{chain} | "
+            f"{row['fuse_order'].replace('_', ' ')}{norms} | {states} | {row['files']} | "
+            f"{engines} |"
+        )
+    return "\n".join(lines)
+
+
+def short_table(rows: list[dict[str, Any]]) -> str:
+    """The README's table: the fully supported families and who serves them."""
+    lines = ["| family | models | head | served by |", "|---|---|---|---|"]
+    for row in rows:
+        if row["files"] == "complete":
+            count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
+            engines = ", ".join(row["engines"]) or "Headstart"
+            lines.append(f"| `{row['family']}` | {row['models']} | {count} | {engines} |")
+    return "\n".join(lines)
+
+
+def _show(rows: list[dict[str, Any]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for title in ("family", "models", "modules", "files", "engines (since)"):
+        table.add_column(title, overflow="fold")
+    for row in rows:
+        engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items())
+        colour = "green" if row["files"] == "complete" else "yellow"
+        table.add_row(
+            row["family"], row["models"], str(row["modules"]),
+            f"[{colour}]{row['files']}[/]", engines or "-",
+        )  # fmt: skip
+    Console(highlight=False).print(table)

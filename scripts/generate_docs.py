@@ -1,0 +1,117 @@
+"""Writes what can be generated: docs/cli.md, docs/errors.md, docs/families.md, the README's table.
+
+python scripts/generate_docs.py          rewrites the files
+python scripts/generate_docs.py --check  fails if one of them differs (tests/test_docs.py does this)
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import headstart.errors
+from headstart.cli.families import family_rows, markdown_table, short_table
+from headstart.cli.main import COMMANDS, build_command
+
+ROOT = Path(__file__).resolve().parent.parent
+_BEGIN, _END = "<!-- families: generated -->", "<!-- /families -->"
+
+
+def documents() -> dict[Path, str]:
+    """Every generated file with its text."""
+    readme = (ROOT / "README.md").read_text()
+    before, _, rest = readme.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    return {
+        ROOT / "README.md": f"{before}{_BEGIN}\n{short_table(family_rows())}\n{_END}{after}",
+        ROOT / "docs/families.md": families_page(),
+        ROOT / "docs/cli.md": cli_page(),
+        ROOT / "docs/errors.md": errors_page(),
+    }
+
+
+def families_page() -> str:
+    rows = family_rows()
+    lines = [
+        "# Families",
+        "",
+        "Generated from the registry (`headstart families --markdown`). `complete`: all file",
+        "operations, with a fixture of the real names and a tiny checkpoint in the tests; `known`:",
+        "facts and names are in the registry and the head is found and carried as it is.",
+        "",
+        markdown_table(rows),
+        "",
+        "## Where engines depart from this, and what else to know",
+        "",
+    ]
+    for row in rows:
+        said = [
+            f"{engine}: " + ", ".join(f"{key} = {value}" for key, value in changes.items())
+            for engine, changes in row["deviations"].items()
+        ]
+        for text in [*said, *row["notes"], *row["engine_notes"]]:
+            lines.append(f"- `{row['family']}`: {text}")
+    return "\n".join(lines) + "\n"
+
+
+def cli_page() -> str:
+    lines = ["# Command line", "", "Generated from the commands themselves.", ""]
+    for name, purpose in COMMANDS.items():
+        import_module(f"headstart.cli.{name}")
+        command = build_command(name)
+        arguments = [p for p in command.params if p.param_type_name == "argument"]
+        usage = " ".join(_argument(p) for p in arguments)
+        lines += [f"## headstart {name} {usage}".rstrip(), "", purpose, ""]
+        rows = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+        if rows:
+            lines += ["| option | meaning | default |", "|---|---|---|"]
+            lines += [_option(p) for p in rows]
+            lines.append("")
+    return "\n".join(lines)
+
+
+def _argument(parameter: Any) -> str:
+    name = parameter.metavar or str(parameter.name).upper()
+    return name if parameter.required else f"[{name}]"
+
+
+def _option(parameter: Any) -> str:
+    flags = " / ".join(f"`{flag}`" for flag in [*parameter.opts, *parameter.secondary_opts])
+    default = "" if parameter.default in (None, False, "", ()) else f"`{parameter.default}`"
+    text = (parameter.help or "").replace("|", "\\|")
+    required = " Required." if parameter.required else ""
+    return f"| {flags} | {text}{required} | {default} |"
+
+
+def errors_page() -> str:
+    doc = headstart.errors.__doc__ or ""
+    tree = doc.split("\n\n")[1]
+    return (
+        "# Errors\n\nGenerated from `headstart/errors.py`. The command line prints an error as one "
+        "line and exits with 1;\nmisuse of options exits with 2.\n\n```\n" + tree + "\n```\n"
+    )
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    check = parser.parse_args().check
+    stale = [path for path, text in documents().items() if _differs(path, text)]
+    if check and stale:
+        names = ", ".join(str(path.relative_to(ROOT)) for path in stale)
+        print(f"{names}: not as generated; run scripts/generate_docs.py", file=sys.stderr)
+        return 1
+    for path, text in documents().items():
+        path.write_text(text)
+    return 0
+
+
+def _differs(path: Path, text: str) -> bool:
+    return not path.is_file() or path.read_text() != text
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,75 @@
+"""The command line answers for itself: help, misuse, errors in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headstart.cli.main import COMMANDS
+
+
+def headstart(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headstart", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(command: str) -> None:
+    result = headstart(command, "--help")
+    assert result.returncode == 0
+    assert "Usage" in result.stdout
+    assert COMMANDS[command].split()[0] in result.stdout
+
+
+def test_help_lists_every_command_with_its_purpose() -> None:
+    text = headstart("--help").stdout
+    for command, purpose in COMMANDS.items():
+        assert command in text
+        assert purpose[:20] in text
+
+
+def test_help_does_not_wait_for_torch() -> None:
+    # The budget is 0.3 s on a quiet machine (benchmarks/help_time.py measures it); what makes it slow is
+    # one of these modules, so their absence is what is tested, not the clock.
+    code = (
+        "import sys; sys.argv = ['headstart', '--help']\n"
+        "from headstart.cli.main import main\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'safetensors'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("nonsense",), ("inspect",), ("inspect", "x", "--no-such-option"), ("export", "a", "b", "c")],
+    ids=lambda a: " ".join(a),
+)
+def test_misuse_exits_with_2_and_without_a_traceback(arguments: tuple[str, ...]) -> None:
+    result = headstart(*arguments)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+
+
+def test_a_failure_is_one_line_on_stderr_and_exits_with_1(tmp_path: Path) -> None:
+    result = headstart("inspect", str(tmp_path / "nowhere"))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    lines = result.stderr.splitlines()
+    assert len(lines) == 1
+    assert lines[0].startswith("error: ")
+
+
+def test_debug_adds_the_traceback(tmp_path: Path) -> None:
+    result = headstart("--debug", "inspect", str(tmp_path / "nowhere"))
+    assert result.returncode == 1
+    assert "Traceback" in result.stderr
+
+
+def test_version_is_printed() -> None:
+    result = headstart("--version")
+    assert result.stdout.startswith("headstart 0.")
