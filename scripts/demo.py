@@ -1,4 +1,4 @@
-"""What `make demo` runs: the main job on a small checkpoint made on the spot, command by command."""
+"""What `make demo` runs: the main job on a small checkpoint made on the spot."""
 
 from __future__ import annotations
 

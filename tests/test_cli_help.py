@@ -32,8 +32,8 @@ def test_help_lists_every_command_with_its_purpose() -> None:
 
 
 def test_help_does_not_wait_for_torch() -> None:
-    # The budget is 0.3 s on a quiet machine (benchmarks/help_time.py measures it); what makes it slow is
-    # one of these modules, so their absence is what is tested, not the clock.
+    # The budget is 0.3 s on a quiet machine (benchmarks/help_time.py measures it); what would
+    # break it is one of these modules, so their absence is tested, not the clock.
     code = (
         "import sys; sys.argv = ['headstart', '--help']\n"
         "from headstart.cli.main import main\n"

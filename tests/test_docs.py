@@ -1,4 +1,4 @@
-"""The docs are true: README commands and Python run, generated pages are current, links lead somewhere."""
+"""The docs are true: README commands run, generated pages are current, links lead somewhere."""
 
 from __future__ import annotations
 

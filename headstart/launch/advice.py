@@ -1,0 +1,140 @@
+"""What K means, which K to use, what it costs in memory, and where the output is not exact.
+
+Numbers are published ones and carry their source; nothing here was measured by us. `headstart
+score` and `headstart bench` answer the same questions for one's own text.
+"""
+
+from __future__ import annotations
+
+from headstart.errors import LaunchError
+from headstart.families.base import Family
+from headstart.families.registry import GRAFTED_AS
+from headstart.heads.inspection import Report
+from headstart.launch.options import LaunchOptions
+
+_LOGIT_BYTES = 4  # engines verify in fp32
+
+# family -> K and where the advice comes from; families not listed: one per module
+_ADVISED = {
+    "deepseek_v3": (3, "TensorRT-LLM tech blog 2: best at 3 for DeepSeek-R1 at batch 1, 2.16x"),
+    "deepseek_v32": (3, "as DeepSeek-V3"),
+    "deepseek_v4": (3, "as DeepSeek-V3"),
+    "glm4_moe": (1, "the GLM-4.5 recipe for vLLM; a second recursive token was almost never "
+                    "accepted in vllm-project/vllm#25993"),
+    "glm4_moe_lite": (1, "as GLM-4.5"),
+    "qwen3_next": (3, "vllm-project/speculators#366: 0.87 / 0.78 / 0.68 accepted by position"),
+    "qwen3_5": (3, "ggml-org/llama.cpp#22673: about 75 % accepted at 3, over 2x single stream"),
+    "qwen3_5_moe": (3, "as Qwen3.5"),
+    "mimo": (1, "the stock head: 70 / 11 / 2 % accepted by position (FastMTP paper)"),
+    "mimo_v2": (3, "MiMo-V2-Flash report: acceptance length 2.8 to 3.6 with three heads"),
+}  # fmt: skip
+
+
+def advised_k(family: Family, report: Report, engine: str) -> tuple[int, str]:
+    """K for a family when the user names none, and one sentence that says why."""
+    modules = max(1, report.head.modules)
+    if family.name == "glm_moe_dsa" and report.config.get("index_share_for_mtp_iteration"):
+        return 5, "K = 5: the GLM-5.2 head was trained for up to 5 draft tokens (GLM-5.2 recipe)"
+    if family.name == "mimo_v2" and engine == "vllm":
+        return 1, "K = 1: vLLM loads only the first of MiMo-V2's modules"
+    if family.name in _ADVISED:
+        k, source = _ADVISED[family.name]
+        if family.layout.topology != "recursive":
+            k = min(k, modules)  # each module drafts one token
+        return k, f"K = {k} ({source}); change it with --speculate"
+    return modules, f"K = {modules}: one draft token per module; change it with --speculate"
+
+
+def about_k(family: Family, modules: int, k: int) -> list[str]:
+    notes = [
+        f"K = {k}: the head drafts {k} token(s), one after the other, the model checks them in one "
+        f"pass and adds one of its own, so a step gives 1 to {k + 1}"
+    ]
+    if k > modules and family.layout.topology == "recursive":
+        notes.append(
+            f"{k} drafts from {modules} module(s): the head is applied to its own output, which "
+            "every engine allows and which lowers acceptance with depth; a head tuned for it "
+            "(FastMTP: 81 / 56 / 36 % by position) pays up to 3"
+        )
+    notes.append(
+        "the gain shrinks as more requests run and can turn into a loss: measure with `headstart "
+        "bench`, limit it with --speculate-off-above"
+    )
+    return notes
+
+
+def caveats(engine: str) -> list[str]:
+    """Where an engine with MTP does not give exactly what it gives without."""
+    return {
+        "vllm": ["requests with min_p or logit_bias are rejected while speculation is on"],
+        "sglang": [
+            "exact sampling holds on CUDA; ROCm, CPU, NPU and XPU verify by arg-max whatever the "
+            "temperature (sgl-project/sglang#31214)",
+            "min_p is ignored and penalties are approximate while speculation is on",
+        ],
+        "trtllm": [
+            "requests with min_p or log-probabilities are rejected; penalties need "
+            "speculative_config.enable_penalty"
+        ],
+        "xllm": [
+            "greedy output is exact; sampled output only approximates the model's distribution "
+            "(xLLM keeps the probability of the chosen draft token alone)"
+        ],
+    }[engine]
+
+
+def require_head(report: Report) -> None:
+    """LaunchError, with what to do, unless the checkpoint has a head an engine can load."""
+    if report.family is not None and report.head.is_usable:
+        return
+    state, name = report.head.state, report.path
+    found = f"{name} has no head to serve with: {report.model_type or 'unknown type'}, {state}"
+    plain = "--speculate 0 launches without it."
+    if report.head.missing:
+        count = len(report.head.missing)
+        found += f" ({count} tensors missing, first {report.head.missing[0]})"
+    if state in ("partial", "declared-but-missing"):
+        raise LaunchError(
+            f"{found}. Fine-tuning or quantising lost it: `headstart restore {name} --from "
+            f"ORIGINAL --out DIR` puts it back. {plain}"
+        )
+    if report.model_type in GRAFTED_AS:
+        raise LaunchError(
+            f"{found}. `headstart graft {name} --out DIR` adds one to train, or pass an EAGLE-3 "
+            f"draft to the engine yourself. {plain}"
+        )
+    raise LaunchError(
+        f"{found}. Check the published original with `headstart inspect`; if it never had one, an "
+        f"EAGLE-3 draft for this model is the way, given to the engine directly. {plain}"
+    )
+
+
+def memory(report: Report, options: LaunchOptions, k: int) -> list[str]:
+    """What drafting adds in memory, over all devices together."""
+    if k == 0:
+        return []
+    head, batch = report.head, options.max_running_requests or 1
+    lines = []
+    if options.head_path is None:
+        lines.append(f"head weights {_size(head.num_bytes)}")
+    else:
+        lines.append(f"head weights: the size of {options.head_path}")
+    if head.kv_bytes_per_token:
+        length = options.max_model_len
+        line = f"KV of the head {_size(head.kv_bytes_per_token)} per token"
+        if length is not None:
+            total = head.kv_bytes_per_token * length * batch
+            line += f", {_size(total)} for {batch} x {length} tokens"
+        lines.append(line)
+    elif options.head_path is None:
+        lines.append("no KV of its own: it attends to the model's")
+    logits = batch * (k + 1) * report.trunk.vocab_size * _LOGIT_BYTES
+    lines.append(f"logits to verify {_size(logits)} for {batch} request(s), fp32")
+    return lines
+
+
+def _size(num_bytes: int) -> str:
+    value, units = float(num_bytes), ["B", "KiB", "MiB", "GiB", "TiB"]
+    while value >= 1024 and len(units) > 1:
+        value, units = value / 1024, units[1:]
+    return f"{value:.0f} {units[0]}" if units[0] == "B" else f"{value:.1f} {units[0]}"

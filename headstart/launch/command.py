@@ -1,0 +1,123 @@
+"""A finished launch: what to run, what to write first, and what to tell the user.
+
+An engine is usually one process. xLLM is one process per device; it brings its own `script`, and
+`processes` says the same thing for `--run`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import LaunchError
+from headstart.launch.versions import MAIN
+
+# engine -> its image, for a release and for the development branch
+_IMAGES = {
+    "vllm": ("vllm/vllm-openai:v{version}", "vllm/vllm-openai:nightly"),
+    "sglang": ("lmsysorg/sglang:v{version}", "lmsysorg/sglang:dev"),
+    "trtllm": ("nvcr.io/nvidia/tensorrt-llm/release:{version}", ""),
+}
+
+
+@dataclass(frozen=True)
+class Process:
+    """One program to start; a log file takes its output instead of the terminal."""
+
+    argv: tuple[str, ...]
+    log: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineCommand:
+    engine: str
+    version: str
+    processes: tuple[Process, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)  # name -> text, in the working folder
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    script: str = ""  # replaces the plain command where one line is not enough
+    mounts: tuple[Path, ...] = ()  # what a container has to see
+    in_docker: bool = False
+    num_drafts: int = 0  # K
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command of the first process, as a list of arguments."""
+        first = self.processes[0].argv
+        return self._docker(first) if self.in_docker else first
+
+    def shell(self) -> str:
+        """The whole thing as text for a terminal, files to write included."""
+        parts = [_here_document(name, text) for name, text in self.files.items()]
+        if self.script:
+            return "\n".join([*parts, self.script])
+        names = {} if self.in_docker else self.env  # inside a container they go by -e
+        assignments = [f"{name}={shlex.quote(value)}" for name, value in names.items()]
+        parts.append(" ".join([*assignments, continued(self.argv)]))
+        return "\n".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "engine": self.engine,
+            "version": self.version,
+            "argv": list(self.argv),
+            "processes": [
+                {"argv": list(p.argv), "log": str(p.log) if p.log else None} for p in self.processes
+            ],
+            "speculate": self.num_drafts,
+            "env": dict(self.env),
+            "files": dict(self.files),
+            "shell": self.shell(),
+            "notes": list(self.notes),
+            "warnings": list(self.warnings),
+        }
+
+    def _docker(self, argv: tuple[str, ...]) -> tuple[str, ...]:
+        release, development = _IMAGES[self.engine]
+        image = release.format(version=self.version.split("+")[0])
+        if self.version == MAIN:
+            image = development
+        if not image:
+            raise LaunchError(
+                f"--docker: {self.engine} publishes no image of its development branch. Name a "
+                "release with --engine-version."
+            )
+        folder = str(Path.cwd())
+        seen = [arg for path in self.mounts for arg in ("-v", f"{path}:{path}:ro")]
+        names = [arg for name, value in self.env.items() for arg in ("-e", f"{name}={value}")]
+        return (
+            "docker", "run", "--rm", "--gpus", "all", "--ipc", "host", "--network", "host",
+            "-v", f"{folder}:{folder}", "-w", folder, *seen, *names,
+            # Images differ in their entry point; ours names the program itself.
+            "--entrypoint", argv[0], image, *argv[1:],
+        )  # fmt: skip
+
+
+def continued(argv: tuple[str, ...], indent: str = "  ") -> str:
+    """The arguments quoted, one option a line, with line continuations."""
+    lines: list[str] = []
+    for word in argv:
+        quoted = shlex.quote(word)
+        if lines and (word.startswith("-") or not lines[-1].startswith("-") or " " in lines[-1]):
+            lines.append(quoted)
+        elif lines:
+            lines[-1] += f" {quoted}"
+        else:
+            lines.append(quoted)
+    return f" \\\n{indent}".join(_joined_head(lines))
+
+
+def _joined_head(lines: list[str]) -> list[str]:
+    """The program and its positional arguments on one line."""
+    cut = next((i for i, line in enumerate(lines) if line.startswith("--")), len(lines))
+    head = " ".join(lines[:cut])
+    return [head, *lines[cut:]] if head else lines
+
+
+def _here_document(name: str, text: str) -> str:
+    return f"cat > {shlex.quote(name)} <<'END'\n{text.rstrip()}\nEND"

@@ -1,0 +1,179 @@
+"""SGLang: `sglang.launch_server` with NEXTN, its name for MTP."""
+
+from __future__ import annotations
+
+import json
+from math import ceil
+
+from headstart.heads.inspection import Report
+from headstart.launch.command import EngineCommand, Process
+from headstart.launch.options import LaunchOptions
+from headstart.launch.plan import Plan, make_plan
+
+ADAPTIVE_FILE = "headstart-sglang-adaptive.json"
+# SGLang silently limits itself to 48 running requests with speculation; no server wants that.
+DEFAULT_RUNNING_REQUESTS = 256
+_CHUNK = 8192
+# One draft runner per module, switched on by SGLang itself.
+_MULTI_LAYER = ("mimo_v2", "step3p5")
+
+
+def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand:
+    """The `python3 -m sglang.launch_server` command of that version."""
+    plan = make_plan("sglang", report, options, version)
+    files = _speculation(plan)
+    _placement(plan)
+    _limits(plan)
+    _caches(plan)
+    program = ("python3", "-m", "sglang.launch_server", "--model-path", str(report.path))
+    return plan.command(Process((*program, *plan.args, *options.extra_args)), files=files)
+
+
+def _speculation(plan: Plan) -> dict[str, str]:
+    options, k = plan.options, plan.k
+    if k == 0:
+        return {}
+    plan.add("--speculative-algorithm", "NEXTN")
+    if options.head_path is not None:
+        plan.add("--speculative-draft-model-path", options.head_path)
+    plan.add("--speculative-num-steps", k)
+    plan.add("--speculative-eagle-topk", options.draft_top_k)
+    # The root counts as a draft token here, so K drafts are K + 1.
+    plan.add("--speculative-num-draft-tokens", k * options.draft_top_k + 1)
+    if options.draft_top_k > 1:
+        if _is_multi_layer(plan):
+            plan.refuse("draft_top_k", "drafts a chain with several modules", "Leave it at 1.")
+        plan.warnings.append(
+            "draft_top_k above 1: a tree, documented without the overlap scheduler; page sizes "
+            "above 1 need the flashinfer, fa3 or triton attention backend"
+        )
+    plan.add("--speculative-token-map", options.token_map)
+    if plan.family_name == "inkling" and plan.report.config.get("mtp_local_layer_ids"):
+        plan.add("--enable-multi-layer-eagle", True)
+    if _is_multi_layer(plan):
+        if k > plan.num_modules and options.head_path is None:
+            plan.refuse(
+                "speculate",
+                f"has one module per draft token here, and the head has {plan.num_modules}",
+                f"Use --speculate {plan.num_modules}.",
+            )
+        plan.notes.append("one draft runner per module: SGLang enables multi-layer EAGLE itself")
+    return _adaptive(plan)
+
+
+def _is_multi_layer(plan: Plan) -> bool:
+    return plan.family_name in _MULTI_LAYER
+
+
+def _adaptive(plan: Plan) -> dict[str, str]:
+    """Flags and file for K at run time."""
+    options = plan.options
+    if not (options.adaptive or plan.schedule):
+        return {}
+    option = next(
+        name for name in ("adaptive", "speculate_off_above", "schedule") if getattr(options, name)
+    )
+    for bad, why in (
+        (options.draft_top_k > 1, "changes K for chains only, not with --draft-top-k"),
+        (_is_multi_layer(plan), "cannot change K for several modules"),
+        (_uses_dp_attention(options), "cannot change K with data-parallel attention"),
+    ):
+        if bad:
+            plan.refuse(option, why, "Drop it, or set --max-running-requests lower.")
+    instead = "Upgrade, or lower --max-running-requests."
+    if options.adaptive:
+        plan.require("0.5.11", "adaptive", instead)
+        if plan.k not in (1, 3, 7):
+            plan.refuse("adaptive", "moves between 1, 3 and 7 drafts", "Use --speculate 3.")
+        plan.add("--speculative-adaptive", True)
+        return {}
+    plan.require("0.5.14" if 0 in plan.schedule.values() else "0.5.13", option, instead)
+    slots = {str(start): {"candidate_steps": [k]} for start, k in plan.schedule.items()}
+    plan.add("--speculative-adaptive", True)
+    plan.add("--speculative-adaptive-config", ADAPTIVE_FILE)
+    return {ADAPTIVE_FILE: json.dumps(slots) + "\n"}
+
+
+def _uses_dp_attention(options: LaunchOptions) -> bool:
+    """Replicas that share their experts are one server with data-parallel attention."""
+    return options.data_parallel > 1 and options.expert_parallel > 1
+
+
+def _placement(plan: Plan) -> None:
+    options = plan.options
+    plan.refuse_given("log_dir", why="logs to the terminal", instead="Redirect its output.")
+    if options.pipeline_parallel > 1 and plan.k:
+        plan.refuse(
+            "pipeline_parallel", "asserts that there is none with speculation",
+            "Use tensor parallel, or --speculate 0.",
+        )  # fmt: skip
+    plan.add("--host", options.host)
+    plan.add("--port", options.port)
+    plan.add("--device", options.device)
+    plan.add("--served-model-name", options.served_model_name)
+    size = options.tensor_parallel
+    if _uses_dp_attention(options):
+        size *= options.data_parallel
+        plan.add("--enable-dp-attention", True)
+        plan.notes.append("shared experts: SGLang counts the replicas inside --tp-size")
+    plan.add("--tp-size", size if size > 1 else None)
+    plan.add("--dp-size", options.data_parallel if options.data_parallel > 1 else None)
+    plan.add("--pp-size", options.pipeline_parallel if options.pipeline_parallel > 1 else None)
+    if options.expert_parallel > 1:
+        if not plan.has("0.5.1"):
+            plan.add("--enable-ep-moe", True)
+        plan.add("--ep-size", options.expert_parallel)
+    if options.num_nodes > 1:
+        if not options.master_addr:
+            plan.refuse("num_nodes", "needs the address of machine 0", "Add --master-addr.")
+        plan.add("--nnodes", options.num_nodes)
+        plan.add("--node-rank", options.node_rank)
+        plan.add("--dist-init-addr", options.master_addr)
+    elif options.master_addr:
+        plan.refuse("master_addr", "has no use for it on one machine", "Add --num-nodes.")
+
+
+def _limits(plan: Plan) -> None:
+    options = plan.options
+    plan.add("--dtype", options.dtype)
+    plan.add("--trust-remote-code", options.trust_remote_code)
+    plan.add("--mem-fraction-static", options.memory_fraction)
+    running = options.max_running_requests
+    if running is None and plan.k:
+        running = DEFAULT_RUNNING_REQUESTS
+        plan.notes.append(
+            f"--max-running-requests {running}: with speculation SGLang would silently make it 48 "
+            "(sgl-project/sglang#34290); lower it if memory runs out"
+        )
+    plan.add("--max-running-requests", running)
+    plan.add("--context-length", options.max_model_len)
+    plan.add("--max-prefill-tokens", options.max_batched_tokens)
+    graphs = "--cuda-graph-max-bs-decode" if plan.has("0.5.14") else "--cuda-graph-max-bs"
+    plan.add(graphs, options.cuda_graph_batch)
+    if options.chunked_prefill == "off":
+        plan.add("--chunked-prefill-size", -1)
+    elif options.chunked_prefill:
+        size = _CHUNK if options.chunked_prefill == "on" else options.chunked_prefill
+        plan.add("--chunked-prefill-size", size)
+        plan.notes.append("prefill chunks are not mixed with decoding while speculation is on")
+
+
+def _caches(plan: Plan) -> None:
+    options = plan.options
+    plan.add("--disable-radix-cache", options.prefix_caching == "off")
+    if options.prefix_caching == "on":
+        plan.notes.append("prefix caching is on by default: no flag needed")
+    if options.kv_offload_gb is not None:
+        # The pool is per rank in SGLang, and whole gigabytes.
+        per_rank = max(1, ceil(options.kv_offload_gb / options.num_devices))
+        plan.add("--enable-hierarchical-cache", True)
+        plan.add("--hicache-size", per_rank)
+        plan.notes.append(f"{per_rank} GB of host memory on each of {options.num_devices} ranks")
+    if options.disaggregation:
+        plan.add("--disaggregation-mode", options.disaggregation)
+        if plan.k:
+            plan.require("0.4.8", "disaggregation", "Upgrade, or --speculate 0.")
+            plan.notes.append(
+                "both servers need the speculative flags: prefill fills the head's KV and sends it "
+                "with the last hidden state; the number of steps may differ"
+            )

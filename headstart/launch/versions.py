@@ -1,0 +1,56 @@
+"""Engine versions: parsing, comparing, and the newest releases this package knows the flags of."""
+
+from __future__ import annotations
+
+from packaging.version import InvalidVersion, Version
+
+from headstart.errors import ConfigError, LaunchError
+from headstart.families.engines import ENGINE_TITLES
+
+# A build of the development branch is newer than any release.
+MAIN = "main"
+
+# engine -> the newest release whose flags were read; assumed when none is installed
+NEWEST = {"vllm": "0.27.1", "sglang": "0.5.18", "trtllm": "1.4.0rc1", "xllm": "0.10.0"}
+
+# engine -> the oldest release we write commands for, and why
+OLDEST = {
+    "vllm": ("0.9.0", "before it MTP runs on the removed V0 engine"),
+    "sglang": ("0.4.7", "before it the draft path has to be a separate NextN export"),
+    "trtllm": ("1.0.0", "before it the PyTorch backend is experimental"),
+    "xllm": ("0.6.0", "it is the first release with MTP"),
+}
+
+
+def parse(text: str) -> Version:
+    """`v0.11.0`, `0.11.0rc1+cu128` or `main` as something that can be compared."""
+    if text == MAIN:
+        return Version("999999")
+    try:
+        return Version(text)
+    except InvalidVersion:
+        raise ConfigError(
+            f"{text!r} is not a version; expected something like 0.27.1, or {MAIN} for a build of "
+            "the development branch."
+        ) from None
+
+
+def is_at_least(version: str, needed: str) -> bool:
+    return parse(version) >= parse(needed)
+
+
+def require(engine: str, version: str, needed: str, what: str, instead: str) -> None:
+    """LaunchError unless `version` of the engine has `what`."""
+    if not is_at_least(version, needed):
+        raise LaunchError(
+            f"{what} needs {ENGINE_TITLES[engine]} {needed} or later, found {version}. {instead}"
+        )
+
+
+def require_oldest(engine: str, version: str) -> None:
+    oldest, why = OLDEST[engine]
+    if not is_at_least(version, oldest):
+        raise LaunchError(
+            f"found {ENGINE_TITLES[engine]} {version}; commands are written for {oldest} and later "
+            f"({why}). Upgrade, or name the version of a source build with --engine-version."
+        )

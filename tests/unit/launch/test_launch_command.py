@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from launch_examples import command, report
+
+from headstart.errors import ConfigError, LaunchError
+from headstart.families.engines import ENGINE_TITLES, SERVED, served_by
+from headstart.families.registry import families
+from headstart.launch import ENGINES, EngineCommand, LaunchOptions, build, commands_for
+from headstart.launch.command import Process, continued
+
+WORDS = st.text(st.characters(codec="utf-8", exclude_characters="\0\n"), max_size=12)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.one_of(WORDS, st.just("--flag"), st.just("-v")), min_size=1, max_size=8))
+def test_a_printed_command_reads_back_as_the_same_arguments(words: list[str]) -> None:
+    # To bash a backslash at the end of a line is nothing; to shlex it is a newline.
+    text = continued(tuple(words))
+    assert [word for word in shlex.split(text) if word != "\n" or "\n" in words] == words
+    told = subprocess.run(["bash", "-c", f"printf '%s\\0' {text}"], capture_output=True, check=True)
+    assert told.stdout.decode().split("\0")[:-1] == words
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_what_is_printed_is_valid_bash(engine: str) -> None:
+    text = command(engine, served_model_name="it's $HOME `x`", speculate=1).shell()
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+
+
+def test_the_shell_gives_the_program_exactly_the_arguments(tmp_path: Path) -> None:
+    program = tmp_path / "my engine"
+    program.write_text('#!/bin/bash\nfor word in "$@"; do printf "%s\\0" "$word"; done\n')
+    program.chmod(0o755)
+    words = ("--config", '{"a": "it\'s"}', "--name", "two words", "--flag", "$HOME")
+    built = EngineCommand(
+        engine="vllm",
+        version="1",
+        processes=(Process((str(program), *words)),),
+        files={"a file.yaml": "x: 'y'\n"},
+        env={"NAME": "a b"},
+    )
+    done = subprocess.run(
+        ["bash", "-c", built.shell()], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert tuple(done.stdout.split("\0")[:-1]) == words
+    assert (tmp_path / "a file.yaml").read_text() == "x: 'y'\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "image"),
+    [
+        ("vllm", "0.27.1+cu128", "vllm/vllm-openai:v0.27.1"),
+        ("vllm", "main", "vllm/vllm-openai:nightly"),
+        ("sglang", "0.5.18", "lmsysorg/sglang:v0.5.18"),
+        ("trtllm", "1.3.0", "nvcr.io/nvidia/tensorrt-llm/release:1.3.0"),
+    ],
+)
+def test_docker_runs_the_image_of_the_version(engine: str, version: str, image: str) -> None:
+    argv = command(engine, version=version, docker=True).argv
+    assert argv[:2] == ("docker", "run") and image in argv
+    assert "/models/a model:/models/a model:ro" in argv
+
+
+def test_docker_sees_the_files_behind_a_snapshot_of_the_hub_cache() -> None:
+    cache = Path("/cache/models--a--b")
+    found = report(path=cache / "snapshots" / "0123")
+    argv = build("vllm", found, LaunchOptions(docker=True), "0.27.1").argv
+    assert f"{cache}:{cache}:ro" in argv
+
+
+def test_docker_has_no_image_of_a_development_branch_without_one() -> None:
+    with pytest.raises(LaunchError, match="publishes no image"):
+        command("trtllm", version="main", docker=True).shell()
+
+
+def test_every_family_of_the_table_exists_and_no_engine_is_unknown() -> None:
+    names = {family.name for family in families()}
+    assert set(SERVED) <= names
+    assert {engine for served in SERVED.values() for engine in served} <= set(ENGINE_TITLES)
+    assert served_by("qwen3") == {}
+
+
+@pytest.mark.parametrize("name", sorted(SERVED))
+def test_each_family_has_a_command_for_each_engine_that_serves_it(name: str) -> None:
+    for engine in served_by(name):
+        if name == "gemma4_assistant":
+            with pytest.raises(LaunchError, match="cannot serve by itself"):
+                build(engine, report(name), LaunchOptions(), "main")
+        else:
+            assert build(engine, report(name), LaunchOptions(), "main").num_drafts > 0
+
+
+def test_inspect_gets_a_command_or_a_reason_per_engine() -> None:
+    answers = commands_for(report("qwen3_next"))
+    assert isinstance(answers["vllm"], EngineCommand)
+    assert isinstance(answers["xllm"], str)
+    assert "These do: vLLM, SGLang" in answers["xllm"]
+    assert "Use `headstart serve`" in str(commands_for(report("qwen3"))["vllm"])
+
+
+def test_an_unknown_engine_and_a_bad_version_are_named() -> None:
+    with pytest.raises(ConfigError, match="no engine is called 'ollama'; expected one of vllm"):
+        build("ollama", report(), LaunchOptions(), "1")
+    with pytest.raises(ConfigError, match="'newest' is not a version"):
+        build("vllm", report(), LaunchOptions(), "newest")
