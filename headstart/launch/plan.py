@@ -53,6 +53,11 @@ class Plan:
         return self.family.name if self.family else ""
 
     @property
+    def runs_code(self) -> bool:
+        """Whether Python code of the checkpoint must run for the engine to read its config."""
+        return self.options.trust_remote_code or "auto_map" in self.report.config
+
+    @property
     def paths(self) -> tuple[Path, ...]:
         """Everything on disk that the engine reads."""
         given = (self.report.path, self.options.head_path, self.options.token_map)
@@ -146,7 +151,12 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
         plan.notes.append(why)
     plan.notes.extend(advice.about_k(family, plan.num_modules, k))
     plan.warnings.extend(advice.caveats(engine))
-    if report.head.state == "undeclared" and options.head_path is None:
+    if "auto_map" in report.config and not options.trust_remote_code and engine != "xllm":
+        plan.warnings.append(
+            "the config names Python code in the checkpoint (auto_map), which the engine will run: "
+            "read those files first"
+        )
+    if report.head.state == "undeclared" and family.count_field and options.head_path is None:
         plan.warnings.append(
             f"the config does not declare the head, and engines go by {family.count_field}: set it "
             f"to {plan.num_modules}, or they will not load it"

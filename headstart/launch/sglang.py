@@ -136,7 +136,7 @@ def _placement(plan: Plan) -> None:
 def _limits(plan: Plan) -> None:
     options = plan.options
     plan.add("--dtype", options.dtype)
-    plan.add("--trust-remote-code", options.trust_remote_code)
+    plan.add("--trust-remote-code", plan.runs_code)
     plan.add("--mem-fraction-static", options.memory_fraction)
     running = options.max_running_requests
     if running is None and plan.k:

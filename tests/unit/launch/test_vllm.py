@@ -139,3 +139,11 @@ def test_an_exported_head_is_not_for_vllm(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3_mtp"}')
     with pytest.raises(LaunchError, match="headstart stitch"):
         command("vllm", head=tmp_path)
+
+
+def test_a_checkpoint_that_names_its_own_code_is_told_to_run_it_with_a_warning() -> None:
+    code = {"auto_map": {"AutoConfig": "configuration.X"}}
+    built = command("vllm", "mimo", r_config=code)
+    assert "--trust-remote-code" in built.processes[0].argv
+    assert any("auto_map" in warning for warning in built.warnings)
+    assert "--trust-remote-code" not in command("vllm", "mimo").processes[0].argv
