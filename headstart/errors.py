@@ -5,6 +5,8 @@
       UnsupportedFamily       model_type unknown, or known but lacking a feature
       MissingExtra            an optional dependency is not installed
       LaunchError             an external engine is absent, too old, or cannot do what was asked
+      RequestError            a request that cannot be answered as asked (the client's fault)
+      EngineError             the embedded engine failed (ours): no memory, device failure
       CheckpointError         the files of a checkpoint are not what they should be
         BadConfig             config.json absent, unreadable or with a field of the wrong type
         BrokenFile            a safetensors file that is truncated or malformed
@@ -42,6 +44,14 @@ class MissingExtra(HeadstartError):
 
 class LaunchError(HeadstartError):
     """An external engine is absent, too old, or cannot do what was asked."""
+
+
+class RequestError(HeadstartError):
+    """A request asks for something that cannot be done: the client's fault."""
+
+
+class EngineError(HeadstartError):
+    """The embedded engine failed: no memory for K/V, a broken invariant, a device failure."""
 
 
 class CheckpointError(HeadstartError):

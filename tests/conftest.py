@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ import pytest
 from headstart.calibrate.tiny import write_tiny
 
 Tiny = Callable[..., Path]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # One thread per test process, set before torch is imported: several workers share few cores,
+    # and threads that spin while they wait for each other cost an order of magnitude.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture(scope="session")

@@ -28,6 +28,7 @@ COMMANDS = {
     "stitch": "Put a head into a checkpoint.",
     "restore": "Give a fine-tuned or quantised checkpoint back the head it lost.",
     "graft": "Add a fresh, trainable head to a checkpoint that has none.",
+    "generate": "Answer a prompt or chat, with the embedded engine.",
     "launch": "Print or run the command that serves a model with its head.",
     "families": "List the supported families.",
 }

@@ -60,8 +60,7 @@ def flattened(function: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(function)
     def call(**values: Any) -> None:
         for name, group in groups.items():
-            own = {field.name: values.pop(field.name) for field in dataclasses.fields(group)}
-            values[name] = group(**own)
+            values[name] = group(**_taken(group, values))
         code = function(**values)
         if code:
             raise typer.Exit(code)
@@ -69,6 +68,16 @@ def flattened(function: Callable[..., Any]) -> Callable[..., Any]:
     call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     call.__annotations__ = {p.name: p.annotation for p in parameters}
     return call
+
+
+def _taken(group: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass, taken out of the values of a command line."""
+    own = {}
+    for field in dataclasses.fields(group):
+        value = values.pop(field.name)
+        parser = field.metadata.get("parser")
+        own[field.name] = parser(value) if parser is not None else value
+    return own
 
 
 def _flags(group: type) -> list[inspect.Parameter]:
@@ -85,12 +94,15 @@ def _flags(group: type) -> list[inspect.Parameter]:
             if field.default_factory is not dataclasses.MISSING
             else field.default
         )
+        hint = hints[field.name]
+        if "parser" in field.metadata:  # a type that the command line cannot tell by itself
+            hint, default = str, str(default)
         result.append(
             inspect.Parameter(
                 field.name,
                 inspect.Parameter.KEYWORD_ONLY,
                 default=default,
-                annotation=Annotated[hints[field.name], option],
+                annotation=Annotated[hint, option],
             )
         )
     return result

@@ -1,0 +1,47 @@
+"""How far each module of the head is filled for one request, and what feeds it next.
+
+`done[j]` is the next slot of module j; `states[j][r]` feeds slot done[j] + r. A trunk state of
+slot t feeds slot t + 1 of module 0, and in a parallel head slot t + j + 1 of every module; in a
+chained head the output of module j at slot i feeds slot i + 1 of module j + 1. Only states of
+accepted tokens ever get here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class HeadTrack:
+    done: list[int] = field(default_factory=list)
+    states: list[torch.Tensor] = field(default_factory=list)  # [n, hidden] each
+    trunk_seen: int = 0  # trunk slots whose states were handed over
+
+    def start(self, num_modules: int, like: torch.Tensor) -> None:
+        """An empty track: module j begins at slot j + 1."""
+        self.done = [module + 1 for module in range(num_modules)]
+        self.states = [like.new_empty(0, like.shape[-1]) for _ in range(num_modules)]
+
+    def resume(self, at: int, boundary: torch.Tensor, *, parallel: bool) -> None:
+        """Go on after a prefix hit that covers slots [0, at); boundary [modules, hidden]."""
+        count = boundary.shape[0]
+        self.done = [at] * count
+        self.trunk_seen = at
+        if parallel:  # module j lacks the states of the last j + 1 trunk slots, oldest first
+            self.states = [boundary[: module + 1].flip(0) for module in range(count)]
+        else:
+            self.states = [boundary[module : module + 1].clone() for module in range(count)]
+
+    def feed(self, module: int, new: torch.Tensor) -> None:
+        """States for the slots after those already fed."""
+        self.states[module] = torch.cat([self.states[module], new])
+
+    def ready(self, module: int, num_tokens: int) -> int:
+        """How many slots of the module can be filled: state and token are both known."""
+        return max(0, min(len(self.states[module]), num_tokens - self.done[module]))
+
+    def advance(self, module: int, count: int) -> None:
+        self.done[module] += count
+        self.states[module] = self.states[module][count:]

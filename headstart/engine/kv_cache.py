@@ -1,0 +1,137 @@
+"""Blocks of K/V memory: who holds which, what can be reused, what is free. Ints only.
+
+A block is free, cached (content known by its digest, held by nobody), or used (held by one or
+more requests). One block id covers the same slots in every layer of trunk and head, so there is
+one table, one digest and one eviction order for all of them. free + cached + used == total,
+always.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import heapq
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from headstart.errors import EngineError
+
+Digest = bytes
+
+
+def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
+    """Identity of a block: its tokens and all before them. A collision would give wrong text."""
+    state = hashlib.blake2b(parent, digest_size=16)
+    state.update(b",".join(str(token).encode() for token in tokens))
+    return state.digest()
+
+
+class BlockPool:
+    """All blocks of one engine."""
+
+    def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True):
+        self.num_blocks, self.block_size = num_blocks, block_size
+        self._caches = prefix_caching
+        # Lowest id first: requests then tend to get consecutive blocks, which are read as a slice.
+        self._free = list(range(num_blocks))
+        self._holders = [0] * num_blocks
+        self._digests: list[Digest | None] = [None] * num_blocks
+        self._by_digest: dict[Digest, int] = {}
+        self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    @property
+    def num_available(self) -> int:
+        """Blocks that an allocation can have, by eviction if need be."""
+        return len(self._free) + len(self._cached)
+
+    @property
+    def num_used(self) -> int:
+        return self.num_blocks - self.num_available
+
+    @property
+    def num_cached(self) -> int:
+        return len(self._cached)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks, or None (and nothing taken) if there are not enough."""
+        if count > self.num_available:
+            return None
+        taken = []
+        for _ in range(count):
+            block = heapq.heappop(self._free) if self._free else self._evict()
+            self._holders[block] = 1
+            taken.append(block)
+        return taken
+
+    def _evict(self) -> int:
+        block, _ = self._cached.popitem(last=False)
+        digest = self._digests[block]
+        assert digest is not None
+        del self._by_digest[digest]
+        self._digests[block] = None
+        return block
+
+    def match(self, tokens: Sequence[int], salt: Digest = b"") -> list[int]:
+        """The longest run of cached blocks that begins `tokens`; they are not taken yet.
+
+        Never the whole text: at least the last token must run, for its logits.
+        """
+        found: list[int] = []
+        digest = salt
+        size = self.block_size
+        for start in range(0, len(tokens) - size, size):
+            digest = block_digest(digest, tokens[start : start + size])
+            block = self._by_digest.get(digest)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def take(self, blocks: Sequence[int]) -> None:
+        """Hold blocks that `match` found."""
+        for block in blocks:
+            self._cached.pop(block, None)
+            self._holders[block] += 1
+
+    def register(self, block: int, digest: Digest) -> None:
+        """Make a full, final block findable; a second block of equal content stays private."""
+        if self._caches and self._digests[block] is None and digest not in self._by_digest:
+            self._digests[block] = digest
+            self._by_digest[digest] = block
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Give up blocks; what is registered stays cached until its place is needed."""
+        # The end of a text is the least likely part to be shared: it is evicted first.
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if self._holders[block] < 0:
+                raise EngineError(f"block {block} was released twice")
+            if self._holders[block] == 0:
+                if self._digests[block] is None:
+                    heapq.heappush(self._free, block)
+                else:
+                    self._cached[block] = None
+
+    def drop_cache(self) -> None:
+        """Forget everything that nobody holds."""
+        while self._cached:
+            heapq.heappush(self._free, self._evict())
+
+    def check(self, holders: Sequence[Sequence[int]]) -> None:
+        """Raise unless the books agree with the lists of blocks that requests hold."""
+        held = [0] * self.num_blocks
+        for blocks in holders:
+            if len(set(blocks)) != len(blocks):
+                raise EngineError(f"a request holds a block twice: {blocks}")
+            for block in blocks:
+                held[block] += 1
+        if held != self._holders:
+            raise EngineError("held blocks and their counts disagree")
+        free, cached = set(self._free), set(self._cached)
+        used = {block for block, count in enumerate(held) if count}
+        if free & cached or free & used or cached & used:
+            raise EngineError("a block is in two places")
+        if len(free) + len(cached) + len(used) != self.num_blocks or len(free) != len(self._free):
+            raise EngineError("free + cached + used is not the total")
+        for digest, block in self._by_digest.items():
+            if self._digests[block] != digest or block in free:
+                raise EngineError(f"block {block} is registered and should not be")

@@ -1,0 +1,90 @@
+"""Prompts as people give them: text, token ids, chat messages; and a model's own defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import RequestError
+from headstart.sampling.params import SamplingParams
+
+Message = Mapping[str, Any]
+Prompt = str | Sequence[int] | Sequence[Message]
+
+
+class PromptReader:
+    """Tokenizer, chat template and generation defaults of one checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint):
+        self._checkpoint = checkpoint
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """The checkpoint's tokenizer, or None where it has none."""
+        if not (self._checkpoint.folder / "tokenizer.json").is_file():
+            return None
+        # The class itself, not AutoTokenizer: that would want to run a checkpoint's own code.
+        from transformers import PreTrainedTokenizerFast
+
+        return PreTrainedTokenizerFast.from_pretrained(str(self._checkpoint.folder))
+
+    @cached_property
+    def end_ids(self) -> frozenset[int]:
+        """Tokens that end an answer, from generation_config.json, config.json or the tokenizer."""
+        for part in (self._checkpoint.generation_config, self._checkpoint.config.fields):
+            value = part.get("eos_token_id")
+            if value is not None:
+                return frozenset(value if isinstance(value, list) else [value])
+        found = getattr(self.tokenizer, "eos_token_id", None)
+        return frozenset() if found is None else frozenset([found])
+
+    def default_params(self, **changes: Any) -> SamplingParams:
+        """Sampling as generation_config.json asks for it."""
+        known = self._checkpoint.generation_config
+        fields = {
+            "temperature": known.get("temperature"),
+            "top_k": known.get("top_k"),
+            "top_p": known.get("top_p"),
+            "min_p": known.get("min_p"),
+            "repetition_penalty": known.get("repetition_penalty"),
+        }
+        if known.get("do_sample") is False:
+            fields = {"temperature": 0.0}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return SamplingParams(**{**given, **changes})
+
+    def as_list(self, prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+        """One prompt or several, told apart by what is inside."""
+        if isinstance(prompts, str):
+            return [prompts]
+        items = list(prompts)
+        if items and isinstance(items[0], int | Mapping):
+            return [items]  # type: ignore[list-item]
+        return items  # type: ignore[return-value]
+
+    def read(self, prompt: Prompt, chat_template_kwargs: dict[str, Any] | None = None) -> list[int]:
+        """Token ids of a prompt."""
+        if not isinstance(prompt, str):
+            items = list(prompt)
+            if items and isinstance(items[0], Mapping):
+                return self._chat(items, chat_template_kwargs or {})  # type: ignore[arg-type]
+            if not all(type(item) is int for item in items):
+                raise RequestError("a prompt is text, a list of token ids, or a list of messages.")
+            return items  # type: ignore[return-value]
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{self._checkpoint.folder} has no tokenizer; give token ids instead of text."
+            )
+        return list(self.tokenizer.encode(prompt))
+
+    def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
+        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
+            raise RequestError(
+                f"{self._checkpoint.folder} has no chat template; give text or token ids instead."
+            )
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, **template_options
+        )
+        return list(self.tokenizer.encode(text, add_special_tokens=False))

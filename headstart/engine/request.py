@@ -1,0 +1,99 @@
+"""One request: what was asked, what came out so far, how far it is computed.
+
+`tokens` is prompt and output. Trunk slots [0, num_computed) are final. The last token is not
+computed yet (except while a prompt is being read); drafts come after it. `HeadTrack` says the
+same for the head.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal
+
+from headstart.engine.head_track import HeadTrack
+from headstart.engine.stats import RequestStats
+
+if TYPE_CHECKING:
+    import torch
+
+    from headstart.engine.text import Detokenizer
+    from headstart.sampling.params import SamplingParams
+
+Origin = Literal["accepted", "recovered", "bonus"]
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class Request:
+    """A single sequence; n > 1 is several of these."""
+
+    id: str
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    max_tokens: int  # resolved: by params, model length and memory
+    end_ids: frozenset[int]
+    arrival: int  # order of submission
+    priority: int = 0
+    group: str = ""  # what the user submitted; several samples share it
+    sample: int = 0
+    grammar: Any = None  # something with `allowed()`, `accept(token)` and `fork()`
+    state: State = State.WAITING
+    tokens: list[int] = field(default_factory=list)
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] = field(default_factory=list)  # of full blocks, as far as known
+    num_registered: int = 0
+    num_computed: int = 0
+    num_cached: int = 0  # prompt tokens that a prefix hit saved, at the last start
+    drafts: list[int] = field(default_factory=list)
+    draft_probs: torch.Tensor | None = None  # [K, V], kept only for the rejection rule
+    head: HeadTrack = field(default_factory=HeadTrack)
+    origins: list[Origin] = field(default_factory=list)
+    logprobs: list[Any] = field(default_factory=list)
+    text: Detokenizer | None = None
+    finish_reason: FinishReason | None = None
+    stop_reason: str | int | None = None
+    stats: RequestStats = field(default_factory=RequestStats)
+    waited_steps: int = 0
+    created: float = field(default_factory=time.perf_counter)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.prompt_ids)
+
+    @property
+    def num_prompt(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[len(self.prompt_ids) :]
+
+    @property
+    def num_output(self) -> int:
+        return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def is_decoding(self) -> bool:
+        """Whether only the last token (and drafts) are left to compute."""
+        return self.num_computed == len(self.tokens) - 1
+
+    @property
+    def room(self) -> int:
+        """How many more tokens the request may get."""
+        return self.max_tokens - self.num_output
+
+    def reset(self) -> None:
+        """Back to the start after preemption: everything is computed again, tokens stay."""
+        self.blocks, self.digests, self.drafts = [], [], []
+        self.draft_probs = None
+        self.num_computed = self.num_registered = self.num_cached = 0
+        self.head = HeadTrack()
+        self.state = State.WAITING

@@ -1,0 +1,179 @@
+"""Who runs in the next step, how many rows each, and where its K/V goes. Ints only, no tensors.
+
+There is no prefill phase and no decode phase: a request has tokens, of which some are computed,
+and a step moves the second number towards the first under a budget of rows. Requests that are
+generating go first, so long prompts never stop them; memory that runs out is taken from the
+least important request, which starts again later.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.engine.kv_cache import BlockPool, block_digest
+from headstart.engine.options import EngineOptions
+from headstart.engine.request import Request, State
+
+_AGING_STEPS = 256  # waiting this long is worth one level of priority, so that nobody starves
+
+
+@dataclass(frozen=True)
+class Work:
+    """One request's share of a step: trunk rows for slots [start, start + count)."""
+
+    request: Request
+    start: int
+    count: int
+    drafts: tuple[int, ...]  # those of the rows that are guesses
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
+    @property
+    def needs_logits(self) -> bool:
+        """Whether the last row's token is the newest one (not the middle of a prompt)."""
+        return self.stop >= len(self.request.tokens)
+
+    @property
+    def num_logits(self) -> int:
+        return 1 + len(self.drafts) if self.needs_logits else 0
+
+
+class Scheduler:
+    def __init__(self, pool: BlockPool, options: EngineOptions):
+        self.pool, self._options = pool, options
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+
+    def add(self, request: Request) -> None:
+        self.waiting.append(request)
+
+    def remove(self, request: Request) -> None:
+        """Take a request out, wherever it is, and give its memory back."""
+        if request in self.running:
+            self.running.remove(request)
+        elif request in self.waiting:
+            self.waiting.remove(request)
+        self.pool.release(request.blocks)
+        request.blocks = []
+        request.state = State.FINISHED
+
+    def plan(self) -> list[Work]:
+        """The work of the next step; empty if there is nothing to do."""
+        budget = self._options.max_batched_tokens
+        works: dict[str, Work] = {}
+        by_importance = sorted(self.running, key=lambda r: (not r.is_decoding, *_importance(r)))
+        reserved = sum(r.is_decoding for r in by_importance)  # a row for everybody who generates
+        for request in by_importance:
+            if request.state is not State.RUNNING:  # preempted for a more important one
+                continue
+            reserved -= request.is_decoding
+            rows = self._rows(request, budget - reserved, is_first=not works)
+            if rows > 1 and request.is_decoding and not self._fits(request, rows):
+                rows = 1  # drafts are dropped before anybody loses memory for them
+            if rows < 1 or not self._make_room(request, rows, works):
+                continue
+            works[request.id] = _work(request, rows)
+            budget = self._options.max_batched_tokens - sum(w.count for w in works.values())
+        self._admit(works, budget)
+        return list(works.values())
+
+    def _rows(self, request: Request, budget: int, *, is_first: bool) -> int:
+        if request.is_decoding:
+            return min(1 + len(request.drafts), max(budget, 1))
+        left = len(request.tokens) - request.num_computed
+        if self._options.chunked_prefill:
+            return min(left, budget)
+        return left if left <= budget or is_first else 0
+
+    def _missing(self, request: Request, rows: int) -> int:
+        """Blocks that the request lacks for these rows and the token they give."""
+        slots = request.num_computed + rows + 1
+        return -(-slots // self.pool.block_size) - len(request.blocks)
+
+    def _fits(self, request: Request, rows: int) -> bool:
+        return self._missing(request, rows) <= self.pool.num_available
+
+    def _make_room(self, request: Request, rows: int, works: dict[str, Work]) -> bool:
+        """Take the blocks, from less important requests if need be; False if it lost its own."""
+        while (missing := self._missing(request, rows)) > 0:
+            got = self.pool.allocate(missing)
+            if got is not None:
+                request.blocks += got
+                break
+            victim = max(self.running, key=_importance)
+            self._preempt(victim)
+            works.pop(victim.id, None)
+            if victim is request:
+                return False
+        return True
+
+    def look_ahead(self, request: Request, drafts: int) -> int:
+        """How many of so many drafts there are slots for, taking free blocks if there are any."""
+        size = self.pool.block_size
+        slots = len(request.tokens) + drafts
+        missing = -(-slots // size) - len(request.blocks)
+        got = self.pool.allocate(missing) if missing > 0 else None
+        request.blocks += got or []
+        return max(0, min(drafts, len(request.blocks) * size - len(request.tokens)))
+
+    def _preempt(self, victim: Request) -> None:
+        self.running.remove(victim)
+        self.pool.release(victim.blocks)
+        victim.reset()
+        victim.stats.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.append(victim)
+
+    def _admit(self, works: dict[str, Work], budget: int) -> None:
+        for request in self.waiting:
+            request.waited_steps += 1
+        for request in sorted(self.waiting, key=_importance):
+            if len(self.running) >= self._options.max_running_requests:
+                return
+            hit = self.pool.match(request.tokens)
+            self.pool.take(hit)
+            request.blocks = list(hit)
+            request.num_computed = request.num_cached = len(hit) * self.pool.block_size
+            rows = self._rows(request, budget, is_first=not works)
+            if rows < 1 or not self._fits(request, rows):
+                self.pool.release(hit)
+                request.blocks, request.num_computed, request.num_cached = [], 0, 0
+                return
+            self._make_room(request, rows, works)
+            request.digests = []
+            request.num_registered = len(hit)
+            request.waited_steps = 0
+            request.state = State.RUNNING
+            self.waiting.remove(request)
+            self.running.append(request)
+            works[request.id] = _work(request, rows)
+            budget -= rows
+
+    def register(self, request: Request, num_final: int) -> None:
+        """Make blocks findable whose first `num_final` slots are final in trunk and head."""
+        size = self.pool.block_size
+        full = num_final // size
+        while len(request.digests) < full:
+            start = len(request.digests) * size
+            parent = request.digests[-1] if request.digests else b""
+            request.digests.append(block_digest(parent, request.tokens[start : start + size]))
+        for index in range(request.num_registered, full):
+            self.pool.register(request.blocks[index], request.digests[index])
+        request.num_registered = max(request.num_registered, full)
+
+    def check(self) -> None:
+        """Raise if blocks and requests disagree."""
+        self.pool.check([request.blocks for request in self.running])
+
+
+def _importance(request: Request) -> tuple[int, int]:
+    """Smaller is more important: priority, improved by waiting, then order of arrival."""
+    return request.priority - request.waited_steps // _AGING_STEPS, request.arrival
+
+
+def _work(request: Request, rows: int) -> Work:
+    drafts = tuple(request.drafts[: rows - 1]) if request.is_decoding else ()
+    return Work(request, request.num_computed, rows, drafts)

@@ -1,0 +1,78 @@
+"""Tokens to text while they arrive: no broken characters, no part of a stop string given away.
+
+A token may end in the middle of a character, and several tokens may arrive at once. Text is
+handed out only as far as it cannot change any more and cannot become part of a stop string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+_BROKEN = "\ufffd"  # what decoders put for bytes that are not yet a character
+
+
+class Detokenizer:
+    """The text of one growing sequence."""
+
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str], *, skip_special: bool, keep_stop: bool
+    ):
+        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._skip_special, self._keep_stop = skip_special, keep_stop
+        self._tokens: list[int] = []
+        self._prefix = 0  # decoding starts here, so that a word keeps its leading space
+        self._read = 0
+        self.text = ""
+        self._given = 0
+
+    def add(self, token: int) -> str | None:
+        """Take one token; returns the stop string that is now complete, if any."""
+        self._tokens.append(token)
+        before = self._decode(self._tokens[self._prefix : self._read])
+        after = self._decode(self._tokens[self._prefix :])
+        if after.endswith(_BROKEN) or len(after) <= len(before):
+            return None
+        self._prefix, self._read = self._read, len(self._tokens)
+        scanned = len(self.text)
+        self.text += after[len(before) :]
+        return self._find_stop(scanned)
+
+    def finish(self) -> None:
+        """No more tokens: what is still held back is text as it is."""
+        before = self._decode(self._tokens[self._prefix : self._read])
+        self.text += self._decode(self._tokens[self._prefix :])[len(before) :]
+        self._prefix = self._read = len(self._tokens)
+
+    def take(self, *, is_last: bool) -> str:
+        """The part of the text that is safe to show and was not shown yet."""
+        end = len(self.text) if is_last else len(self.text) - self._held_back()
+        part = self.text[self._given : max(end, self._given)]
+        self._given += len(part)
+        return part
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special))
+
+    def _find_stop(self, scanned: int) -> str | None:
+        """The stop string that completes first; the text is cut there."""
+        best: tuple[int, str] | None = None
+        for stop in self._stops:
+            at = self.text.find(stop, max(0, scanned - len(stop) + 1))
+            if at >= 0 and (best is None or at < best[0]):
+                best = (at, stop)
+        if best is None:
+            return None
+        at, stop = best
+        self.text = self.text[: at + len(stop) if self._keep_stop else at]
+        return stop
+
+    def _held_back(self) -> int:
+        """Length of the longest end of the text that begins a stop string."""
+        longest = 0
+        for stop in self._stops:
+            for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
+                if self.text.endswith(stop[:size]):
+                    longest = size
+                    break
+        return longest

@@ -1,0 +1,87 @@
+"""Causal attention of a ragged batch over a paged K/V cache, in plain PyTorch.
+
+Rows of all requests lie one after another. A `Span` says which rows are one request's, and which
+slots of the cache hold its context. Rows write their own K/V first, so a row sees itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+Places = slice | torch.Tensor  # physical slots: a slice where they are consecutive
+
+
+@dataclass(frozen=True)
+class Span:
+    """One request's rows in a batch, for one layer geometry."""
+
+    start: int  # first row
+    stop: int
+    new: Places  # physical slots that the rows fill
+    context: Places  # physical slots from the first valid one to the last row's
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class LayerCache:
+    """K and V of one layer, [slots, kv_heads, head_dim] each."""
+
+    k: torch.Tensor
+    v: torch.Tensor
+
+
+def attend(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cache: LayerCache,
+    spans: list[Span],
+    window: int | None = None,
+) -> torch.Tensor:
+    """q [T, heads, dim], k and v [T, kv_heads, dim] of the new rows; returns [T, heads * dim]."""
+    for span in spans:
+        cache.k[span.new] = k[span.start : span.stop]
+        cache.v[span.new] = v[span.start : span.stop]
+    if len(spans) == 1:
+        return _one(q, cache, spans[0], window)
+    parts = [_one(q[span.start : span.stop], cache, span, window) for span in spans]
+    return torch.cat(parts)
+
+
+def _one(q: torch.Tensor, cache: LayerCache, span: Span, window: int | None) -> torch.Tensor:
+    """Attention of one request: query heads that share a K/V head are rows of one product."""
+    rows, heads, dim = q.shape
+    keys, values = cache.k[span.context], cache.v[span.context]
+    length, kv_heads, _ = keys.shape
+    if window is not None and length > window + rows - 1:
+        cut = length - (window + rows - 1)
+        keys, values, length = keys[cut:], values[cut:], length - cut
+    group = heads // kv_heads
+    grouped = q.view(rows, kv_heads, group, dim).permute(1, 2, 0, 3)
+    mask = _mask(rows, length, window, q) if rows > 1 else None
+    if mask is not None:
+        mask = mask.expand(group, rows, length).reshape(1, group * rows, length)
+    result = scaled_dot_product_attention(
+        grouped.reshape(1, kv_heads, group * rows, dim),
+        keys.transpose(0, 1).unsqueeze(0),
+        values.transpose(0, 1).unsqueeze(0),
+        attn_mask=mask,
+    )
+    return result.view(kv_heads, group, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads * dim)
+
+
+def _mask(rows: int, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:
+    """Additive [rows, length]: a row sees all but the rows after it; with a window, near ones."""
+    slots = torch.arange(length, device=like.device)
+    last = torch.arange(length - rows, length, device=like.device)[:, None]
+    allowed = slots <= last
+    if window is not None:
+        allowed &= slots > last - window
+    mask = torch.zeros(rows, length, dtype=like.dtype, device=like.device)
+    return mask.masked_fill_(~allowed, float("-inf"))

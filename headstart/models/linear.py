@@ -1,0 +1,75 @@
+"""Matrix products in the formats that weights come in.
+
+`Linear` holds what was loaded. `Int8Linear` holds int8 rows with one scale each and computes
+with bf16 activations, the path that CPUs without bf16 units are fast at; the arithmetic of a row
+may then depend on how many rows there are, as in bf16 on a GPU.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import linear
+
+
+class Linear(nn.Module):
+    """y = x W^T + b, without initialisation: weights are always loaded."""
+
+    bias: nn.Parameter | None
+
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
+        self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def only_rows(self, ids: torch.Tensor) -> Linear:
+        """The same product for some outputs only."""
+        result = Linear(0, 0)
+        result.weight = nn.Parameter(self.weight[ids].contiguous(), requires_grad=False)
+        return result
+
+
+class Int8Linear(nn.Module):
+    """The same with weights of 8 bits; rounding is symmetric, one scale per output row."""
+
+    weight: torch.Tensor
+    scales: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __init__(self, source: Linear | None = None):
+        super().__init__()
+        if source is None:
+            return
+        values = source.weight.detach().float()
+        scales = (values.abs().amax(dim=1) / 127).clamp(min=1e-12)
+        # The kernel wants scales in bf16; rounding them first makes the integers fit what it uses.
+        scales = scales.bfloat16()
+        integers = (values / scales.float()[:, None]).round().clamp(-127, 127)
+        self.register_buffer("weight", integers.to(torch.int8))
+        self.register_buffer("scales", scales)
+        self.register_buffer("bias", None if source.bias is None else source.bias.detach().clone())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scales).to(x.dtype)
+        return y if self.bias is None else y + self.bias
+
+    def only_rows(self, ids: torch.Tensor) -> Int8Linear:
+        """The same product for some outputs only."""
+        result = Int8Linear()
+        result.register_buffer("weight", self.weight[ids].contiguous())
+        result.register_buffer("scales", self.scales[ids].contiguous())
+        result.register_buffer("bias", None)
+        return result
+
+
+def quantize(module: nn.Module) -> nn.Module:
+    """Replace every Linear below `module` by its int8 form; returns the module."""
+    for name, child in module.named_children():
+        if isinstance(child, Linear):
+            setattr(module, name, Int8Linear(child))
+        else:
+            quantize(child)
+    return module

@@ -1,0 +1,74 @@
+"""The multi-token-prediction head: fuse, block, norm, driven by the family's layout.
+
+Module j at slot i consumes token x_i and a state that knows nothing after x_{i-1}: the trunk's
+(module 0 of any head, every module of a parallel one) or the previous module's (a chained one).
+Its rotary position is i - j - 1, so slots 0 to j stay empty. Logits and drafting live elsewhere.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from headstart.errors import UnsupportedFamily
+from headstart.families.base import HeadLayout
+from headstart.models.attention import LayerCache, Span
+from headstart.models.config import ModelConfig
+from headstart.models.layers import DecoderLayer, Norm
+from headstart.models.linear import Linear
+from headstart.models.rope import RotaryTable
+
+
+class MTPModule(nn.Module):
+    """One module of a head."""
+
+    def __init__(self, config: ModelConfig, layout: HeadLayout):
+        super().__init__()
+        self.layout = layout
+        self.window = config.head_window
+        self.embed_norm = Norm(config.hidden, config.eps)
+        self.hidden_norm = Norm(config.hidden, config.eps)
+        self.fuse = Linear(2 * config.hidden, config.hidden)
+        self.block = DecoderLayer(config)
+        self.out_norm = Norm(config.hidden, config.eps) if layout.out_norm == "own" else None
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        rotary: RotaryTable,
+        cache: LayerCache,
+        spans: list[Span],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """embedded and hidden [T, D]; returns the state for the LM head and the recycled one."""
+        if self.layout.zero_embed_at_position_0:
+            embedded = embedded.masked_fill((positions == 0)[:, None], 0)
+        token, state = self.embed_norm(embedded), self.hidden_norm(hidden)
+        first = self.layout.fuse_order == "embed_first"
+        x = self.fuse(torch.cat((token, state) if first else (state, token), dim=-1))
+        x = self.block(x, rotary.at(positions), cache, spans, self.window)
+        normed = x if self.out_norm is None else self.out_norm(x)
+        recycled = normed if self.layout.recycled_hidden == "after_out_norm" else x
+        return normed, recycled
+
+
+class MTPHead(nn.Module):
+    """All modules of a head, with the LM head they share or have."""
+
+    def __init__(self, config: ModelConfig, layout: HeadLayout, num_modules: int):
+        super().__init__()
+        if layout.fuse_order == "summed" or layout.zero_centred_norms:
+            raise UnsupportedFamily("this kind of head is not run by the embedded engine yet.")
+        self.layout = layout
+        self.modules_ = nn.ModuleList(MTPModule(config, layout) for _ in range(num_modules))
+
+    @property
+    def num_modules(self) -> int:
+        return len(self.modules_)
+
+    def module(self, depth: int) -> MTPModule:
+        """The module that drafts at `depth` (from 1): the last one again beyond its count."""
+        found = self.modules_[min(depth, self.num_modules) - 1]
+        assert isinstance(found, MTPModule)
+        return found

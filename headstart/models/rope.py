@@ -1,0 +1,153 @@
+"""Rotary positions: the kinds that dense families publish.
+
+Frequencies depend on the config alone, never on the length of a text: a kind whose frequencies
+change with the length ("dynamic") would make text depend on how a prompt was cut into chunks,
+and is refused.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headstart.errors import UnsupportedFamily
+
+KINDS = ("default", "linear", "llama3", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    kind: str
+    theta: float
+    dim: int  # rotated part of a head
+    factor: float = 1.0
+    original_positions: int = 0
+    low_factor: float = 1.0
+    high_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0  # yarn scales cos and sin
+
+
+def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
+    """From `rope_parameters` (newer configs) or `rope_theta` and `rope_scaling`."""
+    scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
+    partial = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1)
+    if kind not in KINDS:
+        raise UnsupportedFamily(
+            f"rope type {kind!r} is not supported; expected one of {', '.join(KINDS)}. Frequencies "
+            "that change with the length of the text would make it depend on chunking."
+        )
+    if partial != 1:
+        raise UnsupportedFamily(f"partial_rotary_factor is {partial}; dense families rotate all.")
+    factor = float(scaling.get("factor") or 1.0)
+    original = int(
+        scaling.get("original_max_position_embeddings")
+        or raw.get("original_max_position_embeddings")
+        or raw.get("max_position_embeddings")
+        or 0
+    )
+    return RopeConfig(
+        kind,
+        theta,
+        head_dim,
+        factor,
+        original,
+        float(scaling.get("low_freq_factor") or 1.0),
+        float(scaling.get("high_freq_factor") or 4.0),
+        float(scaling.get("beta_fast") or 32.0),
+        float(scaling.get("beta_slow") or 1.0),
+        _attention_factor(scaling, factor) if kind == "yarn" else 1.0,
+    )
+
+
+def _attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
+    """YaRN's temperature (arXiv 2309.00071, equation 22), with DeepSeek's two mscale fields."""
+    given = scaling.get("attention_factor")
+    if given is not None:
+        return float(given)
+    mscale, all_dim = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if mscale and all_dim:
+        return _mscale(factor, float(mscale)) / _mscale(factor, float(all_dim))
+    return _mscale(factor, 1.0)
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def frequencies(config: RopeConfig) -> torch.Tensor:
+    """Inverse frequencies [dim / 2] in fp32 arithmetic, as the published models computed them."""
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
+    plain = 1.0 / (config.theta**exponents)
+    if config.kind == "linear":
+        return plain / config.factor
+    if config.kind == "llama3":
+        return _llama3(config, plain)
+    if config.kind == "yarn":
+        return _yarn(config, plain)
+    return plain
+
+
+def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Long wavelengths are stretched, short ones kept, those between interpolated."""
+    wavelength = 2 * math.pi / plain
+    low = config.original_positions / config.low_factor
+    high = config.original_positions / config.high_factor
+    share = (config.original_positions / wavelength - config.low_factor) / (
+        config.high_factor - config.low_factor
+    )
+    between = (1 - share) * plain / config.factor + share * plain
+    result = torch.where(wavelength > low, plain / config.factor, plain)
+    is_between = (wavelength >= high) & (wavelength <= low)
+    return torch.where(is_between, between, result)
+
+
+def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
+    """Interpolated by the number of rotations a dimension makes over the original context."""
+
+    def dimension(rotations: float) -> float:
+        turns = config.original_positions / (rotations * 2 * math.pi)
+        return config.dim * math.log(turns) / (2 * math.log(config.theta))
+
+    low = max(math.floor(dimension(config.beta_fast)), 0)
+    high = min(math.ceil(dimension(config.beta_slow)), config.dim - 1)
+    steps = torch.arange(config.dim // 2, dtype=torch.float32) - low
+    ramp = (steps / max(high - low, 0.001)).clamp(0, 1)
+    keep = 1 - ramp
+    return plain / config.factor * (1 - keep) + plain * keep
+
+
+class RotaryTable(torch.nn.Module):
+    """cos and sin for every position up to a length, computed once."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+
+    def __init__(self, config: RopeConfig, positions: int, dtype: torch.dtype):
+        super().__init__()
+        precise = torch.float64 if dtype == torch.float64 else torch.float32
+        at = torch.arange(positions, dtype=precise)
+        angles = torch.outer(at, frequencies(config).to(precise))
+        both = torch.cat([angles, angles], dim=-1)
+        # The first half of sin is negated here once, so that applying needs no negation.
+        sign = torch.cat([-torch.ones(config.dim // 2), torch.ones(config.dim // 2)]).to(precise)
+        scale = config.attention_factor
+        self.register_buffer("cos", (both.cos() * scale).to(dtype), persistent=False)
+        self.register_buffer("sin", (both.sin() * scale * sign).to(dtype), persistent=False)
+
+    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and signed sin [T, 1, dim] for these positions."""
+        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+
+
+def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """Rotate [T, heads, dim] by position; `sin` carries the sign of its first half."""
+    half = x.shape[-1] // 2
+    return torch.addcmul(x * cos, torch.roll(x, half, dims=-1), sin)

@@ -1,0 +1,47 @@
+"""A dense trunk: embedding, layers, final norm, LM head."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from headstart.models.attention import LayerCache, Span
+from headstart.models.config import ModelConfig
+from headstart.models.layers import DecoderLayer, Norm
+from headstart.models.linear import Linear
+from headstart.models.rope import RotaryTable
+
+
+class Trunk(nn.Module):
+    """Flat rows in, hidden states out; logits are asked for separately, and only where needed."""
+
+    def __init__(self, config: ModelConfig, max_len: int, dtype: torch.dtype):
+        super().__init__()
+        self.config = config
+        self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
+        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.final_norm = Norm(config.hidden, config.eps)
+        self.lm_head = Linear(config.hidden, config.vocab)
+        if config.is_tied:
+            self.lm_head.weight = self.embed
+        self.rotary = RotaryTable(config.rope, max_len, dtype)
+
+    def forward(
+        self,
+        ids: torch.Tensor,
+        positions: torch.Tensor,
+        caches: list[LayerCache],
+        spans: list[Span],
+    ) -> torch.Tensor:
+        """ids and positions [T] -> the residual stream [T, hidden] before the final norm."""
+        x = self.embed[ids]
+        rotation = self.rotary.at(positions)
+        for layer, cache, window in zip(self.layers, caches, self.config.windows, strict=True):
+            x = layer(x, rotation, cache, spans, window)
+        return x
+
+    def logits(self, normed: torch.Tensor) -> torch.Tensor:
+        """LM head over states after the final norm; at least fp32."""
+        result = self.lm_head(normed)
+        assert isinstance(result, torch.Tensor)
+        return result if result.dtype == torch.float64 else result.float()

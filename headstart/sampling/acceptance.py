@@ -1,0 +1,104 @@
+"""Which drafts are accepted: the match rule, and the classical rejection rule.
+
+Match: a draft is accepted when it is what the target chose anyway, so the text is the target's
+whatever was drafted. Rejection: a draft is accepted with probability target/draft, and what
+follows a rejection is drawn from the rest of the target's distribution; the distribution is the
+target's, the text depends on K.
+
+B requests, K drafts, V tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from headstart.sampling import noise
+
+Origin = Literal["accepted", "recovered", "bonus"]
+
+
+def count_matches(drafts: Tensor, choices: Tensor, num_drafts: Tensor) -> Tensor:
+    """How many leading drafts equal the target's choice, [B].
+
+    drafts [B, K], of which num_drafts [B] count; choices [B, K + 1], the last one the bonus row's.
+    """
+    num_columns = drafts.shape[-1]
+    equal = drafts == choices[:, :num_columns]
+    return _count_leading(equal, num_drafts)
+
+
+def origins(num_accepted: int, num_drafts: int) -> tuple[Origin, ...]:
+    """Where each emitted token of one request comes from.
+
+    The last one is the bonus token when every draft was accepted; without drafts, too, so that
+    recovered and bonus tokens together count the passes of the trunk.
+    """
+    last: Origin = "bonus" if num_accepted == num_drafts else "recovered"
+    accepted: Origin = "accepted"
+    return (*[accepted] * num_accepted, last)
+
+
+def reject(
+    draft_ids: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    num_drafts: Tensor,
+    seeds: Sequence[int] | Tensor,
+    positions: Sequence[int] | Tensor,
+) -> tuple[Tensor, Tensor]:
+    """Accepted drafts [B] and the token that follows them [B].
+
+    draft_ids [B, K]; draft_probs [B, K, V], exactly what each draft was drawn from; target_probs
+    [B, K + 1, V]; positions [B] of the first draft. The token that follows is drawn from
+    max(target - draft, 0) after a rejection, from the target in the bonus row. The bonus row uses
+    the noise of `choose`, so without drafts both rules give the same text.
+    """
+    kept = accept_mask(draft_ids, draft_probs, target_probs, seeds, positions)
+    num_accepted = _count_leading(kept, num_drafts)
+    is_bonus = num_accepted == num_drafts.to(num_accepted)
+    row = num_accepted.view(-1, 1, 1).expand(-1, 1, target_probs.shape[-1])
+    target = target_probs.gather(1, row).squeeze(1)
+    padded = torch.cat((draft_probs, torch.zeros_like(target_probs[:, :1])), 1)
+    draft = padded.gather(1, row).squeeze(1).masked_fill(is_bonus.unsqueeze(-1), 0.0)
+    rest = residual(target, draft)
+    at = torch.as_tensor(positions, device=rest.device) + num_accepted
+    purpose = torch.where(is_bonus, noise.CHOICE, noise.RESIDUAL)
+    tokens = torch.arange(rest.shape[-1], device=rest.device)
+    return num_accepted, (rest.log() + noise.gumbel(seeds, at, tokens, purpose)).argmax(-1)
+
+
+def accept_mask(
+    draft_ids: Tensor,
+    draft_probs: Tensor,
+    target_probs: Tensor,
+    seeds: Sequence[int] | Tensor,
+    positions: Sequence[int] | Tensor,
+) -> Tensor:
+    """Whether each draft passes its own test, [B, K], whatever became of those before it."""
+    index = draft_ids.unsqueeze(-1)
+    p_draft = draft_probs.gather(-1, index).squeeze(-1)
+    p_target = target_probs[:, : draft_ids.shape[-1]].gather(-1, index).squeeze(-1)
+    at = torch.as_tensor(positions, device=draft_ids.device)
+    tests = [
+        noise.uniform(seeds, at + depth, draft_ids[:, depth : depth + 1], noise.ACCEPTANCE)
+        for depth in range(draft_ids.shape[-1])
+    ]
+    if not tests:
+        return torch.zeros_like(draft_ids, dtype=torch.bool)
+    return torch.cat(tests, -1) * p_draft < p_target  # u < target/draft, without dividing by 0
+
+
+def residual(target: Tensor, draft: Tensor) -> Tensor:
+    """max(target - draft, 0), not normalised; the target itself where rounding leaves nothing."""
+    rest = (target - draft).clamp_min(0)
+    return torch.where(rest.amax(-1, keepdim=True) > 0, rest, target)
+
+
+def _count_leading(kept: Tensor, num_drafts: Tensor) -> Tensor:
+    depths = torch.arange(kept.shape[-1], device=kept.device)
+    counted = kept & (depths < num_drafts.to(kept.device).unsqueeze(-1))
+    return counted.to(torch.int64).cumprod(-1).sum(-1)

@@ -1,0 +1,255 @@
+"""What one request asks of the sampler, checked for sense before anything runs.
+
+Free of torch. Values are per request and never change while it runs: a value that depended on the
+step would make the text depend on how many tokens a step produces.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, get_args
+
+from headstart.errors import ConfigError, some
+
+LogprobsMode = Literal["raw", "processed"]
+AcceptanceRule = Literal["match", "rejection"]
+
+MASK64 = (1 << 64) - 1
+GAMMA = 0x9E3779B97F4A7C15  # odd, from the golden ratio: the step of splitmix64
+PROMPT_GAMMA = 0xD1B54A32D192ED03  # another odd step, so that prompts and samples cannot meet
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    max_tokens: int | None = field(
+        default=None, metadata={"help": "tokens to generate at most; default: what fits"}
+    )
+    min_tokens: int = field(
+        default=0, metadata={"help": "tokens before which no end token is chosen"}
+    )
+    temperature: float = field(
+        default=1.0, metadata={"help": "0 takes the most likely token; higher is more varied"}
+    )
+    top_k: int = field(
+        default=0, metadata={"help": "choose among this many most likely tokens; 0 or -1: all"}
+    )
+    top_p: float = field(
+        default=1.0, metadata={"help": "choose among the fewest tokens that hold this share"}
+    )
+    min_p: float = field(
+        default=0.0, metadata={"help": "drop tokens below this share of the most likely one"}
+    )
+    repetition_penalty: float = field(
+        default=1.0, metadata={"help": "above 1: tokens of prompt and output less likely"}
+    )
+    presence_penalty: float = field(
+        default=0.0, metadata={"help": "taken off the logit of every token of the output"}
+    )
+    frequency_penalty: float = field(
+        default=0.0, metadata={"help": "taken off once per occurrence in the output"}
+    )
+    logit_bias: Mapping[int, float] | None = field(
+        default=None, metadata={"help": "added to logits, by token id"}
+    )
+    allowed_token_ids: tuple[int, ...] | None = field(
+        default=None, metadata={"help": "only these tokens are chosen"}
+    )
+    banned_token_ids: tuple[int, ...] | None = field(
+        default=None, metadata={"help": "these tokens are never chosen"}
+    )
+    stop: tuple[str, ...] = field(default=(), metadata={"help": "text that ends the answer"})
+    stop_token_ids: tuple[int, ...] = field(
+        default=(), metadata={"help": "tokens that end the answer, besides EOS"}
+    )
+    ignore_eos: bool = field(default=False, metadata={"help": "go on after the model's end token"})
+    include_stop_str_in_output: bool = field(
+        default=False, metadata={"help": "keep the stop text in the answer"}
+    )
+    n: int = field(default=1, metadata={"help": "answers per prompt"})
+    seed: int | None = field(
+        default=None, metadata={"help": "same seed, same text; default: one is drawn and reported"}
+    )
+    logprobs: int | None = field(
+        default=None,
+        metadata={
+            "help": "log-probabilities, with this many alternatives; 0: of the chosen token only"
+        },
+    )
+    logprobs_mode: LogprobsMode = field(
+        default="raw", metadata={"help": "raw (the model's own) or processed"}
+    )
+    skip_special_tokens: bool = field(
+        default=True, metadata={"help": "leave special tokens out of the text"}
+    )
+    speculate: int | Literal["auto"] | None = field(
+        default=None, metadata={"help": "K, draft tokens per step; 0: none; default: the engine's"}
+    )
+    acceptance: AcceptanceRule = field(
+        default="match",
+        metadata={"help": "match (text does not depend on K) or rejection (accepts a little more)"},
+    )
+    draft_vocab: str | None = field(
+        default=None, metadata={"help": "draft vocabulary to use, by name"}
+    )
+
+    def __post_init__(self) -> None:
+        if isinstance(self.stop, str):
+            object.__setattr__(self, "stop", (self.stop,))
+        object.__setattr__(self, "stop", tuple(self.stop))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        if self.logit_bias is not None:
+            object.__setattr__(self, "logit_bias", dict(self.logit_bias))
+        for name in ("allowed_token_ids", "banned_token_ids"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, tuple(getattr(self, name)))
+        _check(self)
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def has_penalties(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+
+    @property
+    def needs_history(self) -> bool:
+        """Whether a row must know what came before it."""
+        return self.has_penalties or self.min_tokens > 0
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Greedy, and nothing (but a grammar, which is not ours) can change the arg-max."""
+        return (
+            self.is_greedy
+            and not self.needs_history
+            and not self.logit_bias
+            and self.allowed_token_ids is None
+            and not self.banned_token_ids
+        )
+
+    def check_token_ids(self, num_tokens: int) -> None:
+        """ConfigError if an id is outside a vocabulary of `num_tokens`."""
+        for name in _ID_FIELDS:
+            bad = [i for i in getattr(self, name) or () if i >= num_tokens]
+            if bad:
+                raise ConfigError(
+                    f"{name} holds {some(bad)}; the model has tokens 0 to {num_tokens - 1}. "
+                    f"Remove those ids or check the tokenizer."
+                )
+
+
+_ID_FIELDS = ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids")
+
+# field: (lowest, highest, open at the lower end). None stands for no bound.
+_RANGES: dict[str, tuple[float, float | None, bool]] = {
+    "temperature": (0, 100, False),
+    "top_k": (-1, None, False),
+    "top_p": (0, 1, True),
+    "min_p": (0, 1, False),
+    "repetition_penalty": (0.01, 100, False),
+    "presence_penalty": (-2, 2, False),
+    "frequency_penalty": (-2, 2, False),
+    "max_tokens": (1, None, False),
+    "min_tokens": (0, None, False),
+    "n": (1, None, False),
+    "seed": (-(1 << 63), MASK64, False),
+    "logprobs": (0, None, False),
+}
+_WHOLE = ("top_k", "max_tokens", "min_tokens", "n", "seed", "logprobs")
+_OPTIONAL = ("max_tokens", "seed", "logprobs")
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+
+
+def _check(params: SamplingParams) -> None:
+    for name, (low, high, is_open) in _RANGES.items():
+        value = getattr(params, name)
+        if value is None and name in _OPTIONAL:
+            continue
+        kind = "whole number" if name in _WHOLE else "number"
+        if not _is_number(value, whole=name in _WHOLE) or not (
+            (low < value if is_open else low <= value) and (high is None or value <= high)
+        ):
+            raise ConfigError(f"{name} is {value!r}; give a {kind} {_words(low, high, is_open)}")
+    for name in _FLAGS:
+        if not isinstance(getattr(params, name), bool):
+            raise ConfigError(f"{name} is {getattr(params, name)!r}; give true or false")
+    for name in _ID_FIELDS:
+        _check_ids(name, getattr(params, name) or ())
+    for name, choices in (
+        ("logprobs_mode", get_args(LogprobsMode)),
+        ("acceptance", get_args(AcceptanceRule)),
+    ):
+        if getattr(params, name) not in choices:
+            raise ConfigError(
+                f"{name} is {getattr(params, name)!r}; give one of {', '.join(choices)}"
+            )
+    _check_combinations(params)
+
+
+def _check_combinations(params: SamplingParams) -> None:
+    k = params.speculate
+    if k is not None and k != "auto" and not (_is_number(k, whole=True) and k >= 0):
+        raise ConfigError(f"speculate is {k!r}; give a number of draft tokens, or `auto`")
+    if 0 < params.temperature < 1e-6:
+        raise ConfigError(
+            f"temperature is {params.temperature}; give 0 for the most likely token, or 1e-6 up"
+        )
+    for token, value in (params.logit_bias or {}).items():
+        if not _is_number(value, whole=False) or not -100 <= value <= 100:
+            raise ConfigError(
+                f"logit_bias of token {token} is {value!r}; give a number from -100 to 100. "
+                f"To forbid a token put it into banned_token_ids."
+            )
+    for text in params.stop:
+        if not isinstance(text, str) or not text:
+            raise ConfigError(f"stop holds {text!r}; give texts of at least one character")
+    if params.max_tokens is not None and params.min_tokens > params.max_tokens:
+        raise ConfigError(
+            f"min_tokens is {params.min_tokens}, max_tokens is {params.max_tokens}; "
+            f"give a min_tokens of at most {params.max_tokens}"
+        )
+    allowed = params.allowed_token_ids
+    if allowed is not None and not set(allowed) - set(params.banned_token_ids or ()):
+        raise ConfigError(
+            f"allowed_token_ids has {len(allowed)} ids and none is left after banned_token_ids; "
+            f"allow at least one token"
+        )
+
+
+def _check_ids(name: str, ids: Iterable[object]) -> None:
+    bad = [i for i in ids if not (_is_number(i, whole=True) and i >= 0)]  # type: ignore[operator]
+    if bad:
+        raise ConfigError(f"{name} holds {some(map(repr, bad))}; give token ids, 0 or above")
+
+
+def _is_number(value: object, *, whole: bool) -> bool:
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        return False
+    return math.isfinite(value)
+
+
+def _words(low: float, high: float | None, is_open: bool) -> str:
+    lower = f"above {low}" if is_open else f"from {low}"
+    return f"{lower} up" if high is None else f"{lower} to {high}"
+
+
+def mix64(word: int) -> int:
+    """The finaliser of splitmix64: a bijection of 64-bit words in which every bit moves all."""
+    word &= MASK64
+    word = ((word ^ (word >> 30)) * 0xBF58476D1CE4E5B9) & MASK64
+    word = ((word ^ (word >> 27)) * 0x94D049BB133111EB) & MASK64
+    return word ^ (word >> 31)
+
+
+def derive_seed(seed: int, sample: int, prompt: int = 0) -> int:
+    """The seed of one of n samples (and of one of many prompts): 64 bits, 0 or above.
+
+    Sample 0 of prompt 0 keeps the request's seed, so the first of n answers is the answer of n=1.
+    Derive once from both numbers; deriving twice would give (0, 1) and (1, 0) the same noise.
+    """
+    if sample == 0 and prompt == 0:
+        return seed & MASK64
+    return mix64(mix64(seed + prompt * PROMPT_GAMMA) + sample * GAMMA)
