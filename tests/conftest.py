@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,16 @@ def pytest_configure(config: pytest.Config) -> None:
     # One thread per test process, set before torch is imported: several workers share few cores,
     # and threads that spin while they wait for each other cost an order of magnitude.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_disk_waits() -> Iterator[None]:
+    """Flushing to disk is real in subprocess tests; elsewhere it would only cost minutes."""
+    patch = pytest.MonkeyPatch()
+    patch.setattr(os, "fsync", lambda handle: None)
+    patch.setattr(os, "fdatasync", lambda handle: None)
+    yield
+    patch.undo()
 
 
 @pytest.fixture(scope="session")

@@ -3,7 +3,7 @@
 The folder is built beside its target under a hidden name and renamed at the end. The builder
 holds a lock on it, so a later run can tell an abandoned one (killed, power cut) from one in
 progress, and clears the abandoned ones away. An existing target is only ever replaced as a
-whole.
+whole, and only where that was asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterator
@@ -21,15 +22,16 @@ from pathlib import Path
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.errors import CheckpointError, WriteFailed
 
-_EXCHANGE = 2  # RENAME_EXCHANGE of renameat2(2)
+_NO_REPLACE, _EXCHANGE = 1, 2  # flags of renameat2(2)
+_UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 _AT_FDCWD = -100
 
 
 def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -> None:
     """Refuse a target that exists, or that is, contains or lies in one of the inputs."""
-    resolved = out.resolve()
+    resolved = Path(os.path.realpath(out))
     for source in inputs:
-        other = source.resolve()
+        other = Path(os.path.realpath(source))
         if resolved == other or resolved in other.parents or other in resolved.parents:
             raise CheckpointError(
                 f"--out {out} overlaps the input {source}; results never go into their source. "
@@ -39,8 +41,13 @@ def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -
         return
     if not overwrite:
         raise CheckpointError(f"{out} exists. Choose another folder, or add --overwrite.")
+    if out.is_symlink():
+        raise CheckpointError(
+            f"{out} is a symbolic link; --overwrite only replaces folders. Give the folder it "
+            "points to, or remove the link."
+        )
     is_ours = (out / PROVENANCE_NAME).is_file() or (out.is_dir() and not any(out.iterdir()))
-    if out.is_symlink() or not is_ours:
+    if not is_ours:
         raise CheckpointError(
             f"{out} was not written by Headstart (no {PROVENANCE_NAME} in it), so --overwrite "
             "does not replace it. Remove it yourself, or choose another folder."
@@ -48,21 +55,22 @@ def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -
 
 
 @contextmanager
-def building(out: Path) -> Iterator[Path]:
+def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """Yield an empty sibling folder; on success it becomes `out`, on any failure it is removed."""
+    given, out = out, _absolute(out)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         _clear_abandoned(out)
         partial, lock = _locked_sibling(out)
     except OSError as error:
-        raise write_failed(out, error) from error
+        raise write_failed(given, error) from error
     try:
         yield partial
         _sync_folder(partial)
-        _install(partial, out)
+        _install(partial, out, overwrite)
         _sync_folder(out.parent)
     except OSError as error:
-        raise write_failed(out, error) from error
+        raise write_failed(given, error) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
         os.close(lock)
@@ -71,13 +79,21 @@ def building(out: Path) -> Iterator[Path]:
 def write_failed(out: Path, error: OSError) -> WriteFailed:
     """One line for what the system said while writing below or beside `out`."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        parent = next(p for p in (out, *out.parents) if p.exists())
+        parent = next(p for p in (out, *_absolute(out).parents) if os.path.exists(p))
         free = shutil.disk_usage(parent).free
         return WriteFailed(
             f"no space left on the disk of {out} ({free / 1e9:.1f} GB free); nothing was kept. "
             "Free some space or choose another --out."
         )
-    return WriteFailed(f"cannot write {out}: {error.strerror or error}. Nothing was kept.")
+    where = f" ({error.filename})" if error.filename else ""
+    return WriteFailed(f"cannot write {out}: {error.strerror or error}{where}. Nothing was kept.")
+
+
+def _absolute(out: Path) -> Path:
+    """`out` with a name and a parent of its own, also where it is given as `.` or `x/..`."""
+    if out.name in ("", ".."):
+        return Path(os.path.realpath(out))
+    return Path(os.path.realpath(out.parent)) / out.name
 
 
 def _locked_sibling(out: Path) -> tuple[Path, int]:
@@ -92,8 +108,12 @@ def _locked_sibling(out: Path) -> tuple[Path, int]:
 
 
 def _clear_abandoned(out: Path) -> None:
-    for stale in out.parent.glob(f".{_escaped(out.name)}.partial-*"):
-        lock = os.open(stale, os.O_RDONLY | os.O_DIRECTORY)
+    pattern = re.compile(rf"\.{re.escape(out.name)}\.partial-[0-9a-f]{{8}}")
+    for stale in [p for p in out.parent.iterdir() if pattern.fullmatch(p.name)]:
+        try:
+            lock = os.open(stale, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
+            continue  # cleared by another run just now, or nothing that we made
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -106,24 +126,39 @@ def _clear_abandoned(out: Path) -> None:
             os.close(lock)
 
 
-def _escaped(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)
-
-
-def _install(partial: Path, out: Path) -> None:
-    if not out.exists():
-        os.rename(partial, out)
+def _install(partial: Path, out: Path, overwrite: bool) -> None:
+    """One atomic step, so that a kill leaves either the old state or the new one in place."""
+    if not overwrite or not os.path.lexists(out):
+        if not _renamed(partial, out, _NO_REPLACE):
+            os.rename(partial, out)
         return
-    # One atomic step, so that a kill leaves either the old folder or the new one in place. What
-    # was replaced now carries the partial name and is removed with it.
-    libc = ctypes.CDLL(None, use_errno=True)
-    names = (os.fsencode(partial), os.fsencode(out))
-    if libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) != 0:
-        code = ctypes.get_errno()
-        if code not in (errno.EINVAL, errno.ENOSYS):
-            raise OSError(code, os.strerror(code))
-        shutil.rmtree(out)
+    check_target(out, overwrite=True)  # again: it may not be what it was before the long copy
+    # What was replaced now carries the partial name and is removed with it.
+    if _renamed(partial, out, _EXCHANGE):
+        return
+    # A file system that cannot exchange two names: the window is two renames long.
+    aside = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
+    os.rename(out, aside)
+    try:
         os.rename(partial, out)
+    except BaseException:
+        os.rename(aside, out)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _renamed(old: Path, new: Path, flags: int) -> bool:
+    """renameat2(2); False where the system or file system does not have it."""
+    try:
+        rename = ctypes.CDLL(None, use_errno=True).renameat2
+    except AttributeError:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(old), _AT_FDCWD, os.fsencode(new), flags) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), str(new))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -13,11 +13,28 @@ from typing import Any
 
 from headstart.errors import BadConfig
 
-_INT_FIELDS = (
-    "num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "intermediate_size", "num_nextn_predict_layers",
-    "mtp_num_hidden_layers", "num_mtp_modules", "n_routed_experts", "num_experts",
-)  # fmt: skip
+# Largest sensible values: counts are walked one by one, so a corrupted one must not be believed.
+_MAX_SIZE, _MAX_LAYERS, _MAX_EXPERTS, _MAX_MODULES = 2**31, 10_000, 10_000, 64
+_NEVER_LISTS = ("num_hidden_layers", "first_k_dense_replace", "moe_layer_start_index",
+                "moe_layer_end_index", "moe_layer_interval", "full_attention_interval")  # fmt: skip
+_INT_FIELDS = {
+    **dict.fromkeys(
+        ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+         "intermediate_size", "moe_intermediate_size", "n_shared_experts", "q_lora_rank",
+         "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        _MAX_SIZE,
+    ),
+    **dict.fromkeys(
+        ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"), _MAX_EXPERTS
+    ),
+    **dict.fromkeys(
+        ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"), _MAX_MODULES
+    ),
+    **dict.fromkeys(_NEVER_LISTS, _MAX_LAYERS),
+}  # fmt: skip
+_TEXT_FIELDS = ("model_type", "hybrid_override_pattern", "mtp_hybrid_override_pattern")
+_ONE_PER_LAYER = ("moe_layer_freq", "hybrid_layer_pattern")
+_MAX_NESTING = 100
 _OBJECT_FIELDS = ("text_config", "mtp_config")
 
 
@@ -85,8 +102,9 @@ def read_config(folder: Path) -> Config:
     raw = read_json_object(path)
     config = Config(raw)
     _check_types(path, raw, "")
-    if isinstance(raw.get("text_config"), dict):
-        _check_types(path, raw["text_config"], "text_config.")
+    for part in _OBJECT_FIELDS:
+        if isinstance(raw.get(part), dict):
+            _check_types(path, raw[part], f"{part}.")
     return config
 
 
@@ -99,23 +117,39 @@ def read_json_object(path: Path) -> dict[str, Any]:
     if not isinstance(document, dict):
         kind = type(document).__name__
         raise BadConfig(f"{path} holds a JSON {kind}; expected an object. Download it again.")
+    if _is_deeper(document, _MAX_NESTING):
+        raise BadConfig(f"{path} nests more than {_MAX_NESTING} levels deep. Download it again.")
     return document
 
 
+def _is_deeper(document: Any, levels: int) -> bool:
+    level = [document]
+    for _ in range(levels):
+        inner = [v.values() if isinstance(v, dict) else v for v in level]
+        level = [v for values in inner for v in values if isinstance(v, dict | list)]
+    return bool(level)
+
+
 def _check_types(path: Path, part: dict[str, Any], prefix: str) -> None:
-    for field in _INT_FIELDS:
+    for field, limit in _INT_FIELDS.items():
         value = part.get(field)
         # A list is legal where a model gives one value per layer (Step-3.5, some pruned models).
-        if value is None or (isinstance(value, list) and field != "num_hidden_layers"):
+        if value is None or (isinstance(value, list) and field not in _NEVER_LISTS):
             continue
-        if type(value) is not int or value < 0:
-            raise _wrong(path, prefix + field, value, "a whole number of 0 or more")
+        if field == "moe_layer_end_index" and value == -1:  # up to the last layer
+            continue
+        if type(value) is not int or not 0 <= value <= limit:
+            raise _wrong(path, prefix + field, value, f"a whole number from 0 to {limit}")
     for field in _OBJECT_FIELDS:
         if part.get(field) is not None and not isinstance(part[field], dict):
             raise _wrong(path, prefix + field, part[field], "an object")
-    model_type = part.get("model_type")
-    if model_type is not None and not isinstance(model_type, str):
-        raise _wrong(path, prefix + "model_type", model_type, "a string")
+    for field in _TEXT_FIELDS:
+        if part.get(field) is not None and not isinstance(part[field], str):
+            raise _wrong(path, prefix + field, part[field], "a string")
+    for field in _ONE_PER_LAYER:
+        value, layers = part.get(field), part.get("num_hidden_layers") or 0
+        if isinstance(value, list) and len(value) < layers:
+            raise _wrong(path, prefix + field, value, f"one entry for each of {layers} layers")
     names = part.get("architectures")
     if names is not None and not (
         isinstance(names, list) and all(isinstance(name, str) for name in names)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import struct
+from collections import Counter
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,6 +21,7 @@ from headstart.errors import BrokenFile
 
 # The format's own limit; a larger value means the first eight bytes are not a header length.
 MAX_HEADER_BYTES = 100_000_000
+_MAX_RANK = 64
 
 # Bits, because the newest dtypes pack two or more elements into a byte.
 DTYPE_BITS = {
@@ -59,6 +62,8 @@ def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
 def read_header(file: Path) -> Header:
     """Parse and check the header of `file`; BrokenFile says what is wrong with it."""
     try:
+        if not stat.S_ISREG(os.stat(file).st_mode):  # opening a pipe would wait for ever
+            raise _broken(file, "is not a plain file")
         with open(file, "rb") as handle:
             size = os.fstat(handle.fileno()).st_size
             raw_length = handle.read(8)
@@ -75,9 +80,11 @@ def read_header(file: Path) -> Header:
                 )
             raw = handle.read(length)
     except OSError as error:
-        raise BrokenFile(f"{file}: cannot be read ({error.strerror}); check the path") from error
+        raise BrokenFile(
+            f"{file} cannot be read ({error.strerror}). Check the file, or where the link points."
+        ) from error
     try:
-        entries = json.loads(raw, object_pairs_hook=_unique(file))
+        entries = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique(file))
     except (ValueError, RecursionError) as error:
         raise _broken(file, f"has a header that is not JSON ({error})") from error
     if not isinstance(entries, dict):
@@ -85,6 +92,9 @@ def read_header(file: Path) -> Header:
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict):
         raise _broken(file, "has __metadata__ that is not a JSON object")
+    for text in (*entries, *metadata, *map(str, metadata.values())):
+        if not text.isascii() and not _is_unicode(text):
+            raise _broken(file, f"has a name that is not Unicode text ({_short(text)})")
     data_start = 8 + length
     tensors = {name: _tensor(file, name, entry, data_start) for name, entry in entries.items()}
     _check_tiling(file, tensors, data_start, size)
@@ -97,9 +107,8 @@ def _unique(file: Path) -> Any:
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
-            raise _broken(file, f"names {twice!r} twice in its header")
+            [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
+            raise _broken(file, f"names {_short(twice)} twice in its header")
         return result
 
     return build
@@ -107,24 +116,30 @@ def _unique(file: Path) -> Any:
 
 def _tensor(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     if not isinstance(entry, dict):
-        raise _broken(file, f"describes {name!r} with something that is not an object")
+        raise _broken(file, f"describes {_short(name)} with something that is not an object")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _broken(file, f"gives {name!r} the unknown dtype {dtype!r}")
+        raise _broken(file, f"gives {_short(name)} the unknown dtype {_short(dtype)}")
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
-        raise _broken(file, f"gives {name!r} shape {shape!r} and data_offsets {offsets!r}")
+        raise _broken(
+            file, f"gives {_short(name)} shape {_short(shape)} and data_offsets {_short(offsets)}"
+        )
     start, end = offsets
     if start > end or end - start != byte_size(dtype, tuple(shape)):
         needed = byte_size(dtype, tuple(shape))
         raise _broken(
-            file, f"gives {name!r} {end - start} bytes; {dtype} {list(shape)} needs {needed}"
+            file,
+            f"gives {_short(name)} {end - start} bytes; {dtype} {_short(shape)} needs "
+            f"{_short(needed)}",
         )
     return TensorInfo(name, dtype, tuple(shape), file, data_start + start, data_start + end)
 
 
 def _is_sizes(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(
-        type(item) is int and 0 <= item < 2**63 for item in value
+    return (
+        isinstance(value, list)
+        and len(value) <= _MAX_RANK
+        and all(type(item) is int and 0 <= item < 2**63 for item in value)
     )
 
 
@@ -133,16 +148,30 @@ def _check_tiling(file: Path, tensors: dict[str, TensorInfo], data_start: int, s
     previous = "the header"
     for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
         if info.start < position:
-            raise _broken(file, f"has {info.name!r} overlapping {previous!r}")
+            raise _broken(file, f"has {_short(info.name)} overlapping {_short(previous)}")
         if info.start > position:
             raise _broken(
-                file, f"has {info.start - position} unused bytes before {info.name!r} (a gap)"
+                file, f"has {info.start - position} unused bytes before {_short(info.name)} (a gap)"
             )
         position, previous = info.end, info.name
     if position > size:
         raise _broken(file, f"is truncated: {size} bytes on disk, {position} expected")
     if position < size:
         raise _broken(file, f"has {size - position} bytes after its last tensor")
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # half of a surrogate pair, which no file can hold
+        return False
+    return True
+
+
+def _short(value: object) -> str:
+    """A value on one line of bounded length, whatever a broken file holds."""
+    shown = repr(value)
+    return shown if len(shown) <= 120 else f"{shown[:100]}..."
 
 
 def _broken(file: Path, what: str) -> BrokenFile:

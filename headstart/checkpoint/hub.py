@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
 from headstart.errors import CheckpointError
 
-_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # not ./x or ../x
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py", "LICENSE*")
 
 
 def local_folder(model: str | Path) -> Path:
     """The folder of a checkpoint, downloaded if `model` is a hub name and the hub answers."""
     path = Path(model)
-    if path.exists() or not _HUB_NAME.fullmatch(str(model)):
+    if os.path.lexists(path) or not _HUB_NAME.fullmatch(str(model)):
         return path
     try:
         from huggingface_hub import snapshot_download

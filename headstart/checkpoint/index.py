@@ -8,6 +8,7 @@ used as names of files directly inside the folder.
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ def read_index(folder: Path) -> Index:
         absent = sorted(set(weight_map.values()) - present)
         if absent:
             raise BrokenIndex(
-                f"{folder / INDEX_NAME} names {some(absent)}, which is not in the folder. "
-                "Download the missing shards, or mend the index."
+                f"{folder / INDEX_NAME} names {some(map(repr, absent))}, which is not in the "
+                "folder. Download the missing shards, or mend the index."
             )
     headers = {file.name: read_header(file) for file in files}
     tensors, duplicates = _merge(headers, weight_map)
@@ -72,12 +73,12 @@ def read_index(folder: Path) -> Index:
 
 def _read_weight_map(folder: Path) -> tuple[dict[str, str] | None, dict[str, Any]]:
     path = folder / INDEX_NAME
-    if not path.exists():
+    if not os.path.lexists(path):  # a link that points nowhere is an index all the same
         return None, {}
     try:
-        document = json.loads(path.read_text())
+        document = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise BrokenIndex(f"{path} is not JSON ({error}). Download the file again.") from error
+        raise BrokenIndex(f"{path} cannot be read ({error}). Download the file again.") from error
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not all(
         isinstance(shard, str) for shard in weight_map.values()
@@ -100,8 +101,8 @@ def _check_weight_map(folder: Path, weight_map: dict[str, str], headers: dict[st
     lost = [name for name, shard in weight_map.items() if name not in headers[shard].tensors]
     if lost:
         raise BrokenIndex(
-            f"{folder / INDEX_NAME} places {some(lost)} in a shard that does not hold it. "
-            "Download index and shards again from one revision."
+            f"{folder / INDEX_NAME} places {some(map(repr, lost))} in a shard that does not hold "
+            "it. Download index and shards again from one revision."
         )
 
 
@@ -116,7 +117,7 @@ def _merge(
             known = merged.setdefault(name, info)
             if known is info:
                 continue
-            if not same_bytes(known, info):
+            if not _same(known, info):
                 raise BrokenFile(
                     f"{name!r} is in {known.file} and in {info.file} with different content; "
                     "expected one copy. Remove the shard that does not belong to this checkpoint."
@@ -126,6 +127,15 @@ def _merge(
             if weight_map is not None and weight_map.get(name) == info.file.name:
                 merged[name] = info
     return merged, duplicates
+
+
+def _same(known: TensorInfo, info: TensorInfo) -> bool:
+    try:
+        return same_bytes(known, info)
+    except OSError as error:
+        raise BrokenFile(
+            f"{known.file} or {info.file} cannot be read ({error.strerror}). Copy them again."
+        ) from error
 
 
 def _no_weights(folder: Path) -> str:

@@ -1,53 +1,88 @@
-"""Reads a just-written folder back and compares it with what it was made from.
+"""Reads what was just written back and compares it with what it was made from.
 
 A result is only installed after every tensor was found under its name with its dtype, shape and
-bytes: those copied are compared with their source, those computed with the checksum taken as they
-were written.
+bytes: those copied are compared with their source, those computed with the checksum taken as
+they were written. Comparing runs in a thread of its own, behind the writer; `Proof.finish` waits
+for it and raises what it found.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstart.checkpoint.compare import as_slice, checksum, equal_slices
-from headstart.checkpoint.header import read_header
+from headstart.checkpoint.compare import checksum, equal_slices
+from headstart.checkpoint.header import TensorInfo, read_header
 from headstart.checkpoint.source import FileSlice
 from headstart.errors import WriteFailed
 
 if TYPE_CHECKING:
     from headstart.checkpoint.writer import Shard
 
+_REMEDY = "The source was changed meanwhile, or the disk is failing; run again, then check it."
 
-def prove(
-    folder: Path,
-    shards: Mapping[str, Shard],
-    copies: Mapping[str, Path],
-    checksums: Mapping[tuple[str, str], int],
-) -> None:
-    """Raise WriteFailed unless `folder` holds exactly what the plan says."""
-    for name, shard in shards.items():
-        header = read_header(folder / name)
-        expected = {key: (source.dtype, source.shape) for key, source in shard.tensors.items()}
-        found = {key: (info.dtype, info.shape) for key, info in header.tensors.items()}
-        if expected != found:
-            raise WriteFailed(f"{name}: read back other tensors than were written")
-        for key, source in shard.tensors.items():
-            info = header.tensors[key]
-            if source.is_copy:
-                pieces = [piece for piece in source.pieces() if isinstance(piece, FileSlice)]
-                same = equal_slices(as_slice(info), pieces)
-            else:
-                same = checksums[name, key] == checksum(as_slice(info))
-            if not same:
-                raise WriteFailed(f"{name}: {key} does not read back as written; check the disk")
-    for name, source_file in copies.items():
-        target = folder / name
-        if os.path.samefile(target, source_file):
-            continue
-        sizes = (target.stat().st_size, source_file.stat().st_size)
-        whole = FileSlice(source_file, 0, sizes[1])
-        if sizes[0] != sizes[1] or not equal_slices(FileSlice(target, 0, sizes[0]), [whole]):
-            raise WriteFailed(f"{name} does not read back as {source_file}; check the disk")
+
+class Proof:
+    """Everything that was written and is still to be compared."""
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1)
+        self._checks: list[Future[None]] = []
+
+    def __enter__(self) -> Proof:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def copied(self, written: FileSlice, name: str, pieces: list[FileSlice]) -> None:
+        """`written` is to hold the bytes of `pieces`."""
+        self._checks.append(self._pool.submit(_check_copy, written, name, pieces))
+
+    def computed(self, written: FileSlice, name: str, expected: int) -> None:
+        """`written` is to have the checksum that its bytes had in memory."""
+        self._checks.append(self._pool.submit(_check_sum, written, name, expected))
+
+    def shard(self, file: Path, shard: Shard, places: Mapping[str, FileSlice]) -> None:
+        """The header of `file` is to name exactly these tensors, in these places."""
+        self._checks.append(self._pool.submit(_check_header, file, shard, dict(places)))
+
+    def file(self, file: Path, source: Path) -> None:
+        """`file` is to equal `source`."""
+        self._checks.append(self._pool.submit(_check_file, file, source))
+
+    def finish(self) -> None:
+        for check in self._checks:
+            check.result()
+
+
+def _check_copy(written: FileSlice, name: str, pieces: list[FileSlice]) -> None:
+    if not equal_slices(written, pieces):
+        raise WriteFailed(f"{written.file.name}: {name} does not read back as written. {_REMEDY}")
+
+
+def _check_sum(written: FileSlice, name: str, expected: int) -> None:
+    if checksum(written) != expected:
+        raise WriteFailed(f"{written.file.name}: {name} does not read back as written. {_REMEDY}")
+
+
+def _check_header(file: Path, shard: Shard, places: Mapping[str, FileSlice]) -> None:
+    expected = {
+        name: TensorInfo(name, source.dtype, source.shape, file, place.start, place.end)
+        for name, source in shard.tensors.items()
+        if (place := places.get(name)) is not None
+    }
+    if read_header(file).tensors != expected or len(expected) != len(shard.tensors):
+        raise WriteFailed(f"{file.name}: read back other tensors than were written. {_REMEDY}")
+
+
+def _check_file(file: Path, source: Path) -> None:
+    if os.path.samefile(file, source):
+        return
+    sizes = (file.stat().st_size, source.stat().st_size)
+    whole = FileSlice(source, 0, sizes[1])
+    if sizes[0] != sizes[1] or not equal_slices(FileSlice(file, 0, sizes[0]), [whole]):
+        raise WriteFailed(f"{file.name} does not read back as {source}. {_REMEDY}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import shlex
 import sys
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.config import read_json_object
+from headstart.errors import BrokenFile
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
@@ -59,11 +61,16 @@ def digest(checkpoint: Checkpoint) -> str:
     for name, info in sorted(checkpoint.tensors.items()):
         state.update(f"{name} {info.dtype} {info.shape}\n".encode())
     for file in sorted({info.file for info in checkpoint.tensors.values()}):
-        size = file.stat().st_size
-        with open(file, "rb") as handle:
-            for start in (0, size // 2, max(size - _SAMPLE_BYTES, 0)):
-                handle.seek(start)
-                state.update(handle.read(_SAMPLE_BYTES))
+        try:
+            with open(file, "rb", buffering=0) as handle:
+                size = os.fstat(handle.fileno()).st_size
+                for start in (0, size // 2, max(size - _SAMPLE_BYTES, 0)):
+                    handle.seek(start)
+                    state.update(handle.read(_SAMPLE_BYTES))
+        except OSError as error:
+            raise BrokenFile(
+                f"{file} cannot be read ({error.strerror}). Check the disk, then run again."
+            ) from error
     return f"sampled-sha256:{state.hexdigest()}"
 
 

@@ -7,6 +7,7 @@ folders of a hub cache work as they are.
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -41,8 +42,8 @@ class Checkpoint:
     def open(cls, folder: str | Path) -> Checkpoint:
         """Read and check everything but the tensors themselves."""
         path = Path(folder)
-        if not path.is_dir():
-            kind = "is a file" if path.exists() else "does not exist"
+        if not os.path.isdir(path):
+            kind = "is not a folder" if os.path.exists(path) else "does not exist"
             raise CheckpointError(f"{path} {kind}; expected the folder of a checkpoint.")
         return cls(path, read_config(path), read_index(path))
 
@@ -59,7 +60,8 @@ class Checkpoint:
         try:
             return self.tensors[name]
         except KeyError:
-            near = [other for other in self.tensors if other.endswith(name.rsplit(".", 2)[-2])]
+            module = name.rpartition(".")[0].rpartition(".")[2]
+            near = [n for n in self.tensors if module and module in n.split(".")]
             hint = f" Near names: {some(near)}." if near else ""
             raise MissingTensor(f"{self.folder} has no tensor {name!r}.{hint}") from None
 
@@ -75,6 +77,7 @@ class Checkpoint:
             if path.is_file()
             and path.name not in skip
             and path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
+            and not path.name.endswith(".bin.index.json")  # of the pickled weights left behind
             and not path.name.startswith(".")
         )
 

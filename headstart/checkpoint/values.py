@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import FileSlice, TensorSource, rows
+from headstart.errors import BrokenFile
 
 if TYPE_CHECKING:
     import torch
@@ -43,8 +45,37 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
     """The bytes of a CPU tensor, copied only if it is not contiguous."""
     import torch
 
-    array = tensor.contiguous().view(torch.uint8).reshape(-1).numpy()
+    array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array.data)
+
+
+def to_float32(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values in FP32; FP8 (E4M3) several times faster than torch converts it."""
+    import torch
+
+    if tensor.dtype != torch.float8_e4m3fn:
+        return tensor.to(torch.float32)
+    raw = tensor.contiguous().view(torch.int8)
+    # FP16 with the exponent and mantissa of FP8 is the value over 256, subnormals included. The
+    # sign fills the upper byte; its copy in the exponent's upper bit is masked out.
+    half = raw.to(torch.int16).bitwise_left_shift_(7).bitwise_and_(~0x4000)
+    values = half.view(torch.float16).to(torch.float32).mul_(256.0)
+    if raw.numel() and int(raw.bitwise_and(0x7F).max()) == 0x7F:
+        values[raw.bitwise_and(0x7F) == 0x7F] = float("nan")  # all ones, which came out as 480
+    return values
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """For many small operators: threads that wait for each other on busy cores cost far more."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def swapped_halves(source: TensorSource) -> TensorSource:
@@ -52,9 +83,10 @@ def swapped_halves(source: TensorSource) -> TensorSource:
     count, columns = source.shape
 
     def pieces() -> Iterator[memoryview]:
-        for start in range(0, count, _ROWS_AT_ONCE):
-            part = load(rows(source, start, min(start + _ROWS_AT_ONCE, count)))
-            yield as_bytes(part.roll(columns // 2, dims=1))
+        with one_thread():
+            for start in range(0, count, _ROWS_AT_ONCE):
+                part = load(rows(source, start, min(start + _ROWS_AT_ONCE, count)))
+                yield as_bytes(part.roll(columns // 2, dims=1))
 
     return TensorSource(source.dtype, source.shape, pieces, is_copy=False)
 
@@ -66,7 +98,10 @@ def _read_into(target: memoryview, piece: FileSlice) -> None:
         while done < piece.num_bytes:
             count = os.preadv(handle, [target[done:]], piece.start + done)
             if count == 0:
-                raise OSError(f"{piece.file} became shorter while it was read")
+                raise BrokenFile(
+                    f"{piece.file} became shorter while it was read. Nothing was kept; run again "
+                    "when nobody writes to it."
+                )
             done += count
     finally:
         os.close(handle)

@@ -40,7 +40,7 @@ def run(
     json_output: Json = False,
 ) -> None:
     from headstart.cli.chat import answer, converse
-    from headstart.cli.compare import compare_runs
+    from headstart.engine.compare import compare_runs
     from headstart.engine.engine import Engine
 
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}

@@ -29,19 +29,26 @@ COMMANDS = {
     "restore": "Give a fine-tuned or quantised checkpoint back the head it lost.",
     "graft": "Add a fresh, trainable head to a checkpoint that has none.",
     "generate": "Answer a prompt or chat, with the embedded engine.",
+    "calibrate": "Make a checkpoint of any size with a known acceptance.",
     "launch": "Print or run the command that serves a model with its head.",
     "families": "List the supported families.",
 }
 
 
 class _Commands(TyperGroup):
+    _is_listing = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        self._is_listing = True
+        super().format_help(ctx, formatter)
+
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name not in COMMANDS:
             return None
-        if _is_listing():
+        if self._is_listing:
             # The overview needs one line per command, not their options.
             return _command(cmd_name, lambda: None)
         return build_command(cmd_name)
@@ -51,12 +58,6 @@ def build_command(name: str) -> Any:
     """The click command of one subcommand."""
     module = import_module(f"headstart.cli.{name}")
     return _command(name, flattened(module.run))
-
-
-def _is_listing() -> bool:
-    """Whether the arguments ask for the overview of all commands."""
-    words = [word for word in sys.argv[1:] if word != "--debug"]
-    return not words or words[0] == "--help"
 
 
 def _command(name: str, function: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, Out, Overwrite
+from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, ModelType, Out, Overwrite
 
 
 def run(
@@ -16,6 +16,7 @@ def run(
         str, typer.Option("--from", metavar="ORIGINAL", help="The model that still has the head.")
     ],
     out: Out = None,
+    model_type: ModelType = None,
     dequantize: Dequantize = False,
     link: Link = False,
     overwrite: Overwrite = False,
@@ -29,6 +30,8 @@ def run(
     from headstart.heads.stitch import plan_restore
 
     target = Checkpoint.open(local_folder(model))
-    head = open_head(local_folder(original))
-    operation = plan_restore(target, head.origin, head, dequantized=dequantize)
+    head = open_head(local_folder(original), model_type)
+    operation = plan_restore(
+        target, head.origin, head, dequantized=dequantize, model_type=model_type
+    )
     carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

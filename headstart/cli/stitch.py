@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, Out, Overwrite
+from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, ModelType, Out, Overwrite
 
 
 def run(
@@ -16,6 +16,7 @@ def run(
     ],
     model: Model,
     out: Out = None,
+    model_type: ModelType = None,
     dequantize: Dequantize = False,
     link: Link = False,
     overwrite: Overwrite = False,
@@ -29,5 +30,10 @@ def run(
     from headstart.heads.stitch import plan_stitch
 
     target = Checkpoint.open(local_folder(model))
-    operation = plan_stitch(open_head(local_folder(head)), target, dequantized=dequantize)
+    operation = plan_stitch(
+        open_head(local_folder(head), model_type),
+        target,
+        dequantized=dequantize,
+        model_type=model_type,
+    )
     carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

@@ -66,11 +66,14 @@ class Scheduler:
         works: dict[str, Work] = {}
         by_importance = sorted(self.running, key=lambda r: (not r.is_decoding, *_importance(r)))
         reserved = sum(r.is_decoding for r in by_importance)  # a row for everybody who generates
+        # and, before drafts, one for a prompt: drafts that fill a small budget would lock it out
+        for_prompts = int(bool(self.waiting) or reserved < len(by_importance))
         for request in by_importance:
             if request.state is not State.RUNNING:  # preempted for a more important one
                 continue
             reserved -= request.is_decoding
-            rows = self._rows(request, budget - reserved, is_first=not works)
+            share = budget - reserved - (for_prompts if request.is_decoding else 0)
+            rows = self._rows(request, max(share, min(budget, 1)), is_first=not works)
             if rows > 1 and request.is_decoding and not self._fits(request, rows):
                 rows = 1  # drafts are dropped before anybody loses memory for them
             if rows < 1 or not self._make_room(request, rows, works):
@@ -82,7 +85,7 @@ class Scheduler:
 
     def _rows(self, request: Request, budget: int, *, is_first: bool) -> int:
         if request.is_decoding:
-            return min(1 + len(request.drafts), max(budget, 1))
+            return min(1 + len(request.drafts), budget)
         left = len(request.tokens) - request.num_computed
         if self._options.chunked_prefill:
             return min(left, budget)

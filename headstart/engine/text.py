@@ -56,15 +56,15 @@ class Detokenizer:
 
     def _find_stop(self, scanned: int) -> str | None:
         """The stop string that completes first; the text is cut there."""
-        best: tuple[int, str] | None = None
-        for stop in self._stops:
-            at = self.text.find(stop, max(0, scanned - len(stop) + 1))
-            if at >= 0 and (best is None or at < best[0]):
-                best = (at, stop)
-        if best is None:
+        found = [
+            (at + len(stop), at, stop)
+            for stop in self._stops
+            if (at := self.text.find(stop, max(0, scanned - len(stop) + 1))) >= 0
+        ]
+        if not found:
             return None
-        at, stop = best
-        self.text = self.text[: at + len(stop) if self._keep_stop else at]
+        end, at, stop = min(found)
+        self.text = self.text[: end if self._keep_stop else at]
         return stop
 
     def _held_back(self) -> int:

@@ -237,6 +237,8 @@ class Family:
     num_sub_layers: Callable[[Fields], int] = lambda fields: 1
     # engine -> prefix under which it looks up the block's modules in a quantisation ignore list
     looked_up_as: Mapping[str, str] = field(default_factory=dict)
+    # part of the head (our name) -> further names under which engines ask for it
+    also_asked_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_published: bool = True  # False: only grafted or privately trained heads exist
     is_complete: bool = False  # fully supported: fixture, tiny checkpoint, all file operations
     notes: tuple[str, ...] = ()
@@ -266,7 +268,10 @@ class Family:
                 if self.keys.has_place(key, naming):  # Qwen-style fusion tensors exist once, too
                     result.setdefault(key, shape)
             for name, shape in expand(self.block(fields), fields).items():
-                result[f"modules.{module}.block.{name}"] = shape
+                key = f"modules.{module}.block.{name}"
+                # Some names have room for one module, however often a config counts its use.
+                if module == 0 or self.keys.has_place(key, naming):
+                    result[key] = shape
         return result
 
 

@@ -32,6 +32,7 @@ V3 = Family(
     trunk=Trunk(kinds={"dense": NORMS + MLA + DENSE_MLP, "moe": MOE_LAYER}, kind_of=dense_then_moe),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
+    also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
     is_complete=True,
     notes=(
         "xLLM recycles the block output before the out norm on Ascend",
@@ -58,5 +59,6 @@ V32 = Family(
     ),
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
+    also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
     is_complete=True,
 )

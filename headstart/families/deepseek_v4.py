@@ -85,7 +85,13 @@ FAMILY = Family(
         """),
     ),
     kv_elements="head_dim",  # one latent KV head
-    looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
+    looked_up_as={"vllm": "model.layers.{layer}."},
+    also_asked_as={
+        "fuse_embed": ("model.layers.{layer}.e_proj", "model.e_proj"),
+        "fuse_hidden": ("model.layers.{layer}.h_proj", "model.h_proj"),
+        "block.attn": ("model.decoder.self_attn",),  # SGLang
+        "block.ffn": ("model.decoder.mlp",),
+    },
     is_complete=True,
     notes=(
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",

@@ -91,6 +91,7 @@ GLM_MOE_DSA = Family(
     ),
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as=_LOOKED_UP,
+    also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
     is_complete=True,
     notes=("a community sidecar uses model_type glm_moe_dsa_mtp",),
 )

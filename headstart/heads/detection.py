@@ -6,6 +6,7 @@ the only proof of a head: layers beyond the trunk without one are something else
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,6 +14,7 @@ from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
 from headstart.families.base import Family, Naming
+from headstart.families.dims import Fields
 from headstart.families.experts import stand_ins
 from headstart.families.registry import (
     GRAFTED_AS,
@@ -114,7 +116,8 @@ def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
         ours: name for name in names if (ours := owner.keys.to_ours(name, naming)) is not None
     }
     has_roles = any(part in name for name in tensors for part in _ROLES)
-    if is_dspark(checkpoint.config) or not has_roles:
+    has_dspark = is_dspark(checkpoint.config)
+    if has_dspark or not has_roles:
         tensors = {}
     declared = declared_count(checkpoint.config)
     modules = {name.split(".")[1] for name in tensors if ".fuse" in name}
@@ -124,7 +127,7 @@ def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
     return FoundHead(
         owner,
         naming,
-        _state(bool(tensors), bool(missing), declared),
+        "absent" if has_dspark else _state(bool(tensors), bool(missing), declared),
         declared,
         num_modules,
         tensors,
@@ -137,6 +140,11 @@ def require_head(checkpoint: Checkpoint, model_type: str | None = None) -> Found
     """The head, whole; HeadNotFound says what is wrong and what to do."""
     head = find_head(checkpoint, model_type)
     where = f"{checkpoint.folder} ({head.family.name})"
+    if is_dspark(checkpoint.config):
+        raise HeadNotFound(
+            f"{where} holds a DSpark drafter (the config has dspark_* fields), which is not a "
+            "head. Take the original release."
+        )
     if head.state == "partial":
         raise HeadNotFound(
             f"{where}: the head is not whole, {len(head.missing)} tensors are missing: "
@@ -168,15 +176,19 @@ def _state(has_tensors: bool, is_partial: bool, declared: int | None) -> State:
 def _missing(
     checkpoint: Checkpoint, owner: Family, naming: Naming, tensors: dict[str, str], modules: int
 ) -> tuple[str, ...]:
-    expected = owner.expected(checkpoint.config.fields, modules)
-    absent = [name for name in expected if not _is_present(name, tensors)]
+    absent = lacking(owner, checkpoint.config.fields, modules, tensors)
     published = [owner.keys.to_published(name, naming) for name in absent]
     infos = {name: checkpoint.info(found) for name, found in tensors.items()}
     scales = [owner.keys.to_published(name, naming) for name in missing_scales(infos)]
     return tuple(published + scales)
 
 
-def _is_present(name: str, tensors: dict[str, str]) -> bool:
+def lacking(owner: Family, fields: Fields, modules: int, tensors: Container[str]) -> list[str]:
+    """Tensors of a whole head, under our names, that `tensors` has in no form."""
+    return [name for name in owner.expected(fields, modules) if not _is_present(name, tensors)]
+
+
+def _is_present(name: str, tensors: Container[str]) -> bool:
     candidates = [name, *stand_ins(name)]
     return any(option in tensors for candidate in candidates for option in packed_names(candidate))
 

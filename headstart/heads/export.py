@@ -6,8 +6,10 @@ from dataclasses import replace
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.formats import format_named, format_of
-from headstart.heads.head import Head, dequantize, trunk_tensors
+from headstart.heads.head import Head, borrowing, dequantize
 from headstart.heads.operation import Operation, megabytes
+
+_WITH_COPIES = ("xllm", "headstart")  # formats that keep copies of embedding and LM head
 
 
 def plan_export(
@@ -36,7 +38,11 @@ def plan_convert(
 ) -> Operation:
     """A standalone head in another format; `model` lends trunk tensors that the format wants."""
     if model is not None:
-        head = replace(head, trunk_tensors=trunk_tensors(model, head.family))
+        head = borrowing(head, model)
+    if head.left_out and format_name in _WITH_COPIES:
+        lost = sorted({name.split(".")[2] for name in head.left_out})
+        note = f"the head's copies of {' and '.join(lost)} are not at hand; --model adds them"
+        head = head.changed(head.tensors, note)
     operation = plan_export(head, format_name, name="convert", dequantized=dequantized)
     source = format_of(head.origin) or "full checkpoint"
     return replace(operation, facts={"from": source, **operation.facts})

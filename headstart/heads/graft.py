@@ -13,15 +13,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headstart.families.remote_code import MIMO_AUTO_MAP, mimo_remote_code
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.errors import CheckpointError, UnexpectedTensor, UnsupportedFamily, some
-from headstart.families.base import Family
+from headstart.families.base import Family, expand
+from headstart.families.dims import Fields
 from headstart.families.experts import fused_slot
 from headstart.families.registry import GRAFTED_AS, family
+from headstart.families.remote_code import MIMO_AUTO_MAP, mimo_remote_code
 from headstart.heads.detection import find_head_of, require_family
 from headstart.heads.experts import has_fused_experts, split_experts
 from headstart.heads.head import Head, dequantize
@@ -34,6 +35,15 @@ if TYPE_CHECKING:
     import torch
 
 _INIT_STD = 0.02
+# What transformers assumes where a config is silent; None: as many as there are attention heads.
+_DEFAULTS: dict[str, dict[str, int | float | None]] = {
+    "llama": {
+        "num_key_value_heads": None, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
+    },
+    "qwen2": {
+        "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
+    },
+}  # fmt: skip
 
 
 def plan_graft(model: Checkpoint) -> Operation:
@@ -81,10 +91,10 @@ def fresh_head(model: Checkpoint, owner: Family) -> Head:
     for name, shape in expected.items():
         assert shape is not None
         role = name.split(".", 2)[2]
-        found = layers(role.removeprefix("block.")) if role.startswith("block.") else {}
-        source = found.get("")
-        if source is not None and source.shape == shape:
-            tensors[name] = source
+        is_block = role.startswith("block.")
+        found = layers(role.removeprefix("block."), shape) if is_block else {}
+        if found:
+            tensors[name] = found[""]
             tensors.update({f"{name.rpartition('.')[0]}.{k}": v for k, v in found.items() if k})
         else:
             tensors[name] = _role(model, owner, role, shape, dtype)
@@ -92,22 +102,20 @@ def fresh_head(model: Checkpoint, owner: Family) -> Head:
     return replace(dequantize(head), changes=())
 
 
-def _source_layers(model: Checkpoint, owner: Family) -> Callable[[str], dict[str, TensorSource]]:
+def _source_layers(
+    model: Checkpoint, owner: Family
+) -> Callable[[str, tuple[int, ...]], dict[str, TensorSource]]:
     """A lookup of block tensors in the trunk: "" -> the tensor, scale name -> its scale."""
-    fields, prefix = model.config.fields, trunk_prefix(model, owner)
-    num_layers = int(fields.get("num_hidden_layers") or 0)
-    layers = [prefix + owner.trunk.layer.format(layer=i) for i in reversed(range(num_layers))]
-    split: dict[str, TensorSource] = {}
+    prefix = trunk_prefix(model, owner)
     stored = {n: model.source(n) for n in model.tensors if ".experts." in n}
-    if has_fused_experts(stored):
-        split = split_experts(stored)
+    split = split_experts(stored) if has_fused_experts(stored) else {}
+    order = _layer_order(owner, model.config.fields)
 
-    def find(name: str) -> dict[str, TensorSource]:
-        # Nemotron's sub-layers are numbered; each resembles a whole trunk layer.
-        suffix = name.split(".", 1)[1] if name[0].isdigit() else name
-        for layer in layers:
-            full = layer + suffix
-            if full in model.tensors:
+    def find(name: str, shape: tuple[int, ...]) -> dict[str, TensorSource]:
+        sub_layer, suffix = _sub_layer(name)
+        for layer in order[sub_layer]:
+            full = prefix + owner.trunk.layer.format(layer=layer) + suffix
+            if full in model.tensors and model.info(full).shape == shape:
                 module = full.removesuffix(".weight")
                 scales = {
                     s: model.source(f"{module}.{s}")
@@ -115,11 +123,33 @@ def _source_layers(model: Checkpoint, owner: Family) -> Callable[[str], dict[str
                     if f"{module}.{s}" in model.tensors
                 }
                 return {"": model.source(full), **scales}
-            if fused_slot(full) is not None and full in split:
+            if fused_slot(full) is not None and full in split and split[full].shape == shape:
                 return {"": split[full]}
         return {}
 
     return find
+
+
+def _sub_layer(name: str) -> tuple[str, str]:
+    """Nemotron's sub-layers are numbered; each resembles a whole trunk layer."""
+    number, _, rest = name.partition(".")
+    return (number, rest) if number.isdigit() else ("", name)
+
+
+def _layer_order(owner: Family, fields: Fields) -> dict[str, list[int]]:
+    """For each sub-layer of the block: trunk layers, those of its kind first, the last first."""
+    names: dict[str, set[str]] = {}
+    for name in expand(owner.block(owner.fields_of_head(fields)), owner.fields_of_head(fields)):
+        sub_layer, suffix = _sub_layer(name)
+        names.setdefault(sub_layer, set()).add(suffix)
+    kinds = {kind: set(expand(table, fields)) for kind, table in owner.trunk.kinds.items()}
+    layers = range(int(fields.get("num_hidden_layers") or 0))
+    result = {}
+    for sub_layer, wanted in names.items():
+        alike = {kind for kind, found in kinds.items() if wanted <= found}
+        is_alike = [bool(kinds) and owner.trunk.kind_of(fields, i) in alike for i in layers]
+        result[sub_layer] = sorted(layers, key=lambda i: (is_alike[i], i), reverse=True)
+    return result
 
 
 def _role(
@@ -202,6 +232,9 @@ def _as_mimo(model: Checkpoint) -> Config:
     heads = raw.get("num_attention_heads")
     if raw.get("head_dim") is None and isinstance(heads, int) and heads:
         raw["head_dim"] = raw["hidden_size"] // heads
+    for field, value in _DEFAULTS[str(raw.get("model_type"))].items():
+        if raw.get(field) is None:  # MiMo's config class would put other defaults in its place
+            raw[field] = raw["num_attention_heads"] if value is None else value
     raw.update(
         model_type="mimo",
         architectures=["MiMoForCausalLM"],
@@ -215,8 +248,6 @@ def _missing_biases(model: Checkpoint) -> dict[str, TensorSource]:
     """Zero q, k and v biases for trunks without; anything else unknown is an error."""
     owner = family("mimo")
     config = _as_mimo(model)
-    from headstart.families.base import expand
-
     layer_parts = expand(owner.trunk.kinds["dense"], config.fields)
     dtype = _dtype(model, owner)
     prefix = owner.trunk.prefixes[0]

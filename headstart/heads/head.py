@@ -13,8 +13,9 @@ from typing import Any
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
+from headstart.errors import ShapeMismatch, UnsupportedFamily
 from headstart.families.base import Family, Naming
-from headstart.heads.detection import require_head
+from headstart.heads.detection import find_family, require_head
 from headstart.heads.quantization import dequantized, is_quantized, is_scale
 from headstart.heads.sharing import trunk_tensor
 
@@ -80,6 +81,32 @@ def trunk_tensors(checkpoint: Checkpoint, owner: Family) -> dict[str, TensorSour
     """The trunk's embedding and LM head, by published name."""
     infos = [trunk_tensor(checkpoint, owner, role) for role in ("embed_tokens", "lm_head")]
     return {info.name: checkpoint.source(info.name) for info in infos if info is not None}
+
+
+def borrowing(head: Head, model: Checkpoint) -> Head:
+    """The head with what `model` lends: trunk tensors, and copies that a format had left out."""
+    if find_family(model) is not head.family:
+        raise UnsupportedFamily(
+            f"the head is a {head.family.name} head, {model.folder} has model_type "
+            f"{model.config.model_type!r}. Give the model that the head belongs to."
+        )
+    widths = config_fields(head.config).get("hidden_size"), model.config.get("hidden_size")
+    if widths[0] != widths[1]:
+        raise ShapeMismatch(
+            f"the head belongs to a model of width {widths[0]}, {model.folder} has {widths[1]}. "
+            "Give the model that the head belongs to."
+        )
+    copies = {}
+    for name in head.left_out:
+        own = trunk_tensor(model, head.family, name.split(".")[2])
+        if own is not None:
+            copies[name] = model.source(own.name)
+    return replace(
+        head,
+        tensors={**head.tensors, **copies},
+        trunk_tensors=trunk_tensors(model, head.family),
+        left_out=tuple(name for name in head.left_out if name not in copies),
+    )
 
 
 def dequantize(head: Head) -> Head:

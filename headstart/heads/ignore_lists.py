@@ -16,11 +16,13 @@ from typing import Any
 
 from headstart.families.base import Family, Naming
 
+# checkpoint modules -> how engines call them once fused
 _FUSED_LOOKUPS = {
-    ("q_proj", "k_proj", "v_proj"): "qkv_proj",
-    ("gate_proj", "up_proj"): "gate_up_proj",
-    ("q_a_proj", "kv_a_proj_with_mqa"): "fused_qkv_a_proj",
-    ("wq_a", "wkv"): "fused_wqa_wkv",
+    ("q_proj", "k_proj", "v_proj"): ("qkv_proj",),
+    ("gate_proj", "up_proj", "w1", "w3"): ("gate_up_proj",),
+    ("w2",): ("down_proj",),
+    ("q_a_proj", "kv_a_proj_with_mqa"): ("fused_qkv_a_proj", "fused_qkv_a_proj_with_mqa"),
+    ("wq_a", "wkv"): ("fused_wqa_wkv", "wqkv_a"),
 }
 # quant_method -> the field of quantization_config that holds the list
 _LIST_FIELDS = {
@@ -32,30 +34,50 @@ _LIST_FIELDS = {
 }
 
 
-def lookups(owner: Family, naming: Naming, modules: Iterable[str]) -> list[str]:
-    """All names under which engines may ask for the unquantised `modules` (our names)."""
+def lookups(
+    owner: Family, naming: Naming, modules: Iterable[str], engine: str | None = None
+) -> list[str]:
+    """All names under which engines (or one engine) may ask for `modules` (our names).
+
+    Names that trunk modules have, too, are left out: SGLang asks for a Qwen3-Next head as if it
+    were layer 0, and listing that would leave the real layer 0 unquantised.
+    """
+    prefixes = [p for e, p in owner.looked_up_as.items() if engine in (None, e)]
     result: dict[str, None] = {}
     for module in modules:
-        published = owner.keys.to_published(f"{module}.weight", naming).removesuffix(".weight")
-        result[published] = None
         _, index, rest = module.split(".", 2)
+        places = {"module": index, "layer": naming.num_layers + int(index)}
+        if engine is None:
+            published = owner.keys.to_published(f"{module}.weight", naming)
+            result[published.removesuffix(".weight")] = None
+            for part, names in owner.also_asked_as.items():
+                if f"{rest}.".startswith(f"{part}."):
+                    for name in names:
+                        result[name.format(**places) + rest.removeprefix(part)] = None
         if rest.startswith("block."):
-            for prefix in owner.looked_up_as.values():
-                layer = naming.num_layers + int(index)
-                at = prefix.format(module=index, layer=layer)
-                result[at + rest.removeprefix("block.")] = None
+            for prefix in prefixes:
+                at = prefix.format(**places)
+                if not _is_of_trunk(at, naming):
+                    result[at + rest.removeprefix("block.")] = None
     for name in list(result):
         for fused in fused_lookups(name):
             result[fused] = None
     return list(result)
 
 
+def _is_of_trunk(prefix: str, naming: Naming) -> bool:
+    layer = re.match(r"model\.layers\.(\d+)\.", prefix)
+    return not prefix or (layer is not None and int(layer[1]) < naming.num_layers)
+
+
 def fused_lookups(name: str) -> list[str]:
     """The fused and collective names that stand for a module in an engine's question."""
-    stem, _, last = name.rpartition(".")
-    found = [f"{stem}.{fused}" for parts, fused in _FUSED_LOOKUPS.items() if last in parts]
     experts = re.fullmatch(r"(.*\.experts)\.\d+\.\w+", name)
-    return [experts[1]] if experts else found
+    if experts:
+        return [experts[1]]
+    stem, _, last = name.rpartition(".")
+    groups = [fused for parts, fused in _FUSED_LOOKUPS.items() if last in parts]
+    return [f"{stem}.{fused}" for group in groups for fused in group]
 
 
 def list_field(quantization: dict[str, Any]) -> str | None:
@@ -66,13 +88,22 @@ def list_field(quantization: dict[str, Any]) -> str | None:
     return next((f for m, f in _LIST_FIELDS.items() if method.startswith(m)), None)
 
 
+def has_list(quantization: dict[str, Any]) -> bool:
+    """Whether it is known how this method excludes modules."""
+    return _has_rules(quantization) or list_field(quantization) is not None
+
+
+def _has_rules(quantization: dict[str, Any]) -> bool:
+    return str(quantization.get("quant_method")).startswith("gptq")
+
+
 def with_unquantized(quantization: dict[str, Any], names: list[str]) -> dict[str, Any]:
     """A copy of a quantisation config in which `names` are excluded."""
     result = copy.deepcopy(quantization)
-    if str(result.get("quant_method")).startswith("gptq"):
+    if _has_rules(result):
         rules = result.setdefault("dynamic", {})
         for name in names:
-            rules.setdefault(f"-:^{re.escape(name)}$", {})
+            rules.setdefault(_rule(name), {})
         return result
     field = list_field(result)
     if field is None:
@@ -89,7 +120,15 @@ def without(quantization: dict[str, Any], names: Iterable[str]) -> dict[str, Any
     field = list_field(result)
     if field and isinstance(result.get(field), list):
         result[field] = [name for name in result[field] if name not in dropped]
+    if isinstance(result.get("dynamic"), dict):
+        rules = {_rule(name) for name in dropped}
+        result["dynamic"] = {k: v for k, v in result["dynamic"].items() if k not in rules}
     return result
+
+
+def _rule(name: str) -> str:
+    """GPTQ's way of saying that exactly `name` is not quantised."""
+    return f"-:^{re.escape(name)}$"
 
 
 def is_listed(quantization: dict[str, Any], name: str) -> bool:

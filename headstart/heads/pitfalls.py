@@ -15,6 +15,7 @@ from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD
 from headstart.heads.detection import FoundHead, is_dspark
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.quantization import is_quantized, is_scale, stale_scales
+from headstart.heads.schemes import quantization_of
 from headstart.heads.sharing import sharing
 
 
@@ -140,7 +141,7 @@ def _quantization(
             f"{len(four_bit)} head weights have four bits ({some(four_bit)}); such heads were "
             "reported to lose all acceptance where eight bits kept it. Restore the original head."
         )
-    quantization = checkpoint.config.quantization
+    quantization = quantization_of(checkpoint)
     if not quantization:
         return
     plain = [
@@ -158,6 +159,14 @@ def _quantization(
             "the head is not quantised but the model is, and the quantisation config does not "
             f"exclude the head's modules ({some(unlisted, 2)}): engines build them as quantised, "
             "skip the weights and accept nothing. `headstart stitch` writes the list."
+        )
+        return
+    asked = lookups(head.family, head.naming, plain, "vllm") if plain else []
+    if asked and not any(is_listed(quantization, name) for name in asked):
+        yield (
+            "the quantisation config excludes the head under checkpoint names only; vLLM asks for "
+            f"{some(asked, 2)}, builds them as quantised and accepts nothing. `headstart stitch` "
+            "writes both names."
         )
 
 

@@ -19,7 +19,7 @@ Typed = TensorInfo | TensorSource  # anything with a dtype
 
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 # what may stand in place of `weight`
-_PACKED = ("weight", "weight_packed", "qweight", "weight_q")
+PACKED = ("weight", "weight_packed", "qweight", "weight_q")
 # what may stand beside it
 SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _COMPANIONS = (
@@ -33,12 +33,14 @@ def packed_names(name: str) -> list[str]:
     """`name` and the names under which a quantised form of it may be stored instead."""
     module, _, parameter = name.rpartition(".")
     if parameter == "weight":
-        return [f"{module}.{packed}" for packed in _PACKED]
+        return [f"{module}.{packed}" for packed in PACKED]
     return [name, f"{name}_packed"]
 
 
 def is_scale(name: str) -> bool:
     """Whether a tensor only helps to read another one."""
+    if ".hc_" in name:  # DeepSeek-V4's hyper-connections have scales that are weights
+        return False
     parameter = name.rpartition(".")[2]
     return parameter in _COMPANIONS or parameter.endswith(("_scale_inv", "_scale"))
 
@@ -57,7 +59,7 @@ def is_quantized(name: str, info: Typed) -> bool:
     """Whether the weight is stored in a form that needs a companion to be read."""
     if is_scale(name):
         return False
-    packed = name.rpartition(".")[2] in _PACKED[1:] or info.dtype in ("F4", "F6_E2M3", "F6_E3M2")
+    packed = name.rpartition(".")[2] in PACKED[1:] or info.dtype in ("F4", "F6_E2M3", "F6_E3M2")
     return packed or info.dtype in _FP8 or (info.dtype in ("I8", "U8") and name.endswith("weight"))
 
 
@@ -90,7 +92,11 @@ def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
     """The weight in BF16, computed 128 rows at a time; refuses what it cannot read exactly."""
     weight = tensors[name]
     scale_name = scale_of(name, tensors)
-    if scale_name is None or weight.dtype not in (*_FP8[:2], "I8"):
+    if (
+        scale_name is None
+        or weight.dtype not in (*_FP8[:2], "I8")
+        or _is_packed_fp4(weight, tensors[scale_name])
+    ):
         raise UnsupportedFamily(
             f"{name} is stored as {weight.dtype} in a scheme that cannot be dequantised here; "
             "expected FP8 or INT8 with a scale beside it. Leave out --dequantize to carry the "
@@ -116,6 +122,11 @@ def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
             yield as_bytes(part.to(torch.bfloat16))
 
     return TensorSource("BF16", weight.shape, pieces, is_copy=False)
+
+
+def _is_packed_fp4(weight: TensorSource, scale: TensorSource) -> bool:
+    """DeepSeek-V4's experts: two values in a byte, one power of two per 32 values."""
+    return weight.dtype == "I8" and scale.dtype in ("F8_E8M0", "U8")
 
 
 def _flattened(source: TensorSource) -> TensorSource:

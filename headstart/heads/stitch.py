@@ -12,23 +12,34 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.config import read_json_object
 from headstart.checkpoint.index import INDEX_NAME
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard, index_document, split_shards
-from headstart.errors import CheckpointError, ShapeMismatch, UnsupportedFamily
+from headstart.errors import (
+    CheckpointError,
+    MissingTensor,
+    ShapeMismatch,
+    UnsupportedFamily,
+    some,
+)
 from headstart.families.base import Family, Naming
-from headstart.heads.detection import FoundHead, declared_count, find_head_of, require_family
+from headstart.heads.detection import (
+    FoundHead,
+    declared_count,
+    find_head_of,
+    is_dspark,
+    lacking,
+    require_family,
+)
 from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
 from headstart.heads.head import Head, dequantize
-from headstart.heads.ignore_lists import lookups, with_unquantized, without
 from headstart.heads.operation import Operation, megabytes
-from headstart.heads.quantization import is_quantized, is_scale, scale_of
+from headstart.heads.quantization import is_quantized
+from headstart.heads.schemes import check_scheme, relist
 from headstart.heads.sharing import sharing, trunk_tensor
 
 _NEW_SHARD = "model-mtp"
-_MODELOPT_LIST = "hf_quant_config.json"
 
 
 def plan_stitch(
@@ -37,30 +48,36 @@ def plan_stitch(
     *,
     name: str = "stitch",
     dequantized: bool = False,
+    model_type: str | None = None,
     extra: Mapping[str, TensorSource] | None = None,
     documents: Mapping[str, Any] | None = None,
 ) -> Operation:
     """`model` with `head` in place of its own; `extra` and `documents` are further new content."""
-    owner = require_family(model)
+    owner = require_family(model, model_type)
     if owner.name != head.family.name:
         raise UnsupportedFamily(
             f"the head is a {head.family.name} head, {model.folder} is {owner.name}. A head only "
             "fits the family and model it was made for; compare both with `headstart inspect`."
+        )
+    if is_dspark(model.config):
+        raise CheckpointError(
+            f"{model.folder} holds a DSpark drafter under the names of a head (the config has "
+            "dspark_* fields); a head would overwrite half of it. Take the original release."
         )
     existing = find_head_of(model, owner)
     if dequantized:
         head = dequantize(head)
     head = _same_experts(head, existing)
     head = _fresh_copies(head, model)
-    _check_shapes(head, model)
-    _check_quantization(head, model)
+    _check_fit(head, model)
+    check_scheme(head, model)
     naming = existing.naming if existing.tensors else _naming(owner, model, head)
     tensors = {owner.keys.to_published(ours, naming): s for ours, s in head.tensors.items()}
     kept_copies = _kept_copies(head, existing)
     removed = set(existing.tensors.values()) - set(tensors) - kept_copies
     plan, counts = _layout(model, {**tensors, **(extra or {})}, removed)
-    config = _config(head, model, naming)
-    changed_documents = _documents(head, model, naming, config)
+    config = _config(head, model)
+    lists, notes = relist(head, model, naming, config)
     facts = {
         "head": f"{owner.name}, {head.num_modules} module(s), {len(tensors)} tensors, "
         f"{megabytes(head.num_bytes)}",
@@ -69,29 +86,34 @@ def plan_stitch(
         f"{len(removed)} removed; {counts['rewritten']} shards written, "
         f"{counts['copied']} copied unchanged",
     }
-    new_documents = {**changed_documents, **plan.documents, **(documents or {})}
+    new_documents = {"config.json": config, **lists, **plan.documents, **(documents or {})}
     copies = {n: p for n, p in plan.copies.items() if n not in new_documents}
     return Operation(
         name,
         (model,) if head.origin.folder == model.folder else (model, head.origin),
         FolderPlan(plan.shards, copies, new_documents),
         facts,
-        head.changes,
+        (*head.changes, *notes),
         {"family": owner.name, "modules": head.num_modules, "replaced": sorted(tensors)},
     )
 
 
 def plan_restore(
-    model: Checkpoint, original: Checkpoint, head: Head, *, dequantized: bool = False
+    model: Checkpoint,
+    original: Checkpoint,
+    head: Head,
+    *,
+    dequantized: bool = False,
+    model_type: str | None = None,
 ) -> Operation:
     """A fine-tuned or quantised model with the head of its original."""
-    existing = find_head_of(model, require_family(model))
+    existing = find_head_of(model, require_family(model, model_type))
     if existing.is_usable:
         raise CheckpointError(
             f"{model.folder} has a whole head ({existing.state}); there is nothing to restore. To "
             f"replace it: headstart stitch {original.folder} {model.folder} --out DIR"
         )
-    return plan_stitch(head, model, name="restore", dequantized=dequantized)
+    return plan_stitch(head, model, name="restore", dequantized=dequantized, model_type=model_type)
 
 
 def _naming(owner: Family, model: Checkpoint, head: Head) -> Naming:
@@ -152,10 +174,17 @@ def _same_place(left: TensorSource, right: TensorSource) -> bool:
     return list(left.pieces()) == list(right.pieces())
 
 
-def _check_shapes(head: Head, model: Checkpoint) -> None:
+def _check_fit(head: Head, model: Checkpoint) -> None:
+    lost = lacking(head.family, model.config.fields, head.num_modules, head.tensors)
+    if lost:
+        raise MissingTensor(
+            f"the head lacks {some(lost)}, which {model.folder} asks for by its config. The head "
+            "comes from another model size; compare both with `headstart inspect`."
+        )
+    tensors = split_experts(head.tensors)
     expected = head.family.expected(model.config.fields, head.num_modules)
     for name, shape in expected.items():
-        source = head.tensors.get(name)
+        source = tensors.get(name)
         if source is None or shape is None or is_quantized(name, source):
             continue
         if source.shape != shape:
@@ -163,28 +192,6 @@ def _check_shapes(head: Head, model: Checkpoint) -> None:
                 f"{name}: the head has {source.shape}, {model.folder} asks for {shape}. The head "
                 "comes from another model size; compare both with `headstart inspect`."
             )
-
-
-def _check_quantization(head: Head, model: Checkpoint) -> None:
-    """A quantised head can only be read through a config that describes its scheme."""
-    if not head.is_quantized:
-        return
-    config = model.config.quantization
-    block_scaled = any(
-        (scale_of(name, head.tensors) or "").endswith("weight_scale_inv")
-        for name, source in head.tensors.items()
-        if is_quantized(name, source)
-    )
-    method = str(config.get("quant_method") or "none")
-    describes = method == "fp8" if block_scaled else method not in ("none", "fp8")
-    if head.family.name == "deepseek_v4":
-        describes = True  # scales are part of this family's layout
-    if not describes:
-        kind = "block FP8" if block_scaled else "another scheme"
-        raise CheckpointError(
-            f"the head is quantised ({kind}) and {model.folder} has quantisation {method!r}; "
-            "engines could not read the head through that config. Add --dequantize."
-        )
 
 
 def _kept_copies(head: Head, existing: FoundHead) -> set[str]:
@@ -255,7 +262,7 @@ def _free_stem(model: Checkpoint) -> str:
     return stem
 
 
-def _config(head: Head, model: Checkpoint, naming: Naming) -> dict[str, Any]:
+def _config(head: Head, model: Checkpoint) -> dict[str, Any]:
     config = copy.deepcopy(model.config.raw)
     field = head.family.count_field
     if field is not None and declared_count(model.config) != head.num_modules:
@@ -265,39 +272,4 @@ def _config(head: Head, model: Checkpoint, naming: Naming) -> dict[str, Any]:
         for key in path:
             place = place.setdefault(key, {})
         place[last] = head.num_modules
-    for part in (config, config.get("text_config")):
-        if isinstance(part, dict) and isinstance(part.get("quantization_config"), dict):
-            part["quantization_config"] = _relist(head, naming, part["quantization_config"])
     return config
-
-
-def _documents(
-    head: Head, model: Checkpoint, naming: Naming, config: dict[str, Any]
-) -> dict[str, Any]:
-    documents: dict[str, Any] = {"config.json": config}
-    path = model.folder / _MODELOPT_LIST
-    if path.is_file():  # ModelOpt keeps its list in a file of its own
-        listing = read_json_object(path)
-        inner = listing.get("quantization")
-        if isinstance(inner, dict):
-            relisted = _relist(
-                head, naming, {"quant_method": "modelopt", "ignore": inner.get("exclude_modules")}
-            )
-            inner["exclude_modules"] = relisted["ignore"]
-            documents[_MODELOPT_LIST] = listing
-    return documents
-
-
-def _relist(head: Head, naming: Naming, quantization: dict[str, Any]) -> dict[str, Any]:
-    matrices = {
-        name.removesuffix(".weight"): source
-        for name, source in head.tensors.items()
-        if name.endswith(".weight")
-        and len(source.shape) == 2
-        and not is_scale(name)
-        and name.split(".")[2] not in ("embed_tokens", "lm_head")
-    }
-    plain = [m for m, source in matrices.items() if not is_quantized(f"{m}.weight", source)]
-    quantized = [m for m in matrices if m not in set(plain)]
-    result = without(quantization, lookups(head.family, naming, quantized))
-    return with_unquantized(result, lookups(head.family, naming, plain))

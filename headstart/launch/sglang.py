@@ -137,6 +137,8 @@ def _limits(plan: Plan) -> None:
     options = plan.options
     plan.add("--dtype", options.dtype)
     plan.add("--trust-remote-code", plan.runs_code)
+    if plan.k and plan.has("0.5.7") and _is_plain_head_of_quantized(plan):
+        plan.add("--speculative-draft-model-quantization", "unquant")
     plan.add("--mem-fraction-static", options.memory_fraction)
     running = options.max_running_requests
     if running is None and plan.k:
@@ -177,3 +179,9 @@ def _caches(plan: Plan) -> None:
                 "both servers need the speculative flags: prefill fills the head's KV and sends it "
                 "with the last hidden state; the number of steps may differ"
             )
+
+
+def _is_plain_head_of_quantized(plan: Plan) -> bool:
+    """SGLang would build the head quantised like the trunk and drop weights that are not."""
+    head = plan.report.head.dtype
+    return bool(plan.report.trunk.quantization) and head in ("BF16", "F16", "F32")

@@ -14,6 +14,7 @@ from headstart.errors import UnsupportedFamily
 from headstart.models.rope import RopeConfig, rope_config
 
 DENSE_TYPES = ("llama", "qwen2", "qwen3", "mimo")
+_MAX_WINDOW_LAYERS = 28  # of a Qwen config that does not say: the default of its class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,5 +85,5 @@ def _windows(raw: Mapping[str, Any], layers: int) -> tuple[int | None, ...]:
         return tuple(int(size) if kind == "sliding_attention" else None for kind in kinds[:layers])
     if not raw.get("use_sliding_window") or not size:
         return (None,) * layers
-    first = int(raw.get("max_window_layers") or 0)
+    first = int(raw.get("max_window_layers", _MAX_WINDOW_LAYERS))
     return tuple(int(size) if layer >= first else None for layer in range(layers))

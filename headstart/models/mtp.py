@@ -58,7 +58,13 @@ class MTPHead(nn.Module):
 
     def __init__(self, config: ModelConfig, layout: HeadLayout, num_modules: int):
         super().__init__()
-        if layout.fuse_order == "summed" or layout.zero_centred_norms:
+        if (
+            layout.fuse_order == "summed"
+            or layout.zero_centred_norms
+            or layout.out_norm == "shared"
+            or layout.trunk_hidden == "before_hc_head"
+            or layout.recycled_hidden == "streams"
+        ):
             raise UnsupportedFamily("this kind of head is not run by the embedded engine yet.")
         self.layout = layout
         self.modules_ = nn.ModuleList(MTPModule(config, layout) for _ in range(num_modules))

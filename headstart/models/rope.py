@@ -31,6 +31,7 @@ class RopeConfig:
     beta_fast: float = 32.0
     beta_slow: float = 1.0
     attention_factor: float = 1.0  # yarn scales cos and sin
+    truncate: bool = True  # yarn's range of dimensions is widened to whole numbers
 
 
 def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
@@ -64,6 +65,7 @@ def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
         float(scaling.get("beta_fast") or 32.0),
         float(scaling.get("beta_slow") or 1.0),
         _attention_factor(scaling, factor) if kind == "yarn" else 1.0,
+        bool(scaling.get("truncate", True)),
     )
 
 
@@ -116,8 +118,10 @@ def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
         turns = config.original_positions / (rotations * 2 * math.pi)
         return config.dim * math.log(turns) / (2 * math.log(config.theta))
 
-    low = max(math.floor(dimension(config.beta_fast)), 0)
-    high = min(math.ceil(dimension(config.beta_slow)), config.dim - 1)
+    low, high = dimension(config.beta_fast), dimension(config.beta_slow)
+    if config.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.dim - 1)
     steps = torch.arange(config.dim // 2, dtype=torch.float32) - low
     ramp = (steps / max(high - low, 0.001)).clamp(0, 1)
     keep = 1 - ramp

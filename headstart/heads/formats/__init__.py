@@ -13,8 +13,9 @@ from typing import Any, Protocol, cast
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import FolderPlan
-from headstart.errors import ConfigError
-from headstart.heads.head import Head, head_of
+from headstart.errors import ConfigError, MissingTensor, some
+from headstart.heads.detection import lacking
+from headstart.heads.head import Head, config_fields, head_of
 
 FORMATS = ("xllm", "sglang", "speculators", "headstart")
 
@@ -49,4 +50,13 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
     """A head from any of the formats, or from inside a full checkpoint."""
     checkpoint = Checkpoint.open(folder)
     name = format_of(checkpoint)
-    return head_of(checkpoint, model_type) if name is None else format_named(name).read(checkpoint)
+    if name is None:
+        return head_of(checkpoint, model_type)
+    head = format_named(name).read(checkpoint)
+    lost = lacking(head.family, config_fields(head.config), max(head.num_modules, 1), head.tensors)
+    if lost:
+        raise MissingTensor(
+            f"{checkpoint.folder} ({name}) lacks {some(lost)}; a {head.family.name} head has them. "
+            "Export the head again."
+        )
+    return head

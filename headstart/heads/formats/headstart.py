@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from headstart.checkpoint.provenance import read_provenance
 from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, index_document, split_shards
-from headstart.errors import BadConfig, MissingTensor, UnexpectedTensor, some
+from headstart.errors import BadConfig, UnexpectedTensor, some
 from headstart.families.registry import family
-from headstart.heads.formats import Export
-from headstart.heads.head import Head, config_fields
+from headstart.heads.formats import Export, format_of
+from headstart.heads.head import Head
 
 FORMAT_VERSION = 1
 _TRUNK = "trunk."  # tensors of the trunk that another format carried along
@@ -29,15 +31,23 @@ def plan(head: Head) -> Export:
         "trunk_config": dict(head.config),
     }
     tensors = dict(sorted(head.tensors.items()))
-    if head.origin.config.raw.get("model_type", "").endswith("_mtp"):
-        tensors |= {_TRUNK + name: source for name, source in head.trunk_tensors.items()}
+    tensors |= {_TRUNK + name: source for name, source in _carried(head).items()}
     shards = split_shards(tensors, stem="head")
     documents: dict[str, Any] = {"config.json": config}
     if len(shards) > 1:
         weight_map = {name: file for file, shard in shards.items() for name in shard.tensors}
         total = sum(source.num_bytes for source in tensors.values())
         documents["model.safetensors.index.json"] = index_document(weight_map, total)
-    return Export(FolderPlan(shards, head.side_files(), documents), head.changes)
+    details = {"left_out": sorted(head.left_out)}
+    return Export(FolderPlan(shards, head.side_files(), documents), head.changes, details)
+
+
+def _carried(head: Head) -> dict[str, TensorSource]:
+    """Trunk tensors that a standalone head brought along; those of a full model stay with it."""
+    if format_of(head.origin) is None:
+        return {}
+    brought = head.origin.tensors
+    return {n: s for n, s in head.trunk_tensors.items() if n in brought or _TRUNK + n in brought}
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
@@ -69,13 +79,8 @@ def read(checkpoint: Checkpoint) -> Head:
             f"{checkpoint.folder} holds {some(strangers)}; expected names that start with "
             "modules., shared. or trunk. Remove what does not belong to the head."
         )
-    expected = owner.expected(config_fields(config), modules)
-    lost = [n for n in expected if n not in tensors and "block" not in n]
-    if lost:
-        raise MissingTensor(
-            f"{checkpoint.folder} lacks {some(lost)}; a {owner.name} head has them. Export again."
-        )
-    return Head(owner, tensors, config, checkpoint, root, modules, carried)
+    left_out = tuple(read_provenance(checkpoint.folder).get("left_out") or ())
+    return Head(owner, tensors, config, checkpoint, root, modules, carried, left_out)
 
 
 def _check_contract(checkpoint: Checkpoint, layout: Any, stored: Any) -> None:

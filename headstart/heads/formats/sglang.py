@@ -15,7 +15,7 @@ from headstart.checkpoint.provenance import read_provenance
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
-from headstart.errors import UnsupportedFamily
+from headstart.errors import UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Naming
 from headstart.families.engines import served_by
 from headstart.families.registry import family
@@ -71,7 +71,7 @@ def plan(head: Head) -> Export:
         "format": "sglang",
         "family": name,
         "trunk_config": dict(head.config),
-        "left_out": sorted(dropped),
+        "left_out": sorted({*dropped, *head.left_out}),
     }
     shard = Shard(tensors, metadata={})
     return Export(FolderPlan({FILE: shard}, head.side_files(), documents), tuple(changes), details)
@@ -99,6 +99,12 @@ def read(checkpoint: Checkpoint) -> Head:
         for published in checkpoint.tensors
         if (ours := owner.keys.to_ours(published, naming)) is not None
     }
+    strangers = [n for n in checkpoint.tensors if owner.keys.to_ours(n, naming) is None]
+    if strangers:
+        raise UnexpectedTensor(
+            f"{checkpoint.folder} holds {some(strangers)}, which is not part of a {owner.name} "
+            "head. Remove it, or export the head again."
+        )
     modules = len({ours.split(".")[1] for ours in tensors if ".fuse" in ours})
     left_out = tuple(made_by_us.get("left_out") or ())
     return Head(owner, tensors, config, checkpoint, naming.root, modules, left_out=left_out)

@@ -62,7 +62,7 @@ def plan(head: Head) -> Export:
         "trunk_config": dict(head.config),
         "root": head.root,
         "experts": "fused" if was_fused else "per expert",
-        "left_out": sorted(set(head.tensors) - set(kept)),
+        "left_out": sorted({*head.left_out, *(set(head.tensors) - set(kept))}),
     }
     documents = {"config.json": _config(head, next(iter(tensors.values())).dtype)}
     return Export(
@@ -157,7 +157,7 @@ def read(checkpoint: Checkpoint) -> Head:
     }
     if owner.layout.fuse_order == "hidden_first":
         tensors["modules.0.fuse.weight"] = swapped_halves(tensors["modules.0.fuse.weight"])
-    if made_by_us.get("experts") == "per expert":
+    if made_by_us.get("experts") != "fused":  # published heads mostly keep experts apart
         tensors = split_experts(tensors)
     config = made_by_us.get("trunk_config") or {
         **layer,

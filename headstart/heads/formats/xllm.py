@@ -17,7 +17,7 @@ from headstart.checkpoint.provenance import read_provenance
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
-from headstart.errors import ConfigError, MissingTensor, UnsupportedFamily
+from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.registry import family
 from headstart.heads.formats import Export
@@ -85,7 +85,12 @@ def plan(head: Head) -> Export:
     copies = head.side_files()
     if _DESCRIPTION in copies and name not in _QWEN:
         documents[_DESCRIPTION] = _description(head, copies.pop(_DESCRIPTION))
-    details = {"trunk_config": dict(head.config), "root": head.root, "family": name}
+    details = {
+        "trunk_config": dict(head.config),
+        "root": head.root,
+        "family": name,
+        "left_out": sorted(head.left_out),
+    }
     shard = Shard(tensors, metadata={})
     return Export(FolderPlan({FILE: shard}, copies, documents), tuple(changes), details)
 
@@ -200,9 +205,22 @@ def read(checkpoint: Checkpoint) -> Head:
             tensors[ours] = checkpoint.source(published)
         elif published != "model.rot.weight":
             trunk[published] = checkpoint.source(published)
+    strangers = [name for name in trunk if name not in _trunk_names(owner)]
+    if strangers:
+        raise UnexpectedTensor(
+            f"{checkpoint.folder} holds {some(strangers)}, which xLLM's export of a {name} head "
+            "does not have. Remove it, or export the head again."
+        )
     count = checkpoint.config.raw.get("num_nextn_predict_layers")
     modules = count if isinstance(count, int) and count > 0 else 1
-    return Head(owner, tensors, config, checkpoint, root, modules, trunk)
+    left_out = tuple(made_by_us.get("left_out") or ())
+    return Head(owner, tensors, config, checkpoint, root, modules, trunk, left_out)
+
+
+def _trunk_names(owner: Family) -> set[str]:
+    """Names under which a Qwen3.5 export carries the trunk's embedding and LM head."""
+    trunk = owner.trunk
+    return {prefix + trunk.embed for prefix in trunk.prefixes} | set(trunk.lm_heads)
 
 
 def _root(checkpoint: Checkpoint, owner: Family) -> str:

@@ -1,14 +1,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_examples import command, value_of
+from launch_examples import command, report, value_of
 
 from headstart.errors import LaunchError
+from headstart.launch import LaunchOptions, build
 from headstart.launch.sglang import ADAPTIVE_FILE
+from headstart.launch.versions import NEWEST
 
 
 def test_k_becomes_steps_and_one_more_draft_token() -> None:
@@ -128,3 +131,14 @@ def test_chunks_are_off_on_or_sized() -> None:
     for asked, size in sizes.items():
         built = command("sglang", chunked_prefill=asked)
         assert value_of(built, "--chunked-prefill-size") == size
+
+
+def test_an_unquantised_head_of_a_quantised_model_is_said_to_be_so() -> None:
+    plain = report()
+    quantised = replace(plain, trunk=replace(plain.trunk, quantization="fp8"))
+    flag = "--speculative-draft-model-quantization"
+    built = build("sglang", quantised, LaunchOptions(), NEWEST["sglang"])
+    assert value_of(built, flag) == "unquant"
+    assert flag not in build("sglang", plain, LaunchOptions(), NEWEST["sglang"]).argv
+    carried = replace(quantised, head=replace(quantised.head, dtype="F8_E4M3"))
+    assert flag not in build("sglang", carried, LaunchOptions(), NEWEST["sglang"]).argv

@@ -1,0 +1,114 @@
+"""Weights with which a head agrees with its trunk at a chosen rate.
+
+The hidden space is split into halves U and V. Token t has a key u_t in U and, for a share S of the
+tokens, also 0.7 v_t in V. LM-head row A(t) holds u_t in its U half, row B(t) holds v_t in its V
+half; A is one cycle over the tokens, B another permutation. Trunk layers change little, so the
+trunk continues with A(t). The head passes the embedding with U halved: inside S it says B(t),
+outside A(t), so it is right for a share 1 - |S|/N of tokens at every depth, less what its block
+and the hidden state it is fed disturb.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+_SECOND_KEY = 0.7
+_HEAD_U_SCALE = 0.5
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """Keys and permutations of one construction."""
+
+    keys_u: torch.Tensor  # [vocab, hidden / 2]
+    keys_v: torch.Tensor
+    following: torch.Tensor  # A: what the trunk says after each token
+    mistaken: torch.Tensor  # B: what the head says after a token of S
+    in_s: torch.Tensor  # bool per token
+
+    def embedding(self) -> torch.Tensor:
+        import torch
+
+        second = self.keys_v * (_SECOND_KEY * self.in_s[:, None])
+        return torch.cat([self.keys_u, second], dim=1)
+
+    def lm_head(self) -> torch.Tensor:
+        import torch
+
+        rows = torch.zeros_like(torch.cat([self.keys_u, self.keys_v], dim=1))
+        half = self.keys_u.shape[1]
+        rows[self.following, :half] = self.keys_u
+        rows[self.mistaken, half:] = self.keys_v
+        return rows
+
+    def pass_embedding(self) -> torch.Tensor:
+        """The [hidden, hidden] half of a fusion matrix that hands the embedding on."""
+        import torch
+
+        half = self.keys_u.shape[1]
+        scales = torch.cat([torch.full((half,), _HEAD_U_SCALE), torch.ones(half)])
+        return torch.diag(scales)
+
+
+def make_agreement(
+    vocab: int, hidden: int, *, rate: float, seed: int, active: int | None = None
+) -> Agreement:
+    """Keys are orthonormal where the vocabulary fits into half the hidden size, else random.
+
+    With `active` only tokens 2 to active + 1 take part (0 and 1 begin and end a text): the others
+    look like one of those when read, and are never said.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    count, first = (vocab, 0) if active is None else (active, 2)
+    half = hidden // 2
+    keys = [_keys(count, half, generator) for _ in range(2)]
+    cycle = torch.randperm(count, generator=generator)
+    following = torch.empty(count, dtype=torch.long)
+    following[cycle] = cycle.roll(-1)
+    # Within the cycle two steps ahead instead of one: a mistake is always one.
+    mistaken = following[following]
+    in_s = torch.zeros(count, dtype=torch.bool)
+    in_s[torch.randperm(count, generator=generator)[: round((1 - rate) * count)]] = True
+    if active is None:
+        return Agreement(keys[0], keys[1], following, mistaken, in_s)
+    like = (torch.arange(vocab) - first) % count
+    ids = [(part + first)[like] for part in (following, mistaken)]
+    return Agreement(keys[0][like], keys[1][like], ids[0], ids[1], in_s[like])
+
+
+def _keys(count: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    import torch
+
+    random = torch.randn(max(count, size), size, generator=generator)
+    if count <= size:
+        random = torch.linalg.qr(random[:size])[0]
+    return torch.nn.functional.normalize(random[:count], dim=1)
+
+
+def walk(agreement: Agreement, token: int, num_tokens: int, num_drafts: int) -> list[list[int]]:
+    """What an engine must count after `token`: [rounds, accepted at depth 1, at depth 2, ...].
+
+    The trunk follows A; the head is right after every token outside S, whatever came before.
+    Returned as [drafted by depth, accepted by depth]; the last round drafts only what is of use.
+    """
+    following, in_s = agreement.following.tolist(), agreement.in_s.tolist()
+    drafted, accepted = [0] * num_drafts, [0] * num_drafts
+    token = following[token]  # the first output token comes from the prompt alone
+    done = 1
+    while done < num_tokens:
+        drafts = min(num_drafts, num_tokens - done - 1)
+        right, at = 0, token
+        while right < drafts and not in_s[at]:
+            right, at = right + 1, following[at]
+        for depth in range(drafts):
+            drafted[depth] += 1
+            accepted[depth] += depth < right
+        token = following[at]
+        done += right + 1
+    return [drafted, accepted]

@@ -1,0 +1,93 @@
+"""Checkpoints of any size with a known acceptance, to measure engines without anyone's weights.
+
+Speed depends on sizes and on acceptance, not on what the text says. Output projections are zero, so
+every layer is an identity that still costs its full compute, and acceptance is exactly what walking
+the cycle of tokens gives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from headstart.calibrate.agreement import Agreement, make_agreement
+from headstart.calibrate.folder import write_made
+from headstart.calibrate.shapes import shape_config
+from headstart.calibrate.tensors import EXACT, calibrated_tensors
+from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.provenance import PROVENANCE_NAME
+from headstart.errors import CheckpointError, ConfigError
+
+if TYPE_CHECKING:
+    import torch
+
+_SAMPLED_ROWS = 512
+_LEAST_MARGIN = 0.05
+
+
+def write_calibrated(
+    shape: str,
+    rate: float,
+    out: Path,
+    *,
+    active: int | None = None,
+    seed: int = 0,
+    dtype: str = "BF16",
+    overwrite: bool = False,
+    report: Callable[[int], None] = lambda num_bytes: None,
+) -> dict[str, Any]:
+    """Write the checkpoint; returns what was made."""
+    if not 0 <= rate <= 1:
+        raise ConfigError(f"--acceptance is {rate}; give a rate from 0 to 1.")
+    config = shape_config(shape)
+    vocab, hidden = config["vocab_size"], config["hidden_size"]
+    count = active if active is not None else vocab - 2
+    if not 8 <= count <= vocab - 2:
+        raise ConfigError(f"--active is {count}; give 8 to {vocab - 2} (two tokens end a text).")
+    config["torch_dtype"] = {"BF16": "bfloat16", "F32": "float32", "F16": "float16"}[dtype]
+    agreement = make_agreement(vocab, hidden, rate=rate, seed=seed, active=count)
+    margin = smallest_margin(agreement)
+    if margin < _LEAST_MARGIN:
+        raise ConfigError(
+            f"with hidden {hidden} and {count} tokens the decisions are only {margin:.3f} apart, "
+            "too close for low precision. Use a larger hidden size or fewer --active tokens."
+        )
+    tensors = calibrated_tensors(
+        config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, active=count
+    )
+    facts = {"shape": shape, "rate": rate, "seed": seed, "active": count, "margin": margin}
+    write_made(config, tensors, out, facts=facts, overwrite=overwrite, report=report)
+    return {**facts, "bytes": sum(source.num_bytes for source in tensors.values())}
+
+
+def agreement_of(folder: Path) -> Agreement:
+    """The construction behind a calibrated checkpoint, made again from what is written in it."""
+    facts = read_json_object(folder / PROVENANCE_NAME)
+    if "active" not in facts:
+        raise CheckpointError(f"{folder} was not written by `headstart calibrate`.")
+    config = read_json_object(folder / "config.json")
+    return make_agreement(
+        config["vocab_size"], config["hidden_size"],
+        rate=facts["rate"], seed=facts["seed"], active=facts["active"],
+    )  # fmt: skip
+
+
+def smallest_margin(agreement: Agreement) -> float:
+    """How far the winning logit is ahead, for trunk and head, over a sample of tokens."""
+    import torch
+
+    vocab = len(agreement.in_s)
+    picked = torch.linspace(2, vocab - 1, min(_SAMPLED_ROWS, vocab - 2)).long()
+    lm_head, embedding = agreement.lm_head(), agreement.embedding()[picked]
+    drafted = embedding @ agreement.pass_embedding()
+    said = torch.where(agreement.in_s, agreement.mistaken, agreement.following)[picked]
+    pairs = ((embedding, agreement.following[picked]), (drafted, said))
+    return min(_margin(states, lm_head, winners) for states, winners in pairs)
+
+
+def _margin(states: torch.Tensor, lm_head: torch.Tensor, winners: torch.Tensor) -> float:
+    logits = states @ lm_head.T
+    won = logits.gather(1, winners[:, None]).squeeze(1)
+    logits.scatter_(1, winners[:, None], float("-inf"))
+    return float((won - logits.amax(1)).min())

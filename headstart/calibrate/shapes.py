@@ -1,0 +1,105 @@
+"""Shapes of well-known dense models, by name: sizes are published facts, weights are made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headstart.errors import ConfigError
+
+_BASE: dict[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,  # agreement needs an LM head of its own
+    "torch_dtype": "bfloat16",
+    "max_position_embeddings": 32768,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+
+
+def _mimo(**sizes: Any) -> dict[str, Any]:
+    from headstart.families.remote_code import MIMO_AUTO_MAP
+
+    return {
+        **_BASE,
+        "model_type": "mimo",
+        "architectures": ["MiMoForCausalLM"],
+        "auto_map": dict(MIMO_AUTO_MAP),
+        "attention_bias": True,
+        "num_nextn_predict_layers": 1,
+        **sizes,
+    }
+
+
+def _qwen3(**sizes: Any) -> dict[str, Any]:
+    return {
+        **_BASE,
+        "model_type": "qwen3",
+        "architectures": ["Qwen3ForCausalLM"],
+        "attention_bias": False,
+        "mtp_num_hidden_layers": 1,
+        **sizes,
+    }
+
+
+def _sizes(
+    layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocab: int, theta: float
+) -> dict[str, Any]:
+    return {
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "intermediate_size": intermediate,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
+        "head_dim": hidden // heads,
+        "vocab_size": vocab,
+        "rope_theta": theta,
+    }
+
+
+# Llama trunks are made in the mimo layout, which is what they become when a head is grafted.
+SHAPES: dict[str, dict[str, Any]] = {
+    "mimo-7b": _mimo(**_sizes(36, 4096, 11008, 32, 8, 151680, 640000.0)),
+    "llama-8b": _mimo(**_sizes(32, 4096, 14336, 32, 8, 128256, 500000.0)),
+    "llama-1b": _mimo(**_sizes(16, 2048, 8192, 32, 8, 128256, 500000.0)),
+    "smollm2-135m": _mimo(**_sizes(30, 576, 1536, 9, 3, 49152, 100000.0)),
+    "smollm2-1.7b": _mimo(**_sizes(24, 2048, 8192, 32, 32, 49152, 130000.0)),
+    "qwen2-7b": _mimo(**_sizes(28, 3584, 18944, 28, 4, 152064, 1000000.0)),
+    "qwen3-8b": _qwen3(**_sizes(36, 4096, 12288, 32, 8, 151936, 1000000.0)),
+    "qwen3-0.6b": _qwen3(**{**_sizes(28, 1024, 3072, 16, 8, 151936, 1000000.0), "head_dim": 128}),
+}
+
+# short names for numbers: --shape layers=8,hidden=2048,...
+_NUMBERS = {
+    "layers": "num_hidden_layers",
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_dim": "head_dim",
+    "vocab": "vocab_size",
+}
+
+
+def shape_config(shape: str) -> dict[str, Any]:
+    """The config of a named shape, or of one given by numbers (`layers=8,hidden=2048,...`)."""
+    if shape in SHAPES:
+        return dict(SHAPES[shape])
+    if "=" not in shape:
+        raise ConfigError(
+            f"no shape is called {shape!r}; expected one of {', '.join(SHAPES)}, or numbers as in "
+            "layers=8,hidden=2048,intermediate=8192,heads=32,kv_heads=8,vocab=32000."
+        )
+    numbers: dict[str, int] = {}
+    for part in shape.split(","):
+        name, _, value = part.partition("=")
+        if name not in _NUMBERS or not value.isdigit() or int(value) < 1:
+            raise ConfigError(
+                f"--shape: {part!r} is not one of {', '.join(_NUMBERS)} with a number."
+            )
+        numbers[name] = int(value)
+    missing = [name for name in _NUMBERS if name not in numbers and name != "head_dim"]
+    if missing:
+        raise ConfigError(f"--shape lacks {', '.join(missing)}.")
+    numbers.setdefault("head_dim", numbers["hidden"] // numbers["heads"])
+    return _mimo(rope_theta=10000.0, **{_NUMBERS[name]: n for name, n in numbers.items()})

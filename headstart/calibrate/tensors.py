@@ -1,0 +1,199 @@
+"""Every tensor of a made checkpoint: names and shapes from the family tables, values by agreement.
+
+Values come from `agreement.py` and a generator seeded per tensor, so tensors are made one at a time
+and a large checkpoint needs little memory.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from headstart.calibrate.agreement import Agreement, make_agreement
+from headstart.checkpoint.config import Config
+from headstart.checkpoint.reader import torch_dtype
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.values import as_bytes
+from headstart.errors import ConfigError
+from headstart.families.base import Family, expand
+from headstart.families.experts import fused_slot
+from headstart.families.registry import GRAFTED_AS, family, match_family
+
+if TYPE_CHECKING:
+    import torch
+
+Shapes = dict[str, tuple[int, ...]]
+_OUTPUTS = ("o_proj", "down_proj", "out_proj", "wo_b", "w2")
+_FLOAT32 = ("A_log", "attn_sink", "hc_", "e_score_correction_bias", "router_bias", "gate.bias")
+
+
+@dataclass(frozen=True)
+class Disturbance:
+    """How much layers add to what agreement alone would give; nothing at all is exact."""
+
+    trunk: float  # size of the trunk layers' output projections
+    head: float  # of the head's, and of the half of its fusion that sees the hidden state
+
+
+EXACT = Disturbance(0.0, 0.0)
+# Small in the trunk, which keeps to its cycle; large in the head, so that every tensor of it shows
+# in which drafts are accepted.
+LIVELY = Disturbance(0.05, 2.0)
+
+
+def calibrated_tensors(
+    config: dict[str, Any],
+    *,
+    rate: float,
+    seed: int,
+    dtype: str,
+    with_head: bool = True,
+    fused_experts: bool = False,
+    root: str | None = None,
+    disturbance: Disturbance = LIVELY,
+    active: int | None = None,
+) -> dict[str, TensorSource]:
+    """Every tensor of the checkpoint by published name, made when it is written."""
+    parsed = Config(config)
+    fields = parsed.fields
+    owner = match_family(fields, parsed.model_types, parsed.architectures)
+    if owner is None:  # a trunk without published heads: built in the layout it is grafted into
+        owner = family(GRAFTED_AS[parsed.model_type])
+        fields = {**fields, "attention_bias": parsed.model_type == "qwen2"}
+        with_head = False
+    agreement = make_agreement(
+        fields["vocab_size"], fields["hidden_size"], rate=rate, seed=seed, active=active
+    )
+    values = _Values(owner, agreement, seed, disturbance)
+    tensors = {
+        name: _made(name, shape, dtype, partial(values.trunk, name, shape))
+        for name, shape in trunk_shapes(owner, fields).items()
+    }
+    if with_head:
+        naming = owner.naming(fields, root)
+        for ours, shape in head_shapes(owner, fields, fused_experts=fused_experts).items():
+            name = owner.keys.to_published(ours, naming)
+            tensors[name] = _made(name, shape, dtype, partial(values.head, ours, shape))
+    return tensors
+
+
+def trunk_shapes(owner: Family, fields: dict[str, Any]) -> Shapes:
+    """All trunk tensors of a config, by published name."""
+    trunk, prefix = owner.trunk, owner.trunk.prefixes[0]
+    vocab, hidden = fields["vocab_size"], fields["hidden_size"]
+    shapes: Shapes = {prefix + trunk.embed: (vocab, hidden), prefix + trunk.final_norm: (hidden,)}
+    if not fields.get("tie_word_embeddings"):
+        shapes[trunk.lm_heads[0]] = (vocab, hidden)
+    for name, shape in expand(trunk.extras, fields).items():
+        shapes[prefix + name] = _known(name, shape)
+    for layer in range(fields["num_hidden_layers"]):
+        at = prefix + trunk.layer.format(layer=layer)
+        for name, shape in expand(trunk.kinds[trunk.kind_of(fields, layer)], fields).items():
+            shapes[at + name] = _known(name, shape)
+    return shapes
+
+
+def head_shapes(owner: Family, fields: dict[str, Any], *, fused_experts: bool = False) -> Shapes:
+    """All head tensors of a config, by our names, with the copies that releases store."""
+    count = fields.get(owner.count_field) if owner.count_field else None
+    modules = count if isinstance(count, int) and count > 0 else owner.default_modules
+    expected = owner.expected(fields, modules)
+    shapes = {name: _known(name, shape) for name, shape in expected.items()}
+    for module in range(modules):
+        for role in owner.copies:
+            shapes[f"modules.{module}.{role}.weight"] = (
+                fields["vocab_size"],
+                fields["hidden_size"],
+            )
+    return _fuse_experts(shapes) if fused_experts else shapes
+
+
+def _fuse_experts(shapes: Shapes) -> Shapes:
+    result: Shapes = {}
+    for name, shape in shapes.items():
+        slot = fused_slot(name)
+        if slot is None:
+            result[name] = shape
+            continue
+        count = result.get(slot.name, (0,))[0]
+        wide = shape[0] * (2 if slot.projection != "down" else 1)
+        result[slot.name] = (max(count, slot.expert + 1), wide, shape[1])
+    return result
+
+
+def _known(name: str, shape: tuple[int, ...] | None) -> tuple[int, ...]:
+    if shape is None:
+        raise ConfigError(f"the config does not give the sizes that {name} needs")
+    return shape
+
+
+class _Values:
+    """What each tensor holds; the same names and seed give the same values on every machine."""
+
+    def __init__(self, owner: Family, agreement: Agreement, seed: int, disturbance: Disturbance):
+        self._owner, self._agreement, self._seed = owner, agreement, seed
+        self._disturbance = disturbance
+        trunk = owner.trunk
+        self._embed = trunk.prefixes[0] + trunk.embed
+
+    def trunk(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if name == self._embed:
+            return self._agreement.embedding()
+        if name in self._owner.trunk.lm_heads:
+            return self._agreement.lm_head()
+        return self._usual(name, shape, self._disturbance.trunk)
+
+    def head(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        import torch
+
+        role = name.split(".", 2)[-1]
+        if role == "embed_tokens.weight":
+            return self._agreement.embedding()
+        if role == "lm_head.weight":
+            own = "lm_head" not in self._owner.layout.shares  # trained apart from the trunk's
+            noise = self._usual(name, shape, 1.0) * (0.02 if own else 0.0)
+            return self._agreement.lm_head() + noise
+        if role in ("fuse.weight", "fuse_embed.weight"):
+            passed = self._agreement.pass_embedding()
+            if role == "fuse_embed.weight":
+                return passed
+            # The hidden half is noise to the embedding's: what the head is fed shows in its drafts.
+            halves = [passed, self._usual(name, (shape[0], shape[0]), self._disturbance.head)]
+            if self._owner.layout.fuse_order == "hidden_first":
+                halves.reverse()
+            return torch.cat(halves, dim=1)
+        return self._usual(name, shape, self._disturbance.head)
+
+    def _usual(self, name: str, shape: tuple[int, ...], output_scale: float) -> torch.Tensor:
+        import torch
+
+        module = name.removesuffix(".weight").rpartition(".")[2]
+        is_output = module in _OUTPUTS or "experts.down_proj" in name
+        if output_scale == 0 and (is_output or module == "fuse"):
+            return torch.zeros(shape)
+        generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
+        noise = torch.randn(shape, generator=generator)
+        if name.endswith("norm.weight") or "layernorm" in module or module.endswith("norm"):
+            centred = self._owner.layout.zero_centred_norms and "linear_attn" not in name
+            return noise * 0.01 + (0.0 if centred else 1.0)
+        if module == "A_log":
+            return torch.rand(shape, generator=generator).add(1).log()
+        if module in ("dt_bias", "D") or len(shape) == 1:
+            return noise * 0.01
+        scale = output_scale if is_output else 1.0
+        return noise * (scale / math.sqrt(shape[-1]))
+
+
+def _made(
+    name: str, shape: tuple[int, ...], dtype: str, make: Callable[[], torch.Tensor]
+) -> TensorSource:
+    stored = "F32" if any(part in name for part in _FLOAT32) else dtype
+
+    def pieces() -> Iterator[memoryview]:
+        yield as_bytes(make().to(torch_dtype(stored)))
+
+    return TensorSource(stored, shape, pieces, is_copy=False)

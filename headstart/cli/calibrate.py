@@ -1,0 +1,47 @@
+"""`headstart calibrate --shape S --acceptance R --out DIR`: a model of known acceptance."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from headstart.cli.options import Json, Overwrite
+
+
+def run(
+    *,
+    shape: Annotated[str, typer.Option("--shape", help="A model's name, or numbers.")],
+    acceptance: Annotated[
+        float, typer.Option("--acceptance", help="Rate at which a draft is right, at every depth.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result goes.")],
+    active: Annotated[
+        int | None, typer.Option("--active", help="Tokens in use; default: all but two.")
+    ] = None,
+    dtype: Annotated[str, typer.Option("--dtype", help="BF16, F16 or F32.")] = "BF16",
+    seed: Annotated[int, typer.Option("--seed", help="Which of many such checkpoints.")] = 0,
+    overwrite: Overwrite = False,
+    json_output: Json = False,
+) -> None:
+    from headstart.calibrate.calibrated import write_calibrated
+    from headstart.cli.progress import byte_progress
+    from headstart.errors import ConfigError
+
+    if dtype not in ("BF16", "F16", "F32"):
+        raise ConfigError(f"--dtype is {dtype!r}; expected BF16, F16 or F32.")
+    with byte_progress("calibrate", 0) as report:
+        made = write_calibrated(
+            shape, acceptance, out, active=active, seed=seed, dtype=dtype,
+            overwrite=overwrite, report=report,
+        )  # fmt: skip
+    if json_output:
+        print(json.dumps({**made, "out": str(out)}))
+    else:
+        print(
+            f"{made['bytes'] / 1e9:.2f} GB, {made['active']} tokens in use, acceptance "
+            f"{acceptance} at every depth, decisions {made['margin']:.2f} apart"
+        )
+        print(f"wrote {out}")

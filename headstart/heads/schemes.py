@@ -1,0 +1,138 @@
+"""Makes a model's quantisation config describe the head that is put into it.
+
+A quantised head can be read only through a config of its own scheme. An unquantised one must be
+on the list of modules that are left alone, wherever the method keeps that list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from headstart.checkpoint.config import Config, read_json_object
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import CheckpointError, some
+from headstart.families.base import Naming
+from headstart.families.experts import is_fused_experts, split_name
+from headstart.heads.head import Head
+from headstart.heads.ignore_lists import (
+    has_list,
+    is_listed,
+    lookups,
+    with_unquantized,
+    without,
+)
+from headstart.heads.quantization import PACKED, is_quantized, is_scale, scale_of
+
+_MODELOPT_LIST = "hf_quant_config.json"
+_CONFIG_FIELDS = ("quantization_config", "compression_config")
+# how a weight is stored -> the methods whose loaders look for that
+_READERS = {
+    "weight_scale_inv": ("fp8",),
+    "weight_scale": ("compressed-tensors", "modelopt", "quark", "fp8"),
+    "weight_packed": ("compressed-tensors",),
+    "qweight": ("gptq", "awq", "auto-round"),
+}
+_SAME = ("quant_method", "quant_algo", "format", "weight_block_size")
+
+
+def quantization_of(model: Checkpoint) -> dict[str, Any]:
+    """The quantisation config; ModelOpt may keep it in a file of its own."""
+    found = model.config.quantization
+    path = model.folder / _MODELOPT_LIST
+    if found or not path.is_file():
+        return found
+    inner = read_json_object(path).get("quantization")
+    if not isinstance(inner, dict):
+        return {}
+    return {**inner, "quant_method": "modelopt", "ignore": inner.get("exclude_modules")}
+
+
+def check_scheme(head: Head, model: Checkpoint) -> None:
+    """Refuse a quantised head that the model's config does not describe."""
+    if not head.is_quantized or head.family.name == "deepseek_v4":
+        return  # V4's scales are part of its layout
+    config, origin = quantization_of(model), Config(dict(head.config)).quantization
+    method = str(config.get("quant_method") or "none")
+    marks = set(_marks(head))
+    is_readable = all(method.startswith(_READERS.get(mark, ())) for mark in marks)
+    others = [f for f in _SAME if f in origin and f in config and origin[f] != config[f]]
+    if is_readable and not others:
+        return
+    detail = "".join(f"; {f} is {origin[f]!r} there and {config[f]!r} here" for f in others)
+    raise CheckpointError(
+        f"the head is quantised (stored with {some(sorted(marks))}) and {model.folder} has "
+        f"quantisation {method!r}{detail}. Engines could not read the head through that config. "
+        "Add --dequantize."
+    )
+
+
+def _marks(head: Head) -> Iterator[str]:
+    for name, source in head.tensors.items():
+        if is_quantized(name, source):
+            parameter = name.rpartition(".")[2]
+            scale = scale_of(name, head.tensors) or ""
+            mark = parameter if parameter in PACKED[1:] else scale.rpartition(".")[2]
+            yield "weight_" + mark.partition("_proj_")[2] if "_proj_" in mark else mark
+
+
+def relist(
+    head: Head, model: Checkpoint, naming: Naming, config: dict[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Edit the lists in `config`; returns further documents with lists, and notes."""
+    notes = []
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for field in _CONFIG_FIELDS:
+            if not isinstance(part.get(field), dict):
+                continue
+            part[field] = _relisted(head, naming, part[field])
+            if not has_list(part[field]) and not head.is_quantized:
+                notes.append(
+                    f"quantisation {part[field].get('quant_method')!r} keeps no list that is known "
+                    "here: see that your engine leaves the head unquantised"
+                )
+    documents: dict[str, Any] = {}
+    path = model.folder / _MODELOPT_LIST
+    if path.is_file():
+        listing = read_json_object(path)
+        inner = listing.get("quantization")
+        if isinstance(inner, dict):
+            listed = {"quant_method": "modelopt", "ignore": inner.get("exclude_modules")}
+            inner["exclude_modules"] = _relisted(head, naming, listed)["ignore"]
+            documents[_MODELOPT_LIST] = listing
+    return documents, notes
+
+
+def _relisted(head: Head, naming: Naming, quantization: dict[str, Any]) -> dict[str, Any]:
+    plain, quantized = modules_of(head)
+    result = without(quantization, lookups(head.family, naming, quantized))
+    asked = lookups(head.family, naming, quantized)
+    excluded = [name for name in asked if is_listed(result, name)]
+    if excluded:
+        raise CheckpointError(
+            f"the head is quantised, but a pattern in the model's quantisation config excludes "
+            f"{some(excluded)}: engines would read quantised bytes as plain ones. Add --dequantize."
+        )
+    return with_unquantized(result, lookups(head.family, naming, plain))
+
+
+def modules_of(head: Head) -> tuple[list[str], list[str]]:
+    """The linear modules of a head under our names: those stored plain, those quantised."""
+    plain: list[str] = []
+    quantized: list[str] = []
+    for name, source in head.tensors.items():
+        module, _, parameter = name.rpartition(".")
+        if is_scale(name) or name.split(".")[2] in ("embed_tokens", "lm_head"):
+            continue
+        found = quantized if is_quantized(name, source) else plain
+        if is_fused_experts(name):
+            kinds = ("down",) if parameter == "down_proj" else ("gate", "up")
+            found += [
+                split_name(name, expert, kind).removesuffix(".weight")
+                for expert in range(source.shape[0])
+                for kind in kinds
+            ]
+        elif parameter in PACKED and (len(source.shape) == 2 or parameter != "weight"):
+            found.append(module)
+    return plain, quantized

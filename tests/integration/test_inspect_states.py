@@ -1,0 +1,414 @@
+"""What `inspect` says of whole, lost, broken and misdeclared heads, in every family."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Tiny
+from head_edits import WITH_HEAD, config, edited, head_names, published, stitch, tensors, text_part
+from safetensors.torch import save_file
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import CheckpointError, HeadNotFound
+from headstart.heads.detection import COUNT_FIELDS, require_head
+from headstart.heads.inspection import Report, inspect
+
+# Families whose configs carry no count: their heads are normally not declared.
+WITHOUT_COUNT = ("qwen3_next", "mimo_v2")
+DECLARED = [variant for variant in WITH_HEAD if variant not in WITHOUT_COUNT]
+WITH_EXPERTS = [
+    "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
+    "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "nemotron_h",
+]  # fmt: skip
+UNFUSED = ("deepseek_v4", "nemotron_h")  # other projections: never stored fused
+MODULES = {"mimo_v2": 3, "step3p5": 3}
+# tensors of a tiny head; copies of embedding and LM head included where releases store them
+NUM_TENSORS = {
+    "deepseek_v3": 32, "deepseek_v32": 37, "deepseek_v4": 43, "glm4_moe": 34,
+    "glm4_moe_lite": 32, "glm_moe_dsa": 37, "qwen3_next": 29, "qwen3_5": 15, "qwen3_5_text": 15,
+    "qwen3_5_moe": 29, "qwen3_5_moe_text": 29, "qwen3": 15, "mimo": 16, "mimo_v2": 42,
+    "ernie4_5_moe": 12, "nemotron_h": 24, "step3p5": 51,
+}  # fmt: skip
+# per token and module, in elements; K/V is counted in 16 bits
+KV_ELEMENTS = {
+    "deepseek_v3": 512 + 64,
+    "deepseek_v32": 512 + 64 + 128,
+    "glm4_moe": 2 * 2 * 64,
+    "qwen3_5": 2 * 2 * 64,
+    "mimo_v2": 3 * 4 * (48 + 32),
+    "step3p5": 3 * 2 * 2 * 64,
+}
+
+
+def report(folder: Path) -> Report:
+    return inspect(Checkpoint.open(folder))
+
+
+def warned(folder: Path, text: str) -> bool:
+    return any(text in warning for warning in report(folder).warnings)
+
+
+def without(names: list[str]) -> Callable[[dict[str, torch.Tensor]], None]:
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        for name in names:
+            del contents[name]
+
+    return change
+
+
+def set_count(value: int | None) -> Callable[[dict[str, Any]], None]:
+    def change(document: dict[str, Any]) -> None:
+        for field in COUNT_FIELDS:
+            if text_part(document).pop(field, None) is not None and value is not None:
+                text_part(document)[field] = value
+
+    return change
+
+
+@pytest.mark.parametrize("variant", WITH_HEAD)
+def test_a_whole_head_is_complete(tiny: Tiny, variant: str) -> None:
+    head = report(tiny(variant)).head
+    assert head.state == ("undeclared" if variant in WITHOUT_COUNT else "complete")
+    assert head.missing == ()
+    assert head.modules == MODULES.get(variant, 1)
+    assert head.tensors == NUM_TENSORS[variant]
+
+
+@pytest.mark.parametrize("variant", WITH_HEAD)
+def test_a_whole_head_gives_no_cause_for_worry(tiny: Tiny, variant: str) -> None:
+    expected = ("hybrid", "vLLM uses the first")
+    others = [w for w in report(tiny(variant)).warnings if not any(text in w for text in expected)]
+    assert others == []
+
+
+@pytest.mark.parametrize("variant", [v for v in WITH_EXPERTS if v not in UNFUSED])
+def test_a_fused_head_is_complete_too(tiny: Tiny, variant: str) -> None:
+    head = report(tiny(variant, fused_experts=True)).head
+    assert head.missing == ()
+    assert head.is_usable
+    assert head.experts == "fused"
+
+
+@pytest.mark.parametrize("variant", WITH_HEAD)
+def test_a_lost_head_is_missing(tiny: Tiny, variant: str) -> None:
+    bare = report(tiny(variant, with_head=False))
+    declared = variant not in WITHOUT_COUNT
+    assert bare.head.state == ("declared-but-missing" if declared else "absent")
+    assert any("headstart restore" in warning for warning in bare.warnings)
+
+
+@pytest.mark.parametrize("variant", DECLARED)
+def test_a_lost_head_that_is_not_declared_is_absent(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    bare = tiny(variant, with_head=False)
+    for number, value in enumerate((0, None)):
+        model = edited(bare, tmp_path / str(number), change_config=set_count(value))
+        assert report(model).head.state == "absent"
+
+
+@pytest.mark.parametrize("value", [0, None], ids=["zero", "removed"])
+@pytest.mark.parametrize("variant", DECLARED)
+def test_a_whole_head_without_a_count_is_undeclared(
+    tiny: Tiny, tmp_path: Path, variant: str, value: int | None
+) -> None:
+    model = edited(tiny(variant), tmp_path / "model", change_config=set_count(value))
+    result = report(model)
+    assert result.head.state == "undeclared"
+    assert any("does not declare them" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("part", ["role", "fusion", "block", "last"])
+@pytest.mark.parametrize("variant", WITH_HEAD)
+def test_a_head_that_lost_one_tensor_is_partial(
+    tiny: Tiny, tmp_path: Path, variant: str, part: str
+) -> None:
+    model = tiny(variant)
+    names = head_names(model)
+    block = [name for ours, name in names.items() if ".block." in ours]
+    lost = {
+        "role": published(model, "modules.0.hidden_norm.weight"),
+        "fusion": published(model, "modules.0.fuse"),
+        "block": block[0],
+        "last": block[-1],
+    }[part]
+    broken = edited(model, tmp_path / "model", change=without([lost]))
+    head = report(broken).head
+    assert head.state == "partial"
+    assert head.missing == (lost,)
+    assert warned(broken, "1 head tensors are missing")
+
+
+@pytest.mark.parametrize("variant", WITH_EXPERTS)
+def test_a_head_that_lost_one_expert_is_partial(tiny: Tiny, tmp_path: Path, variant: str) -> None:
+    model = tiny(variant)
+    lost = [name for ours, name in head_names(model).items() if ".experts.2." in ours]
+    head = report(edited(model, tmp_path / "model", change=without(lost))).head
+    assert head.state == "partial"
+    assert set(head.missing) == set(lost)
+
+
+@pytest.mark.parametrize("variant", ["mimo_v2", "step3p5"])
+def test_a_head_that_lost_a_module_is_partial(tiny: Tiny, tmp_path: Path, variant: str) -> None:
+    model = tiny(variant)
+    lost = [name for ours, name in head_names(model).items() if ours.startswith("modules.2.")]
+    head = report(edited(model, tmp_path / "model", change=without(lost))).head
+    assert (head.state, head.modules) == ("partial", 2)
+    assert set(head.missing) == set(lost)
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v3", "glm4_moe", "deepseek_v4"])
+def test_copies_of_embedding_and_lm_head_may_be_left_out(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    model = tiny(variant)
+    copies = [published(model, "0.embed_tokens"), published(model, "0.lm_head")]
+    result = report(edited(model, tmp_path / "model", change=without(copies)))
+    assert result.head.state == "complete"
+    assert set(result.head.shares.values()) == {"from the trunk"}
+    assert set(report(model).head.shares.values()) == {"identical copy"}
+
+
+@pytest.mark.parametrize("variant", ["glm4_moe", "step3p5"])
+def test_an_lm_head_that_is_no_copy_is_the_heads_own(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    model = tiny(variant)
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[published(model, "0.lm_head")] *= 2
+
+    result = report(edited(model, tmp_path / "model", change=change))
+    assert result.head.shares["lm_head"] == "own"
+    is_surprise = any("differs from the trunk's" in warning for warning in result.warnings)
+    assert is_surprise == (variant != "step3p5")
+
+
+@pytest.mark.parametrize("variant", KV_ELEMENTS)
+def test_the_memory_of_a_head_is_told(tiny: Tiny, variant: str) -> None:
+    model = tiny(variant)
+    head = report(model).head
+    stored = tensors(model)
+    assert head.num_bytes == sum(stored[name].nbytes for name in head_names(model).values())
+    assert head.kv_bytes_per_token == 2 * KV_ELEMENTS[variant]
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2"])
+def test_a_trunk_without_published_heads_is_sent_to_graft(tiny: Tiny, variant: str) -> None:
+    result = report(tiny(variant))
+    assert result.family is None
+    assert result.head.state == "absent"
+    assert any("headstart graft" in warning for warning in result.warnings)
+
+
+@pytest.mark.parametrize("variant", WITH_HEAD)
+def test_a_tensor_of_another_shape_is_reported(tiny: Tiny, tmp_path: Path, variant: str) -> None:
+    model = tiny(variant)
+    name = published(model, "modules.0.fuse")
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[name] = contents[name][:, :-1].contiguous()
+
+    assert warned(edited(model, tmp_path / "model", change=change), f"{name} has shape")
+
+
+@pytest.mark.parametrize("variant", WITH_HEAD)
+def test_an_unknown_tensor_in_the_head_is_reported(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    model = tiny(variant)
+    beside = published(model, "modules.0.block.").rsplit(".", 1)[0]
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[f"{beside}.surprise"] = torch.zeros(3)
+
+    broken = edited(model, tmp_path / "model", change=change)
+    assert warned(broken, f"{beside}.surprise")
+    assert report(broken).head.missing == ()
+
+
+def test_a_scale_beside_an_unquantised_weight_is_reported(tiny: Tiny, tmp_path: Path) -> None:
+    name = published(tiny("deepseek_v3"), "o_proj")
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[f"{name}_scale_inv"] = torch.ones(2, 2)
+
+    broken = edited(tiny("deepseek_v3"), tmp_path / "model", change=change)
+    assert warned(broken, "beside weights that are not quantised")
+
+
+def test_an_fp8_weight_without_a_scale_makes_the_head_partial(tiny: Tiny, tmp_path: Path) -> None:
+    name = published(tiny("deepseek_v3"), "o_proj")
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[name] = contents[name].to(torch.float8_e4m3fn)
+
+    broken = edited(tiny("deepseek_v3"), tmp_path / "model", change=change)
+    assert report(broken).head.state == "partial"
+    assert report(broken).head.missing == (f"{name}_scale_inv",)
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v3", "qwen3_5", "mimo"])
+def test_a_head_in_a_file_that_the_index_does_not_list_is_reported(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    model = tiny(variant)
+    names = set(head_names(model).values())
+    broken = edited(model, tmp_path / "model", change=without(list(names)))
+    stored = tensors(model)
+    save_file({name: stored[name] for name in names}, broken / "mtp.safetensors")
+    listed = {name: "model.safetensors" for name in stored if name not in names}
+    document = {"metadata": {}, "weight_map": listed}
+    (broken / "model.safetensors.index.json").write_text(json.dumps(document))
+    assert report(broken).head.state == "complete"
+    assert warned(broken, "mtp.safetensors, which the index does not list")
+
+
+def test_a_total_that_does_not_agree_with_the_files_is_reported(tiny: Tiny, tmp_path: Path) -> None:
+    broken = tmp_path / "model"
+    shutil.copytree(tiny("mimo", shard_bytes=300_000), broken)
+    path = broken / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["metadata"]["total_size"] -= 2
+    path.write_text(json.dumps(index))
+    assert warned(broken, "total_size")
+
+
+def test_a_dspark_drafter_is_not_a_head(tiny: Tiny, tmp_path: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["dspark_block_size"] = 4
+
+    model = edited(tiny("deepseek_v4"), tmp_path / "model", change_config=change)
+    result = report(model)
+    assert (result.head.state, result.head.tensors) == ("absent", 0)
+    assert [w for w in result.warnings if "DSpark" in w]
+    assert not [w for w in result.warnings if "headstart restore" in w]
+    with pytest.raises(HeadNotFound, match="DSpark"):
+        require_head(Checkpoint.open(model))
+    with pytest.raises(CheckpointError, match="DSpark"):
+        stitch(tiny("deepseek_v4"), model, tmp_path / "result")
+
+
+@pytest.mark.parametrize("variant", DECLARED)
+def test_a_count_that_the_tensors_do_not_bear_out_is_reported(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    stored = MODULES.get(variant, 1)
+    model = edited(tiny(variant), tmp_path / "model", change_config=set_count(stored + 1))
+    assert warned(model, f"declares {stored + 1} module(s), the tensors hold {stored}")
+
+
+def test_a_repeated_nemotron_module_that_is_counted_twice_is_still_whole(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """Exporters once wrote the number of uses; the names have room for one module only."""
+    model = edited(tiny("nemotron_h"), tmp_path / "model", change_config=set_count(2))
+    assert report(model).head.missing == ()
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v3", "qwen3_5_moe", "mimo", "nemotron_h"])
+@pytest.mark.parametrize(
+    "method", ["compressed-tensors", "fp8", "awq", "gptq", "modelopt", "quark"]
+)
+def test_an_unquantised_head_that_no_list_excludes_is_reported(
+    tiny: Tiny, tmp_path: Path, variant: str, method: str
+) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["quantization_config"] = {"quant_method": method}
+
+    model = edited(tiny(variant), tmp_path / "model", change_config=change)
+    assert warned(model, "does not exclude the head's modules")
+
+
+def test_a_four_bit_head_is_reported(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny("mimo")
+    name = published(model, "o_proj")
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        rows, columns = contents.pop(name).shape
+        stem = name.removesuffix("weight")
+        contents[f"{stem}qweight"] = torch.zeros(columns // 8, rows, dtype=torch.int32)
+        contents[f"{stem}scales"] = torch.ones(columns // 128, rows, dtype=torch.float16)
+
+    broken = edited(model, tmp_path / "model", change=change)
+    assert warned(broken, "four bits")
+    assert report(broken).head.missing == ()
+
+
+@pytest.mark.parametrize("variant", ["mimo", "qwen3_5", "deepseek_v4"])
+def test_norms_that_are_not_numbers_are_reported(tiny: Tiny, tmp_path: Path, variant: str) -> None:
+    model = tiny(variant)
+    name = published(model, "0.embed_norm")
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[name][3] = float("nan")
+
+    assert warned(edited(model, tmp_path / "model", change=change), f"{name} holds values")
+
+
+@pytest.mark.parametrize("variant", ["mimo", "deepseek_v3", "qwen3_5", "step3p5"])
+def test_norms_in_the_style_of_another_family_are_reported(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    model = tiny(variant)
+    name = published(model, "0.hidden_norm")
+    shift = 1 if variant in ("qwen3_5", "step3p5") else -1
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[name] += shift
+
+    assert warned(edited(model, tmp_path / "model", change=change), f"{name} has mean")
+
+
+def test_a_blanked_quantisation_config_is_reported(tiny: Tiny, tmp_path: Path) -> None:
+    def change(document: dict[str, Any]) -> None:
+        document["quantization_config"] = ""
+
+    model = edited(tiny("mimo"), tmp_path / "model", change_config=change)
+    assert warned(model, 'quantization_config is ""')
+
+
+@pytest.mark.parametrize(
+    ("settings", "word"),
+    [({"min_p": 0.1}, "min_p 0.1"), ({"repetition_penalty": 1.1}, "repetition_penalty 1.1")],
+    ids=["min_p", "repetition_penalty"],
+)
+def test_generation_settings_that_engines_refuse_while_speculating_are_reported(
+    tiny: Tiny, tmp_path: Path, settings: dict[str, float], word: str
+) -> None:
+    files = {"generation_config.json": settings}
+    assert warned(edited(tiny("mimo"), tmp_path / "model", files=files), word)
+
+
+@pytest.mark.parametrize("variant", ["deepseek_v3", "qwen3_5_moe", "mimo_v2"])
+def test_the_json_of_inspect_has_the_agreed_keys(
+    tiny: Tiny, variant: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from headstart.cli.main import app
+
+    model = tiny(variant)
+    monkeypatch.setattr(sys, "argv", ["headstart", "inspect", str(model), "--json"])
+    with pytest.raises(SystemExit) as leaving:
+        app()
+    assert leaving.value.code == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["family"] == report(model).family.name  # type: ignore[union-attr]
+    assert document["model_type"] == config(model)["model_type"]
+    assert document["architectures"] == config(model)["architectures"]
+    assert document["trunk"]["hidden_size"] == 256
+    assert document["generation"] == {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
+    assert isinstance(document["warnings"], list)
+    keys = ("state", "modules", "tensors", "missing", "bytes", "dtype", "shares")
+    assert set(keys) < set(document["head"])
+    assert document["head"]["kv_bytes_per_token"] > 0
+    for engine in ("vllm", "sglang", "trtllm", "xllm"):
+        answer = document["engines"][engine]
+        assert answer["command"] or answer["reason"]
+    assert str(model) in document["engines"]["vllm"]["command"]

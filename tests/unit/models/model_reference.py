@@ -1,0 +1,123 @@
+"""What the model tests share: random dense models of transformers, and a paged cache by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.values import as_bytes
+from headstart.models.attention import LayerCache, Span
+from headstart.models.config import ModelConfig, model_config
+from headstart.models.loading import load_trunk
+from headstart.models.trunk import Trunk
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "vocab_size": 61,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+}
+
+
+def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
+    """Every parameter random, norms and biases too: a forgotten one then shows."""
+    draw = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=draw)
+        parameter.data = 1 + 0.3 * noise if "norm" in name else 0.25 * noise
+        parameter.requires_grad_(False)
+    return model
+
+
+def transformers_model(raw: Mapping[str, Any], seed: int = 0) -> Any:
+    """The published implementation of a config, with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {name: value for name, value in raw.items() if name != "model_type"}
+    kind = "qwen2" if raw["model_type"] == "mimo" else raw["model_type"]
+    config = AutoConfig.for_model(kind, **fields)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return randomised(model.eval(), seed)
+
+
+def sources(tensors: Mapping[str, Tensor]) -> dict[str, TensorSource]:
+    """Tensors as a checkpoint would give them."""
+
+    def source(tensor: Tensor) -> TensorSource:
+        kind = {torch.float32: "F32", torch.float64: "F64"}[tensor.dtype]
+        kept = tensor.detach().contiguous()
+        return TensorSource(kind, tuple(kept.shape), lambda: (as_bytes(kept),), is_copy=False)
+
+    return {name: source(tensor) for name, tensor in tensors.items()}
+
+
+def published(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
+    state = dict(model.state_dict())
+    if config.is_tied:
+        state.pop("lm_head.weight", None)
+    return state
+
+
+def our_trunk(raw: Mapping[str, Any], model: nn.Module, dtype: torch.dtype) -> Trunk:
+    """The same weights in our modules."""
+    config = model_config(raw)
+    trunk = Trunk(config, config.max_positions, dtype).to(dtype)
+    load_trunk(trunk, sources(published(model, config)))
+    return trunk
+
+
+class PagedRun:
+    """Several texts through a trunk, in chunks, their blocks scattered over one memory."""
+
+    def __init__(self, trunk: Trunk, num_texts: int, *, block_size: int, max_len: int = 64):
+        self.trunk, self._size = trunk, block_size
+        per_text = -(-max_len // block_size)
+        order = torch.randperm(
+            num_texts * per_text, generator=torch.Generator().manual_seed(block_size)
+        )
+        self._tables = order.view(num_texts, per_text)
+        config = trunk.config
+        shape = (num_texts * per_text * block_size, config.num_kv_heads, config.head_dim)
+        dtype = trunk.embed.dtype
+        self._caches = [
+            LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
+            for _ in range(config.num_layers)
+        ]
+        self._done = [0] * num_texts
+
+    def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
+        """The next tokens of some texts in one batch; logits of every row."""
+        ids: list[int] = []
+        positions: list[int] = []
+        spans = []
+        for text, chunk in chunks.items():
+            start, begin = self._done[text], len(ids)
+            stop = start + len(chunk)
+            spans.append(
+                Span(begin, begin + len(chunk), self._places(text, start, stop),
+                     self._places(text, 0, stop))
+            )  # fmt: skip
+            ids += chunk
+            positions += range(start, stop)
+            self._done[text] = stop
+        stream = self.trunk(torch.tensor(ids), torch.tensor(positions), self._caches, spans)
+        logits = self.trunk.logits(self.trunk.final_norm(stream))
+        return {
+            text: logits[span.start : span.stop] for text, span in zip(chunks, spans, strict=True)
+        }
+
+    def _places(self, text: int, start: int, stop: int) -> Tensor:
+        slots = torch.arange(start, stop)
+        return self._tables[text][slots // self._size] * self._size + slots % self._size

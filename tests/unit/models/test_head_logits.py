@@ -1,0 +1,253 @@
+"""The head against a straight-line reference: whole sequences, no cache, one module at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from model_reference import SMALL, our_trunk, randomised, transformers_model
+from torch import Tensor
+
+from headstart.engine.drafter import Drafter
+from headstart.engine.request import Request
+from headstart.engine.runner import Runner
+from headstart.engine.scheduler import Work
+from headstart.errors import UnsupportedFamily
+from headstart.families.base import HeadLayout
+from headstart.models.mtp import MTPHead, MTPModule
+from headstart.models.trunk import Trunk
+from headstart.sampling.params import SamplingParams
+
+KINDS = {"qwen2": {"model_type": "qwen2"}, "qwen3": {"model_type": "qwen3"}}
+LAYOUTS: dict[str, tuple[HeadLayout, int]] = {
+    "one module, embed first": (HeadLayout(), 1),
+    "one module, hidden first": (HeadLayout(fuse_order="hidden_first"), 1),
+    "one module, position 0 zeroed": (HeadLayout(zero_embed_at_position_0=True), 1),
+    "one module, before the final norm": (HeadLayout(trunk_hidden="before_final_norm"), 1),
+    "one module, recycled before its norm": (HeadLayout(recycled_hidden="before_out_norm"), 1),
+    "one module, no norm": (HeadLayout(out_norm="none"), 1),
+    "two chained": (HeadLayout(topology="chained"), 2),
+    "three chained, hidden first": (HeadLayout(topology="chained", fuse_order="hidden_first"), 3),
+    "three chained, position 0 zeroed, before the norm": (
+        HeadLayout(
+            topology="chained", zero_embed_at_position_0=True, recycled_hidden="before_out_norm"
+        ),
+        3,
+    ),
+    "two parallel": (HeadLayout(topology="parallel", fuse_order="hidden_first"), 2),
+    "three parallel, position 0 zeroed": (
+        HeadLayout(topology="parallel", zero_embed_at_position_0=True),
+        3,
+    ),
+}
+NUM_DRAFTS = 5
+
+
+class Straight:
+    """Drafts from all tokens at once, with the formulas written out."""
+
+    def __init__(self, trunk: Trunk, head: MTPHead):
+        self.trunk, self.head, self.layout = trunk, head, head.layout
+
+    def trunk_states(self, ids: list[int]) -> Tensor:
+        x = self.trunk.embed[ids]
+        for layer in self.trunk.layers:
+            x = self._layer(layer, x, range(len(ids)))
+        if self.layout.trunk_hidden == "before_final_norm":
+            return x
+        return _rms(x, self.trunk.final_norm)
+
+    def drafts(self, ids: list[int]) -> tuple[list[int], list[Tensor]]:
+        """Greedy drafts after `ids`, whose last token the trunk has not read yet."""
+        newest = len(ids) - 1
+        trunk_states = self.trunk_states(ids[:newest])
+        known, logits = list(ids), []
+        count, feed = self.head.num_modules, trunk_states
+        for depth in range(1, NUM_DRAFTS + 1):
+            number = min(depth, count) - 1
+            module = self.head.modules_[number]
+            if depth <= count:
+                tokens = known[number + 1 :]
+                inputs = trunk_states if self.layout.topology == "parallel" else feed
+            else:
+                tokens, inputs = known[count:], torch.cat([inputs, feed[-1:]])
+            normed, feed = self._module(module, tokens, inputs)
+            logits.append(normed[-1] @ self.trunk.lm_head.weight.T)
+            known.append(int(logits[-1].argmax()))
+        return known[len(ids) :], logits
+
+    def _module(self, module: Any, tokens: list[int], states: Tensor) -> tuple[Tensor, Tensor]:
+        assert len(tokens) == len(states)
+        embedded = self.trunk.embed[tokens].clone()
+        if self.layout.zero_embed_at_position_0:
+            embedded[0] = 0
+        token, state = _rms(embedded, module.embed_norm), _rms(states, module.hidden_norm)
+        weight = module.fuse.weight
+        left, right = weight[:, : weight.shape[0]], weight[:, weight.shape[0] :]
+        if self.layout.fuse_order == "embed_first":
+            x = token @ left.T + state @ right.T
+        else:
+            x = state @ left.T + token @ right.T
+        x = self._layer(module.block, x, range(len(tokens)))
+        normed = x if module.out_norm is None else _rms(x, module.out_norm)
+        return normed, normed if self.layout.recycled_hidden == "after_out_norm" else x
+
+    def _layer(self, layer: Any, x: Tensor, positions: range) -> Tensor:
+        x = x + self._attention(layer.attention, _rms(x, layer.attention_norm), positions)
+        rows = _rms(x, layer.mlp_norm) @ layer.mlp.gate_up.weight.T
+        gate, up = rows.chunk(2, dim=-1)
+        return x + (gate * gate.sigmoid() * up) @ layer.mlp.down.weight.T
+
+    def _attention(self, attention: Any, x: Tensor, positions: range) -> Tensor:
+        heads, kv, dim = attention.heads, attention.kv_heads, attention.dim
+        rows = x @ attention.qkv.weight.T
+        if attention.qkv.bias is not None:
+            rows = rows + attention.qkv.bias
+        rows = rows.view(len(x), heads + 2 * kv, dim)
+        q, k, v = rows[:, :heads], rows[:, heads : heads + kv], rows[:, heads + kv :]
+        if attention.q_norm is not None:
+            q, k = _rms(q, attention.q_norm), _rms(k, attention.k_norm)
+        theta = self.trunk.config.rope.theta
+        out = torch.zeros(len(x), heads, dim, dtype=x.dtype)
+        for head in range(heads):
+            of = head // (heads // kv)
+            for row in range(len(x)):
+                query = _turn(q[row, head], positions[row], theta)
+                keys = torch.stack([_turn(k[i, of], positions[i], theta) for i in range(row + 1)])
+                shares = (keys @ query / dim**0.5).softmax(-1)
+                out[row, head] = shares @ v[: row + 1, of]
+        return out.reshape(len(x), -1) @ attention.o.weight.T
+
+
+def _rms(x: Tensor, norm: Any) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+
+
+def _turn(x: Tensor, position: int, theta: float) -> Tensor:
+    half = len(x) // 2
+    # fp32 as published: see `frequencies`
+    angle = position * (1 / theta ** (torch.arange(0, len(x), 2).float() / len(x))).double()
+    first, second = x[:half], x[half:]
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([first * cos - second * sin, second * cos + first * sin])
+
+
+def models(kind: str, layout: HeadLayout, modules: int) -> tuple[Trunk, MTPHead]:
+    raw = {**SMALL, **KINDS[kind], "num_hidden_layers": 2}
+    trunk = our_trunk(raw, transformers_model(raw), torch.float64)
+    head = MTPHead(trunk.config, layout, modules).double()
+    randomised(head, seed=3)
+    return trunk, head.double()
+
+
+def engine_drafts(
+    trunk: Trunk, head: MTPHead, ids: list[int], *, chunk: int, block_size: int
+) -> tuple[list[int], list[Tensor]]:
+    """The same through the paged cache, the prompt in chunks; then once more after a round of
+    drafts was thrown away."""
+    blocks = list(range(40))[::-1]  # not consecutive: addressed by table
+    runner = Runner(trunk, head, num_blocks=40, block_size=block_size, dtype=torch.float64)
+    drafter = Drafter(runner)
+    seen: list[Tensor] = []
+    plain = runner.draft_logits
+
+    def keep(normed: Tensor, vocab: str | None) -> Tensor:
+        seen.append(plain(normed, vocab))
+        return seen[-1]
+
+    runner.draft_logits = keep  # type: ignore[method-assign]
+    request = Request(
+        "r", ids[:-4], SamplingParams(temperature=0), 0, 99, frozenset(), 0, blocks=blocks
+    )
+
+    def advance(stop: int) -> None:
+        while request.num_computed < stop:
+            count = min(chunk, stop - request.num_computed)
+            states, _ = runner.trunk([Work(request, request.num_computed, count, ())])
+            drafter.feed(request, request.num_computed, states[0])
+            request.num_computed += count
+
+    advance(len(ids) - 5)
+    drafter.propose({request: NUM_DRAFTS})  # temporary entries, which must not survive
+    request.tokens += ids[-4:]
+    advance(len(ids) - 1)
+    seen.clear()
+    drafter.propose({request: NUM_DRAFTS})
+    return request.drafts, [logits[0] for logits in seen]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients() -> Iterator[None]:
+    with torch.inference_mode():
+        yield
+
+
+IDS = [5, 17, 2, 44, 8, 8, 31, 60, 3, 12, 9, 27]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("layout", "modules"), LAYOUTS.values(), ids=LAYOUTS)
+def test_drafts_and_their_logits_equal_the_straight_line_reference(
+    kind: str, layout: HeadLayout, modules: int
+) -> None:
+    trunk, head = models(kind, layout, modules)
+    expected, expected_logits = Straight(trunk, head).drafts(IDS)
+    for chunk, block_size in ((20, 16), (3, 2)):
+        drafts, logits = engine_drafts(trunk, head, IDS, chunk=chunk, block_size=block_size)
+        assert drafts == expected
+        for ours, theirs in zip(logits, expected_logits, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {
+    "halves swapped": ("one module, embed first", {"fuse_order": "hidden_first"}),
+    "position 0 kept": ("one module, position 0 zeroed", {"zero_embed_at_position_0": False}),
+    "final norm forgotten": ("one module, embed first", {"trunk_hidden": "before_final_norm"}),
+    "wrong state recycled": ("one module, embed first", {"recycled_hidden": "before_out_norm"}),
+    "chained fed as parallel": ("two chained", {"topology": "parallel"}),
+    "parallel fed as chained": ("two parallel", {"topology": "chained"}),
+}
+
+
+@pytest.mark.parametrize(("name", "change"), CONTROLS.values(), ids=CONTROLS)
+def test_a_head_run_by_another_layout_gives_other_logits(name: str, change: dict[str, Any]) -> None:
+    layout, modules = LAYOUTS[name]
+    trunk, head = models("qwen2", layout, modules)
+    _, expected = Straight(trunk, head).drafts(IDS)
+    other = MTPHead(trunk.config, replace(layout, **change), modules).double()
+    other.load_state_dict(head.state_dict())
+    _, logits = engine_drafts(trunk, other, IDS, chunk=20, block_size=16)
+    differences = [(a - b).abs().max() for a, b in zip(logits, expected, strict=True)]
+    assert max(differences) > 1e-3, "the reference does not notice"
+
+
+def test_swapped_halves_of_the_fusion_matrix_give_other_logits() -> None:
+    trunk, head = models("qwen3", *LAYOUTS["two chained"])
+    _, expected = Straight(trunk, head).drafts(IDS)
+    module = head.module(1)
+    assert isinstance(module, MTPModule)
+    module.fuse.weight.data = module.fuse.weight.data.roll(trunk.config.hidden, dims=1)
+    _, logits = engine_drafts(trunk, head, IDS, chunk=20, block_size=16)
+    assert (logits[0] - expected[0]).abs().max() > 1e-3
+
+
+def test_the_last_module_drafts_all_further_depths() -> None:
+    _, head = models("qwen2", *LAYOUTS["two chained"])
+    assert [head.module(depth) for depth in (1, 2, 3, 9)] == [
+        head.modules_[0], head.modules_[1], head.modules_[1], head.modules_[1],
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"fuse_order": "summed"}, {"zero_centred_norms": True}, {"out_norm": "shared"},
+     {"trunk_hidden": "before_hc_head"}, {"recycled_hidden": "streams"}],
+    ids=str,
+)  # fmt: skip
+def test_a_layout_that_is_not_computed_is_refused(change: dict[str, Any]) -> None:
+    trunk, _ = models("qwen2", *LAYOUTS["two chained"])
+    with pytest.raises(UnsupportedFamily, match="not run by the embedded engine"):
+        MTPHead(trunk.config, replace(HeadLayout(), **change), 1)

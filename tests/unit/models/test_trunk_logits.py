@@ -1,0 +1,186 @@
+"""Trunks against transformers: every option that changes numbers, through the paged cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from model_reference import SMALL, PagedRun, our_trunk, randomised, transformers_model
+
+from headstart.errors import UnsupportedFamily
+from headstart.models.config import model_config
+from headstart.models.rope import RotaryTable, rope_config
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 5}
+
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama, a K/V head per head": {"model_type": "llama", "num_key_value_heads": 4},
+    "llama, one K/V head": {"model_type": "llama", "num_key_value_heads": 1},
+    "llama, biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama, wide heads": {"model_type": "llama", "head_dim": 16},
+    "llama, no head_dim": {"model_type": "llama", "head_dim": None},
+    "llama, tied": {"model_type": "llama", "tie_word_embeddings": True},
+    "llama, linear rope": {
+        "model_type": "llama", "rope_scaling": {"type": "linear", "factor": 2.5},
+    },
+    "llama, llama3 rope": {"model_type": "llama", "rope_scaling": LLAMA3, "rope_theta": 5e4},
+    "llama, yarn": {"model_type": "llama", "rope_scaling": YARN},
+    "llama, yarn with attention factor": {
+        "model_type": "llama", "rope_scaling": {**YARN, "attention_factor": 1.4},
+    },
+    "llama, yarn with mscale": {
+        "model_type": "llama",
+        "rope_scaling": {**YARN, "mscale": 1.3, "mscale_all_dim": 0.7},
+    },
+    "llama, yarn with betas": {
+        "model_type": "llama", "rope_scaling": {**YARN, "beta_fast": 0.9, "beta_slow": 0.2},
+        "rope_theta": 100.0, "head_dim": 16,
+    },
+    "llama, yarn without truncation": {
+        "model_type": "llama", "rope_scaling": {**YARN, "truncate": False}, "head_dim": 16,
+        "rope_theta": 100.0,
+    },
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2, tied": {"model_type": "qwen2", "tie_word_embeddings": True},
+    "qwen2, one K/V head": {"model_type": "qwen2", "num_key_value_heads": 1},
+    "qwen2, windows above layer 1": {
+        "model_type": "qwen2", **WINDOWS, "max_window_layers": 1,
+    },
+    "qwen2, windows in every layer": {"model_type": "qwen2", **WINDOWS, "max_window_layers": 0},
+    "qwen2, windows that no layer reaches": {"model_type": "qwen2", **WINDOWS},
+    "qwen2, windows switched off": {
+        "model_type": "qwen2", "use_sliding_window": False, "sliding_window": 5,
+        "max_window_layers": 0,
+    },
+    "qwen2, layer types": {
+        "model_type": "qwen2", **WINDOWS, "max_window_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "qwen2, yarn": {"model_type": "qwen2", "rope_scaling": YARN},
+    "qwen3": {"model_type": "qwen3"},
+    "qwen3, biases": {"model_type": "qwen3", "attention_bias": True},
+    "qwen3, tied": {"model_type": "qwen3", "tie_word_embeddings": True},
+    "qwen3, wide heads": {"model_type": "qwen3", "head_dim": 16, "num_key_value_heads": 1},
+    "qwen3, layer types": {
+        "model_type": "qwen3", **WINDOWS,
+        "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    },
+    "qwen3, yarn": {"model_type": "qwen3", "rope_scaling": YARN},
+    "mimo, as qwen2": {"model_type": "mimo", "attention_bias": True},
+}  # fmt: skip
+LENGTH = 40
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    draw = torch.Generator().manual_seed(seed)
+    return torch.randint(0, SMALL["vocab_size"], (length,), generator=draw).tolist()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_logits_equal_those_of_transformers_in_one_pass_in_chunks_and_in_a_batch(
+    changes: dict[str, Any],
+) -> None:
+    raw = {**SMALL, **changes}
+    theirs = transformers_model(raw)
+    trunk = our_trunk(raw, theirs, torch.float32)
+    ids, other = text(LENGTH), text(LENGTH - 11, seed=1)
+    expected, expected_other = (theirs(torch.tensor([t])).logits[0] for t in (ids, other))
+
+    whole = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=1e-4)
+
+    run = PagedRun(trunk, 2, block_size=3)
+    rows: dict[int, list[torch.Tensor]] = {0: [], 1: []}
+    at = {0: 0, 1: 0}
+    # chunks of a prompt beside single tokens, then rounds of decoding with several rows
+    for sizes in ((7, 1), (1, 13), (12, 0), (5, 4), (1, 1), (1, 1), (4, 3), (9, 6)):
+        step = {}
+        for which, size in enumerate(sizes):
+            if size:
+                step[which] = (ids, other)[which][at[which] : at[which] + size]
+                at[which] += size
+        for which, logits in run.step(step).items():
+            rows[which].append(logits)
+    assert at == {0: len(ids), 1: len(other)}
+    torch.testing.assert_close(torch.cat(rows[0]), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.cat(rows[1]), expected_other, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "dropped",
+    ["linear rope", "llama3 rope", "yarn", "yarn with attention factor", "yarn with betas",
+     "yarn without truncation"],
+)  # fmt: skip
+def test_an_ignored_rope_option_would_show(dropped: str) -> None:
+    """The control of the comparison: the same weights with plain rotary positions differ."""
+    raw = {**SMALL, **CASES[f"llama, {dropped}"]}
+    theirs = transformers_model(raw)
+    scaling = raw["rope_scaling"]
+    details = {"attention_factor", "beta_fast", "beta_slow", "truncate"} & set(scaling)
+    plain = {n: v for n, v in scaling.items() if n not in details} if details else {}
+    trunk = our_trunk({**raw, "rope_scaling": plain}, theirs, torch.float32)
+    ids = text(LENGTH)
+    ours = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
+    assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() > 1e-2
+
+
+@torch.inference_mode()
+def test_an_ignored_window_would_show() -> None:
+    raw = {**SMALL, **CASES["qwen2, windows above layer 1"]}
+    theirs = transformers_model(raw)
+    trunk = our_trunk({**raw, "use_sliding_window": False}, theirs, torch.float32)
+    ids = text(LENGTH)
+    ours = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
+    assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_a_config_as_transformers_writes_it_today_means_the_same(changes: dict[str, Any]) -> None:
+    """Older configs say rope_theta and rope_scaling, newer ones rope_parameters."""
+    raw = {**SMALL, **changes}
+    today = {**transformers_model(raw).config.to_dict(), "model_type": raw["model_type"]}
+    assert model_config(today) == model_config(raw)
+
+
+def test_rotary_tables_in_fp64_do_not_lose_digits_at_far_positions() -> None:
+    config = rope_config({"rope_theta": 1e6}, 64)
+    near, far = (RotaryTable(config, 5000, d) for d in (torch.float32, torch.float64))
+    assert far.cos.dtype == torch.float64
+    assert 0 < (near.cos.double() - far.cos).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "longrope", "su", "mrope"])
+def test_a_rope_kind_that_depends_on_the_length_is_refused(kind: str) -> None:
+    raw = {**SMALL, "model_type": "llama", "rope_scaling": {"type": kind, "factor": 2.0}}
+    with pytest.raises(UnsupportedFamily, match=f"rope type '{kind}' is not supported"):
+        model_config(raw)
+
+
+def test_partial_rotation_is_refused() -> None:
+    raw = {**SMALL, "model_type": "llama", "partial_rotary_factor": 0.5}
+    with pytest.raises(UnsupportedFamily, match=r"partial_rotary_factor is 0\.5"):
+        model_config(raw)
+
+
+def test_another_activation_is_refused() -> None:
+    with pytest.raises(UnsupportedFamily, match="hidden_act is 'gelu'"):
+        model_config({**SMALL, "model_type": "llama", "hidden_act": "gelu"})
+
+
+def test_a_family_that_the_engine_does_not_run_is_refused_by_name() -> None:
+    with pytest.raises(UnsupportedFamily, match="does not run model_type 'deepseek_v3' yet"):
+        model_config({**SMALL, "model_type": "deepseek_v3"})
+
+
+def test_random_weights_reach_every_parameter() -> None:
+    model = randomised(transformers_model({**SMALL, **CASES["llama, biases"]}))
+    assert all(parameter.std() > 0 for parameter in model.parameters())
