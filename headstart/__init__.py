@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint as Checkpoint
+    from headstart.engine.engine import Engine as Engine
     from headstart.errors import HeadstartError as HeadstartError
     from headstart.heads.export import plan_convert as plan_convert
     from headstart.heads.export import plan_export as plan_export
@@ -19,12 +20,15 @@ if TYPE_CHECKING:
     from headstart.heads.inspection import inspect as inspect
     from headstart.heads.stitch import plan_restore as plan_restore
     from headstart.heads.stitch import plan_stitch as plan_stitch
+    from headstart.sampling.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
 _HOMES = {
     "Checkpoint": "checkpoint.reader",
+    "Engine": "engine.engine",
     "HeadstartError": "errors",
+    "SamplingParams": "sampling.params",
     "inspect": "heads.inspection",
     "open_head": "heads.formats",
     "plan_convert": "heads.export",
@@ -35,7 +39,9 @@ _HOMES = {
 }
 __all__ = [
     "Checkpoint",
+    "Engine",
     "HeadstartError",
+    "SamplingParams",
     "__version__",
     "inspect",
     "open_head",

@@ -76,3 +76,12 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
     )
     for name in named:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_the_python_of_the_engine_page_runs(workplace: Path) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/engine.md").read_text(), re.DOTALL)
+    write_tiny("mimo", workplace / "model", dtype="F32")
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr

@@ -26,11 +26,20 @@ def as_slice(info: TensorInfo) -> FileSlice:
     return FileSlice(info.file, info.start, info.end)
 
 
-def equal_slices(whole: FileSlice, parts: Iterable[FileSlice]) -> bool:
+class Buffers:
+    """Two buffers to compare through; whoever compares often keeps a pair (not across threads)."""
+
+    def __init__(self) -> None:
+        self.left, self.right = bytearray(_CHUNK_BYTES), bytearray(_CHUNK_BYTES)
+
+
+def equal_slices(
+    whole: FileSlice, parts: Iterable[FileSlice], buffers: Buffers | None = None
+) -> bool:
     """Whether `whole` holds the bytes of `parts`, one after another."""
     position = whole.start
-    size = min(_CHUNK_BYTES, whole.num_bytes)
-    left, right = bytearray(size), bytearray(size)
+    buffers = buffers or Buffers()
+    left, right = buffers.left, buffers.right
     with open(whole.file, "rb", buffering=0) as target:
         for part in parts:
             with open(part.file, "rb", buffering=0) as source:
@@ -41,7 +50,7 @@ def equal_slices(whole: FileSlice, parts: Iterable[FileSlice]) -> bool:
                     b = _read(source.fileno(), right, start, size)
                     # Whole buffers compare by memcmp without a copy; only a last chunk is cut.
                     full = size == len(left)
-                    same = left == right if full else left[:size] == right[:size]
+                    same = left == right if full else left[:size] == memoryview(right)[:size]
                     if a != size or b != size or not same:
                         return False
                     position += size

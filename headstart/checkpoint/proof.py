@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstart.checkpoint.compare import checksum, equal_slices
+from headstart.checkpoint.compare import Buffers, checksum, equal_slices
 from headstart.checkpoint.header import TensorInfo, read_header
 from headstart.checkpoint.source import FileSlice
 from headstart.errors import WriteFailed
@@ -31,6 +31,7 @@ class Proof:
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(1)
         self._checks: list[Future[None]] = []
+        self._buffers = Buffers()
 
     def __enter__(self) -> Proof:
         return self
@@ -40,7 +41,7 @@ class Proof:
 
     def copied(self, written: FileSlice, name: str, pieces: list[FileSlice]) -> None:
         """`written` is to hold the bytes of `pieces`."""
-        self._checks.append(self._pool.submit(_check_copy, written, name, pieces))
+        self._checks.append(self._pool.submit(_check_copy, written, name, pieces, self._buffers))
 
     def computed(self, written: FileSlice, name: str, expected: int) -> None:
         """`written` is to have the checksum that its bytes had in memory."""
@@ -52,15 +53,15 @@ class Proof:
 
     def file(self, file: Path, source: Path) -> None:
         """`file` is to equal `source`."""
-        self._checks.append(self._pool.submit(_check_file, file, source))
+        self._checks.append(self._pool.submit(_check_file, file, source, self._buffers))
 
     def finish(self) -> None:
         for check in self._checks:
             check.result()
 
 
-def _check_copy(written: FileSlice, name: str, pieces: list[FileSlice]) -> None:
-    if not equal_slices(written, pieces):
+def _check_copy(written: FileSlice, name: str, pieces: list[FileSlice], buffers: Buffers) -> None:
+    if not equal_slices(written, pieces, buffers):
         raise WriteFailed(f"{written.file.name}: {name} does not read back as written. {_REMEDY}")
 
 
@@ -79,10 +80,10 @@ def _check_header(file: Path, shard: Shard, places: Mapping[str, FileSlice]) -> 
         raise WriteFailed(f"{file.name}: read back other tensors than were written. {_REMEDY}")
 
 
-def _check_file(file: Path, source: Path) -> None:
+def _check_file(file: Path, source: Path, buffers: Buffers) -> None:
     if os.path.samefile(file, source):
         return
     sizes = (file.stat().st_size, source.stat().st_size)
     whole = FileSlice(source, 0, sizes[1])
-    if sizes[0] != sizes[1] or not equal_slices(FileSlice(file, 0, sizes[0]), [whole]):
+    if sizes[0] != sizes[1] or not equal_slices(FileSlice(file, 0, sizes[0]), [whole], buffers):
         raise WriteFailed(f"{file.name} does not read back as {source}. {_REMEDY}")

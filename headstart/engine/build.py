@@ -23,6 +23,7 @@ from headstart.models.linear import quantize
 from headstart.models.loading import load_head, load_trunk, materialize
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
+from headstart.models.tuning import tune
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
@@ -63,6 +64,8 @@ def build(checkpoint: Checkpoint, head_folder: Path | None, options: EngineOptio
         quantize(trunk)
         if head is not None:
             quantize(head)
+    elif device.type == "cpu":
+        tune(*[module for module in (trunk, head) if module is not None])
     return Built(checkpoint, config, trunk, head, dtype, device, max_len, tuple(notes))
 
 

@@ -32,11 +32,18 @@ class Drafter:
         track, count = request.head, self._head.num_modules
         if not track.done:
             track.start(count, states)
-        parallel = self._runner.is_parallel
-        for module in range(count if parallel else 1):
+        if not self._runner.is_parallel:
+            track.feed(0, states)
+            self._save_boundaries(request, 0, first_slot, states)
+            return
+        # A boundary of module j is the state j slots further back, which the last module still has.
+        known = torch.cat([track.states[-1], states])
+        before = known.shape[0] - states.shape[0]
+        for module in range(count):
             track.feed(module, states)
-        for module in range(count if parallel else 1):
-            self._save_boundaries(request, module, first_slot + module, states)
+            skipped = max(0, module - before)  # at the start of a text there is none so far back
+            own = known[before + skipped - module : max(0, known.shape[0] - module)]
+            self._save_boundaries(request, module, first_slot + skipped, own)
 
     def resume(self, request: Request) -> None:
         """Start from what a prefix hit left behind."""

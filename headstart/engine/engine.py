@@ -132,8 +132,8 @@ class Engine:
         request.num_computed = work.start + valid
         if self.drafter is not None:
             self.drafter.feed(request, work.start, rows[:valid])
+        self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         if verdict is None:
-            self.stats.prompt_tokens += work.count
             self._register(request)
             return None
         if request.num_output:

@@ -17,7 +17,6 @@ import torch
 class HeadTrack:
     done: list[int] = field(default_factory=list)
     states: list[torch.Tensor] = field(default_factory=list)  # [n, hidden] each
-    trunk_seen: int = 0  # trunk slots whose states were handed over
 
     def start(self, num_modules: int, like: torch.Tensor) -> None:
         """An empty track: module j begins at slot j + 1."""
@@ -27,12 +26,14 @@ class HeadTrack:
     def resume(self, at: int, boundary: torch.Tensor, *, parallel: bool) -> None:
         """Go on after a prefix hit that covers slots [0, at); boundary [modules, hidden]."""
         count = boundary.shape[0]
-        self.done = [at] * count
-        self.trunk_seen = at
+        # Module j begins at slot j + 1, which a short hit may not have reached.
+        self.done = [max(at, module + 1) for module in range(count)]
         if parallel:  # module j lacks the states of the last j + 1 trunk slots, oldest first
-            self.states = [boundary[: module + 1].flip(0) for module in range(count)]
+            self.states = [boundary[: min(module + 1, at)].flip(0) for module in range(count)]
         else:
-            self.states = [boundary[module : module + 1].clone() for module in range(count)]
+            self.states = [
+                boundary[module : module + (at > module)].clone() for module in range(count)
+            ]
 
     def feed(self, module: int, new: torch.Tensor) -> None:
         """States for the slots after those already fed."""

@@ -11,6 +11,23 @@ import torch
 from torch import nn
 from torch.nn.functional import linear
 
+MAX_TUNED_ROWS = 8
+
+
+def _by_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return linear(x, weight)
+
+
+def _by_columns(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """(W x^T)^T; one row is computed as two, which libraries do faster."""
+    if x.shape[0] == 1:
+        return torch.mm(weight, torch.cat([x, x]).t())[:, :1].t()
+    return torch.mm(weight, x.t()).t()
+
+
+# Ways to compute x W^T that `models/tuning.py` chooses between.
+PRODUCTS = {"rows": _by_rows, "columns": _by_columns}
+
 
 class Linear(nn.Module):
     """y = x W^T + b, without initialisation: weights are always loaded."""
@@ -21,14 +38,20 @@ class Linear(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        self.plan: tuple[str, ...] = ()  # by number of rows, from 1; set by tuning
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return linear(x, self.weight, self.bias)
+        rows = x.shape[0]
+        if rows > len(self.plan) or self.plan[rows - 1] == "rows":
+            return linear(x, self.weight, self.bias)
+        result = _by_columns(x, self.weight)
+        return result if self.bias is None else result + self.bias
 
     def only_rows(self, ids: torch.Tensor) -> Linear:
         """The same product for some outputs only."""
         result = Linear(0, 0)
         result.weight = nn.Parameter(self.weight[ids].contiguous(), requires_grad=False)
+        result.plan = self.plan
         return result
 
 

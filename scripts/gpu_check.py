@@ -1,0 +1,60 @@
+"""The engine on a GPU against the engine on the CPU: same tokens, whatever is drafted.
+
+python scripts/gpu_check.py [--device cuda]
+
+Exits 1 if a token differs in fp64 or fp32; for bf16 the first difference is reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+from headstart.calibrate.tiny import write_tiny
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+
+PROMPTS = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
+SETTINGS = [
+    SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
+    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=7, max_tokens=40, ignore_eos=True),
+    SamplingParams(temperature=1.1, min_p=0.05, repetition_penalty=1.2, seed=8, max_tokens=40),
+]
+
+
+def answers(folder: Path, device: str, dtype: str, drafts: int) -> tuple[list[list[int]], Engine]:
+    engine = Engine(folder, device=device, dtype=dtype, speculate=drafts, kv_bytes=1 << 24)
+    results = engine.generate(PROMPTS, SETTINGS)
+    engine.scheduler.check()
+    return [result.outputs[0].token_ids for result in results], engine
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    device = parser.parse_args().device
+    failures = 0
+    with tempfile.TemporaryDirectory() as work:
+        for variant in ("mimo", "qwen3"):
+            folder = write_tiny(variant, Path(work) / variant, dtype="F32")
+            for dtype in ("float64", "float32", "bfloat16"):
+                reference, _ = answers(folder, "cpu" if dtype != "bfloat16" else device, dtype, 0)
+                for drafts in (0, 1, 3, 5):
+                    got, engine = answers(folder, device, dtype, drafts)
+                    same = got == reference
+                    failures += not same and dtype != "bfloat16"
+                    rates = [round(rate, 2) for rate in engine.stats.acceptance.cumulative]
+                    print(
+                        f"{variant:6} {dtype:9} K={drafts} {'same' if same else 'DIFFERENT':9} {rates}"
+                    )
+    name = torch.cuda.get_device_name() if device.startswith("cuda") else device
+    print(f"{failures} failures on {name}, torch {torch.__version__}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
