@@ -38,6 +38,7 @@ def ours(folder: Path, *, drafts: int, weights: str, threads: int, vocab: int | 
     """Our engine; without drafts it is started without a head."""
     engine = Engine(
         folder,
+        device="cpu",
         speculate=drafts,
         weights=weights,
         threads=threads,

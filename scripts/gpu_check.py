@@ -48,9 +48,8 @@ def main() -> int:
                     same = got == reference
                     failures += not same and dtype != "bfloat16"
                     rates = [round(rate, 2) for rate in engine.stats.acceptance.cumulative]
-                    print(
-                        f"{variant:6} {dtype:9} K={drafts} {'same' if same else 'DIFFERENT':9} {rates}"
-                    )
+                    verdict = "same" if same else "DIFFERENT"
+                    print(f"{variant:6} {dtype:9} K={drafts} {verdict:9} {rates}")
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{failures} failures on {name}, torch {torch.__version__}")
     return 1 if failures else 0

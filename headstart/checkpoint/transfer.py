@@ -1,7 +1,7 @@
 """Moves bytes from files and memory into new files, and flushes them while more are written.
 
-Whole files share their blocks where the file system can, else the kernel copies them; parts of
-files go through one small buffer. No more than that is ever held in memory.
+Inside the kernel where the system allows it: shared blocks, then range copies, then read and
+write through one small buffer. No more than that is ever held in memory.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ Report = Callable[[int], None]
 _FLUSH_BYTES = 128 << 20
 _RANGE_BYTES = 32 << 20
 _BUFFER_BYTES = 1 << 20  # stays in a core's cache between read and write
-_PAGE_BYTES = 4096
 _FICLONE = 0x40049409
 _NO_RANGE_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 _NO_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP, errno.ENOSYS}
@@ -102,14 +101,10 @@ def write_all(target: int, data: Buffer) -> None:
         view = view[os.write(target, view) :]
 
 
-def copy_range(
-    handles: Handles, piece: FileSlice, target: int, position: int, flusher: Flusher
-) -> None:
-    """Append `piece` to `target`, which has `position` bytes."""
+def copy_range(handles: Handles, piece: FileSlice, target: int, flusher: Flusher) -> None:
+    """Append `piece` to `target`; by read and write where the kernel cannot copy ranges."""
     source, start = handles.of(piece.file), piece.start
-    # The kernel copies page by page: fast where the pages of both files lie alike, else slower
-    # than reading and writing.
-    in_kernel = (start - position) % _PAGE_BYTES == 0
+    in_kernel = True
     while start < piece.end:
         done = 0
         if in_kernel:
@@ -146,7 +141,7 @@ def copy_file(source: Path, target: Path, copying: Copying, flusher: Flusher) ->
     with Handles() as handles:
         handle = flusher.create(target)
         if not _cloned(handles.of(real), handle):
-            copy_range(handles, FileSlice(real, 0, real.stat().st_size), handle, 0, flusher)
+            copy_range(handles, FileSlice(real, 0, real.stat().st_size), handle, flusher)
     flusher.finish(handle)
 
 

@@ -160,7 +160,7 @@ def _write_shard(path: Path, shard: Shard, flusher: Flusher, proof: Proof) -> No
             checksum = 0
             for piece in source.pieces():
                 if isinstance(piece, FileSlice):
-                    copy_range(handles, piece, target, position, flusher)
+                    copy_range(handles, piece, target, flusher)
                     slices.append(piece)
                     position += piece.num_bytes
                 else:

@@ -42,7 +42,7 @@ class Linear(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.shape[0]
-        if rows > len(self.plan) or self.plan[rows - 1] == "rows":
+        if not 0 < rows <= len(self.plan) or self.plan[rows - 1] == "rows":
             return linear(x, self.weight, self.bias)
         result = _by_columns(x, self.weight)
         return result if self.bias is None else result + self.bias
