@@ -109,10 +109,19 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         sys.exit(1)
+    except OSError as error:
+        if debug or isinstance(error, BrokenPipeError):
+            _end_quietly(error)
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(1)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
-    except BrokenPipeError:
-        # The reader of our output went away (`| head`): not an error worth a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
+
+
+def _end_quietly(error: OSError) -> None:
+    if not isinstance(error, BrokenPipeError):
+        raise error
+    # The reader of our output went away (`| head`): not an error worth a line.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(1)

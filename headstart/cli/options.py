@@ -39,7 +39,7 @@ Dequantize = Annotated[
     bool, typer.Option("--dequantize", help="Turn the head's FP8 and INT8 weights into BF16.")
 ]
 Link = Annotated[
-    bool, typer.Option("--link", help="Hard-link unchanged files instead of copying them.")
+    bool, typer.Option("--link", help="Hard-link unchanged shards instead of copying them.")
 ]
 
 

@@ -157,8 +157,9 @@ def num_blocks(built: Built, options: EngineOptions) -> tuple[int, int]:
     states = (built.head.num_modules if built.head else 0) * config.hidden * built.dtype.itemsize
     block = token * options.block_size + states
     budget = options.kv_bytes or int(_free_bytes(built.device) * options.memory_fraction)
-    # More than all requests at full length could ever hold is of no use.
-    most = options.max_running_requests * -(-built.max_len // options.block_size)
+    # More than all requests at full length could ever hold is of no use; a request keeps a slot
+    # for the token that its last row gives.
+    most = options.max_running_requests * -(-(built.max_len + 1) // options.block_size)
     count = min(budget // block, most)
     if count < 1:
         raise EngineError(

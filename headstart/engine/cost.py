@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -17,7 +18,7 @@ from headstart.sampling.params import SamplingParams
 
 _ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128)
 _REPEATS = 3
-_CONTEXT = 32  # tokens of context while measuring
+_CONTEXT = 32  # tokens of context while measuring, where there is room for them
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,8 @@ def _draft(runner: Runner, rows: int) -> None:
     states = torch.zeros(
         rows, runner.trunk_model.config.hidden, dtype=runner.dtype, device=runner.device
     )
-    normed, _, _ = runner.head_pass(0, [HeadRows(request, _CONTEXT, [0] * rows, states)])
+    part = HeadRows(request, request.num_computed, [0] * rows, states)
+    normed, _, _ = runner.head_pass(0, [part])
     vocab = "default" if "default" in runner.draft_vocabs else None
     runner.draft_logits(normed, vocab).argmax(-1)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +55,20 @@ class Engine:
         self.built: Built = build(
             checkpoint, Path(head) if head is not None else None, self.options
         )
-        count, self.block_bytes = num_blocks(self.built, self.options)
+        blocks, self.block_bytes = num_blocks(self.built, self.options)
         self.pool = BlockPool(
-            count, self.options.block_size, prefix_caching=self.options.prefix_caching
+            blocks, self.options.block_size, prefix_caching=self.options.prefix_caching
         )
         self.scheduler = Scheduler(self.pool, self.options)
         self.runner = Runner(
-            self.built.trunk, self.built.head, num_blocks=count,
+            self.built.trunk, self.built.head, num_blocks=blocks,
             block_size=self.options.block_size, dtype=self.built.dtype,
         )  # fmt: skip
         if draft_vocab is not None:
             self.runner.add_draft_vocab("default", draft_vocab)
         self.drafter = Drafter(self.runner) if self.built.head is not None else None
         self.prompts = PromptReader(checkpoint)
-        self.speculation = self._speculation(count)
+        self.speculation = self._speculation(blocks)
         self.stats = EngineStats()
         self._groups: dict[str, list[Request]] = {}
         self._arrivals = 0
@@ -164,6 +165,8 @@ class Engine:
         for index, token in enumerate(verdict.tokens):
             if token < 0:  # nothing was allowed: the grammar has ended
                 request.finish_reason = "stop"
+                if request.text is not None:
+                    request.text.finish()
                 return
             request.tokens.append(token)
             request.origins.append(verdict.origins[index])
@@ -198,9 +201,9 @@ class Engine:
         going = [r for r in self.scheduler.running if r.finish_reason is None]
         chosen = self.speculation.choose([r for r in decided if r.finish_reason is None])
         drafting = {
-            request: count
+            request: drafts
             for request, wanted in chosen.items()
-            if wanted and (count := self.scheduler.look_ahead(request, wanted))
+            if wanted and (drafts := self.scheduler.look_ahead(request, wanted))
         }
         self.drafter.propose(drafting)
         self.drafter.catch_up([r for r in going if r not in drafting])
@@ -243,7 +246,7 @@ class Engine:
         params = params or self.prompts.default_params()
         ids = self.prompts.read(prompt, chat_template_kwargs)
         self._check(ids, params)
-        group = request_id or f"request-{self._arrivals}"
+        group = request_id or self._free_id()
         if group in self._groups:
             raise RequestError(f"request id {group!r} is in use; choose another one.")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
@@ -255,6 +258,10 @@ class Engine:
         for request in requests:
             self.scheduler.add(request)
         return group
+
+    def _free_id(self) -> str:
+        names = (f"request-{number}" for number in count(self._arrivals))
+        return next(name for name in names if name not in self._groups)
 
     def _request(
         self, group: str, sample: int, ids: list[int], params: SamplingParams, seed: int,

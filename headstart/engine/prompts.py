@@ -51,7 +51,7 @@ class PromptReader:
             "repetition_penalty": known.get("repetition_penalty"),
         }
         if known.get("do_sample") is False:
-            fields = {"temperature": 0.0}
+            fields = {"temperature": 0.0, "repetition_penalty": known.get("repetition_penalty")}
         given = {name: value for name, value in fields.items() if value is not None}
         return SamplingParams(**{**given, **changes})
 

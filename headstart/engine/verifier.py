@@ -15,7 +15,7 @@ from headstart.engine.outputs import TokenLogprob
 from headstart.engine.request import Origin, Request
 from headstart.engine.scheduler import Work
 from headstart.sampling.acceptance import origins, reject
-from headstart.sampling.choose import choose, logprobs, target_probs
+from headstart.sampling.choose import NOTHING_ALLOWED, choose, logprobs, target_probs
 from headstart.sampling.rows import Row
 
 
@@ -48,6 +48,8 @@ def verify(works: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
         own = chosen[start : start + work.num_logits]
         if drafts and request.params.acceptance == "rejection":
             accepted, following = _reject(work, limit, logits[start:], rows[start:])
+            if own[accepted] == NOTHING_ALLOWED:
+                following = NOTHING_ALLOWED
         else:
             accepted = 0
             while accepted < len(drafts) and drafts[accepted] == own[accepted]:

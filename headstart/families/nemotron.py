@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headstart.errors import BadConfig
 from headstart.families.base import Family, HeadLayout, KeyMap, Part, Trunk, parts
 from headstart.families.blocks import ROLES
 from headstart.families.dims import Fields
@@ -53,8 +54,18 @@ _LETTERS = {"*": "attention", "E": "moe", "-": "mlp", "M": "mamba"}
 def _head_pattern(fields: Fields) -> list[str]:
     listed = fields.get("mtp_layers_block_type")
     if isinstance(listed, list) and listed:
-        return [str(kind).removeprefix("full_") for kind in listed]
-    return [_LETTERS[letter] for letter in fields.get("mtp_hybrid_override_pattern") or "*E"]
+        return [_known(str(kind).removeprefix("full_")) for kind in listed]
+    letters = str(fields.get("mtp_hybrid_override_pattern") or "*E")
+    return [_known(_LETTERS.get(letter, letter)) for letter in letters]
+
+
+def _known(kind: str) -> str:
+    if kind not in _KINDS:
+        raise BadConfig(
+            f"the config names the layer kind {kind!r}; expected one of {', '.join(_KINDS)} "
+            f"(or {' '.join(_LETTERS)} in a pattern). Correct the pattern."
+        )
+    return kind
 
 
 def _head_block(fields: Fields) -> tuple[Part, ...]:
@@ -67,9 +78,14 @@ def _head_block(fields: Fields) -> tuple[Part, ...]:
 
 def _kind(fields: Fields, layer: int) -> str:
     listed = fields.get("layers_block_type")
-    if isinstance(listed, list):
-        return str(listed[layer]).removeprefix("full_")
-    return _LETTERS[str(fields.get("hybrid_override_pattern"))[layer]]
+    if not isinstance(listed, list):
+        pattern = str(fields.get("hybrid_override_pattern") or "")
+        listed = [_LETTERS.get(letter, letter) for letter in pattern]
+    if layer >= len(listed):
+        raise BadConfig(
+            f"the layer pattern has {len(listed)} entries, fewer than there are layers."
+        )
+    return _known(str(listed[layer]).removeprefix("full_"))
 
 
 FAMILY = Family(

@@ -33,7 +33,7 @@ _MOE = (
 
 def _kind(fields: Fields, layer: int) -> str:
     listed = fields.get("moe_layers_enum")
-    moe = {int(i) for i in str(listed).split(",")} if listed else None
+    moe = {int(i) for i in str(listed).split(",") if i.strip().isdigit()} if listed else None
     return "moe" if (layer in moe if moe is not None else layer > 0) else "dense"
 
 

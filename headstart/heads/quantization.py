@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.source import TensorSource, reshaped, rows
-from headstart.checkpoint.values import as_bytes, load
+from headstart.checkpoint.values import as_bytes, load, one_thread, to_float32
 from headstart.errors import ShapeMismatch, UnsupportedFamily
 
 Typed = TensorInfo | TensorSource  # anything with a dtype
@@ -109,17 +109,18 @@ def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
     def pieces() -> Iterator[memoryview]:
         import torch
 
-        scales = load(scale).to(torch.float32)
-        for start in range(0, count, _BLOCK):
-            stop = min(start + _BLOCK, count)
-            part = load(rows(flat, start, stop)).to(torch.float32)
-            if kind == "block":
-                part = part * scales[start // _BLOCK].repeat_interleave(_BLOCK)[:columns]
-            elif kind == "row":
-                part = part * scales.reshape(-1)[start:stop, None]
-            else:
-                part = part * scales.reshape(())
-            yield as_bytes(part.to(torch.bfloat16))
+        with one_thread():
+            scales = load(scale).to(torch.float32)
+            for start in range(0, count, _BLOCK):
+                stop = min(start + _BLOCK, count)
+                part = to_float32(load(rows(flat, start, stop)))
+                if kind == "block":
+                    part = part * scales[start // _BLOCK].repeat_interleave(_BLOCK)[:columns]
+                elif kind == "row":
+                    part = part * scales.reshape(-1)[start:stop, None]
+                else:
+                    part = part * scales.reshape(())
+                yield as_bytes(part.to(torch.bfloat16))
 
     return TensorSource("BF16", weight.shape, pieces, is_copy=False)
 

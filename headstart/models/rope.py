@@ -146,6 +146,10 @@ class RotaryTable(torch.nn.Module):
         self.register_buffer("cos", (both.cos() * scale).to(dtype), persistent=False)
         self.register_buffer("sin", (both.sin() * scale * sign).to(dtype), persistent=False)
 
+    @property
+    def num_positions(self) -> int:
+        return self.cos.shape[0]
+
     def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and signed sin [T, 1, dim] for these positions."""
         return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)

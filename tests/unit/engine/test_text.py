@@ -121,8 +121,7 @@ def test_the_stop_string_that_completes_first_counts_even_within_one_token() -> 
         text = Detokenizer(
             PieceTokenizer(pieces), ["abcd", "bc"], skip_special=True, keep_stop=False
         )
-        found = [stop for token in range(len(pieces)) if (stop := text.add(token))]
-        assert found[0] == "bc"
+        assert next(stop for token in range(len(pieces)) if (stop := text.add(token))) == "bc"
         assert text.text == "a"
 
 

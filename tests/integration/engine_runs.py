@@ -1,0 +1,134 @@
+"""What the engine tests share: checkpoints whose heads agree with their trunk now and then, engines
+with little memory, and the checks that keep a dead head from passing."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import Tiny
+from head_edits import edited, graft, tensors
+
+from headstart.engine.engine import Engine
+from headstart.engine.outputs import Result
+from headstart.sampling.params import SamplingParams
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 128, "vocab_size": 64, "head_dim": 16, "intermediate_size": 64,
+    "num_hidden_layers": 2,
+}  # fmt: skip
+VOCAB = SIZES["vocab_size"]
+AGREEING: dict[str, Any] = {"rate": 0.9, "seed": 1, "dtype": "F32", **SIZES}
+FAMILIES = ("mimo", "qwen3", "llama", "qwen2")
+_LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
+_STATE_BYTES = 128 * 8
+
+
+def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
+    """A small model with a head; llama and qwen2 get theirs by grafting."""
+    if family in ("mimo", "qwen3"):
+        return tiny(family, **{**AGREEING, **changes})
+    plain = tiny(family, **{**AGREEING, **changes}, with_head=False)
+    out = plain.parent / f"{plain.name}-grafted"
+    if out.exists():
+        return out
+    fresh = graft(plain, plain.parent / f"{plain.name}-fresh")
+    # A fresh head agrees by chance only. The trunk is built like mimo's, so mimo's head fits it.
+    donor = tensors(tiny("mimo", **AGREEING))
+
+    def give(own: dict[str, torch.Tensor]) -> None:
+        own.update({name: value for name, value in donor.items() if "mtp_layers" in name})
+
+    return edited(fresh, out, change=give)
+
+
+def soft(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
+    """The same with flatter logits: at temperature 1 a sample is not simply the best token."""
+    folder = checkpoint(tiny, family, **changes)
+    out = folder.parent / f"{folder.name}-soft"
+
+    def flatten(own: dict[str, torch.Tensor]) -> None:
+        own["lm_head.weight"] *= 0.4
+
+    return out if out.exists() else edited(folder, out, change=flatten)
+
+
+def start(folder: Path, *, slots: int = 1200, topology: Any = None, **settings: Any) -> Engine:
+    """An fp64 engine with K/V memory for about `slots` tokens."""
+    size = settings.setdefault("block_size", 4)
+    fields = json.loads((folder / "config.json").read_text())
+    modules = fields.get("num_nextn_predict_layers", 1) if settings.get("speculate") != 0 else 0
+    block = size * _LAYER_BYTES * (fields["num_hidden_layers"] + modules) + modules * _STATE_BYTES
+    memory = max(1, slots // size) * block
+    options = {"dtype": "float64", "device": "cpu", "kv_bytes": memory, **settings}
+    engine = Engine(folder, **options)
+    if topology is not None and engine.built.head is not None:
+        engine.built.head.layout = replace(engine.built.head.layout, topology=topology)
+    return engine
+
+
+def run(
+    engine: Engine, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams],
+    **options: Any,
+) -> list[Result]:  # fmt: skip
+    """Answer all prompts together, checking the books after every step."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else params
+    ids = [engine.add(p, s, **options) for p, s in zip(prompts, each, strict=True)]
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check()
+    assert engine.pool.num_used == 0
+    return [engine.collect(request_id) for request_id in ids]
+
+
+def ids_of(results: Sequence[Result]) -> list[list[int]]:
+    return [output.token_ids for result in results for output in result.outputs]
+
+
+def assert_head_is_alive(results: Sequence[Result]) -> None:
+    seen = {origin for r in results for output in r.outputs for origin in output.origins}
+    assert seen == {"accepted", "recovered", "bonus"}, f"only {seen}: the head proves nothing"
+
+
+def make_prompts(count: int = 10, seed: int = 0) -> list[list[int]]:
+    """Prompts of many lengths that share a beginning, one twice, one of a single token."""
+    draw = random.Random(seed)
+    shared = [draw.randrange(2, VOCAB) for _ in range(13)]
+    prompts = [
+        shared[: draw.choice([5, 13, 13])] + [draw.randrange(2, VOCAB) for _ in range(length)]
+        for length in (1, 2, 3, 5, 8, 12, 17, 4, 9)[: count - 1]
+    ]
+    return [*prompts[:-1], prompts[0], [7], prompts[-1]][:count]
+
+
+def greedy(max_tokens: int = 20, **fields: Any) -> SamplingParams:
+    fields = {"temperature": 0, "ignore_eos": True, "max_tokens": max_tokens, **fields}
+    return SamplingParams(**fields)
+
+
+def transformers_greedy(folder: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+    """What transformers' own generate says, in fp64; mimo runs as the Qwen2 that it is."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = json.loads((folder / "config.json").read_text())
+    kind = {"mimo": "qwen2"}.get(fields["model_type"], fields["model_type"])
+    dropped = ("model_type", "auto_map", "architectures", "torch_dtype")
+    config = AutoConfig.for_model(kind, **{n: v for n, v in fields.items() if n not in dropped})
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").double().eval()
+    state = {n: v.double() for n, v in tensors(folder).items() if "mtp" not in n}
+    model.load_state_dict(state)
+    model.generation_config.eos_token_id = None
+    model.generation_config.bos_token_id = None
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
+        answers.append(made[0, len(prompt) :].tolist())
+    return answers

@@ -1,0 +1,136 @@
+"""What a cached block holds, in trunk and head, is what a computation from scratch would give."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Tiny
+from engine_runs import checkpoint, greedy, make_prompts, run, soft, start
+
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+
+TOLERANCE = {"atol": 1e-10, "rtol": 1e-10}
+
+
+def contents(engine: Engine, block: int, first_slot: int) -> dict[str, torch.Tensor]:
+    """Everything that a hit on `block` would read; slots that the head leaves empty are skipped."""
+    runner, size = engine.runner, engine.options.block_size
+    begin = block * size
+    found = {}
+    for layer, cache in enumerate(runner._caches):
+        found[f"trunk layer {layer} K"] = cache.k[begin : begin + size]
+        found[f"trunk layer {layer} V"] = cache.v[begin : begin + size]
+    for module, cache in enumerate(runner._head_caches):
+        skipped = min(size, max(0, module + 1 - first_slot))
+        found[f"module {module} K"] = cache.k[begin + skipped : begin + size]
+        found[f"module {module} V"] = cache.v[begin + skipped : begin + size]
+        # what feeds the slot after the block, if that slot is not one of the empty ones
+        if first_slot + size >= module + 1:
+            found[f"module {module} state"] = runner._boundary[block, module]
+    return found
+
+
+def compare(used: Engine, fresh: Engine, texts: list[list[int]]) -> int:
+    """Blocks of `used` that hold parts of `texts`, against `fresh`, which computes them plainly."""
+    compared: set[int] = set()
+    size = used.options.block_size
+    for text in texts:
+        fresh.pool.drop_cache()
+        run(fresh, [text], greedy(1))
+        padded = [*text, 0]
+        ours, theirs = used.pool.match(padded), fresh.pool.match(padded)
+        for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
+            expected = contents(fresh, other, index * size)
+            for name, value in contents(used, mine, index * size).items():
+                message = f"block {index} of a text of {len(text)}: {name}"
+                torch.testing.assert_close(
+                    value, expected[name], **TOLERANCE, msg=lambda m, w=message: f"{w}: {m}"
+                )
+            compared.add(mine)
+    return len(compared)
+
+
+HEADS: dict[str, tuple[str, int, str | None]] = {
+    "mimo": ("mimo", 1, None),
+    "qwen3": ("qwen3", 1, None),
+    "three chained": ("mimo", 3, "chained"),
+    "three parallel": ("mimo", 3, "parallel"),
+}
+
+
+def folder_of(tiny: Tiny, head: str) -> tuple[Path, str | None]:
+    family, modules, topology = HEADS[head]
+    count = {"num_nextn_predict_layers": modules} if modules > 1 else {}
+    return soft(tiny, family, **count), topology
+
+
+@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    ("size", "rows", "slots", "speculate"),
+    [(4, 512, 1200, 3), (4, 9, 1200, 2), (4, 24, 80, 5), (16, 40, 300, 3), (3, 7, 90, 1),
+     (2, 20, 1200, 4), (1, 6, 1200, 3), (1, 30, 90, 2)],
+)  # fmt: skip
+def test_cached_blocks_equal_a_recomputation(
+    head: str, size: int, rows: int, slots: int, speculate: int, tiny: Tiny
+) -> None:
+    folder, topology = folder_of(tiny, head)
+    settings: dict[str, Any] = {"topology": topology, "block_size": size}
+    used = start(
+        folder, speculate=speculate, max_batched_tokens=rows, slots=slots, **settings
+    )  # fmt: skip
+    first = make_prompts()
+    # two more that share only one and two tokens with the first
+    prompts = [*first, [first[0][0], 33, 34, 35, 36], [*first[0][:2], 33, 34, 35]]
+    params = [
+        SamplingParams(seed=i, max_tokens=8 + i, ignore_eos=True, temperature=0.5 * (i % 2))
+        for i in range(len(prompts))
+    ]
+    # Twice: the second time begins from hits, whose blocks others made.
+    results = run(used, prompts, params) + run(used, prompts[::-1], params)
+    assert used.stats.cached_tokens > 0
+    texts = [r.prompt_token_ids + output.token_ids for r in results for output in r.outputs]
+    fresh = start(folder, speculate=1, slots=1500, **settings)
+    assert compare(used, fresh, texts) >= (3 if slots < 400 else 10)
+
+
+def test_requests_that_never_draft_leave_the_same_states(tiny: Tiny) -> None:
+    folder, _ = folder_of(tiny, "mimo")
+    used = start(folder, speculate=3)
+    results = run(used, make_prompts(), greedy(12, speculate=0))
+    assert used.stats.acceptance.drafted == []
+    texts = [r.prompt_token_ids + r.outputs[0].token_ids for r in results]
+    assert compare(used, start(folder, speculate=1), texts) >= 10
+
+
+def test_a_block_that_kept_a_guess_would_be_noticed(tiny: Tiny) -> None:
+    """The control: one value of one head entry, and one boundary state."""
+    folder, _ = folder_of(tiny, "mimo")
+    for spoil in ("entry", "state"):
+        used = start(folder, speculate=3)
+        prompt = make_prompts()[0]
+        run(used, [prompt], greedy(12))
+        block = used.pool.match([*prompt, 0])[1]
+        if spoil == "entry":
+            used.runner._head_caches[0].v[block * 4 + 1] += 1e-6
+        else:
+            used.runner._boundary[block, 0] += 1e-6
+        with pytest.raises(AssertionError, match="module 0"):
+            compare(used, start(folder, speculate=1), [prompt])
+
+
+def test_drafting_after_a_hit_counts_as_without_one(tiny: Tiny) -> None:
+    """A hit that lost the state at its end would still give the right text, with worse drafts."""
+    folder = checkpoint(tiny)
+    prompt = make_prompts()[5]
+    counters = []
+    for caching in (True, False):
+        engine = start(folder, speculate=3, prefix_caching=caching)
+        run(engine, [prompt], greedy(16))
+        again = run(engine, [prompt], greedy(16))[0]
+        assert (again.stats.num_cached_tokens > 0) == caching
+        counters.append(again.stats.acceptance)
+    assert counters[0] == counters[1]

@@ -1,0 +1,163 @@
+"""Random use: requests come, flood, share beginnings and leave, with hardly any memory."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Tiny
+from engine_runs import VOCAB, run, soft, start
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+from test_engine_cached_states import compare
+
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+
+_DRAW = random.Random(4)
+STEMS = [[_DRAW.randrange(2, VOCAB) for _ in range(length)] for length in (2, 6, 11, 17)]
+STEMS.append(STEMS[3][:9] + STEMS[2])
+Expect = Callable[[list[int], SamplingParams], list[int]]
+
+
+class Traffic(RuleBasedStateMachine):
+    """Every answer is compared with what plain decoding says to the same prompt and seed."""
+
+    def __init__(self, folder: Path, expect: Expect, seen: dict[str, int], **options: Any):
+        super().__init__()
+        self._folder, self._expect, self._seen = folder, expect, seen
+        self._options = options
+        self._open: dict[str, tuple[list[int], SamplingParams]] = {}
+        self._texts: list[list[int]] = []
+        self._streamed: dict[str, list[int]] = {}
+
+    @initialize(
+        size=st.sampled_from([1, 3, 4, 16]), rows=st.sampled_from([5, 12, 60]),
+        speculate=st.integers(1, 5), slots=st.sampled_from([64, 96, 200]),
+        caching=st.sampled_from([True, True, False]), running=st.sampled_from([2, 5, 64]),
+    )  # fmt: skip
+    def build(
+        self, size: int, rows: int, speculate: int, slots: int, caching: bool, running: int
+    ) -> None:
+        self._settings = {"block_size": size, **self._options}
+        self.engine: Engine = start(
+            self._folder, speculate=speculate, max_batched_tokens=rows, slots=slots,
+            prefix_caching=caching, max_running_requests=running, **self._settings,
+        )  # fmt: skip
+
+    @rule(
+        stem=st.sampled_from(STEMS), tail=st.lists(st.integers(2, VOCAB - 1), max_size=6),
+        tokens=st.integers(1, 14), heat=st.sampled_from([0.0, 1.0]), seed=st.integers(0, 3),
+        k=st.sampled_from([None, None, 0, 2]), priority=st.integers(0, 2),
+    )  # fmt: skip
+    def add(
+        self, stem: list[int], tail: list[int], tokens: int, heat: float, seed: int,
+        k: int | None, priority: int,
+    ) -> None:  # fmt: skip
+        params = SamplingParams(
+            max_tokens=tokens, temperature=heat, seed=seed, speculate=k, ignore_eos=True
+        )
+        name = self.engine.add([*stem, *tail], params, priority=priority)
+        self._open[name] = ([*stem, *tail], params)
+        self._streamed[name] = []
+
+    @rule(stem=st.sampled_from(STEMS), count=st.integers(3, 8))
+    def flood(self, stem: list[int], count: int) -> None:
+        for number in range(count):
+            self.add(stem, [2 + number], 3 + number, 1.0, number, None, 0)
+
+    @precondition(lambda self: self._open)
+    @rule(which=st.integers(0, 1000))
+    def abort(self, which: int) -> None:
+        name = list(self._open)[which % len(self._open)]
+        self.engine.abort(name)
+        self._finish(name)
+
+    @rule(count=st.integers(1, 12))
+    def step(self, count: int) -> None:
+        for _ in range(count):
+            for update in self.engine.step():
+                self._streamed[update.request_id] += update.token_ids
+                if update.finish_reason is not None:
+                    self._finish(update.request_id)
+            self.engine.scheduler.check()
+
+    def _finish(self, name: str) -> None:
+        prompt, params = self._open.pop(name)  # a second answer would be a KeyError
+        output = self.engine.collect(name).outputs[0]
+        expected = self._expect(prompt, params)
+        assert output.token_ids == self._streamed.pop(name)
+        assert output.token_ids == expected[: len(output.token_ids)]
+        if output.finish_reason != "abort":
+            assert output.token_ids == expected
+        for origin in output.origins:
+            self._seen[origin] = self._seen.get(origin, 0) + 1
+        self._texts.append([*prompt, *output.token_ids])
+
+    @invariant()
+    def nothing_is_lost(self) -> None:
+        if hasattr(self, "engine"):
+            self.engine.scheduler.check()
+            scheduler = self.engine.scheduler
+            assert {r.group for r in [*scheduler.running, *scheduler.waiting]} == set(self._open)
+
+    def teardown(self) -> None:
+        if not hasattr(self, "engine"):
+            return
+        for _ in range(2000):
+            if not self.engine.has_work:
+                break
+            self.step(1)
+        assert not self._open, "requests that never end"
+        assert self.engine.pool.num_used == 0
+        assert self.engine._groups == {}
+        stats = self.engine.stats
+        for name in ("preemptions", "cached_tokens", "aborted"):
+            self._seen[name] = self._seen.get(name, 0) + getattr(stats, name)
+        fresh = start(self._folder, speculate=1, **self._settings)
+        self._seen["compared"] = self._seen.get("compared", 0) + compare(
+            self.engine, fresh, self._texts[-8:]
+        )
+
+
+@pytest.mark.parametrize(
+    ("modules", "topology"), [(1, None), (3, "chained"), (3, "parallel")], ids=str
+)
+def test_random_traffic_keeps_the_books_the_text_and_the_cached_states(
+    modules: int, topology: str | None, tiny: Tiny
+) -> None:
+    folder = soft(tiny, **({"num_nextn_predict_layers": modules} if modules > 1 else {}))
+    plain = start(folder, speculate=0, slots=4000)
+    answers: dict[Any, list[int]] = {}
+    seen: dict[str, int] = {}
+
+    def expect(prompt: list[int], params: SamplingParams) -> list[int]:
+        key = (tuple(prompt), params.seed, params.temperature)
+        if len(answers.get(key, [])) < (params.max_tokens or 0):
+            longest = SamplingParams(
+                max_tokens=14, temperature=params.temperature, seed=params.seed, ignore_eos=True
+            )
+            answers[key] = run(plain, [prompt], longest)[0].outputs[0].token_ids
+        return answers[key][: params.max_tokens]
+
+    run_state_machine_as_test(
+        lambda: Traffic(folder, expect, seen, topology=topology),
+        settings=settings(
+            max_examples=12, stateful_step_count=16, deadline=None, derandomize=True,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )  # fmt: skip
+    lacking = {"accepted", "recovered", "bonus", "preemptions", "cached_tokens", "aborted"}
+    assert not {name for name in lacking if not seen.get(name)}, seen
+    assert seen["compared"] > 20
