@@ -1,4 +1,4 @@
-"""The tokenizer of made checkpoints: the words t0, t1, ... are the tokens 0, 1, ..."""
+"""The tokenizer of made checkpoints: the words t2, t3, ... are the tokens 2, 3, ..."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 def tokenizer_documents(config: dict[str, Any]) -> dict[str, str]:
     """tokenizer.json and tokenizer_config.json for the vocabulary of `config`."""
     text = config.get("text_config", config)
-    words = [f"t{i}" for i in range(text["vocab_size"])]
+    # Special tokens are cut out of a text wherever they stand: t1 would break t10 apart.
+    words = ["<s>", "</s>", *(f"t{i}" for i in range(2, text["vocab_size"]))]
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,

@@ -12,7 +12,7 @@ import torch
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.options import EngineOptions
-from headstart.errors import ConfigError, EngineError, UnsupportedFamily
+from headstart.errors import ConfigError, EngineError, UnsupportedFamily, some
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.formats import open_head
@@ -100,6 +100,12 @@ def _trunk_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
     owner = find_family(checkpoint)
     head = set(find_head_of(checkpoint, owner).tensors.values()) if owner is not None else set()
     stored = {n: checkpoint.source(n) for n in checkpoint.tensors if n not in head}
+    offsets = [name for name in stored if name.endswith("weight_zero_point")]
+    if offsets:
+        raise UnsupportedFamily(
+            f"the weights have zero points ({some(offsets)}), which are not dequantised here; "
+            "expected a symmetric scheme. Take another quantisation of the model."
+        )
     return {
         name: dequantized(name, stored) if is_quantized(name, source) else source
         for name, source in stored.items()

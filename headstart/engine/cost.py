@@ -49,35 +49,36 @@ def _between(table: tuple[tuple[int, float], ...], rows: int) -> float:
 
 def measure(runner: Runner, max_rows: int, num_blocks: int) -> CostTable:
     """Time both passes on blank requests; K/V memory is scratch before the first request."""
-    room = min(max_rows, max(_ROWS), num_blocks * runner.block_size - _CONTEXT)
+    longest = min(num_blocks * runner.block_size, runner.trunk_model.rotary.num_positions)
+    context = max(1, min(_CONTEXT, longest // 2))
+    room = min(max_rows, max(_ROWS), longest - context)
     sizes = [rows for rows in _ROWS if rows <= max(room, 1)]
-    trunk = tuple((rows, _seconds(_trunk, runner, rows)) for rows in sizes)
-    draft = tuple((rows, _seconds(_draft, runner, rows)) for rows in sizes)
+    trunk = tuple((rows, _seconds(partial(_trunk, context), runner, rows)) for rows in sizes)
+    draft = tuple((rows, _seconds(partial(_draft, context), runner, rows)) for rows in sizes)
     return CostTable(trunk, draft)
 
 
-def _blank(runner: Runner, rows: int) -> Request:
+def _blank(context: int, runner: Runner, rows: int) -> Request:
     """A request of blank tokens that owns the first blocks, as far as it needs them."""
     request = Request(
-        "cost", [0] * (_CONTEXT + 1), SamplingParams(temperature=0), 0, 1, frozenset(), 0
+        "cost", [0] * (context + 1), SamplingParams(temperature=0), 0, 1, frozenset(), 0
     )
-    request.num_computed = _CONTEXT
-    request.blocks = list(range(-(-(_CONTEXT + rows) // runner.block_size)))
+    request.num_computed = context
+    request.blocks = list(range(-(-(context + rows) // runner.block_size)))
     return request
 
 
-def _trunk(runner: Runner, rows: int) -> None:
-    request = _blank(runner, rows)
-    runner.trunk([Work(request, _CONTEXT, rows, tuple([0] * (rows - 1)))])
+def _trunk(context: int, runner: Runner, rows: int) -> None:
+    request = _blank(context, runner, rows)
+    runner.trunk([Work(request, context, rows, tuple([0] * (rows - 1)))])
 
 
-def _draft(runner: Runner, rows: int) -> None:
-    request = _blank(runner, rows)
+def _draft(context: int, runner: Runner, rows: int) -> None:
+    request = _blank(context, runner, rows)
     states = torch.zeros(
         rows, runner.trunk_model.config.hidden, dtype=runner.dtype, device=runner.device
     )
-    part = HeadRows(request, request.num_computed, [0] * rows, states)
-    normed, _, _ = runner.head_pass(0, [part])
+    normed, _, _ = runner.head_pass(0, [HeadRows(request, context, [0] * rows, states)])
     vocab = "default" if "default" in runner.draft_vocabs else None
     runner.draft_logits(normed, vocab).argmax(-1)
 

@@ -13,7 +13,7 @@ _CHANNEL_GATE = parts("self_attn.g_proj.weight heads*v_dim hidden")
 
 
 def _block(fields: Fields) -> tuple[Part, ...]:
-    if "full_attention" in (fields.get("mtp_layer_types") or ()):
+    if "full_attention" in str(fields.get("mtp_layer_types")):
         return ()  # then the geometry below does not hold
     gate = _HEAD_GATE if fields.get("swa_attention_gate_type") == "headwise" else _CHANNEL_GATE
     return _LAYER + gate

@@ -92,15 +92,17 @@ def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
     """The weight in BF16, computed 128 rows at a time; refuses what it cannot read exactly."""
     weight = tensors[name]
     scale_name = scale_of(name, tensors)
+    module = name.removesuffix(".weight")
     if (
         scale_name is None
         or weight.dtype not in (*_FP8[:2], "I8")
         or _is_packed_fp4(weight, tensors[scale_name])
+        or f"{module}.weight_zero_point" in tensors
     ):
         raise UnsupportedFamily(
             f"{name} is stored as {weight.dtype} in a scheme that cannot be dequantised here; "
-            "expected FP8 or INT8 with a scale beside it. Leave out --dequantize to carry the "
-            "tensors as they are, in a format that keeps the quantisation config."
+            "expected FP8 or INT8 with a scale and no zero point. Formats that keep the "
+            "quantisation config (sglang, headstart) carry such tensors as they are."
         )
     flat, scale = _flattened(weight), _flattened(tensors[scale_name])
     kind = _scale_kind(name, flat, scale_name, scale)

@@ -90,7 +90,7 @@ def one_by_one(engine: Any, speculate: int, facts: Agreement) -> list[tuple[Any,
 
 @pytest.mark.parametrize("head", HEADS)
 @pytest.mark.parametrize("speculate", range(1, 6))
-@pytest.mark.parametrize(("size", "rows"), [(1, 6), (3, 7), (16, 512)])
+@pytest.mark.parametrize(("size", "rows"), [(1, 6), (3, 7)])
 def test_counters_at_every_depth_are_those_of_the_walk(
     head: str, speculate: int, size: int, rows: int, tiny: Tiny
 ) -> None:
@@ -102,7 +102,7 @@ def test_counters_at_every_depth_are_those_of_the_walk(
     for found, expected in one_by_one(engine, speculate, facts()):
         assert found == expected
     overall = engine.stats.acceptance
-    assert engine.stats.cached_tokens > 0 or size == 16
+    assert engine.stats.cached_tokens > 0
     assert all(0.2 <= rate <= 0.9 for rate in overall.conditional[:3])
 
 

@@ -165,8 +165,12 @@ def test_dropping_the_cache_keeps_what_is_held() -> None:
 
 @pytest.mark.parametrize(
     ("holders", "words"),
-    [([], "counts disagree"), ([[0, 1], [0]], "counts disagree"), ([[0, 0]], "holds a block twice")],
-)  # fmt: skip
+    [
+        ([], "counts disagree"),
+        ([[0, 1], [0]], "counts disagree"),
+        ([[0, 0]], "holds a block twice"),
+    ],
+)
 def test_a_wrong_book_is_noticed(holders: list[list[int]], words: str) -> None:
     pool = BlockPool(3, 2)
     pool.allocate(2)

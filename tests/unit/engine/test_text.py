@@ -91,9 +91,7 @@ def test_a_text_is_cut_at_its_first_stop_string_and_nothing_of_it_is_shown_befor
 
 
 @given(TEXTS, STOPS)
-def test_what_may_become_a_stop_string_is_held_back(
-    written: str, stops: list[str]
-) -> None:
+def test_what_may_become_a_stop_string_is_held_back(written: str, stops: list[str]) -> None:
     text = detokenizer(stops)
     shown = ""
     for token in written.encode():

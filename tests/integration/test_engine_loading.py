@@ -1,0 +1,148 @@
+"""Quantised trunks load dequantised or are refused by name; heads must fit their trunk."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import Tiny
+from engine_runs import (
+    assert_head_is_alive,
+    checkpoint,
+    greedy,
+    ids_of,
+    make_prompts,
+    run,
+    start,
+)
+from head_edits import Tensors, edited
+
+from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily
+
+
+def is_linear(name: str) -> bool:
+    return "model.layers." in name and name.endswith("_proj.weight")
+
+
+def block_fp8(own: Tensors) -> None:
+    for name in [n for n in own if is_linear(n)]:
+        rows, columns = (-(-size // 128) for size in own[name].shape)
+        scale = 0.01 + 0.01 * torch.rand(rows, columns, generator=torch.Generator().manual_seed(1))
+        wide = scale.repeat_interleave(128, 0).repeat_interleave(128, 1)
+        wide = wide[: own[name].shape[0], : own[name].shape[1]]
+        own[name] = (own[name] / wide).to(torch.float8_e4m3fn)
+        own[name.replace("weight", "weight_scale_inv")] = scale
+
+
+def row_int8(own: Tensors) -> None:
+    for name in [n for n in own if is_linear(n)]:
+        scale = own[name].abs().amax(1, keepdim=True) / 127
+        own[name.replace("weight", "weight_scale")] = scale
+        own[name] = (own[name] / scale).round().to(torch.int8)
+
+
+def tensor_fp8(own: Tensors) -> None:
+    for name in [n for n in own if is_linear(n)]:
+        scale = own[name].abs().amax() / 448
+        own[name.replace("weight", "weight_scale")] = scale.reshape(1)
+        own[name] = (own[name] / scale).to(torch.float8_e4m3fn)
+
+
+FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "block FP8": (block_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
+    "compressed-tensors int8": (row_int8, {"quant_method": "compressed-tensors"}),
+    "compressed-tensors fp8": (tensor_fp8, {"quant_method": "compressed-tensors"}),
+}
+
+
+@pytest.mark.parametrize(("change", "method"), FORMATS.values(), ids=FORMATS)
+def test_an_eight_bit_trunk_runs_dequantised(
+    change: Any, method: dict[str, Any], tiny: Tiny, tmp_path: Path
+) -> None:
+    plain = checkpoint(tiny)
+    stored: Tensors = {}
+
+    def quantise(own: Tensors) -> None:
+        change(own)
+        stored.update(own)
+
+    folder = edited(
+        plain, tmp_path / "q", change=quantise,
+        change_config=lambda c: c.update(quantization_config=method),
+    )  # fmt: skip
+    engine, reference = start(folder, speculate=3), start(plain, speculate=0)
+    loaded = engine.built.trunk.state_dict()["layers.1.mlp.down.weight"]
+    wanted = reference.built.trunk.state_dict()["layers.1.mlp.down.weight"]
+    assert 0 < (loaded - wanted).abs().max() < 0.1 * wanted.abs().max()
+    results = run(engine, make_prompts(), greedy())
+    assert_head_is_alive(results)
+    assert ids_of(results) == ids_of(run(start(folder, speculate=0), make_prompts(), greedy()))
+
+
+def packed(own: Tensors) -> None:
+    name = "model.layers.0.mlp.up_proj.weight"
+    own[f"{name}_packed"] = torch.zeros(64, 16, dtype=torch.int32)
+    own[f"{name}_scale"] = torch.ones(64, 1)
+    del own[name]
+
+
+def asymmetric(own: Tensors) -> None:
+    row_int8(own)
+    for name in [n for n in own if n.endswith("weight_scale")]:
+        points = torch.full(own[name].shape, 3, dtype=torch.int8)
+        own[name.replace("weight_scale", "weight_zero_point")] = points
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [(packed, r"layers\.0\.mlp\.up_proj\.weight_packed"), (asymmetric, "weight_zero_point")],
+    ids=["four bits", "zero points"],
+)
+def test_what_cannot_be_dequantised_is_refused_by_name(
+    change: Any, words: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Zero points were once left out silently, which gave other weights than were stored."""
+    folder = edited(checkpoint(tiny), tmp_path / "q", change=change)
+    with pytest.raises(UnsupportedFamily, match=words):
+        start(folder)
+
+
+def test_a_trunk_tensor_that_is_missing_or_left_over_stops_the_start(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    name = "model.layers.1.self_attn.v_proj.bias"
+    lacking = edited(checkpoint(tiny), tmp_path / "a", change=lambda own: own.pop(name))
+    with pytest.raises(MissingTensor, match=name):
+        start(lacking)
+    extra = edited(
+        checkpoint(tiny), tmp_path / "b",
+        change=lambda own: own.update({"model.layers.7.mlp.gate.weight": torch.zeros(1)}),
+    )  # fmt: skip
+    with pytest.raises(UnexpectedTensor, match=r"model\.layers\.7\.mlp\.gate\.weight"):
+        start(extra)
+
+
+def test_the_head_of_another_family_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(UnsupportedFamily, match="qwen3 head, the model is mimo"):
+        start(checkpoint(tiny), head=checkpoint(tiny, "qwen3"))
+
+
+def test_the_head_of_another_size_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="the head is for hidden 64"):
+        start(checkpoint(tiny), head=checkpoint(tiny, hidden_size=64, vocab_size=32))
+
+
+def test_a_head_from_its_own_folder_drafts_like_the_one_inside(tiny: Tiny) -> None:
+    folder = checkpoint(tiny)
+    inside, beside = start(folder, speculate=3), start(folder, speculate=3, head=folder)
+    first, second = (run(engine, make_prompts(), greedy()) for engine in (inside, beside))
+    assert ids_of(first) == ids_of(second)
+    assert inside.stats.acceptance == beside.stats.acceptance
+
+
+def test_int8_weights_draft_and_decode(tiny: Tiny) -> None:
+    """Not lossless by contract: rows may be computed otherwise by their number. It must run."""
+    engine = start(checkpoint(tiny), speculate=3, dtype="float32", weights="int8")
+    assert_head_is_alive(run(engine, make_prompts(), greedy()))
