@@ -5,7 +5,7 @@ embedding and LM head in the MTP layer), scaled down, then runs the real command
 alternation with `cp -r` of the same result and `sync` of its files. Sources are in the page
 cache (warm) or were dropped from it before each run, on both sides (cold).
 
-    python benchmarks/checkpoint_io.py --work /tmp/io --out checkpoint_io.json
+    python benchmarks/checkpoint_io.py --work DIR --out checkpoint_io.json
 
 The last line of stdout is one JSON document.
 """
@@ -270,6 +270,8 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="where to work; needs four times the size")
     parser.add_argument("--out", type=Path, help="also write the JSON document here")
     arguments = parser.parse_args()
+    if arguments.work is not None:
+        arguments.work.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work, prefix="checkpoint_io-") as name:
         work = Path(name)
         make_checkpoint(work / "model", arguments.gigabytes, int(arguments.shard_megabytes * 1e6))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -46,6 +47,8 @@ def run(
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     changes = {name: value for name, value in given.items() if value is not None}
     engine = Engine(model, head, options=options)
+    for note in engine.notes:
+        print(f"note: {note}", file=sys.stderr)
     params = engine.prompts.default_params(
         max_tokens=max_tokens, seed=seed, stop=tuple(stop or ()), ignore_eos=ignore_eos, **changes
     )

@@ -1,0 +1,93 @@
+"""`headstart generate` and `headstart calibrate` from the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headstart.calibrate.agreement import walk
+from headstart.calibrate.calibrated import agreement_of
+from headstart.checkpoint.reader import Checkpoint
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+
+SHAPE = "layers=2,hidden=128,intermediate=128,heads=4,kv_heads=2,vocab=64"
+
+
+def headstart(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "headstart", *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "model"
+    result = headstart(
+        "calibrate", "--shape", SHAPE, "--acceptance", "0.7", "--dtype", "F32", "--out", str(out)
+    )
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def test_comparing_reports_both_speeds_and_identical_texts(made: Path) -> None:
+    result = headstart(
+        "generate", str(made), "t3 t4 t5", "--compare", "--temperature", "0", "--max-tokens", "40",
+        "--ignore-eos", "--json",
+    )  # fmt: skip
+    report = json.loads(result.stdout)
+    assert report["equal"] is True
+    assert report["num_tokens"] == 40
+    assert report["plain_tokens_per_second"] > 0
+    assert 1 < report["acceptance_length"] < 4
+    assert "K/V blocks" in result.stderr
+
+
+@pytest.mark.parametrize("drafts", ["0", "2", "auto"])
+def test_the_same_seed_gives_the_same_text_whatever_is_drafted(made: Path, drafts: str) -> None:
+    options = ("--seed", "5", "--max-tokens", "24", "--ignore-eos", "--temperature", "0.9")
+    result = headstart("generate", str(made), "t9", "--json", "--speculate", drafts, *options)
+    plain = headstart("generate", str(made), "t9", "--json", "--speculate", "1", *options)
+    assert json.loads(result.stdout)["token_ids"] == json.loads(plain.stdout)["token_ids"]
+
+
+def test_a_calibrated_checkpoint_accepts_exactly_what_its_cycle_predicts(made: Path) -> None:
+    engine = Engine(made, speculate=3, kv_bytes=1 << 22, dtype="float32")
+    params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True)
+    (result,) = engine.generate([[7, 8, 9]], params)
+    drafted, accepted = walk(agreement_of(made), 9, 90, 3)
+    counted = result.stats.acceptance
+    assert (counted.drafted, counted.accepted) == (drafted, accepted)
+    assert 0 < accepted[2] < accepted[0] < drafted[0]
+
+
+def test_a_shape_by_numbers_has_those_numbers(made: Path) -> None:
+    fields = Checkpoint.open(made).config.fields
+    assert (fields["num_hidden_layers"], fields["hidden_size"], fields["vocab_size"]) == (
+        2,
+        128,
+        64,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("--shape", "nonsense", "--acceptance", "0.5"), "no shape is called 'nonsense'"),
+        (("--shape", "layers=2", "--acceptance", "0.5"), "--shape lacks"),
+        (("--shape", SHAPE, "--acceptance", "2"), "--acceptance is 2"),
+        (("--shape", SHAPE, "--acceptance", "0.5", "--active", "99"), "--active is 99"),
+    ],
+    ids=["unknown name", "missing numbers", "rate above one", "more tokens than there are"],
+)
+def test_a_bad_calibration_is_refused_in_one_line(
+    arguments: tuple[str, ...], found: str, tmp_path: Path
+) -> None:
+    result = headstart("calibrate", *arguments, "--out", str(tmp_path / "x"))
+    assert result.returncode != 0
+    assert found in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "x").exists()
