@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,6 +54,34 @@ def test_misuse_exits_with_2_and_without_a_traceback(arguments: tuple[str, ...])
     result = headstart(*arguments)
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("launch", "MODEL", "--engine", "foo"), "--engine is 'foo'"),
+        (("launch", "MODEL", "--engine", "vllm", "--port", "0"), "--port is 0"),
+        (("export", "MODEL", "--format", "foo", "--out", "OUT"), "'foo'"),
+        (("convert", "MODEL", "--to", "foo", "--out", "OUT"), "'foo'"),
+        (("export", "MODEL"), "no --out given"),
+        (("calibrate", "--shape", "llama-1b", "--acceptance", "0.5"), "no --out given"),
+        (
+            ("calibrate", "--shape", "llama-1b", "--acceptance", "2", "--out", "OUT"),
+            "--acceptance is 2.0",
+        ),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_option_with_a_bad_value_exits_with_2_and_one_line(
+    tiny: Callable[..., Path], tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    paths = {"MODEL": str(tiny("mimo")), "OUT": str(tmp_path / "out")}
+    result = headstart(*(paths.get(word, word) for word in arguments))
+    assert result.returncode == 2, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: ") and said in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_failure_is_one_line_on_stderr_and_exits_with_1(tmp_path: Path) -> None:

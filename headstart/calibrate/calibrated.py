@@ -8,6 +8,7 @@ the cycle of tokens gives.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ _LEAST_MARGIN = 0.05
 def write_calibrated(
     shape: str,
     rate: float,
-    out: Path,
+    out: Path | None,
     *,
     active: int | None = None,
     seed: int = 0,
@@ -37,7 +38,7 @@ def write_calibrated(
     overwrite: bool = False,
     report: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, Any]:
-    """Write the checkpoint; returns what was made."""
+    """Write the checkpoint, or only check and measure it (`out` None); returns what it is."""
     if not 0 <= rate <= 1:
         raise ConfigError(f"--acceptance is {rate}; give a rate from 0 to 1.")
     config = shape_config(shape)
@@ -57,8 +58,14 @@ def write_calibrated(
         config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, active=count
     )
     facts = {"shape": shape, "rate": rate, "seed": seed, "active": count, "margin": margin}
-    write_made(config, tensors, out, facts=facts, overwrite=overwrite, report=report)
-    return {**facts, "bytes": sum(source.num_bytes for source in tensors.values())}
+    if out is not None:
+        write_made(config, tensors, out, facts=facts, overwrite=overwrite, report=report)
+    sizes = {
+        "tensors": len(tensors),
+        "parameters": sum(prod(source.shape) for source in tensors.values()),
+        "bytes": sum(source.num_bytes for source in tensors.values()),
+    }
+    return {**facts, **sizes}
 
 
 def agreement_of(folder: Path) -> Agreement:

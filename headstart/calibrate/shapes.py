@@ -81,6 +81,38 @@ _NUMBERS = {
 }
 
 
+# Two tokens end a text, and a cycle of fewer than eight others cannot hold every rate.
+_LEAST_VOCAB = 10
+
+
+def _check(numbers: dict[str, int]) -> None:
+    """ConfigError for numbers that make no model which engines could run."""
+    hidden, heads, kv_heads = numbers["hidden"], numbers["heads"], numbers["kv_heads"]
+    if hidden % 2:
+        raise ConfigError(f"--shape: hidden is {hidden}; expected an even number.")
+    if heads % kv_heads:
+        raise ConfigError(
+            f"--shape: heads is {heads} and kv_heads {kv_heads}; expected a multiple. Each K/V "
+            "head serves the same number of heads."
+        )
+    if "head_dim" not in numbers and hidden % heads:
+        raise ConfigError(
+            f"--shape: hidden is {hidden} and heads {heads}; expected a multiple. Change one, or "
+            "give head_dim."
+        )
+    head_dim = numbers.get("head_dim", hidden // heads)
+    if head_dim % 2:
+        raise ConfigError(
+            f"--shape: head_dim is {head_dim}; expected an even number, because rotary positions "
+            "turn pairs. Give another head_dim, or change hidden or heads."
+        )
+    if numbers["vocab"] < _LEAST_VOCAB:
+        raise ConfigError(
+            f"--shape: vocab is {numbers['vocab']}; expected {_LEAST_VOCAB} or more: eight tokens "
+            "in use and two that end a text."
+        )
+
+
 def shape_config(shape: str) -> dict[str, Any]:
     """The config of a named shape, or of one given by numbers (`layers=8,hidden=2048,...`)."""
     if shape in SHAPES:
@@ -101,5 +133,6 @@ def shape_config(shape: str) -> dict[str, Any]:
     missing = [name for name in _NUMBERS if name not in numbers and name != "head_dim"]
     if missing:
         raise ConfigError(f"--shape lacks {', '.join(missing)}.")
+    _check(numbers)
     numbers.setdefault("head_dim", numbers["hidden"] // numbers["heads"])
     return _mimo(rope_theta=10000.0, **{_NUMBERS[name]: n for name, n in numbers.items()})

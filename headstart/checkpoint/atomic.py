@@ -25,6 +25,16 @@ from headstart.errors import CheckpointError, WriteFailed
 _NO_REPLACE, _EXCHANGE = 1, 2  # flags of renameat2(2)
 _UNSUPPORTED = {errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 _AT_FDCWD = -100
+_ANOTHER_FOLDER = "Choose another --out, or see that its disk works."
+_REMEDIES = {
+    errno.EACCES: "Choose an --out that you may write to, or change its permissions.",
+    errno.EPERM: "Choose an --out that you may write to, or change its permissions.",
+    errno.EROFS: "The disk is mounted read-only: choose an --out on another one.",
+    errno.ENOTDIR: "A part of the path is a file: choose another --out.",
+    errno.EEXIST: "It appeared meanwhile: choose another --out, or add --overwrite.",
+    errno.ENOENT: "A file vanished meanwhile: run again when nobody changes the folders.",
+    errno.ENAMETOOLONG: "Choose an --out with a shorter name.",
+}
 
 
 def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -> None:
@@ -66,7 +76,8 @@ def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         raise write_failed(given, error) from error
     try:
         yield partial
-        _sync_folder(partial)
+        for folder, _, _ in os.walk(partial):
+            _sync_folder(Path(folder))
         _install(partial, out, overwrite)
         _sync_folder(out.parent)
     except OSError as error:
@@ -86,7 +97,10 @@ def write_failed(out: Path, error: OSError) -> WriteFailed:
             "Free some space or choose another --out."
         )
     where = f" ({error.filename})" if error.filename else ""
-    return WriteFailed(f"cannot write {out}: {error.strerror or error}{where}. Nothing was kept.")
+    return WriteFailed(
+        f"cannot write {out}: {error.strerror or error}{where}. Nothing was kept. "
+        f"{_REMEDIES.get(error.errno or 0, _ANOTHER_FOLDER)}"
+    )
 
 
 def _absolute(out: Path) -> Path:

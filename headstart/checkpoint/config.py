@@ -25,7 +25,9 @@ _INT_FIELDS = {
         _MAX_SIZE,
     ),
     **dict.fromkeys(
-        ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts"), _MAX_EXPERTS
+        ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts",
+         "mtp_num_experts", "mtp_n_routed_experts"),
+        _MAX_EXPERTS,
     ),
     **dict.fromkeys(
         ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"), _MAX_MODULES
@@ -100,12 +102,19 @@ def read_config(folder: Path) -> Config:
     if not path.is_file():
         raise BadConfig(f"{folder} has no config.json. Give the folder of a whole checkpoint.")
     raw = read_json_object(path)
-    config = Config(raw)
-    _check_types(path, raw, "")
-    for part in _OBJECT_FIELDS:
-        if isinstance(raw.get(part), dict):
-            _check_types(path, raw[part], f"{part}.")
-    return config
+    check_fields(path, raw)
+    return Config(raw)
+
+
+def check_fields(path: Path, part: dict[str, Any], prefix: str = "") -> None:
+    """Types and limits of the fields that are relied upon, in a config and its text part.
+
+    `prefix` says where in `path` the config lies, for messages (`trunk_config.`).
+    """
+    _check_types(path, part, prefix)
+    for field in _OBJECT_FIELDS:
+        if isinstance(part.get(field), dict):
+            _check_types(path, part[field], f"{prefix}{field}.")
 
 
 def read_json_object(path: Path) -> dict[str, Any]:

@@ -10,16 +10,18 @@ import hashlib
 import json
 import os
 import platform
+import re
 import shlex
 import sys
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headstart.checkpoint.config import read_json_object
-from headstart.errors import BrokenFile
+from headstart.checkpoint.config import check_fields, read_json_object
+from headstart.errors import BadConfig, BrokenFile
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
@@ -27,6 +29,19 @@ if TYPE_CHECKING:
 PROVENANCE_NAME = "headstart.json"
 PROVENANCE_VERSION = 1
 _SAMPLE_BYTES = 1 << 16
+_OUR_NAME = re.compile(r"(modules\.(0|[1-9][0-9]{0,8})|shared)\.[A-Za-z_]\w*\..+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Made:
+    """What headstart.json says about a head that Headstart wrote: what its format cannot carry."""
+
+    family: str | None = None
+    trunk_config: dict[str, Any] | None = None
+    root: str = ""  # prefix of the head's published names
+    left_out: tuple[str, ...] = ()  # copies of trunk tensors, our names
+    experts: str | None = None  # "fused" or "per expert"
+    lost_fields: tuple[str, ...] = ()  # fields of trunk_config that are not the trunk's own
 
 
 def provenance(
@@ -52,6 +67,57 @@ def read_provenance(folder: Path) -> dict[str, Any]:
     """The provenance of `folder`, or an empty object where Headstart did not write it."""
     path = folder / PROVENANCE_NAME
     return read_json_object(path) if path.is_file() else {}
+
+
+def made_by_us(folder: Path) -> Made:
+    """The facts of headstart.json, checked; all absent where Headstart did not write `folder`."""
+    path = folder / PROVENANCE_NAME
+    found = read_provenance(folder)
+    config = found.get("trunk_config")
+    if config is not None:
+        if not isinstance(config, dict):
+            raise _wrong(path, "trunk_config", config, "an object")
+        check_fields(path, config, "trunk_config.")
+    left_out = _texts(path, found, "left_out")
+    for name in left_out:
+        if not is_our_name(name):
+            raise _wrong(path, "left_out", name, "names such as modules.0.lm_head.weight")
+    return Made(
+        _text(path, found, "family"),
+        config,
+        _text(path, found, "root") or "",
+        left_out,
+        _text(path, found, "experts"),
+        _texts(path, found, "lost_fields"),
+    )
+
+
+def is_our_name(name: str) -> bool:
+    """Whether a tensor is called as we call those of a head: modules.0.fuse.weight."""
+    return _OUR_NAME.fullmatch(name) is not None
+
+
+def _text(path: Path, found: dict[str, Any], field: str) -> str | None:
+    value = found.get(field)
+    if value is not None and not isinstance(value, str):
+        raise _wrong(path, field, value, "a string")
+    return value
+
+
+def _texts(path: Path, found: dict[str, Any], field: str) -> tuple[str, ...]:
+    values = found.get(field)
+    if values is None:
+        return ()
+    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+        raise _wrong(path, field, values, "a list of strings")
+    return tuple(values)
+
+
+def _wrong(path: Path, field: str, value: Any, expected: str) -> BadConfig:
+    return BadConfig(
+        f"{path}: {field} is {repr(value)[:60]}; expected {expected}. Export the head again, or "
+        f"remove {PROVENANCE_NAME}."
+    )
 
 
 def digest(checkpoint: Checkpoint) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.config import Config, read_config, read_json_object
 from headstart.checkpoint.header import TensorInfo
-from headstart.checkpoint.index import Index, read_index
+from headstart.checkpoint.index import INDEX_NAME, Index, read_index
 from headstart.checkpoint.source import TensorSource, stored
 from headstart.errors import CheckpointError, MissingTensor, some
 
@@ -70,16 +70,56 @@ class Checkpoint:
 
     def side_files(self) -> list[Path]:
         """Plain files beside the weights: tokenizer, templates, remote code, licence, ..."""
-        skip = {"config.json", "model.safetensors.index.json", "headstart.json"}
         return sorted(
             path
             for path in self.folder.iterdir()
-            if path.is_file()
-            and path.name not in skip
-            and path.suffix not in (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-            and not path.name.endswith(".bin.index.json")  # of the pickled weights left behind
-            and not path.name.startswith(".")
+            if path.is_file() and _is_side_file(path.name) and not _is_foreign(path.name)
         )
+
+    def files_below(self) -> dict[str, Path]:
+        """`side_files` and what lies in sub-folders, by name relative to the folder."""
+        return {name: path for name, path in self._walk().items() if not _is_foreign(path.name)}
+
+    def foreign_weights(self) -> list[str]:
+        """Weights in other formats, which describe another head than a result has."""
+        return [name for name, path in self._walk().items() if _is_foreign(path.name)]
+
+    def _walk(self) -> dict[str, Path]:
+        """Files by relative name, links followed; hidden ones and our own are left out."""
+        found: dict[str, Path] = {}
+        for folder, folders, files in os.walk(self.folder, followlinks=True, onerror=_unreadable):
+            here = Path(folder)
+            folders[:] = [f for f in sorted(folders) if f[0] != "." and self._has_end(here / f)]
+            for name in sorted(files):
+                wanted = _is_side_file(name) if here == self.folder else name[0] != "."
+                if wanted and (here / name).is_file():
+                    found[(here / name).relative_to(self.folder).as_posix()] = here / name
+        return found
+
+    def _has_end(self, folder: Path) -> bool:
+        """Whether a sub-folder is not a link to a folder that it lies in."""
+        real = Path(os.path.realpath(folder))
+        above = [p for p in folder.parents if p == self.folder or self.folder in p.parents]
+        return not any(Path(os.path.realpath(p)).is_relative_to(real) for p in above)
+
+
+def _is_side_file(name: str) -> bool:
+    written_anew = ("config.json", INDEX_NAME, "headstart.json")
+    return (
+        name not in written_anew and not name.startswith(".") and not name.endswith(".safetensors")
+    )
+
+
+def _is_foreign(name: str) -> bool:
+    """Pickled weights (and their index) and GGUF files."""
+    return name.endswith((".bin", ".bin.index.json", ".pt", ".pth", ".gguf"))
+
+
+def _unreadable(error: OSError) -> None:
+    raise CheckpointError(
+        f"{error.filename} cannot be listed ({error.strerror}); expected a folder that can be "
+        "copied along. Change its permissions, or move it elsewhere."
+    )
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import FileSlice, TensorSource, rows
-from headstart.errors import BrokenFile
+from headstart.errors import BrokenFile, ShapeMismatch
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +80,11 @@ def one_thread() -> Iterator[None]:
 
 def swapped_halves(source: TensorSource) -> TensorSource:
     """A [rows, 2n] matrix with its two column halves exchanged."""
+    if len(source.shape) != 2 or source.shape[1] % 2:
+        raise ShapeMismatch(
+            f"the fusion matrix has shape {list(source.shape)}; expected [rows, 2 x hidden size]. "
+            "The file is damaged: download or export it again."
+        )
     count, columns = source.shape
 
     def pieces() -> Iterator[memoryview]:

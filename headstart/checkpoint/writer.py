@@ -13,7 +13,7 @@ import shutil
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from headstart.checkpoint.atomic import building, check_target
@@ -50,7 +50,10 @@ class Shard:
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """Everything a result folder will hold, by file name."""
+    """Everything a result folder will hold, by file name.
+
+    Names of copies may lead into sub-folders (`encoding/x.py`).
+    """
 
     shards: Mapping[str, Shard] = field(default_factory=dict)
     copies: Mapping[str, Path] = field(default_factory=dict)
@@ -76,6 +79,7 @@ def write_folder(
 
     `report` is told how many bytes were just written, for a progress bar.
     """
+    _check_names(plan)
     check_target(out, overwrite=overwrite, inputs=inputs)
     with (
         building(out, overwrite=overwrite) as folder,
@@ -86,6 +90,7 @@ def write_folder(
         for name, shard in plan.shards.items():
             _write_shard(folder / name, shard, flusher, proof)
         for name, source in plan.copies.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             copy_file(source, folder / name, copying, flusher)
             proof.file(folder / name, source)
         for name, document in {**plan.documents, PROVENANCE_NAME: provenance}.items():
@@ -93,9 +98,14 @@ def write_folder(
         proof.finish()
 
 
-def index_document(weight_map: Mapping[str, str], total_bytes: int) -> dict[str, Any]:
+def index_document(
+    weight_map: Mapping[str, str], total_bytes: int, metadata: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """The index that engines read, with the total they check downloads by."""
-    return {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(weight_map.items()))}
+    return {
+        "metadata": {**(metadata or {}), "total_size": total_bytes},
+        "weight_map": dict(sorted(weight_map.items())),
+    }
 
 
 def split_shards(
@@ -144,6 +154,18 @@ def header_bytes(shard: Shard) -> tuple[bytes, list[str]]:
     text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text, order
+
+
+def _check_names(plan: FolderPlan) -> None:
+    """Nothing is ever written outside the result folder, whatever a plan was made from."""
+    for name in [*plan.shards, *plan.copies, *plan.documents]:
+        parts = PurePosixPath(name).parts
+        is_inside = bool(parts) and ".." not in parts and "\0" not in name
+        if not is_inside or PurePosixPath(name).is_absolute():
+            raise WriteFailed(
+                f"{name!r} is not the name of a file inside the result; expected a relative name "
+                "without '..'. Nothing was written; look where the file comes from."
+            )
 
 
 def _write_shard(path: Path, shard: Shard, flusher: Flusher, proof: Proof) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+import sys
 from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Json, Overwrite
+from headstart.cli.options import DryRun, Json, Out, Overwrite
 
 
 def run(
@@ -17,13 +17,14 @@ def run(
     acceptance: Annotated[
         float, typer.Option("--acceptance", help="Rate at which a draft is right, at every depth.")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Where the result goes.")],
+    out: Out = None,
     active: Annotated[
         int | None, typer.Option("--active", help="Tokens in use; default: all but two.")
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="BF16, F16 or F32.")] = "BF16",
     seed: Annotated[int, typer.Option("--seed", help="Which of many such checkpoints.")] = 0,
     overwrite: Overwrite = False,
+    dry_run: DryRun = False,
     json_output: Json = False,
 ) -> None:
     from headstart.calibrate.calibrated import write_calibrated
@@ -32,16 +33,23 @@ def run(
 
     if dtype not in ("BF16", "F16", "F32"):
         raise ConfigError(f"--dtype is {dtype!r}; expected BF16, F16 or F32.")
+    if out is None and not dry_run:
+        raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
     with byte_progress("calibrate", 0) as report:
         made = write_calibrated(
-            shape, acceptance, out, active=active, seed=seed, dtype=dtype,
+            shape, acceptance, None if dry_run else out, active=active, seed=seed, dtype=dtype,
             overwrite=overwrite, report=report,
         )  # fmt: skip
     if json_output:
-        print(json.dumps({**made, "out": str(out)}))
+        done = {"out": None if out is None else str(out), "dry_run": dry_run}
+        print(json.dumps({**made, **done}))
+        return
+    print(
+        f"{made['tensors']} tensors, {made['parameters']} parameters, "
+        f"{made['bytes'] / 1e9:.2f} GB, {made['active']} tokens in use, acceptance "
+        f"{acceptance} at every depth, decisions {made['margin']:.2f} apart"
+    )
+    if dry_run:
+        print("dry run: nothing was written", file=sys.stderr)
     else:
-        print(
-            f"{made['bytes'] / 1e9:.2f} GB, {made['active']} tokens in use, acceptance "
-            f"{acceptance} at every depth, decisions {made['margin']:.2f} apart"
-        )
         print(f"wrote {out}")

@@ -26,12 +26,11 @@ def run(
     json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
     from headstart.cli.writing import carry_out
     from headstart.heads.export import plan_convert
-    from headstart.heads.formats import open_head
+    from headstart.heads.formats import open_head, open_model
 
-    lender = Checkpoint.open(local_folder(model)) if model else None
+    lender = open_model(local_folder(model)) if model else None
     source = open_head(local_folder(head), model_type)
     operation = plan_convert(source, to, model=lender, dequantized=dequantize)
     carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output)

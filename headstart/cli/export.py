@@ -35,16 +35,17 @@ def run(
     json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
     from headstart.cli.writing import carry_out
     from headstart.heads.export import plan_export
+    from headstart.heads.formats import open_model
     from headstart.heads.head import head_of
 
     folder = _one("MODEL", model, "--input-dir", input_dir)
     if folder is None:
         raise typer.BadParameter("give the checkpoint (MODEL or --input-dir)")
     target = _one("--out", out, "--output-dir", output_dir)
-    head = head_of(Checkpoint.open(local_folder(folder)), model_type)
+    advice = "To change its format use `headstart convert`."
+    head = head_of(open_model(local_folder(folder), advice), model_type)
     operation = plan_export(head, format_name, dequantized=dequantize)
     carry_out(operation, target, overwrite=overwrite, dry_run=dry_run, as_json=json_output)
 

@@ -15,9 +15,9 @@ def run(
     json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
     from headstart.cli.writing import carry_out
+    from headstart.heads.formats import open_model
     from headstart.heads.graft import plan_graft
 
-    operation = plan_graft(Checkpoint.open(local_folder(model)))
+    operation = plan_graft(open_model(local_folder(model)))
     carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

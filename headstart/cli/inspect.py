@@ -10,11 +10,19 @@ from headstart.cli.options import Json, Model, ModelType
 def run(*, model: Model, json_output: Json = False, model_type: ModelType = None) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.checkpoint.reader import Checkpoint
-    from headstart.cli.inspect_view import show
-    from headstart.heads.inspection import inspect
+    from headstart.cli.inspect_view import show, show_standalone
+    from headstart.heads.inspection import inspect, inspect_standalone
     from headstart.launch import commands_for
 
-    report = inspect(Checkpoint.open(local_folder(model)), model_type)
+    checkpoint = Checkpoint.open(local_folder(model))
+    standalone = inspect_standalone(checkpoint)
+    if standalone is not None:  # served with its model, so there are no commands to show
+        if json_output:
+            print(json.dumps(standalone.as_json(), indent=2))
+        else:
+            show_standalone(standalone)
+        return
+    report = inspect(checkpoint, model_type)
     engines = commands_for(report)
     if not json_output:
         show(report, engines)

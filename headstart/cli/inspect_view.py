@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.errors import some
-from headstart.heads.inspection import Report
+from headstart.heads.inspection import Report, StandaloneReport
 from headstart.heads.operation import megabytes
 from headstart.launch.command import EngineCommand
 
@@ -24,11 +24,7 @@ _COLOURS = {
 
 def show(report: Report, engines: Mapping[str, EngineCommand | str]) -> None:
     """Print the report: facts first, then commands, then warnings."""
-    console = Console(highlight=False, soft_wrap=True)
-    table = Table.grid(padding=(0, 2))
-    for label, text in _rows(report):
-        table.add_row(f"[bold]{label}[/]", text)
-    console.print(table)
+    console = _facts(_rows(report))
     usable = {name: c for name, c in engines.items() if isinstance(c, EngineCommand)}
     for name, command in usable.items():
         console.print(f"\n[bold]{name}[/]")
@@ -41,6 +37,36 @@ def show(report: Report, engines: Mapping[str, EngineCommand | str]) -> None:
         console.print(f"[bold]{name}[/]  not available: {escape(reason)}")
     for warning in report.warnings:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}")
+
+
+def show_standalone(report: StandaloneReport) -> None:
+    """Print what a folder that holds only a head contains."""
+    names = ", ".join((report.model_type or "no model_type", *report.architectures))
+    layout = f", experts {report.experts}" if report.experts else ""
+    console = _facts(
+        [
+            ("format", f"standalone {report.format} head"),
+            ("family", escape(f"{report.family.name} ({report.family.title})")),
+            ("config", escape(names)),
+            ("head", f"{_count(report.modules)}, {report.tensors} tensors, {report.dtype}{layout}"),
+            ("memory", megabytes(report.num_bytes)),
+        ]
+    )
+    for note in report.notes:
+        console.print(f"\n[yellow]warning:[/] {escape(note)}")
+
+
+def _facts(rows: list[tuple[str, str]]) -> Console:
+    console = Console(highlight=False, soft_wrap=True)
+    table = Table.grid(padding=(0, 2))
+    for label, text in rows:
+        table.add_row(f"[bold]{label}[/]", text)
+    console.print(table)
+    return console
+
+
+def _count(modules: int) -> str:
+    return f"{modules} module{'' if modules == 1 else 's'}"
 
 
 def _rows(report: Report) -> list[tuple[str, str]]:
@@ -61,10 +87,9 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     ]
     if head.tensors:
         share = f" ({100 * head.num_bytes / max(trunk.num_bytes, 1):.1f} % of the trunk)"
-        modules = f"{head.modules} module{'' if head.modules == 1 else 's'}"
         layout = f", experts {head.experts}" if head.experts else ""
         rows += [
-            ("", f"{modules}, {head.tensors} tensors, {head.dtype}{layout}"),
+            ("", f"{_count(head.modules)}, {head.tensors} tensors, {head.dtype}{layout}"),
             ("memory", f"{megabytes(head.num_bytes)}{share} and {head.kv_bytes_per_token} bytes "
                        "of K/V per token"),
             ("sharing", ", ".join(f"{role} {how}" for role, how in head.shares.items())),

@@ -33,7 +33,6 @@ def run(
     from headstart.errors import ConfigError, LaunchError
     from headstart.heads.inspection import inspect
     from headstart.launch import ENGINES, build
-    from headstart.launch.advice import memory
     from headstart.launch.probe import INSTALL, Found, probe
     from headstart.launch.run import run as run_engine
 
@@ -43,9 +42,11 @@ def run(
     if start and not found.is_installed and not options.docker:
         raise LaunchError(f"--run: {engine} is not installed here. {INSTALL[engine]}.")
     report = inspect(Checkpoint.open(local_folder(model)), model_type)
-    command = build(engine, report, options, engine_version or found.version)
-    doubts = [found.note] if found.note and engine_version is None else []
-    costs = memory(report, options, command.num_drafts)
+    is_assumed = engine_version is None and bool(found.note)
+    version = engine_version or found.version
+    command = build(engine, report, options, version, is_assumed=is_assumed)
+    doubts = [found.note] if is_assumed else []
+    costs = list(command.memory)
     if json:
         document = command.as_json()
         document |= {"notes": doubts + document["notes"], "memory": costs}

@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 
 from headstart import __version__
 from headstart.cli.options import flattened
-from headstart.errors import HeadstartError
+from headstart.errors import ConfigError, HeadstartError
 
 # command -> what it does; its code is headstart/cli/<command>.py, function `run`
 COMMANDS = {
@@ -108,7 +108,7 @@ def main() -> None:
         if debug:
             raise
         print(f"error: {error}", file=sys.stderr)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, ConfigError) else 1)  # a bad option is misuse
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
             _end_quietly(error)

@@ -24,12 +24,11 @@ def run(
     json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
     from headstart.cli.writing import carry_out
-    from headstart.heads.formats import open_head
+    from headstart.heads.formats import open_head, open_model
     from headstart.heads.stitch import plan_stitch
 
-    target = Checkpoint.open(local_folder(model))
+    target = open_model(local_folder(model))
     operation = plan_stitch(
         open_head(local_folder(head), model_type),
         target,

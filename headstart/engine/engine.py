@@ -18,6 +18,7 @@ import torch
 
 from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
+from headstart.engine.admission import Admission
 from headstart.engine.build import Built, build, num_blocks
 from headstart.engine.cost import measure
 from headstart.engine.drafter import Drafter
@@ -30,10 +31,9 @@ from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler, Work
 from headstart.engine.speculation import Speculation
 from headstart.engine.stats import EngineStats
-from headstart.engine.text import Detokenizer
 from headstart.engine.verifier import Verdict, verify
 from headstart.errors import RequestError
-from headstart.sampling.params import SamplingParams, derive_seed
+from headstart.sampling.params import SamplingParams
 
 
 class Engine:
@@ -68,6 +68,9 @@ class Engine:
             self.runner.add_draft_vocab("default", draft_vocab)
         self.drafter = Drafter(self.runner) if self.built.head is not None else None
         self.prompts = PromptReader(checkpoint)
+        self.admission = Admission(
+            self.built, self.prompts, self.options, num_slots=self.pool.num_slots
+        )
         self.speculation = self._speculation(blocks)
         self.stats = EngineStats()
         self._groups: dict[str, list[Request]] = {}
@@ -245,15 +248,19 @@ class Engine:
         """Submit a prompt (text, token ids or chat messages); returns its id."""
         params = params or self.prompts.default_params()
         ids = self.prompts.read(prompt, chat_template_kwargs)
-        self._check(ids, params)
+        self.admission.check(ids, params, self.runner.draft_vocabs)
         group = request_id or self._free_id()
         if group in self._groups:
             raise RequestError(f"request id {group!r} is in use; choose another one.")
         seed = params.seed if params.seed is not None else secrets.randbits(63)
         requests = [
-            self._request(group, sample, ids, params, seed, priority, grammar)
+            self.admission.request(
+                group, sample, ids, params, seed=seed, priority=priority, grammar=grammar,
+                arrival=self._arrivals + sample,
+            )
             for sample in range(params.n)
-        ]
+        ]  # fmt: skip
+        self._arrivals += params.n
         self._groups[group] = requests
         for request in requests:
             self.scheduler.add(request)
@@ -262,57 +269,6 @@ class Engine:
     def _free_id(self) -> str:
         names = (f"request-{number}" for number in count(self._arrivals))
         return next(name for name in names if name not in self._groups)
-
-    def _request(
-        self, group: str, sample: int, ids: list[int], params: SamplingParams, seed: int,
-        priority: int, grammar: Any,
-    ) -> Request:  # fmt: skip
-        self._arrivals += 1
-        ends = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends |= self.prompts.end_ids
-        room = min(self.built.max_len, self._capacity()) - len(ids)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        request = Request(
-            id=f"{group}/{sample}", prompt_ids=ids, params=params,
-            seed=derive_seed(seed, sample), max_tokens=limit, end_ids=ends,
-            arrival=self._arrivals, priority=priority, group=group, sample=sample,
-            grammar=grammar.fork() if grammar is not None else None,
-        )  # fmt: skip
-        request.stats.seed = seed
-        tokenizer = self.prompts.tokenizer
-        if tokenizer is not None:
-            request.text = Detokenizer(
-                tokenizer, params.stop, skip_special=params.skip_special_tokens,
-                keep_stop=params.include_stop_str_in_output,
-            )  # fmt: skip
-        return request
-
-    def _capacity(self) -> int:
-        """The longest text that the K/V memory holds for a single request."""
-        return self.pool.num_blocks * self.options.block_size - 1
-
-    def _check(self, ids: list[int], params: SamplingParams) -> None:
-        vocab = self.built.config.vocab
-        params.check_token_ids(vocab)
-        if not ids:
-            raise RequestError("the prompt is empty; give at least one token.")
-        if any(not 0 <= token < vocab for token in ids):
-            raise RequestError(f"the prompt holds token ids outside 0 to {vocab - 1}.")
-        longest = min(self.built.max_len, self._capacity())
-        if len(ids) >= longest:
-            raise RequestError(
-                f"the prompt has {len(ids)} tokens; prompt and answer together may have {longest} "
-                "(max_model_len, or the K/V memory). Shorten it."
-            )
-        if params.speculate == "auto" and self.options.speculate != "auto" and self.drafter:
-            raise RequestError(
-                "speculate auto needs an engine that was started with it (profiled)."
-            )
-        if params.stop and self.prompts.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer and the checkpoint has none.")
-        if params.draft_vocab is not None and params.draft_vocab not in self.runner.draft_vocabs:
-            raise RequestError(f"no draft vocabulary is called {params.draft_vocab!r}.")
 
     def abort(self, request_id: str) -> None:
         """End a request now; its memory is free at once. Unknown ids are ignored."""

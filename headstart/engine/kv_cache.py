@@ -39,6 +39,10 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
 
     @property
+    def num_slots(self) -> int:
+        return self.num_blocks * self.block_size
+
+    @property
     def num_available(self) -> int:
         """Blocks that an allocation can have, by eviction if need be."""
         return len(self._free) + len(self._cached)

@@ -40,6 +40,11 @@ class KeyMap:
     def __init__(self, pairs: Mapping[str, str], roots: tuple[str, ...] = ("",)):
         self.pairs = dict(pairs)
         self.roots = roots
+        self._starts = tuple({published.partition("{")[0] for published in self.pairs})
+        # the start after which all names have the number of a layer, where it is so
+        start = next(iter(self._starts), "")
+        is_layered = all(published.startswith(f"{start}{{layer}}.") for published in pairs)
+        self._layers = start if is_layered else ""
         for published, ours in self.pairs.items():
             left = {"module" if p == "layer" else p for p in _PLACEHOLDER.findall(published)}
             right = set(_PLACEHOLDER.findall(ours))
@@ -52,11 +57,21 @@ class KeyMap:
         """Our name of a published tensor, or None if it is not part of a head."""
         if not name.startswith(naming.root):
             return None
+        below = name[len(naming.root) :]
+        if not below.startswith(self._starts) or self._is_trunk_layer(below, naming):
+            return None  # at once, as for most of the many tensors of a trunk
         for published, ours in self.pairs.items():
-            found = _match(published, name[len(naming.root) :], naming)
+            found = _match(published, below, naming)
             if found is not None:
                 return _fill(ours, found, naming)
         return None
+
+    def _is_trunk_layer(self, name: str, naming: Naming) -> bool:
+        """Whether the name belongs to a layer below those of the head."""
+        if not self._layers or not name.startswith(self._layers):
+            return False
+        number = name[len(self._layers) :].partition(".")[0]
+        return number.isdecimal() and int(number) < naming.num_layers
 
     def to_published(self, name: str, naming: Naming) -> str:
         """The published name of one of ours; ConfigError if this family has no place for it."""
@@ -210,7 +225,10 @@ class Served:
     """That an engine serves the family's head, since which release, and what to know."""
 
     since: str
-    note: str = ""
+    note: str = ""  # everything there is to know, variants included, for tables
+    caution: str = ""  # what holds for every model of the family
+    # model_type or architecture -> first release for that variant, None: no release
+    variants: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,6 +246,8 @@ class Family:
     layout: HeadLayout
     head: tuple[Part, ...] = ()  # the tensors outside the block, under our names
     block: Callable[[Fields], tuple[Part, ...]] = lambda fields: ()  # the tensors of the block
+    # other blocks that some releases have; what is stored tells which (heads/detection.py)
+    block_variants: tuple[tuple[Part, ...], ...] = ()
     # config field -> dotted path of the value that holds for the head, where it has its own
     head_fields: Mapping[str, str] = field(default_factory=dict)
     block_kind: str = ""  # the kind of trunk layer that the block resembles, if any
@@ -256,10 +276,16 @@ class Family:
         own = {name: _at(fields, path) for name, path in self.head_fields.items()}
         return {**fields, **{name: value for name, value in own.items() if value is not None}}
 
-    def expected(self, fields: Fields, num_modules: int) -> dict[str, tuple[int, ...] | None]:
-        """Every tensor a complete head has, under our names, with shapes where known."""
+    def expected(
+        self, fields: Fields, num_modules: int, block: tuple[Part, ...] | None = None
+    ) -> dict[str, tuple[int, ...] | None]:
+        """Every tensor a complete head has, under our names, with shapes where known.
+
+        `block` is one of `block_variants`; without it the usual one is meant.
+        """
         fields = self.fields_of_head(fields)
         naming = self.naming(fields)
+        block = self.block(fields) if block is None else block
         result: dict[str, tuple[int, ...] | None] = {}
         for module in range(num_modules):
             for name, shape in expand(self.head, fields).items():
@@ -267,7 +293,7 @@ class Family:
                 key = name if name.startswith("shared.") else f"modules.{module}.{name}"
                 if self.keys.has_place(key, naming):  # Qwen-style fusion tensors exist once, too
                     result.setdefault(key, shape)
-            for name, shape in expand(self.block(fields), fields).items():
+            for name, shape in expand(block, fields).items():
                 key = f"modules.{module}.block.{name}"
                 # Some names have room for one module, however often a config counts its use.
                 if module == 0 or self.keys.has_place(key, naming):

@@ -8,6 +8,7 @@ from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
 
 MOE_LAYER = NORMS + MLA + SIGMOID_MOE
+DENSE_LAYER = NORMS + MLA + DENSE_MLP
 SPARSE_LAYER = NORMS + MLA + INDEXER + SIGMOID_MOE
 
 
@@ -27,9 +28,10 @@ V3 = Family(
     layout=LAYOUT,
     head=ROLES,
     block=lambda fields: MOE_LAYER,
+    block_variants=(DENSE_LAYER,),  # JoyAI-LLM-Flash
     block_kind="moe",
     copies=("embed_tokens", "lm_head"),
-    trunk=Trunk(kinds={"dense": NORMS + MLA + DENSE_MLP, "moe": MOE_LAYER}, kind_of=dense_then_moe),
+    trunk=Trunk(kinds={"dense": DENSE_LAYER, "moe": MOE_LAYER}, kind_of=dense_then_moe),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark

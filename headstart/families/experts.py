@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 _EXPERT = re.compile(
-    r"(?P<stem>.*\bexperts)\.(?P<expert>\d+)\.(?P<projection>gate|up|down)_proj\.weight"
+    r"(?P<stem>.*\bexperts)\.(?P<expert>0|[1-9][0-9]{0,8})\.(?P<projection>gate|up|down)_proj\.weight"
 )
 
 

@@ -6,8 +6,10 @@ the only proof of a head: layers beyond the trunk without one are something else
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Container
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
 
 from headstart.checkpoint.config import Config
@@ -23,6 +25,7 @@ from headstart.families.registry import (
     family,
     match_family,
 )
+from headstart.heads.operation import counted
 from headstart.heads.quantization import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
@@ -136,6 +139,16 @@ def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
     )
 
 
+def restore_command(checkpoint: Checkpoint) -> str:
+    """What gets a lost head back."""
+    return f"headstart restore {quoted(checkpoint.folder)} --from ORIGINAL --out DIR"
+
+
+def quoted(path: Path) -> str:
+    """A path as it can be pasted into a shell."""
+    return shlex.quote(str(path))
+
+
 def require_head(checkpoint: Checkpoint, model_type: str | None = None) -> FoundHead:
     """The head, whole; HeadNotFound says what is wrong and what to do."""
     head = find_head(checkpoint, model_type)
@@ -147,20 +160,19 @@ def require_head(checkpoint: Checkpoint, model_type: str | None = None) -> Found
         )
     if head.state == "partial":
         raise HeadNotFound(
-            f"{where}: the head is not whole, {len(head.missing)} tensors are missing: "
-            f"{some(head.missing)}. Restore it: headstart restore {checkpoint.folder} "
-            "--from ORIGINAL --out DIR"
+            f"{where}: the head is not whole, {counted(len(head.missing), 'tensor')} missing: "
+            f"{some(head.missing)}. Restore it: {restore_command(checkpoint)}"
         )
     if head.state == "declared-but-missing":
         raise HeadNotFound(
-            f"{where}: the config declares {head.declared} head module(s) and no head tensor "
-            "exists; fine-tuning or quantisation dropped it. Restore it: "
-            f"headstart restore {checkpoint.folder} --from ORIGINAL --out DIR"
+            f"{where}: the config declares {counted(head.declared or 0, 'head module')} and no "
+            "head tensor exists; fine-tuning or quantisation dropped it. Restore it: "
+            f"{restore_command(checkpoint)}"
         )
     if head.state == "absent":
         raise HeadNotFound(
             f"{where} has no head. Restore a lost one (headstart restore), or add a fresh one "
-            f"and train it (headstart graft {checkpoint.folder} --out DIR)."
+            f"and train it (headstart graft {quoted(checkpoint.folder)} --out DIR)."
         )
     return head
 
@@ -185,7 +197,27 @@ def _missing(
 
 def lacking(owner: Family, fields: Fields, modules: int, tensors: Container[str]) -> list[str]:
     """Tensors of a whole head, under our names, that `tensors` has in no form."""
-    return [name for name in owner.expected(fields, modules) if not _is_present(name, tensors)]
+    expected = expected_of(owner, fields, modules, tensors)
+    return [name for name in expected if not _is_present(name, tensors)]
+
+
+def expected_of(
+    owner: Family, fields: Fields, modules: int, tensors: Container[str]
+) -> dict[str, tuple[int, ...] | None]:
+    """What a whole head has, with the block that `tensors` are of.
+
+    A variant of the block is meant where something only it has is stored, and nothing that only
+    the usual one has; where that does not tell, the usual one is.
+    """
+    usual = owner.expected(fields, modules)
+    for block in owner.block_variants:
+        variant = owner.expected(fields, modules, block)
+        own, others = variant.keys() - usual.keys(), usual.keys() - variant.keys()
+        if any(_is_present(name, tensors) for name in own) and not any(
+            _is_present(name, tensors) for name in others
+        ):
+            return variant
+    return usual
 
 
 def _is_present(name: str, tensors: Container[str]) -> bool:
@@ -200,7 +232,7 @@ def _unexpected(
     if not owner.block(owner.fields_of_head(fields)):
         return ()
     known: set[str] = set()
-    for name in owner.expected(fields, modules):
+    for name in expected_of(owner, fields, modules, tensors):
         for candidate in [name, *stand_ins(name)]:
             known.update(packed_names(candidate))
     copies = tuple(f".{copy}." for copy in owner.copies)

@@ -7,9 +7,10 @@ up rows and experts follow one another.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 from headstart.checkpoint.source import TensorSource, concatenated, reshaped, rows
-from headstart.errors import MissingTensor, some
+from headstart.errors import MissingTensor, ShapeMismatch, some
 from headstart.families.experts import fused_slot, is_fused_experts, split_name
 
 Tensors = Mapping[str, TensorSource]
@@ -30,17 +31,18 @@ def fuse_experts(tensors: Tensors) -> dict[str, TensorSource]:
         else:
             groups.setdefault(slot.name, {})[slot.expert, slot.projection] = source
     for name, slots in groups.items():
-        kinds = ("down",) if name.endswith(".down_proj") else ("gate", "up")
+        kinds = _kinds(name)
         count = max(expert for expert, _ in slots) + 1
-        wanted = [(expert, kind) for expert in range(count) for kind in kinds]
-        lost = [split_name(name, *slot) for slot in wanted if slot not in slots]
+        wanted = ((expert, kind) for expert in range(count) for kind in kinds)
+        # A few are enough: a damaged number may stand for billions of missing experts.
+        lost = list(islice((split_name(name, *slot) for slot in wanted if slot not in slots), 3))
         if lost:
             raise MissingTensor(
                 f"experts cannot be fused into {name}: {some(lost)} is missing; expected "
                 f"experts 0 to {count - 1} with {' and '.join(kinds)}. Restore the head first."
             )
-        parts = [slots[slot] for slot in wanted]
-        height, width = parts[0].shape
+        parts = [slots[expert, kind] for expert in range(count) for kind in kinds]
+        height, width = _common_shape(name, parts)
         result[name] = concatenated(parts, (count, height * len(kinds), width))
     return result
 
@@ -52,7 +54,12 @@ def split_experts(tensors: Tensors) -> dict[str, TensorSource]:
         if not is_fused_experts(name):
             result[name] = source
             continue
-        kinds = ("down",) if name.endswith(".down_proj") else ("gate", "up")
+        kinds = _kinds(name)
+        if len(source.shape) != 3 or 0 in source.shape or source.shape[1] % len(kinds):
+            raise ShapeMismatch(
+                f"{name} has shape {list(source.shape)}; expected [experts, rows of "
+                f"{' and '.join(kinds)}, columns]. The file is damaged: export the head again."
+            )
         count, height, width = source.shape
         each = height // len(kinds)
         flat = reshaped(source, (count * height, width))
@@ -61,3 +68,21 @@ def split_experts(tensors: Tensors) -> dict[str, TensorSource]:
                 start = expert * height + place * each
                 result[split_name(name, expert, kind)] = rows(flat, start, start + each)
     return result
+
+
+def _kinds(fused: str) -> tuple[str, ...]:
+    return ("down",) if fused.endswith(".down_proj") else ("gate", "up")
+
+
+def _common_shape(fused: str, parts: list[TensorSource]) -> tuple[int, int]:
+    """Height and width of every part; bytes of unequal parts would run into each other."""
+    first = parts[0]
+    odd = next((p for p in parts if (p.dtype, p.shape) != (first.dtype, first.shape)), None)
+    if odd is not None or len(first.shape) != 2:
+        other = odd or first
+        raise ShapeMismatch(
+            f"experts cannot be fused into {fused}: one has {other.dtype} {list(other.shape)}, the "
+            f"first {first.dtype} {list(first.shape)}; expected matrices of one shape and dtype. "
+            "The file is damaged: download or export it again."
+        )
+    return first.shape[0], first.shape[1]

@@ -7,25 +7,24 @@ trunks, for which no head layout is published, become the MiMo layout, which eng
 
 from __future__ import annotations
 
-import copy
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
-from headstart.errors import CheckpointError, UnexpectedTensor, UnsupportedFamily, some
+from headstart.errors import CheckpointError, UnsupportedFamily, some
 from headstart.families.base import Family, expand
 from headstart.families.dims import Fields
 from headstart.families.experts import fused_slot
 from headstart.families.registry import GRAFTED_AS, family
-from headstart.families.remote_code import MIMO_AUTO_MAP, mimo_remote_code
+from headstart.families.remote_code import mimo_remote_code
 from headstart.heads.detection import find_head_of, require_family
 from headstart.heads.experts import has_fused_experts, split_experts
 from headstart.heads.head import Head, dequantize
+from headstart.heads.mimo_trunk import as_mimo, missing_biases
 from headstart.heads.operation import Operation
 from headstart.heads.quantization import SCALES
 from headstart.heads.sharing import trunk_prefix, trunk_tensor
@@ -35,27 +34,24 @@ if TYPE_CHECKING:
     import torch
 
 _INIT_STD = 0.02
-# What transformers assumes where a config is silent; None: as many as there are attention heads.
-_DEFAULTS: dict[str, dict[str, int | float | None]] = {
-    "llama": {
-        "num_key_value_heads": None, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-    },
-    "qwen2": {
-        "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-    },
-}  # fmt: skip
 
 
 def plan_graft(model: Checkpoint) -> Operation:
     """`model` with a fresh head."""
     extra: dict[str, TensorSource] = {}
     documents: dict[str, str] = {}
-    changes = ["the head is untrained: it agrees with the trunk by chance only; train it next"]
+    changes = [
+        "the head is untrained: what it is worth on real text is unknown until it is trained"
+    ]
     if model.config.model_type in GRAFTED_AS:
         kind = model.config.model_type
-        extra = _missing_biases(model)
+        model = replace(model, config=as_mimo(model))
+        dtype = _dtype(model, family("mimo"))
+        extra = {
+            name: _made(shape, dtype, lambda s: _full(s, 0.0))
+            for name, shape in missing_biases(model)
+        }
         documents = mimo_remote_code()
-        model = replace(model, config=_as_mimo(model))
         changes.append(f"the {kind} trunk is described as mimo (same values, same text)")
         if extra:
             changes.append(f"{len(extra)} zero biases were added, which mimo attention has")
@@ -220,53 +216,3 @@ def _random(shape: tuple[int, ...], seed: int) -> torch.Tensor:
 def _dtype(model: Checkpoint, owner: Family) -> str:
     info = trunk_tensor(model, owner, "final_norm") or trunk_tensor(model, owner, "embed_tokens")
     return info.dtype if info is not None and info.dtype in ("F32", "F16", "BF16") else "BF16"
-
-
-def _as_mimo(model: Checkpoint) -> Config:
-    raw = copy.deepcopy(model.config.raw)
-    if raw.get("mlp_bias") or (raw.get("model_type") == "llama" and raw.get("attention_bias")):
-        raise UnsupportedFamily(
-            f"{model.folder} has biases (mlp_bias or attention_bias) that the mimo layout has no "
-            "place for. Train a separate drafter for it instead."
-        )
-    heads = raw.get("num_attention_heads")
-    if raw.get("head_dim") is None and isinstance(heads, int) and heads:
-        raw["head_dim"] = raw["hidden_size"] // heads
-    for field, value in _DEFAULTS[str(raw.get("model_type"))].items():
-        if raw.get(field) is None:  # MiMo's config class would put other defaults in its place
-            raw[field] = raw["num_attention_heads"] if value is None else value
-    raw.update(
-        model_type="mimo",
-        architectures=["MiMoForCausalLM"],
-        attention_bias=True,
-        auto_map=dict(MIMO_AUTO_MAP),
-    )
-    return Config(raw)
-
-
-def _missing_biases(model: Checkpoint) -> dict[str, TensorSource]:
-    """Zero q, k and v biases for trunks without; anything else unknown is an error."""
-    owner = family("mimo")
-    config = _as_mimo(model)
-    layer_parts = expand(owner.trunk.kinds["dense"], config.fields)
-    dtype = _dtype(model, owner)
-    prefix = owner.trunk.prefixes[0]
-    expected = {prefix + owner.trunk.embed, prefix + owner.trunk.final_norm, *owner.trunk.lm_heads}
-    missing: dict[str, TensorSource] = {}
-    for layer in range(config.fields["num_hidden_layers"]):
-        for name, shape in layer_parts.items():
-            full = prefix + owner.trunk.layer.format(layer=layer) + name
-            expected.add(full)
-            if full not in model.tensors and name.endswith(".bias") and shape is not None:
-                missing[full] = _made(shape, dtype, lambda s: _full(s, 0.0))
-    scales = tuple(f".{scale}" for scale in SCALES)
-    strangers = [
-        n
-        for n in model.tensors
-        if n not in expected and not n.endswith((*scales, ".rotary_emb.inv_freq"))
-    ]
-    if strangers:
-        raise UnexpectedTensor(
-            f"{model.folder} holds {some(strangers)}, for which the mimo layout has no place."
-        )
-    return missing

@@ -34,6 +34,8 @@ class Head:
     trunk_tensors: Mapping[str, TensorSource] = field(default_factory=dict)
     left_out: tuple[str, ...] = ()  # copies of trunk tensors that a format dropped (our names)
     changes: tuple[str, ...] = ()  # what differs from how it was stored, in words
+    # fields of `config` that a format overwrote with the head's own values
+    lost_fields: tuple[str, ...] = ()
 
     @property
     def is_quantized(self) -> bool:
@@ -51,6 +53,15 @@ class Head:
 
     def changed(self, tensors: Mapping[str, TensorSource], *changes: str) -> Head:
         return replace(self, tensors=tensors, changes=(*self.changes, *changes))
+
+    def config_notes(self) -> tuple[str, ...]:
+        """What to know about `config` before it is written, in words."""
+        if not self.lost_fields:
+            return ()
+        return (
+            f"the number of trunk layers is unknown ({', '.join(self.lost_fields)} in the config "
+            "hold the head's own values); `headstart convert --model MODEL` supplies it",
+        )
 
     def side_files(self) -> dict[str, Path]:
         """Tokenizer, templates and other plain files that travel with the head."""
@@ -84,7 +95,7 @@ def trunk_tensors(checkpoint: Checkpoint, owner: Family) -> dict[str, TensorSour
 
 
 def borrowing(head: Head, model: Checkpoint) -> Head:
-    """The head with what `model` lends: trunk tensors, and copies that a format had left out."""
+    """The head with what `model` lends: config, trunk tensors, copies that a format left out."""
     if find_family(model) is not head.family:
         raise UnsupportedFamily(
             f"the head is a {head.family.name} head, {model.folder} has model_type "
@@ -104,6 +115,8 @@ def borrowing(head: Head, model: Checkpoint) -> Head:
     return replace(
         head,
         tensors={**head.tensors, **copies},
+        config=model.config.raw,
+        lost_fields=(),
         trunk_tensors=trunk_tensors(model, head.family),
         left_out=tuple(name for name in head.left_out if name not in copies),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.families.base import Family
 from headstart.families.dims import dims, size
 from headstart.heads.detection import FoundHead, State, declared_count, find_family, find_head_of
+from headstart.heads.experts import has_fused_experts
+from headstart.heads.formats import format_of, open_head
 from headstart.heads.pitfalls import pitfalls
 from headstart.heads.quantization import is_scale
 from headstart.heads.sharing import Sharing, sharing
@@ -69,6 +72,7 @@ class Report:
         """The machine-readable view; engines are added by the caller that knows them."""
         return {
             "path": str(self.path),
+            "format": None,  # a whole model
             "family": self.family.name if self.family else None,
             "model_type": self.model_type,
             "architectures": list(self.architectures),
@@ -97,6 +101,70 @@ class Report:
             "generation": self.generation,
             "warnings": list(self.warnings),
         }
+
+
+@dataclass(frozen=True)
+class StandaloneReport:
+    """A head in a folder of its own, whole: anything less is an error when it is opened."""
+
+    path: Path
+    format: str
+    family: Family
+    model_type: str
+    architectures: tuple[str, ...]
+    modules: int
+    tensors: int
+    num_bytes: int
+    dtype: str
+    experts: str
+    notes: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys of a model's report; what only a model has is null."""
+        return {
+            "path": str(self.path),
+            "format": self.format,
+            "family": self.family.name,
+            "model_type": self.model_type,
+            "architectures": list(self.architectures),
+            "trunk": None,
+            "head": {
+                "state": "complete",
+                "declared": None,
+                "modules": self.modules,
+                "tensors": self.tensors,
+                "missing": [],
+                "bytes": self.num_bytes,
+                "dtype": self.dtype or None,
+                "shares": {},
+                "kv_bytes_per_token": None,
+                "experts": self.experts or None,
+            },
+            "generation": {},
+            "warnings": list(self.notes),
+            "engines": {},
+        }
+
+
+def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
+    """What a folder that holds only a head contains; None for a model."""
+    name = format_of(checkpoint)
+    if name is None:
+        return None
+    head = open_head(checkpoint.folder)
+    return StandaloneReport(
+        checkpoint.folder,
+        name,
+        head.family,
+        checkpoint.config.model_type,
+        checkpoint.config.architectures,
+        head.num_modules,
+        len(head.tensors),
+        head.num_bytes,
+        _main_dtype([source for name, source in head.tensors.items() if not is_scale(name)]),
+        _experts(head.tensors),
+        head.config_notes(),
+    )
 
 
 def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
@@ -142,8 +210,6 @@ def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
     infos = {ours: checkpoint.info(name) for ours, name in head.tensors.items()}
     fields = head.family.fields_of_head(checkpoint.config.fields)
     elements = size(head.family.kv_elements, dims(fields)) or 0
-    fused = any(name.endswith(".experts.gate_up_proj") for name in infos)
-    apart = any(".experts.0." in name for name in infos)
     return HeadReport(
         head.state,
         head.declared,
@@ -154,8 +220,14 @@ def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
         _main_dtype([info for name, info in infos.items() if not is_scale(name)]),
         sharing(checkpoint, head) if infos else {},
         elements * _KV_BYTES * head.num_modules,
-        "fused" if fused else "per expert" if apart else "",
+        _experts(infos),
     )
+
+
+def _experts(names: Mapping[str, object]) -> str:
+    if has_fused_experts(names):
+        return "fused"
+    return "per expert" if any(".experts.0." in name for name in names) else ""
 
 
 def _main_dtype(infos: list[Any]) -> str:

@@ -63,3 +63,8 @@ class Operation:
 def megabytes(num_bytes: int) -> str:
     """A size for people."""
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.2f} MB"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 shard`, `3 shards`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

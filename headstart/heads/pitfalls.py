@@ -12,10 +12,17 @@ from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import some
 from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD
-from headstart.heads.detection import FoundHead, is_dspark
+from headstart.heads.detection import (
+    FoundHead,
+    expected_of,
+    find_family,
+    is_dspark,
+    restore_command,
+)
 from headstart.heads.ignore_lists import is_listed, lookups
+from headstart.heads.operation import counted
 from headstart.heads.quantization import is_quantized, is_scale, stale_scales
-from headstart.heads.schemes import quantization_of
+from headstart.heads.schemes import has_four_bits, quantization_of
 from headstart.heads.sharing import sharing
 
 
@@ -57,20 +64,33 @@ def _unknown_family(checkpoint: Checkpoint) -> str:
 
 
 def _lost(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
-    where = checkpoint.folder
-    remedy = f"headstart restore {where} --from ORIGINAL --out DIR"
+    remedy = restore_command(checkpoint)
     if head.state == "declared-but-missing":
         yield (
-            f"the config declares {head.declared} module(s) but no head tensor is stored. Saving "
+            f"the config declares {counted(head.declared or 0, 'module')} but no head tensor is "
+            "stored. Saving "
             "through transformers, LoRA merging and most quantisers drop heads. Engines refuse "
             f"to start or, in old releases, accept nothing. Get it back: {remedy}"
         )
     if head.state == "partial":
         yield (
-            f"{len(head.missing)} head tensors are missing: {some(head.missing)}. Engines may "
-            f"load uninitialised memory in their place. Get them back: {remedy}"
+            f"{counted(len(head.missing), 'head tensor')} missing: {some(head.missing)}. Engines "
+            f"may load uninitialised memory in their place. Get them back: {remedy}"
         )
-    if head.state == "absent" and not is_dspark(checkpoint.config) and head.family.is_published:
+    if head.state == "absent" and not is_dspark(checkpoint.config):
+        yield from _absent(checkpoint, head)
+
+
+def _absent(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
+    own = find_family(checkpoint)
+    if own is not head.family:  # the family was given by hand: nothing says that one was lost
+        yield (
+            f"no head of {head.family.name} is stored, and the config's model_type is "
+            f"{checkpoint.config.model_type!r}. "
+            + ("Leave out --model-type." if own else _unknown_family(checkpoint))
+        )
+    elif head.family.is_published:
+        remedy = restore_command(checkpoint)
         yield f"published {head.family.title} models have a head; this one lost it. {remedy}"
 
 
@@ -84,7 +104,8 @@ def _config(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
         )
     if head.tensors and head.declared and head.declared != head.num_modules:
         yield (
-            f"the config declares {head.declared} module(s), the tensors hold {head.num_modules}. "
+            f"the config declares {counted(head.declared, 'module')}, the tensors hold "
+            f"{head.num_modules}. "
             "Some exporters count repeated use of one module; set the count to what is stored."
         )
     if checkpoint.config.raw.get("quantization_config") == "":
@@ -110,7 +131,7 @@ def _files(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
 
 
 def _shapes(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
-    expected = head.family.expected(checkpoint.config.fields, head.num_modules)
+    expected = expected_of(head.family, checkpoint.config.fields, head.num_modules, infos)
     for name, shape in expected.items():
         info = infos.get(name)
         if info is None or shape is None or info.shape == shape:
@@ -135,13 +156,14 @@ def _quantization(
             f"{len(stale)} scales stand beside weights that are not quantised ({some(names)}): "
             "the weights were replaced without them. Stitch the head again to remove them."
         )
-    four_bit = [i.name for n, i in infos.items() if i.dtype == "F4" or n.endswith("qweight")]
+    quantization = quantization_of(checkpoint)
+    four_bit = [i.name for n, i in infos.items() if has_four_bits(n, i, quantization)]
     if four_bit:
         yield (
-            f"{len(four_bit)} head weights have four bits ({some(four_bit)}); such heads were "
-            "reported to lose all acceptance where eight bits kept it. Restore the original head."
+            f"{counted(len(four_bit), 'head weight')} with four bits ({some(four_bit)}); such "
+            "heads were reported to lose all acceptance where eight bits kept it. Restore the "
+            "original head."
         )
-    quantization = quantization_of(checkpoint)
     if not quantization:
         return
     plain = [

@@ -9,6 +9,8 @@ refused for dequantising.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import product
+from math import prod
 
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.source import TensorSource, reshaped, rows
@@ -104,20 +106,25 @@ def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
             "expected FP8 or INT8 with a scale and no zero point. Formats that keep the "
             "quantisation config (sglang, headstart) carry such tensors as they are."
         )
-    flat, scale = _flattened(weight), _flattened(tensors[scale_name])
-    kind = _scale_kind(name, flat, scale_name, scale)
-    count, columns = flat.shape
+    scale = tensors[scale_name]
+    kind = _scale_kind(name, weight, scale_name, scale)
+    count, columns = weight.shape[-2:]
+    experts = prod(weight.shape[:-2])  # fused experts are a stack of matrices; else there is one
+    flat = reshaped(weight, (experts * count, columns))
+    blocks = -(-count // _BLOCK)  # of rows, per expert: no block reaches into the next expert
 
     def pieces() -> Iterator[memoryview]:
         import torch
 
         with one_thread():
             scales = load(scale).to(torch.float32)
-            for start in range(0, count, _BLOCK):
-                stop = min(start + _BLOCK, count)
+            for expert, block in product(range(experts), range(blocks)):
+                start = expert * count + block * _BLOCK
+                stop = min(start + _BLOCK, (expert + 1) * count)
                 part = to_float32(load(rows(flat, start, stop)))
                 if kind == "block":
-                    part = part * scales[start // _BLOCK].repeat_interleave(_BLOCK)[:columns]
+                    row = scales.reshape(experts * blocks, -1)[expert * blocks + block]
+                    part = part * row.repeat_interleave(_BLOCK)[:columns]
                 elif kind == "row":
                     part = part * scales.reshape(-1)[start:stop, None]
                 else:
@@ -132,25 +139,17 @@ def _is_packed_fp4(weight: TensorSource, scale: TensorSource) -> bool:
     return weight.dtype == "I8" and scale.dtype in ("F8_E8M0", "U8")
 
 
-def _flattened(source: TensorSource) -> TensorSource:
-    """Fused experts as one tall matrix; blocks stay whole if an expert has whole blocks of rows."""
-    if len(source.shape) == 3:
-        experts, count, columns = source.shape
-        return reshaped(source, (experts * count, columns))
-    return source
-
-
 def _scale_kind(name: str, weight: TensorSource, scale_name: str, scale: TensorSource) -> str:
-    if len(weight.shape) == 2:
-        count, columns = weight.shape
+    if len(weight.shape) in (2, 3):
+        *experts, count, columns = weight.shape
         if scale.shape in ((), (1,)):
             return "tensor"
-        if scale.shape in ((count,), (count, 1)):
+        if scale.shape in ((*experts, count), (*experts, count, 1)):
             return "row"
-        if scale.shape == (-(-count // _BLOCK), -(-columns // _BLOCK)):
+        if scale.shape == (*experts, -(-count // _BLOCK), -(-columns // _BLOCK)):
             return "block"
     raise ShapeMismatch(
         f"{scale_name} has shape {scale.shape} beside {name} {weight.shape}; expected one value "
-        f"per {_BLOCK}x{_BLOCK} block, per row, or one in all. Weight and scale do not belong "
-        "together; take both from one release."
+        f"per {_BLOCK}x{_BLOCK} block (of each expert), per row, or one in all. Weight and scale "
+        "do not belong together; take both from one release."
     )

@@ -6,7 +6,7 @@ on the list of modules that are left alone, wherever the method keeps that list.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headstart.checkpoint.config import Config, read_json_object
@@ -22,7 +22,7 @@ from headstart.heads.ignore_lists import (
     with_unquantized,
     without,
 )
-from headstart.heads.quantization import PACKED, is_quantized, is_scale, scale_of
+from headstart.heads.quantization import PACKED, Typed, is_quantized, is_scale, scale_of
 
 _MODELOPT_LIST = "hf_quant_config.json"
 _CONFIG_FIELDS = ("quantization_config", "compression_config")
@@ -33,6 +33,7 @@ _READERS = {
     "weight_packed": ("compressed-tensors",),
     "qweight": ("gptq", "awq", "auto-round"),
 }
+_FOUR_BITS = ("fp4", "int4", "w4a")  # in the names of formats and algorithms
 _SAME = ("quant_method", "quant_algo", "format", "weight_block_size")
 
 
@@ -46,6 +47,33 @@ def quantization_of(model: Checkpoint) -> dict[str, Any]:
     if not isinstance(inner, dict):
         return {}
     return {**inner, "quant_method": "modelopt", "ignore": inner.get("exclude_modules")}
+
+
+def has_four_bits(name: str, info: Typed, quantization: Mapping[str, Any]) -> bool:
+    """Whether a weight is stored in four bits; packed ones look alike, so the config tells."""
+    if info.dtype == "F4":
+        return True
+    is_packed = is_quantized(name, info) and (
+        name.rpartition(".")[2] in PACKED[1:] or info.dtype == "U8"
+    )
+    return is_packed and _bits(quantization) == 4
+
+
+def _bits(quantization: Mapping[str, Any]) -> int | None:
+    """The fewest bits of weights that a quantisation config names, None if it names none."""
+    groups = quantization.get("config_groups")
+    weights = [
+        group["weights"]
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        if isinstance(group, dict) and isinstance(group.get("weights"), dict)
+    ]
+    named = [quantization.get("bits"), *(part.get("num_bits") for part in weights)]
+    bits = [value for value in named if type(value) is int]
+    if bits:
+        return min(bits)
+    words = f"{quantization.get('format')} {quantization.get('quant_algo')}".lower()
+    is_four = any(mark in words for mark in _FOUR_BITS) or quantization.get("load_in_4bit") is True
+    return 4 if is_four else None
 
 
 def check_scheme(head: Head, model: Checkpoint) -> None:

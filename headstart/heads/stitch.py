@@ -1,9 +1,7 @@
 """Puts a head into a checkpoint; every tensor that is not the head's stays byte-identical.
 
-Shards without head tensors are copied whole. Replaced tensors stay in their shard, new ones go
-into a shard of their own (or into the only file there is). The config then declares the head, a
-quantised model's list of unquantised modules names it as engines ask for it, and the index
-covers everything.
+`heads/placement.py` says which file holds what. The config then declares the head, and a quantised
+model's list of unquantised modules names it as engines ask for it.
 """
 
 from __future__ import annotations
@@ -12,10 +10,11 @@ import copy
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.index import INDEX_NAME
+from headstart.checkpoint.compare import as_slice, equal_slices
+from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.reader import Checkpoint
-from headstart.checkpoint.source import TensorSource
-from headstart.checkpoint.writer import FolderPlan, Shard, index_document, split_shards
+from headstart.checkpoint.source import FileSlice, TensorSource
+from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import (
     CheckpointError,
     MissingTensor,
@@ -27,19 +26,20 @@ from headstart.families.base import Family, Naming
 from headstart.heads.detection import (
     FoundHead,
     declared_count,
+    expected_of,
     find_head_of,
     is_dspark,
     lacking,
+    quoted,
     require_family,
 )
 from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
 from headstart.heads.head import Head, dequantize
-from headstart.heads.operation import Operation, megabytes
+from headstart.heads.operation import Operation, counted, megabytes
+from headstart.heads.placement import placement
 from headstart.heads.quantization import is_quantized
 from headstart.heads.schemes import check_scheme, relist
 from headstart.heads.sharing import sharing, trunk_tensor
-
-_NEW_SHARD = "model-mtp"
 
 
 def plan_stitch(
@@ -75,25 +75,23 @@ def plan_stitch(
     tensors = {owner.keys.to_published(ours, naming): s for ours, s in head.tensors.items()}
     kept_copies = _kept_copies(head, existing)
     removed = set(existing.tensors.values()) - set(tensors) - kept_copies
-    plan, counts = _layout(model, {**tensors, **(extra or {})}, removed)
+    placed = placement(model, {**tensors, **(extra or {})}, removed)
     config = _config(head, model)
     lists, notes = relist(head, model, naming, config)
     facts = {
-        "head": f"{owner.name}, {head.num_modules} module(s), {len(tensors)} tensors, "
-        f"{megabytes(head.num_bytes)}",
-        "model": f"{len(model.index.metadata)} shards, head {existing.state}",
-        "result": f"{counts['replaced']} tensors replaced, {counts['added']} added, "
-        f"{len(removed)} removed; {counts['rewritten']} shards written, "
-        f"{counts['copied']} copied unchanged",
+        "head": f"{owner.name}, {counted(head.num_modules, 'module')}, "
+        f"{counted(len(tensors), 'tensor')}, {megabytes(head.num_bytes)}",
+        "model": f"{counted(len(model.index.metadata), 'shard')}, head {existing.state}",
+        "result": placed.summary,
     }
-    new_documents = {"config.json": config, **lists, **plan.documents, **(documents or {})}
-    copies = {n: p for n, p in plan.copies.items() if n not in new_documents}
+    new_documents = {"config.json": config, **lists, **placed.documents, **(documents or {})}
+    copies = {n: p for n, p in placed.copies.items() if n not in new_documents}
     return Operation(
         name,
         (model,) if head.origin.folder == model.folder else (model, head.origin),
-        FolderPlan(plan.shards, copies, new_documents),
+        FolderPlan(placed.shards, copies, new_documents),
         facts,
-        (*head.changes, *notes),
+        (*head.changes, *notes, *placed.notes),
         {"family": owner.name, "modules": head.num_modules, "replaced": sorted(tensors)},
     )
 
@@ -111,7 +109,8 @@ def plan_restore(
     if existing.is_usable:
         raise CheckpointError(
             f"{model.folder} has a whole head ({existing.state}); there is nothing to restore. To "
-            f"replace it: headstart stitch {original.folder} {model.folder} --out DIR"
+            f"replace it: headstart stitch {quoted(original.folder)} {quoted(model.folder)} "
+            "--out DIR"
         )
     return plan_stitch(head, model, name="restore", dequantized=dequantized, model_type=model_type)
 
@@ -153,7 +152,7 @@ def _fresh_copies(head: Head, model: Checkpoint) -> Head:
         is_copy = bool(wanted) or _was_copy(head, role)
         if is_copy:
             replaced = {name: model.source(own.name) for name in {*stored, *wanted}}
-            if stored and not _same_place(tensors[stored[0]], replaced[stored[0]]):
+            if stored and not all(_is_stored_as(tensors[name], own) for name in stored):
                 changes.append(f"the head's copy of {role} is now a copy of this trunk's")
             tensors.update(replaced)
     return head.changed(tensors, *changes) if tensors != dict(head.tensors) else head
@@ -170,8 +169,13 @@ def _was_copy(head: Head, role: str) -> bool:
     )
 
 
-def _same_place(left: TensorSource, right: TensorSource) -> bool:
-    return list(left.pieces()) == list(right.pieces())
+def _is_stored_as(source: TensorSource, info: TensorInfo) -> bool:
+    """Whether `source` has the bytes that the checkpoint stores as `info`."""
+    if not source.is_copy or (source.dtype, source.shape) != (info.dtype, info.shape):
+        return False
+    slices = [piece for piece in source.pieces() if isinstance(piece, FileSlice)]
+    whole = as_slice(info)
+    return slices == [whole] or equal_slices(whole, slices)
 
 
 def _check_fit(head: Head, model: Checkpoint) -> None:
@@ -182,7 +186,7 @@ def _check_fit(head: Head, model: Checkpoint) -> None:
             "comes from another model size; compare both with `headstart inspect`."
         )
     tensors = split_experts(head.tensors)
-    expected = head.family.expected(model.config.fields, head.num_modules)
+    expected = expected_of(head.family, model.config.fields, head.num_modules, tensors)
     for name, shape in expected.items():
         source = tensors.get(name)
         if source is None or shape is None or is_quantized(name, source):
@@ -201,65 +205,6 @@ def _kept_copies(head: Head, existing: FoundHead) -> set[str]:
         for ours, published in existing.tensors.items()
         if ours.split(".")[2] in head.family.copies and ours not in head.tensors
     }
-
-
-def _layout(
-    model: Checkpoint, tensors: Mapping[str, TensorSource], removed: set[str]
-) -> tuple[FolderPlan, dict[str, int]]:
-    """Which shard holds what in the result."""
-    shards: dict[str, Shard] = {}
-    copies = {path.name: path for path in model.side_files()}
-    placed: dict[str, str] = {}
-    touched = set(tensors) | removed
-    duplicated = {
-        shard
-        for name, files in model.index.duplicates.items()
-        if name in touched
-        for shard in files
-    }
-    total = copied = 0
-    for file, infos in model.index.shards.items():
-        names = {info.name for info in infos}
-        keep = {n: model.source(n) for n in sorted(names - removed)}
-        new = {n: tensors[n] for n in names & set(tensors)}
-        total += sum(s.num_bytes for s in {**keep, **new}.values())
-        if not new and not names & removed and file not in duplicated:
-            copies[file] = model.folder / file
-            copied += 1
-        elif keep or new:
-            shards[file] = Shard({**keep, **new}, model.index.metadata[file])
-        placed.update(dict.fromkeys({**keep, **new}, file))
-    added = {name: source for name, source in tensors.items() if name not in placed}
-    total += sum(source.num_bytes for source in added.values())
-    single = len(model.index.metadata) == 1 and not model.index.has_index
-    if added and single:
-        # A model of one file stays one: loaders would not look for a second without an index.
-        file = next(iter(model.index.metadata))
-        base = shards.get(file)
-        old = base.tensors if base else {n: model.source(n) for n in sorted(model.tensors)}
-        shards[file] = Shard({**old, **added}, model.index.metadata[file])
-        copied -= file in copies
-        copies.pop(file, None)
-        placed.update(dict.fromkeys(added, file))
-    elif added:
-        for file, shard in split_shards(added, stem=_free_stem(model)).items():
-            shards[file] = shard
-            placed.update(dict.fromkeys(shard.tensors, file))
-    documents = {} if single else {INDEX_NAME: index_document(placed, total)}
-    counts = {
-        "replaced": len(set(tensors) - set(added)),
-        "added": len(added),
-        "rewritten": len(shards),
-        "copied": copied,
-    }
-    return FolderPlan(shards, copies, documents), counts
-
-
-def _free_stem(model: Checkpoint) -> str:
-    stem, count = _NEW_SHARD, 2
-    while any(file.startswith(stem) for file in model.index.metadata):
-        stem, count = f"{_NEW_SHARD}-{count}", count + 1
-    return stem
 
 
 def _config(head: Head, model: Checkpoint) -> dict[str, Any]:

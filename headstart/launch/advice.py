@@ -30,9 +30,8 @@ _ADVISED = {
 }  # fmt: skip
 
 
-def advised_k(family: Family, report: Report, engine: str) -> tuple[int, str]:
+def advised_k(family: Family, report: Report, engine: str, modules: int) -> tuple[int, str]:
     """K for a family when the user names none, and one sentence that says why."""
-    modules = max(1, report.head.modules)
     if family.name == "glm_moe_dsa" and report.config.get("index_share_for_mtp_iteration"):
         return 5, "K = 5: the GLM-5.2 head was trained for up to 5 draft tokens (GLM-5.2 recipe)"
     if family.name == "mimo_v2" and engine == "vllm":
@@ -109,14 +108,27 @@ def require_head(report: Report) -> None:
     )
 
 
-def memory(report: Report, options: LaunchOptions, k: int) -> list[str]:
-    """What drafting adds in memory, over all devices together."""
+def memory(
+    report: Report,
+    options: LaunchOptions,
+    k: int,
+    *,
+    running: int | None,
+    head_bytes: int | None = None,
+) -> list[str]:
+    """What drafting adds in memory, over all devices together.
+
+    `running` is the limit of running requests that the command sets, None where the engine has its
+    own; `head_bytes` is the size of a separate head.
+    """
     if k == 0:
         return []
-    head, batch = report.head, options.max_running_requests or 1
+    head, batch = report.head, running or 1
     lines = []
     if options.head_path is None:
         lines.append(f"head weights {_size(head.num_bytes)}")
+    elif head_bytes is not None:
+        lines.append(f"head weights {_size(head_bytes)} ({options.head_path})")
     else:
         lines.append(f"head weights: the size of {options.head_path}")
     if head.kv_bytes_per_token:
@@ -129,7 +141,8 @@ def memory(report: Report, options: LaunchOptions, k: int) -> list[str]:
     elif options.head_path is None:
         lines.append("no KV of its own: it attends to the model's")
     logits = batch * (k + 1) * report.trunk.vocab_size * _LOGIT_BYTES
-    lines.append(f"logits to verify {_size(logits)} for {batch} request(s), fp32")
+    each = "per running request" if running is None else f"for {batch} running request(s)"
+    lines.append(f"logits to verify {_size(logits)} {each}, fp32")
     return lines
 
 

@@ -31,6 +31,17 @@ class Process:
     log: Path | None = None
 
 
+@dataclass(frozen=True)
+class Preparation:
+    """A folder that must be there before an engine starts, and the headstart command for it."""
+
+    folder: Path
+    argv: tuple[str, ...]  # from `headstart` on
+
+    def shell(self) -> str:
+        return f"[ -d {shlex.quote(str(self.folder))} ] || {shlex.join(self.argv)} || exit 1"
+
+
 @dataclass(frozen=True, kw_only=True)
 class EngineCommand:
     engine: str
@@ -40,6 +51,9 @@ class EngineCommand:
     files: Mapping[str, str] = field(default_factory=dict)  # name -> text, in the working folder
     notes: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+    memory: tuple[str, ...] = ()  # what drafting adds, in words
+    preparation: Preparation | None = None  # the script has it too
+    code_files: tuple[str, ...] = ()  # Python of the checkpoint that runs without being allowed
     script: str = ""  # replaces the plain command where one line is not enough
     mounts: tuple[Path, ...] = ()  # what a container has to see
     in_docker: bool = False

@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from headstart.checkpoint.config import read_json_object
 from headstart.errors import ConfigError, LaunchError
-from headstart.families.base import Family
-from headstart.families.engines import ENGINE_TITLES, served_by
-from headstart.families.registry import match_family
+from headstart.families.base import Family, Served
+from headstart.families.engines import ENGINE_TITLES, served_by, variant_title
 from headstart.heads.inspection import Report
 from headstart.launch import advice
-from headstart.launch.command import EngineCommand, Process
+from headstart.launch.command import EngineCommand, Preparation, Process
 from headstart.launch.options import LaunchOptions
+from headstart.launch.separate import SeparateHead, separate_head
 from headstart.launch.versions import is_at_least, require, require_oldest
 
 # Flags that would start a second drafter, as the engines spell them.
@@ -28,6 +27,8 @@ _DRAFTER_FLAGS = (
     "speculative-draft-model-path", "speculative-model", "spec-method", "spec-model",
     "draft_model", "num_speculative_tokens", "speculative-num-steps",
 )  # fmt: skip
+# Families whose config class neither transformers nor the engines have: their code must run.
+_NEED_CODE = ("mimo",)
 
 
 @dataclass
@@ -39,14 +40,15 @@ class Plan:
     family: Family | None
     k: int
     schedule: dict[int, int]  # first number of running requests -> K; empty: always k
-    head_config: dict[str, Any]  # of a separate head, {} if there is none
+    head: SeparateHead | None  # None: the model's own, or one that is not on this machine
     args: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    running_requests: int | None = None  # the limit an adapter sets where none was asked for
 
     @property
     def num_modules(self) -> int:
-        return max(1, self.report.head.modules)
+        return max(1, self.head.num_modules if self.head else self.report.head.modules)
 
     @property
     def family_name(self) -> str:
@@ -54,8 +56,18 @@ class Plan:
 
     @property
     def runs_code(self) -> bool:
-        """Whether Python code of the checkpoint must run for the engine to read its config."""
-        return self.options.trust_remote_code or "auto_map" in self.report.config
+        """Whether Python code of the checkpoint runs: asked for, or needed to read its config."""
+        return self.options.trust_remote_code or bool(self.code_files)
+
+    @property
+    def code_files(self) -> tuple[str, ...]:
+        """Python files of the checkpoint that the engine needs and nobody allowed it to run."""
+        code = self.report.config.get("auto_map")
+        is_needed = self.family_name in _NEED_CODE and self.engine != "xllm"
+        if not is_needed or not isinstance(code, dict) or self.options.trust_remote_code:
+            return ()
+        files = [f"{str(where).rpartition('.')[0]}.py" for where in code.values()]
+        return tuple(dict.fromkeys(files))
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -90,7 +102,11 @@ class Plan:
         require(self.engine, self.version, needed, f"--{flag}", instead)
 
     def command(
-        self, *processes: Process, files: dict[str, str] | None = None, script: str = ""
+        self,
+        *processes: Process,
+        files: dict[str, str] | None = None,
+        script: str = "",
+        preparation: Preparation | None = None,
     ) -> EngineCommand:
         return EngineCommand(
             engine=self.engine,
@@ -98,6 +114,9 @@ class Plan:
             processes=processes,
             files=files or {},
             script=script,
+            preparation=preparation,
+            code_files=self.code_files,
+            memory=tuple(self._memory()),
             notes=tuple(self.notes),
             warnings=tuple(self.warnings),
             mounts=self.paths,
@@ -105,63 +124,109 @@ class Plan:
             num_drafts=self.k,
         )
 
+    def _memory(self) -> list[str]:
+        running = self.running_requests or self.options.max_running_requests
+        size = self.head.num_bytes if self.head else None
+        return advice.memory(self.report, self.options, self.k, running=running, head_bytes=size)
+
 
 def make_plan(engine: str, report: Report, options: LaunchOptions, version: str) -> Plan:
     """Check head, family and version, and settle K; the adapter does the rest."""
     require_oldest(engine, version)
     _refuse_second_drafter(options)
-    config = _head_config(options.head_path)
-    family = report.family
-    if options.head_path is not None and (family is None or not report.head.is_usable):
-        family = _family_of(config) or family
     if options.speculate == 0:
-        plan = Plan(engine, version, report, options, family, 0, {}, config)
+        plan = Plan(engine, version, report, options, report.family, 0, {}, None)
         plan.notes.append("drafting is off: this is the plain server to compare with")
-        return plan
+    else:
+        plan = _drafting_plan(engine, report, options, version)
+    if plan.code_files:
+        plan.warnings.append(
+            f"{ENGINE_TITLES[engine]} has no class for this config and will run Python code of the "
+            f"checkpoint (auto_map: {', '.join(plan.code_files)}): read it first"
+        )
+    return plan
+
+
+def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version: str) -> Plan:
+    head = separate_head(engine, options.head_path, report)
+    family = _family(report, options, head)
+    served = _served(engine, family)
+    require(
+        engine, version, served.since, f"the head of {family.title}",
+        "Upgrade, or run without it: --speculate 0.",
+    )  # fmt: skip
+    _require_variant(engine, version, report, served)
+    modules = max(1, report.head.modules if head is None else head.num_modules)
+    k, why = _settle_k(family, report, options, engine, modules)
+    plan = Plan(engine, version, report, options, family, k, _schedule(options, k), head)
+    if served.caution:
+        plan.warnings.append(f"{family.title}: {served.caution}")
+    if why:
+        plan.notes.append(why)
+    plan.notes.extend(advice.about_k(family, modules, k))
+    plan.warnings.extend(advice.caveats(engine))
+    if options.head_path is not None and head is None:
+        plan.warnings.append(
+            f"--head: {options.head_path} does not exist here, so nothing about it was checked; "
+            "it has to exist where the engine runs"
+        )
+    if report.head.state == "undeclared" and family.count_field and options.head_path is None:
+        plan.warnings.append(
+            f"the config does not declare the head, and engines go by {family.count_field}: set it "
+            f"to {modules}, or they will not load it"
+        )
+    return plan
+
+
+def _family(report: Report, options: LaunchOptions, head: SeparateHead | None) -> Family:
+    """Whose head will draft; LaunchError if there is none."""
     if options.head_path is None:
         advice.require_head(report)
+    family = report.family if head is None else head.family
     if family is None:
         raise LaunchError(
-            f"{report.model_type or 'this model'} belongs to no known family, and the head in "
-            f"{options.head_path} names none. See `headstart families`."
+            f"{report.model_type or 'this model'} belongs to no known family, and "
+            f"{options.head_path} cannot be read here to tell. See `headstart families`."
         )
     if family.name == "gemma4_assistant" and options.head_path is None:
         raise LaunchError(
             f"{report.path} is an assistant, which drafts for a Gemma 4 model and cannot serve by "
             f"itself. Launch the Gemma 4 model with --head {report.path}."
         )
-    served = served_by(family.name).get(engine)
-    if served is None:
-        others = ", ".join(ENGINE_TITLES[name] for name in served_by(family.name))
-        where = f"These do: {others}." if others else "Use `headstart serve`."
+    return family
+
+
+def _served(engine: str, family: Family) -> Served:
+    by_engine = served_by(family.name)
+    if not by_engine:
+        # Without the engine's name: `inspect` says a common reason once.
         raise LaunchError(
-            f"{ENGINE_TITLES[engine]} does not serve the head of {family.title}. {where} Or run "
+            f"no engine serves the head of {family.title}; `headstart generate` does. Or run "
             "without it: --speculate 0."
         )
-    require(
-        engine, version, served.since, f"the head of {family.title}",
-        "Upgrade, or run without it: --speculate 0.",
-    )  # fmt: skip
-    k, why = _settle_k(family, report, options, engine)
-    plan = Plan(engine, version, report, options, family, k, {}, config)
-    plan.schedule = _schedule(options, k)
-    if served.note:
-        plan.warnings.append(f"{family.title}: {served.note}")
-    if why:
-        plan.notes.append(why)
-    plan.notes.extend(advice.about_k(family, plan.num_modules, k))
-    plan.warnings.extend(advice.caveats(engine))
-    if "auto_map" in report.config and not options.trust_remote_code and engine != "xllm":
-        plan.warnings.append(
-            "the config names Python code in the checkpoint (auto_map), which the engine will run: "
-            "read those files first"
+    if engine not in by_engine:
+        others = ", ".join(ENGINE_TITLES[name] for name in by_engine)
+        raise LaunchError(
+            f"{ENGINE_TITLES[engine]} does not serve the head of {family.title}. These do: "
+            f"{others}. Or run without it: --speculate 0."
         )
-    if report.head.state == "undeclared" and family.count_field and options.head_path is None:
-        plan.warnings.append(
-            f"the config does not declare the head, and engines go by {family.count_field}: set it "
-            f"to {plan.num_modules}, or they will not load it"
-        )
-    return plan
+    return by_engine[engine]
+
+
+def _require_variant(engine: str, version: str, report: Report, served: Served) -> None:
+    """LaunchError if the engine reads the family's head, but not of this model."""
+    text = report.config.get("text_config")
+    inner = str(text.get("model_type", "")) if isinstance(text, dict) else ""
+    for name in (report.model_type, *report.architectures, inner):
+        if name not in served.variants:
+            continue
+        since, what = served.variants[name], f"the head of {variant_title(name)} ({name})"
+        if since is None:
+            raise LaunchError(
+                f"{ENGINE_TITLES[engine]} does not read {what}, in any version known here. Use "
+                "another engine (`headstart inspect` lists them), or run without it: --speculate 0."
+            )
+        require(engine, version, since, what, "Upgrade, or run without it: --speculate 0.")
 
 
 def _with_link_targets(path: Path) -> Path:
@@ -170,7 +235,7 @@ def _with_link_targets(path: Path) -> Path:
 
 
 def _settle_k(
-    family: Family, report: Report, options: LaunchOptions, engine: str
+    family: Family, report: Report, options: LaunchOptions, engine: str, modules: int
 ) -> tuple[int, str]:
     steps = options.steps()
     if options.speculate is not None:
@@ -182,7 +247,7 @@ def _settle_k(
         return options.speculate, ""
     if steps:
         return max(1, *steps.values()), ""
-    return advice.advised_k(family, report, engine)
+    return advice.advised_k(family, report, engine, modules)
 
 
 def _schedule(options: LaunchOptions, k: int) -> dict[int, int]:
@@ -199,25 +264,3 @@ def _refuse_second_drafter(options: LaunchOptions) -> None:
                 f"--extra holds {word}, and an engine has one drafter: an EAGLE or other draft "
                 "model cannot run beside the MTP head. Drop it, or start the engine directly."
             )
-
-
-def _head_config(path: Path | None) -> dict[str, Any]:
-    """The config of a separate head; ConfigError if it is an EAGLE draft."""
-    file = path / "config.json" if path is not None else None
-    if file is None or not file.is_file():
-        return {}  # a name on the hub, or a folder that exists where the engine will run
-    config = read_json_object(file)
-    keys = ("architectures", "model_type", "speculators_model_type")
-    names = " ".join(str(config.get(key, "")) for key in keys).lower()
-    if "eagle" in names or "medusa" in names:
-        raise ConfigError(
-            f"{path} is an EAGLE or Medusa draft ({names.strip()}); expected an MTP head. One "
-            "server has one drafter: see docs/migrating.md for the change, or start the engine "
-            "directly."
-        )
-    return dict(config)
-
-
-def _family_of(config: dict[str, Any]) -> Family | None:
-    model_type = str(config.get("model_type", "")).removesuffix("_mtp")
-    return match_family(config, [model_type], config.get("architectures") or [])

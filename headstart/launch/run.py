@@ -7,6 +7,7 @@ go to all, when one ends the others are stopped, and the first failure is the ex
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from headstart.errors import LaunchError
-from headstart.launch.command import EngineCommand, Process
+from headstart.launch.command import EngineCommand, Preparation, Process
 from headstart.launch.probe import INSTALL
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -27,11 +28,19 @@ _POLL_SECONDS = 0.05
 
 def run(command: EngineCommand, grace_seconds: float = 60) -> int:
     """Write the files, start everything, and return the exit code when it is over."""
+    if command.code_files:
+        raise LaunchError(
+            f"--run: {command.engine} would run Python code of the checkpoint (auto_map in its "
+            f"config: {', '.join(command.code_files)}), which was not allowed. Read those files "
+            "and add --trust-remote-code."
+        )
     program = command.argv[0]
     if shutil.which(program) is None:
         what = "docker" if command.in_docker else command.engine
         hint = "Install Docker" if command.in_docker else INSTALL[command.engine]
         raise LaunchError(f"cannot run {what}: no program {program} on PATH. {hint}.")
+    if command.preparation is not None:
+        _prepare(command.preparation)
     for name, text in command.files.items():
         Path(name).write_text(text)
     environment = {**os.environ, **command.env}
@@ -42,6 +51,19 @@ def run(command: EngineCommand, grace_seconds: float = 60) -> int:
         sys.stderr.flush()
         os.execvpe(program, command.argv, environment)
     return _supervise(command.processes, environment, grace_seconds)
+
+
+def _prepare(preparation: Preparation) -> None:
+    """Make the folder that the engine needs, unless it is there."""
+    if preparation.folder.is_dir():
+        return
+    # As a module: the program `headstart` need not be on PATH where `python -m headstart` is.
+    words = [sys.executable, "-m", *preparation.argv]
+    if subprocess.run(words, stdout=sys.stderr).returncode:
+        raise LaunchError(
+            f"--run: {preparation.folder} is not there and could not be made. Run `"
+            f"{shlex.join(preparation.argv)}` and see what it says."
+        )
 
 
 def _supervise(

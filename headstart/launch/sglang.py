@@ -142,7 +142,7 @@ def _limits(plan: Plan) -> None:
     plan.add("--mem-fraction-static", options.memory_fraction)
     running = options.max_running_requests
     if running is None and plan.k:
-        running = DEFAULT_RUNNING_REQUESTS
+        running = plan.running_requests = DEFAULT_RUNNING_REQUESTS
         plan.notes.append(
             f"--max-running-requests {running}: with speculation SGLang would silently make it 48 "
             "(sgl-project/sglang#34290); lower it if memory runs out"
@@ -183,5 +183,8 @@ def _caches(plan: Plan) -> None:
 
 def _is_plain_head_of_quantized(plan: Plan) -> bool:
     """SGLang would build the head quantised like the trunk and drop weights that are not."""
-    head = plan.report.head.dtype
-    return bool(plan.report.trunk.quantization) and head in ("BF16", "F16", "F32")
+    if plan.head is not None:
+        is_plain = not plan.head.is_quantized
+    else:
+        is_plain = plan.report.head.dtype in ("BF16", "F16", "F32")
+    return bool(plan.report.trunk.quantization) and is_plain

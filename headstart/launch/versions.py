@@ -11,7 +11,7 @@ from headstart.families.engines import ENGINE_TITLES
 MAIN = "main"
 
 # engine -> the newest release whose flags were read; assumed when none is installed
-NEWEST = {"vllm": "0.27.1", "sglang": "0.5.18", "trtllm": "1.4.0rc1", "xllm": "0.10.0"}
+NEWEST = {"vllm": "0.32.0", "sglang": "0.5.18", "trtllm": "1.4.0rc1", "xllm": "0.10.0"}
 
 # engine -> the oldest release we write commands for, and why
 OLDEST = {
@@ -39,12 +39,26 @@ def is_at_least(version: str, needed: str) -> bool:
     return parse(version) >= parse(needed)
 
 
+class TooOld(LaunchError):
+    """A version lacks what was asked; the caller knows whether that version was found at all."""
+
+    def __init__(self, engine: str, version: str, needed: str, what: str, instead: str):
+        self._needs = f"{what} needs {ENGINE_TITLES[engine]} {needed} or later"
+        self._version, self._instead = version, instead
+        super().__init__(f"{self._needs}, found {version}. {instead}")
+
+    def assumed(self) -> LaunchError:
+        """The same where no version was found and the newest release we know stands in for it."""
+        return LaunchError(
+            f"{self._needs}; {self._version} is the newest version known here, not an installed "
+            f"one. Name yours with --engine-version. {self._instead}"
+        )
+
+
 def require(engine: str, version: str, needed: str, what: str, instead: str) -> None:
     """LaunchError unless `version` of the engine has `what`."""
     if not is_at_least(version, needed):
-        raise LaunchError(
-            f"{what} needs {ENGINE_TITLES[engine]} {needed} or later, found {version}. {instead}"
-        )
+        raise TooOld(engine, version, needed, what, instead)
 
 
 def require_oldest(engine: str, version: str) -> None:

@@ -52,21 +52,10 @@ def _speculation(plan: Plan) -> None:
     config: dict[str, object] = {"method": "mtp" if plan.has("0.11.0") else old}
     if options.head_path is not None:
         config["model"] = str(options.head_path)
-        _check_head_format(plan)
     config["num_speculative_tokens"] = plan.k
     if plan.schedule:
         config["num_speculative_tokens_per_batch_size"] = _ranges(plan)
     plan.add("--speculative-config", json.dumps(config))
-
-
-def _check_head_format(plan: Plan) -> None:
-    config = plan.head_config
-    if "speculators_config" in config or str(config.get("model_type", "")).endswith("_mtp"):
-        raise LaunchError(
-            f"{plan.options.head_path} is an exported head; vLLM reads a separate head only under "
-            "the model's own tensor names and config. Run `headstart stitch HEAD MODEL --out DIR` "
-            "and launch DIR."
-        )
 
 
 def _ranges(plan: Plan) -> list[list[int]]:

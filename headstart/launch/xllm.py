@@ -10,7 +10,7 @@ import shlex
 from pathlib import Path
 
 from headstart.heads.inspection import Report
-from headstart.launch.command import EngineCommand, Process, continued
+from headstart.launch.command import EngineCommand, Preparation, Process, continued
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
@@ -24,7 +24,7 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
     for name, (why, instead) in _REFUSED.items():
         plan.refuse_given(name, why=why, instead=instead)
     plan.add("--model", report.path)
-    _speculation(plan)
+    preparation = _speculation(plan)
     _placement(plan)
     _limits(plan)
     common = ("xllm", *plan.args, *options.extra_args)
@@ -38,7 +38,8 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
         )
         for i in range(count)
     ]
-    return plan.command(*processes, script=_script(plan, common, count, log_dir))
+    script = _script(plan, common, count, log_dir, preparation)
+    return plan.command(*processes, script=script, preparation=preparation)
 
 
 # option -> why not, and what instead
@@ -63,25 +64,25 @@ _REFUSED = {
 }
 
 
-def _speculation(plan: Plan) -> None:
+def _speculation(plan: Plan) -> Preparation | None:
+    """The flags for drafting; xLLM needs the head as a checkpoint of its own, made if absent."""
     if plan.k == 0:
-        return
+        return None
+    preparation = None
     head = plan.options.head_path
     if head is None:
         head = plan.report.path.with_name(plan.report.path.name + "-mtp")
+        model, out = str(plan.report.path), str(head)
+        words = ("headstart", "export", model, "--format", "xllm", "--out", out)
+        preparation = Preparation(head, words)
         plan.notes.append(
-            f"xLLM needs the head as a draft checkpoint: first run `headstart export "
-            f"{shlex.quote(str(plan.report.path))} --format xllm --out {shlex.quote(str(head))}`"
+            f"xLLM needs the head as a draft checkpoint: {head} is exported first unless it exists"
         )
-    elif plan.head_config and not str(plan.head_config.get("model_type", "")).endswith("_mtp"):
-        plan.refuse(
-            "head", f"reads its own export format, and {head} is something else",
-            "`headstart convert HEAD --to xllm --out DIR` makes one.",
-        )  # fmt: skip
     plan.add("--draft_model", head)
     if plan.has("0.9.0"):
         plan.add("--speculative_algorithm", "MTP")
     plan.add("--num_speculative_tokens", plan.k)
+    return preparation
 
 
 def _placement(plan: Plan) -> None:
@@ -149,15 +150,22 @@ def _own_args(plan: Plan, index: str, port: object, rank: object) -> tuple[str, 
     return (*where, "--port", str(port), "--node_rank", str(rank))
 
 
-def _script(plan: Plan, common: tuple[str, ...], count: int, log_dir: Path) -> str:
+def _script(
+    plan: Plan,
+    common: tuple[str, ...],
+    count: int,
+    log_dir: Path,
+    preparation: Preparation | None,
+) -> str:
     first = _first_rank(plan.options)
     own = _own_args(plan, "$i", f"$(({plan.options.port} + i))", f"$(({first} + i))")
     expressions = [f'{flag} "{value}"' for flag, value in zip(own[::2], own[1::2], strict=True)]
     folder = shlex.quote(str(log_dir))
     command = " \\\n    ".join([continued(common, indent="    "), *expressions])
+    first_line = f"{preparation.shell()}\n" if preparation else ""
     return f"""\
 #!/bin/bash
-# One xLLM process per device; all stop when one stops.
+{first_line}# One xLLM process per device; all stop when one stops.
 mkdir -p {folder}
 pids=()
 trap 'kill "${{pids[@]}}" 2>/dev/null' EXIT

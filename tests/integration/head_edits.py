@@ -95,6 +95,20 @@ def edited(
     return out
 
 
+def with_dense_head(folder: Path, out: Path) -> Path:
+    """A DeepSeek-V3 checkpoint whose head has a dense MLP, as JoyAI-LLM-Flash does."""
+
+    def change(contents: Tensors) -> None:
+        prefix = "model.layers.3.mlp."
+        for name in [n for n in contents if n.startswith(prefix)]:
+            del contents[name]
+        for kind in ("gate", "up", "down"):  # layer 0 is the dense one
+            name = f"{kind}_proj.weight"
+            contents[prefix + name] = contents[f"model.layers.0.mlp.{name}"] + 1
+
+    return edited(folder, out, change=change)
+
+
 def text_part(document: dict[str, Any]) -> dict[str, Any]:
     part = document.get("text_config", document)
     assert isinstance(part, dict)

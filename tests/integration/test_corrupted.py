@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from headstart.checkpoint.header import read_header
 from headstart.cli.main import main
+from headstart.heads.formats import FORMATS
 
 INDEX = "model.safetensors.index.json"
 VARIANTS = ("deepseek_v3", "mimo", "qwen3_next")
@@ -41,6 +42,19 @@ def heads(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> 
         code, said = run("export", str(model), "--out", str(folder / variant))
         assert code == 0, said
     return {variant: folder / variant for variant in models}
+
+
+@pytest.fixture(scope="module")
+def formats(
+    models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[str, str], Path]:
+    """The head of a dense and of a MoE model in every format."""
+    folder = tmp_path_factory.mktemp("formats")
+    made = {(v, form): folder / f"{v}-{form}" for v in ("deepseek_v3", "mimo") for form in FORMATS}
+    for (variant, form), out in made.items():
+        code, said = run("export", str(models[variant]), "--format", form, "--out", str(out))
+        assert code == 0, said
+    return made
 
 
 @contextlib.contextmanager
@@ -76,15 +90,41 @@ def run(*arguments: str) -> tuple[int, str]:
 def check(model: Path, head: Path) -> list[int]:
     """Run everything that reads a checkpoint; returns the exit codes."""
     parent = model.parent
-    results = {
+    return run_all(parent, {
         "inspect": ["inspect", str(model), "--json"],
         "export": ["export", str(model), "--out", str(parent / "export")],
         "export_xllm": ["export", str(model), "--format", "xllm", "--out", str(parent / "xllm")],
         "stitch": ["stitch", str(head), str(model), "--out", str(parent / "stitch")],
         "from": ["stitch", str(model), str(model), "--out", str(parent / "from")],
+    })  # fmt: skip
+
+
+def check_lost(model: Path, head: Path) -> None:
+    """Run what mends a model; on a whole one it is refused, which `check` cannot expect."""
+    parent = model.parent
+    run_all(parent, {
+        "restore": ["restore", str(model), "--from", str(head), "--out", str(parent / "restore")],
+        "graft": ["graft", str(model), "--out", str(parent / "graft")],
+    })  # fmt: skip
+
+
+def check_head(head: Path, model: Path, bare: Path) -> list[int]:
+    """Run everything that reads a standalone head; returns the exit codes."""
+    parent = head.parent
+    results = {
+        "inspect": ["inspect", str(head), "--json"],
+        "stitch": ["stitch", str(head), str(model), "--out", str(parent / "stitch")],
+        "restore": ["restore", str(bare), "--from", str(head), "--out", str(parent / "restore")],
     }
+    for form in FORMATS:
+        results[form] = ["convert", str(head), "--to", form, "--out", str(parent / form)]
+    return run_all(parent, results)
+
+
+def run_all(parent: Path, commands: dict[str, list[str]]) -> list[int]:
+    """Each command succeeds and writes, or says one line and writes nothing."""
     codes = []
-    for name, arguments in results.items():
+    for name, arguments in commands.items():
         target = Path(arguments[-1])
         code, said = run(*arguments)
         assert code in (0, 1), (name, code, said)
@@ -212,19 +252,67 @@ def test_odd_json_is_refused_or_harmless(
         check(copy, heads["mimo"])
 
 
+@pytest.fixture(scope="module")
+def bare(tiny: Callable[..., Path]) -> dict[str, Path]:
+    """Models that lost their head."""
+    return {variant: tiny(variant, with_head=False) for variant in ("deepseek_v3", "mimo")}
+
+
+Formats = dict[tuple[str, str], Path]
+kinds = st.tuples(st.sampled_from(["deepseek_v3", "mimo"]), st.sampled_from(FORMATS))
+
+
 @few
-@given(how=damages, name=st.sampled_from(["config.json", "headstart.json", "head.safetensors"]))
+@given(kind=kinds, how=damages, number=st.integers(0, 2))
 def test_a_damaged_head_is_refused_or_harmless(
-    models: dict[str, Path], heads: dict[str, Path], how: Any, name: str
+    models: dict[str, Path], bare: dict[str, Path], formats: Formats, kind: Any, how: Any,
+    number: int,
+) -> None:  # fmt: skip
+    weights = next(formats[kind].glob("*.safetensors")).name
+    name = ("config.json", "headstart.json", weights)[number]
+    data = (formats[kind] / name).read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little") if name == weights else len(data)
+    with with_files(formats[kind], **{name: damage(data[:end], *how) + data[end:]}) as copy:
+        check_head(copy, models[kind[0]], bare[kind[0]])
+
+
+def objects(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """The object and every object in it."""
+    inner = [value for value in document.values() if isinstance(value, dict)]
+    return [document, *(found for value in inner for found in objects(value))]
+
+
+@many
+@given(kind=kinds, value=odd_values, data=st.data())
+@pytest.mark.parametrize("name", ["config.json", "headstart.json"])
+def test_an_odd_value_anywhere_in_a_head_is_refused_or_harmless(
+    models: dict[str, Path], bare: dict[str, Path], formats: Formats, kind: Any, name: str,
+    value: Any, data: Any,
+) -> None:  # fmt: skip
+    document = json.loads((formats[kind] / name).read_text())
+    part = data.draw(st.sampled_from([o for o in objects(document) if o]))
+    part[data.draw(st.sampled_from([*part]))] = value
+    with with_files(formats[kind], **{name: json.dumps(document).encode()}) as copy:
+        check_head(copy, models[kind[0]], bare[kind[0]])
+
+
+@few
+@given(variant=st.sampled_from(["deepseek_v3", "mimo"]), value=odd_values, data=st.data())
+def test_an_odd_value_in_a_model_without_head_is_refused_or_harmless(
+    bare: dict[str, Path], heads: dict[str, Path], variant: str, value: Any, data: Any
 ) -> None:
-    data = (heads["mimo"] / name).read_bytes()
-    end = 8 + int.from_bytes(data[:8], "little") if name.endswith("safetensors") else len(data)
-    with with_files(heads["mimo"], **{name: damage(data[:end], *how) + data[end:]}) as copy:
-        target = copy.parent / "out"
-        code, said = run("stitch", str(copy), str(models["mimo"]), "--out", str(target))
-        assert code in (0, 1)
-        assert target.is_dir() == (code == 0)
-        assert code == 0 or (said.startswith("error: ") and said.count("\n") == 1), said
+    config = json.loads((bare[variant] / "config.json").read_text())
+    config[data.draw(st.sampled_from([*config]))] = value
+    with with_files(bare[variant], **{"config.json": json.dumps(config).encode()}) as copy:
+        check_lost(copy, heads[variant])
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_an_undamaged_head_passes_all_of_this(
+    models: dict[str, Path], bare: dict[str, Path], formats: Formats, form: str
+) -> None:
+    with with_files(formats["mimo", form]) as copy:
+        assert set(check_head(copy, models["mimo"], bare["mimo"])) == {0}
 
 
 def test_an_undamaged_model_passes_all_of_this(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from head_edits import (
     tensors,
 )
 
+from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import CheckpointError, UnexpectedTensor, UnsupportedFamily
+from headstart.errors import BadConfig, CheckpointError, UnexpectedTensor, UnsupportedFamily
 from headstart.families.registry import family
+from headstart.heads.graft import plan_graft
 from headstart.heads.inspection import inspect
 
 # variant -> the last trunk layer of the kind that the head's block is
@@ -218,6 +221,43 @@ def test_a_trunk_with_unknown_tensors_is_refused(tiny: Tiny, tmp_path: Path) -> 
     model = edited(tiny("llama"), tmp_path / "model", change=change)
     with pytest.raises(UnexpectedTensor, match=r"self_attn\.sinks"):
         graft(model, tmp_path / "out")
+
+
+SIZES = (
+    "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("variant", ["llama", "qwen2"])
+@pytest.mark.parametrize("value", [None, "64", 0, -1, 2.5, True, [64], 10**12], ids=str)
+@pytest.mark.parametrize("field", SIZES)
+def test_a_config_whose_sizes_do_not_hold_is_refused(
+    tiny: Tiny, tmp_path: Path, variant: str, field: str, value: Any
+) -> None:
+    changed = Config({**config(tiny(variant)), field: value})
+    with pytest.raises(BadConfig, match=r"expected a positive integer|asks for"):
+        plan_graft(replace(Checkpoint.open(tiny(variant)), config=changed))
+
+
+@pytest.mark.parametrize("field", SIZES)
+def test_a_config_that_lacks_a_size_is_refused(tiny: Tiny, field: str) -> None:
+    document = config(tiny("llama"))
+    del document[field]
+    with pytest.raises(BadConfig, match=f"has no {field}; expected"):
+        plan_graft(replace(Checkpoint.open(tiny("llama")), config=Config(document)))
+
+
+@pytest.mark.parametrize("field", ["head_dim", "num_key_value_heads"])
+@pytest.mark.parametrize("value", ["2", 0, 1000])
+def test_an_optional_size_must_hold_where_it_is_given(tiny: Tiny, field: str, value: Any) -> None:
+    changed = Config({**config(tiny("llama")), field: value})
+    with pytest.raises(BadConfig, match=r"expected a positive integer|asks for"):
+        plan_graft(replace(Checkpoint.open(tiny("llama")), config=changed))
+
+
+def test_the_note_does_not_say_how_good_an_untrained_head_is(tiny: Tiny) -> None:
+    changes = plan_graft(Checkpoint.open(tiny("llama"))).changes
+    assert any("unknown until it is trained" in change for change in changes)
 
 
 def test_an_unknown_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import shutil
 import sys
 from collections.abc import Callable
@@ -12,12 +14,22 @@ from typing import Any
 import pytest
 import torch
 from conftest import Tiny
-from head_edits import WITH_HEAD, config, edited, head_names, published, stitch, tensors, text_part
+from head_edits import (
+    WITH_HEAD,
+    config,
+    edited,
+    head_names,
+    published,
+    stitch,
+    tensors,
+    text_part,
+    with_dense_head,
+)
 from safetensors.torch import save_file
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, HeadNotFound
-from headstart.heads.detection import COUNT_FIELDS, require_head
+from headstart.heads.detection import COUNT_FIELDS, find_head, require_head
 from headstart.heads.inspection import Report, inspect
 
 # Families whose configs carry no count: their heads are normally not declared.
@@ -143,7 +155,7 @@ def test_a_head_that_lost_one_tensor_is_partial(
     head = report(broken).head
     assert head.state == "partial"
     assert head.missing == (lost,)
-    assert warned(broken, "1 head tensors are missing")
+    assert warned(broken, "1 head tensor missing")
 
 
 @pytest.mark.parametrize("variant", WITH_EXPERTS)
@@ -302,7 +314,7 @@ def test_a_count_that_the_tensors_do_not_bear_out_is_reported(
 ) -> None:
     stored = MODULES.get(variant, 1)
     model = edited(tiny(variant), tmp_path / "model", change_config=set_count(stored + 1))
-    assert warned(model, f"declares {stored + 1} module(s), the tensors hold {stored}")
+    assert warned(model, f"declares {stored + 1} modules, the tensors hold {stored}")
 
 
 def test_a_repeated_nemotron_module_that_is_counted_twice_is_still_whole(
@@ -327,19 +339,86 @@ def test_an_unquantised_head_that_no_list_excludes_is_reported(
     assert warned(model, "does not exclude the head's modules")
 
 
-def test_a_four_bit_head_is_reported(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("mimo")
+def packed_head(model: Path, out: Path, parameter: str, quantization: dict[str, Any]) -> Path:
+    """`model` with one head weight packed into a tensor of another name."""
     name = published(model, "o_proj")
 
     def change(contents: dict[str, torch.Tensor]) -> None:
         rows, columns = contents.pop(name).shape
         stem = name.removesuffix("weight")
-        contents[f"{stem}qweight"] = torch.zeros(columns // 8, rows, dtype=torch.int32)
-        contents[f"{stem}scales"] = torch.ones(columns // 128, rows, dtype=torch.float16)
+        contents[stem + parameter] = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+        contents[f"{stem}weight_scale"] = torch.ones(rows, columns // 16)
 
-    broken = edited(model, tmp_path / "model", change=change)
-    assert warned(broken, "four bits")
-    assert report(broken).head.missing == ()
+    def change_config(document: dict[str, Any]) -> None:
+        document["quantization_config"] = quantization
+
+    return edited(model, out, change=change, change_config=change_config)
+
+
+@pytest.mark.parametrize(
+    ("parameter", "quantization"),
+    [
+        ("qweight", {"quant_method": "gptq", "bits": 4}),
+        ("qweight", {"quant_method": "awq", "bits": 4}),
+        (
+            "weight_packed",
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "type": "int"}}},
+            },
+        ),
+        ("weight_packed", {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}),
+        ("weight", {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    ],
+    ids=["gptq", "awq", "groups", "format", "modelopt"],
+)
+def test_a_four_bit_head_is_reported(
+    tiny: Tiny, tmp_path: Path, parameter: str, quantization: dict[str, Any]
+) -> None:
+    model = packed_head(tiny("mimo"), tmp_path / "model", parameter, quantization)
+    assert warned(model, "1 head weight with four bits")
+    assert report(model).head.missing == ()
+
+
+@pytest.mark.parametrize(
+    ("parameter", "quantization"),
+    [
+        ("qweight", {"quant_method": "gptq", "bits": 8}),
+        ("qweight", {"quant_method": "awq", "bits": 8}),
+        (
+            "weight_packed",
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}},
+            },
+        ),
+        ("qweight", {"quant_method": "gptq", "bits": "4?", "config_groups": [1]}),
+    ],
+    ids=["gptq", "awq", "groups", "unknown"],
+)
+def test_eight_bits_are_not_called_four(
+    tiny: Tiny, tmp_path: Path, parameter: str, quantization: dict[str, Any]
+) -> None:
+    model = packed_head(tiny("mimo"), tmp_path / "model", parameter, quantization)
+    assert not warned(model, "four bits")
+
+
+def test_a_family_given_by_hand_does_not_make_a_head_lost(tiny: Tiny) -> None:
+    warnings = inspect(Checkpoint.open(tiny("llama")), "mimo").warnings
+    assert any("headstart graft" in warning for warning in warnings)
+    assert not any("restore" in warning for warning in warnings)
+
+
+def test_suggested_commands_can_be_pasted_whatever_the_folder_is_called(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(tiny("deepseek_v3", with_head=False), tmp_path / "my $model's")
+    command = f"headstart restore {shlex.quote(str(folder))} --from"
+    assert warned(folder, command)
+    with pytest.raises(HeadNotFound, match=re.escape(command)):
+        require_head(Checkpoint.open(folder))
 
 
 @pytest.mark.parametrize("variant", ["mimo", "qwen3_5", "deepseek_v4"])
@@ -412,3 +491,42 @@ def test_the_json_of_inspect_has_the_agreed_keys(
         answer = document["engines"][engine]
         assert answer["command"] or answer["reason"]
     assert str(model) in document["engines"]["vllm"]["command"]
+
+
+def test_a_head_with_a_dense_block_beside_a_trunk_of_experts_is_complete(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    found = report(with_dense_head(tiny("deepseek_v3"), tmp_path / "joyai"))
+    assert found.head.state == "complete"
+    assert found.head.missing == ()
+    assert not any("not known" in w or "shape" in w for w in found.warnings)
+
+
+def test_a_dense_head_that_lacks_a_tensor_is_partial(tiny: Tiny, tmp_path: Path) -> None:
+    name = "model.layers.3.mlp.up_proj.weight"
+    whole = with_dense_head(tiny("deepseek_v3"), tmp_path / "joyai")
+    model = edited(whole, tmp_path / "partial", change=without([name]))
+    found = find_head(Checkpoint.open(model))
+    assert found.state == "partial"
+    assert found.missing == (name,)
+
+
+def test_a_head_that_lost_its_experts_is_not_taken_for_a_dense_one(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    lost = [n for n in tensors(tiny("deepseek_v3")) if n.startswith("model.layers.3.mlp.")]
+    model = edited(tiny("deepseek_v3"), tmp_path / "lost", change=without(lost))
+    found = find_head(Checkpoint.open(model))
+    assert found.state == "partial"
+    assert set(found.missing) == set(lost)
+
+
+def test_a_dense_matrix_among_experts_is_unexpected(tiny: Tiny, tmp_path: Path) -> None:
+    name = "model.layers.3.mlp.up_proj.weight"
+
+    def change(contents: dict[str, torch.Tensor]) -> None:
+        contents[name] = contents["model.layers.0.mlp.up_proj.weight"].clone()
+
+    found = find_head(Checkpoint.open(edited(tiny("deepseek_v3"), tmp_path / "m", change=change)))
+    assert found.state == "complete"
+    assert found.unexpected == (name,)

@@ -25,9 +25,12 @@ from head_edits import (
     stitch,
     tensors,
     text_part,
+    with_dense_head,
+    written,
 )
 from safetensors.torch import save_file
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import (
     BadConfig,
     CheckpointError,
@@ -39,6 +42,7 @@ from headstart.errors import (
 )
 from headstart.heads.detection import COUNT_FIELDS
 from headstart.heads.formats import FORMATS, format_of, open_head
+from headstart.heads.stitch import plan_stitch
 
 # variants that a format has no place for, with a word of the reason
 REFUSED = {
@@ -539,3 +543,66 @@ def test_tokenizer_files_travel_with_an_export(tiny: Tiny, tmp_path: Path) -> No
     head = export(model, "xllm", tmp_path / "head")
     for name in ("tokenizer.json", "tokenizer_config.json", "configuration_mimo.py"):
         assert (head / name).read_bytes() == (model / name).read_bytes()
+
+
+def test_stitching_keeps_sub_folders_and_index_metadata_and_says_what_it_leaves(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("deepseek_v3", shard_bytes=400_000), model)
+    (model / "encoding/deep").mkdir(parents=True)
+    (model / "encoding/deep/x.py").write_text("x = 1")
+    (model / "original").mkdir()
+    for name in ("pytorch_model.bin", "original/consolidated.00.pth", "x.gguf"):
+        (model / name).write_bytes(b"weights")
+    index = model / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    document["metadata"].update(producer="trainer 1.0", total_parameters=123)
+    index.write_text(json.dumps(document))
+    operation = plan_stitch(open_head(model), Checkpoint.open(model))
+    out = written(operation, tmp_path / "out")
+    assert (out / "encoding/deep/x.py").read_text() == "x = 1"
+    assert not (out / "original").exists()
+    assert json.loads((out / index.name).read_text()) == document
+    notes = [c for c in operation.changes if c.startswith("left out: ")]
+    assert len(notes) == 1
+    for name in ("pytorch_model.bin", "original/consolidated.00.pth", "x.gguf"):
+        assert name in notes[0]
+
+
+def test_a_count_of_parameters_that_no_longer_holds_is_left_out(tiny: Tiny, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny("deepseek_v3", with_head=False, shard_bytes=400_000), model)
+    index = model / "model.safetensors.index.json"
+    document = json.loads(index.read_text())
+    document["metadata"]["total_parameters"] = 123
+    index.write_text(json.dumps(document))
+    operation = plan_stitch(open_head(tiny("deepseek_v3")), Checkpoint.open(model))
+    assert "total_parameters" not in operation.plan.documents[index.name]["metadata"]
+    assert any("total_parameters" in change for change in operation.changes)
+
+
+def test_a_head_put_back_where_it_was_changes_nothing(tiny: Tiny, tmp_path: Path) -> None:
+    """Copies of the embedding have the same bytes in another place of the file: no note."""
+    model = tiny("deepseek_v3")
+    moved = shutil.copytree(model, tmp_path / "moved")
+    assert plan_stitch(open_head(model), Checkpoint.open(moved)).changes == ()
+
+
+def test_counts_of_one_are_written_as_such(tiny: Tiny) -> None:
+    facts = plan_stitch(open_head(tiny("mimo")), Checkpoint.open(tiny("mimo"))).facts
+    assert "1 module," in facts["head"]
+    assert facts["model"].startswith("1 shard,")
+    assert "1 shard written" in facts["result"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_dense_head_of_a_trunk_with_experts_comes_back(
+    tiny: Tiny, tmp_path: Path, form: str
+) -> None:
+    model = with_dense_head(tiny("deepseek_v3"), tmp_path / "model")
+    head = export(model, form, tmp_path / "head")
+    bare = tiny("deepseek_v3", with_head=False)
+    assert differing(tensors(model), tensors(stitch(head, bare, tmp_path / "bare"))) == set()
+    other = stitch(head, tiny("deepseek_v3"), tmp_path / "other")
+    assert differing(tensors(model), tensors(other)) == set()

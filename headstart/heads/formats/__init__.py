@@ -1,11 +1,12 @@
 """The standalone formats of heads, and how to tell which one a folder has.
 
 A format is a module with `plan(head) -> Export` and `read(checkpoint) -> Head`, plus `recognises`.
+FILE is the tensor file's name where no other format and no model has it, else None.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Protocol, cast
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import FolderPlan
-from headstart.errors import ConfigError, MissingTensor, some
+from headstart.errors import BadConfig, CheckpointError, ConfigError, MissingTensor, some
 from headstart.heads.detection import lacking
 from headstart.heads.head import Head, config_fields, head_of
 
@@ -30,6 +31,8 @@ class Export:
 
 
 class Format(Protocol):
+    FILE: str | None
+
     def plan(self, head: Head) -> Export: ...
     def read(self, checkpoint: Checkpoint) -> Head: ...
     def recognises(self, checkpoint: Checkpoint) -> bool: ...
@@ -43,7 +46,21 @@ def format_named(name: str) -> Format:
 
 def format_of(checkpoint: Checkpoint) -> str | None:
     """The format of a standalone head, or None for a full checkpoint."""
-    return next((name for name in FORMATS if format_named(name).recognises(checkpoint)), None)
+    # The file's name first: a config may still bear the marks of the format it was made from.
+    by_file = (n for n in FORMATS if format_named(n).FILE in checkpoint.index.metadata)
+    by_config = (n for n in FORMATS if format_named(n).recognises(checkpoint))
+    return next(by_file, None) or next(by_config, None)
+
+
+def open_model(folder: str | Path, advice: str = "Give the model it belongs to.") -> Checkpoint:
+    """A whole model; CheckpointError for a standalone head, which resembles one."""
+    checkpoint = Checkpoint.open(folder)
+    name = format_of(checkpoint)
+    if name is not None:
+        raise CheckpointError(
+            f"{checkpoint.folder} is a standalone {name} head, not a model. {advice}"
+        )
+    return checkpoint
 
 
 def open_head(folder: str | Path, model_type: str | None = None) -> Head:
@@ -53,6 +70,11 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
     if name is None:
         return head_of(checkpoint, model_type)
     head = format_named(name).read(checkpoint)
+    if head.root not in ("", *head.family.keys.roots):
+        raise BadConfig(
+            f"{checkpoint.folder}: root is {head.root[:60]!r}; expected one of "
+            f"{', '.join(map(repr, head.family.keys.roots))}. Export the head again."
+        )
     lost = lacking(head.family, config_fields(head.config), max(head.num_modules, 1), head.tensors)
     if lost:
         raise MissingTensor(
@@ -60,3 +82,8 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
             "Export the head again."
         )
     return head
+
+
+def count_modules(tensors: Iterable[str]) -> int:
+    """Modules that hold a fusion tensor; one of another kind is no module."""
+    return len({n.split(".")[1] for n in tensors if n.split(".")[2].startswith("fuse")})

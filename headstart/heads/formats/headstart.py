@@ -5,16 +5,19 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from headstart.checkpoint.provenance import read_provenance
+from headstart.checkpoint.config import check_fields
+from headstart.checkpoint.provenance import is_our_name, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, index_document, split_shards
-from headstart.errors import BadConfig, UnexpectedTensor, some
+from headstart.errors import BadConfig, MissingTensor, UnexpectedTensor, some
 from headstart.families.registry import family
-from headstart.heads.formats import Export, format_of
+from headstart.heads.formats import Export, count_modules, format_of
 from headstart.heads.head import Head
 
+FILE = None  # one file or many shards
 FORMAT_VERSION = 1
+_MAX_MODULES = 64
 _TRUNK = "trunk."  # tensors of the trunk that another format carried along
 
 
@@ -38,8 +41,9 @@ def plan(head: Head) -> Export:
         weight_map = {name: file for file, shard in shards.items() for name in shard.tensors}
         total = sum(source.num_bytes for source in tensors.values())
         documents["model.safetensors.index.json"] = index_document(weight_map, total)
-    details = {"left_out": sorted(head.left_out)}
-    return Export(FolderPlan(shards, head.side_files(), documents), head.changes, details)
+    details = {"left_out": sorted(head.left_out), "lost_fields": list(head.lost_fields)}
+    changes = (*head.changes, *head.config_notes())
+    return Export(FolderPlan(shards, head.side_files(), documents), changes, details)
 
 
 def _carried(head: Head) -> dict[str, TensorSource]:
@@ -63,24 +67,40 @@ def read(checkpoint: Checkpoint) -> Head:
             f"{FORMAT_VERSION}. Use the release that wrote it, or export the head again."
         )
     config, modules, root = raw.get("trunk_config"), raw.get("modules"), raw.get("root")
-    if not isinstance(config, dict) or type(modules) is not int or not isinstance(root, str):
+    if not isinstance(config, dict) or not isinstance(root, str):
         raise BadConfig(
-            f"{where}: trunk_config, modules or root is missing or of the wrong type. "
-            "Export the head again."
+            f"{where}: trunk_config or root is missing or of the wrong type; expected an object "
+            "and a string. Export the head again."
         )
+    if type(modules) is not int or not 1 <= modules <= _MAX_MODULES:
+        raise BadConfig(
+            f"{where}: modules is {repr(modules)[:60]}; expected a whole number from 1 to "
+            f"{_MAX_MODULES}. Export the head again."
+        )
+    check_fields(where, config, "trunk_config.")
     owner = family(str(raw.get("family")))
     _check_contract(checkpoint, owner.layout, raw.get("layout"))
     names = checkpoint.tensors
     tensors = {n: checkpoint.source(n) for n in names if not n.startswith(_TRUNK)}
     carried = {n.removeprefix(_TRUNK): checkpoint.source(n) for n in names if n not in tensors}
-    strangers = [n for n in tensors if not n.startswith(("modules.", "shared."))]
+    strangers = [n for n in tensors if not is_our_name(n)]
     if strangers:
         raise UnexpectedTensor(
-            f"{checkpoint.folder} holds {some(strangers)}; expected names that start with "
-            "modules., shared. or trunk. Remove what does not belong to the head."
+            f"{checkpoint.folder} holds {some(strangers)}; expected names such as "
+            "modules.0.fuse.weight, or names that start with shared. or trunk. Remove what does "
+            "not belong to the head."
         )
-    left_out = tuple(read_provenance(checkpoint.folder).get("left_out") or ())
-    return Head(owner, tensors, config, checkpoint, root, modules, carried, left_out)
+    found = count_modules(tensors)
+    if found != modules:
+        raise MissingTensor(
+            f"{where} says {modules} module(s), but {found} hold a fuse tensor; expected as many. "
+            "Export the head again."
+        )
+    made = made_by_us(checkpoint.folder)
+    return Head(
+        owner, tensors, config, checkpoint, root, modules, carried, made.left_out,
+        lost_fields=made.lost_fields,
+    )  # fmt: skip
 
 
 def _check_contract(checkpoint: Checkpoint, layout: Any, stored: Any) -> None:

@@ -11,7 +11,7 @@ import copy
 import json
 from typing import Any
 
-from headstart.checkpoint.provenance import read_provenance
+from headstart.checkpoint.provenance import made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
@@ -19,7 +19,7 @@ from headstart.errors import UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Naming
 from headstart.families.engines import served_by
 from headstart.families.registry import family
-from headstart.heads.formats import Export
+from headstart.heads.formats import Export, count_modules
 from headstart.heads.head import Head
 
 FILE = "nextn_layer_parameters.safetensors"
@@ -61,7 +61,7 @@ def plan(head: Head) -> Export:
             {"weight_map": dict.fromkeys(tensors, FILE)}, indent=4
         ),
     }
-    changes = list(head.changes)
+    changes = [*head.changes, *head.config_notes()]
     if dropped:
         changes.append(
             f"the head's copies of {' and '.join(sorted(set(dropped.values())))} were left out; "
@@ -72,24 +72,25 @@ def plan(head: Head) -> Export:
         "family": name,
         "trunk_config": dict(head.config),
         "left_out": sorted({*dropped, *head.left_out}),
+        "lost_fields": list(head.lost_fields),
     }
     shard = Shard(tensors, metadata={})
     return Export(FolderPlan({FILE: shard}, head.side_files(), documents), tuple(changes), details)
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    return FILE in checkpoint.index.metadata or any(
-        name.endswith("NextN") for name in checkpoint.config.architectures
-    )
+    return any(name.endswith("NextN") for name in checkpoint.config.architectures)
 
 
 def read(checkpoint: Checkpoint) -> Head:
-    made_by_us = read_provenance(checkpoint.folder)
-    name = made_by_us.get("family") or _family_name(checkpoint)
-    owner = family(str(name))
-    config = made_by_us.get("trunk_config") or checkpoint.config.raw
+    made = made_by_us(checkpoint.folder)
+    owner = family(made.family or _family_name(checkpoint))
+    config, lost = made.trunk_config or checkpoint.config.raw, made.lost_fields
     if owner.name in _RENUMBERED:
         naming = _STANDALONE
+        if made.trunk_config is None:  # SGLang's own script keeps no trace of the trunk's depth
+            config = {**config, "architectures": list(owner.architectures[:1])}
+            lost = ("num_hidden_layers",)
     else:
         naming = owner.keys.find_root(
             list(checkpoint.tensors), owner.naming(checkpoint.config.fields)
@@ -105,9 +106,10 @@ def read(checkpoint: Checkpoint) -> Head:
             f"{checkpoint.folder} holds {some(strangers)}, which is not part of a {owner.name} "
             "head. Remove it, or export the head again."
         )
-    modules = len({ours.split(".")[1] for ours in tensors if ".fuse" in ours})
-    left_out = tuple(made_by_us.get("left_out") or ())
-    return Head(owner, tensors, config, checkpoint, naming.root, modules, left_out=left_out)
+    return Head(
+        owner, tensors, config, checkpoint, naming.root, count_modules(tensors),
+        left_out=made.left_out, lost_fields=lost,
+    )  # fmt: skip
 
 
 def _family_name(checkpoint: Checkpoint) -> str:

@@ -11,19 +11,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.provenance import read_provenance
+from headstart.checkpoint.config import check_fields
+from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import swapped_halves
 from headstart.checkpoint.writer import FolderPlan, Shard
-from headstart.errors import BadConfig, UnexpectedTensor, UnsupportedFamily, some
+from headstart.errors import (
+    BadConfig,
+    MissingTensor,
+    UnexpectedTensor,
+    UnsupportedFamily,
+    some,
+)
 from headstart.families.base import Family
 from headstart.families.registry import family, match_family
 from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
 from headstart.heads.formats import Export
 from headstart.heads.head import Head, dequantize
 
-FILE = "model.safetensors"
+FILE = None  # the file has the name that models give theirs
 _PREFIX = "mtp_layers.0."
 _ROLES = {
     "fuse": "input_proj",
@@ -40,7 +47,7 @@ _DEFAULT_DEPTH = 3
 def plan(head: Head) -> Export:
     _check_fits(head.family, head.num_modules)
     head = dequantize(head)
-    changes = list(head.changes)
+    changes = [*head.changes, *head.config_notes()]
     kept = {n: s for n, s in head.tensors.items() if n.split(".")[2] not in head.family.copies}
     if len(kept) < len(head.tensors):
         changes.append("the head's copies of embedding and LM head were left out")
@@ -63,10 +70,13 @@ def plan(head: Head) -> Export:
         "root": head.root,
         "experts": "fused" if was_fused else "per expert",
         "left_out": sorted({*head.left_out, *(set(head.tensors) - set(kept))}),
+        "lost_fields": list(head.lost_fields),
     }
     documents = {"config.json": _config(head, next(iter(tensors.values())).dtype)}
     return Export(
-        FolderPlan({FILE: Shard(tensors)}, head.side_files(), documents), tuple(changes), details
+        FolderPlan({"model.safetensors": Shard(tensors)}, head.side_files(), documents),
+        tuple(changes),
+        details,
     )
 
 
@@ -91,6 +101,10 @@ def _check_fits(owner: Family, num_modules: int) -> None:
 
 def _their_name(ours: str) -> str:
     role, _, rest = ours.removeprefix("modules.0.").partition(".")
+    if role != "block" and role not in _ROLES:
+        raise UnexpectedTensor(
+            f"the speculators format has no place for {ours}. Use --format headstart."
+        )
     return _PREFIX + (rest if role == "block" else f"{_ROLES[role]}.{rest}")
 
 
@@ -135,14 +149,16 @@ def recognises(checkpoint: Checkpoint) -> bool:
 
 
 def read(checkpoint: Checkpoint) -> Head:
-    made_by_us = read_provenance(checkpoint.folder)
+    made = made_by_us(checkpoint.folder)
     layer = checkpoint.config.raw.get("transformer_layer_config")
     if not isinstance(layer, dict):
         raise BadConfig(
             f"{checkpoint.folder / 'config.json'}: transformer_layer_config is missing; expected "
             "the config of the head's decoder layer. Convert the head again."
         )
-    owner = _owner(checkpoint, made_by_us, layer)
+    check_fields(checkpoint.folder / "config.json", layer, "transformer_layer_config.")
+    owner = _owner(checkpoint, made, layer)
+    _check_fits(owner, 1)
     strangers = [
         name for name in checkpoint.tensors if not name.startswith(_PREFIX) and name not in _IGNORED
     ]
@@ -156,20 +172,27 @@ def read(checkpoint: Checkpoint) -> Head:
         if name.startswith(_PREFIX)
     }
     if owner.layout.fuse_order == "hidden_first":
+        if "modules.0.fuse.weight" not in tensors:
+            raise MissingTensor(
+                f"{checkpoint.folder} lacks {_PREFIX}input_proj.weight, the fusion matrix; a "
+                f"{owner.name} head has it. Export the head again."
+            )
         tensors["modules.0.fuse.weight"] = swapped_halves(tensors["modules.0.fuse.weight"])
-    if made_by_us.get("experts") != "fused":  # published heads mostly keep experts apart
+    if made.experts != "fused":  # published heads mostly keep experts apart
         tensors = split_experts(tensors)
-    config = made_by_us.get("trunk_config") or {
+    config = made.trunk_config or {
         **layer,
         "architectures": _verifier_architectures(checkpoint),
     }
-    root, left_out = str(made_by_us.get("root") or ""), tuple(made_by_us.get("left_out") or ())
-    return Head(owner, tensors, config, checkpoint, root, 1, left_out=left_out)
+    return Head(
+        owner, tensors, config, checkpoint, made.root, 1,
+        left_out=made.left_out, lost_fields=made.lost_fields,
+    )  # fmt: skip
 
 
-def _owner(checkpoint: Checkpoint, made_by_us: Mapping[str, Any], layer: dict[str, Any]) -> Family:
-    if made_by_us.get("family"):
-        return family(str(made_by_us["family"]))
+def _owner(checkpoint: Checkpoint, made: Made, layer: dict[str, Any]) -> Family:
+    if made.family:
+        return family(made.family)
     model_type = str(layer.get("model_type") or "")
     found = match_family(layer, (model_type,), _verifier_architectures(checkpoint))
     if found is None:

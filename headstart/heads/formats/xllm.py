@@ -13,14 +13,14 @@ import json
 from typing import Any
 
 from headstart.checkpoint.config import read_json_object
-from headstart.checkpoint.provenance import read_provenance
+from headstart.checkpoint.provenance import made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
 from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.registry import family
-from headstart.heads.formats import Export
+from headstart.heads.formats import Export, count_modules
 from headstart.heads.head import Head, dequantize
 
 FILE = "mtp_layer_parameters.safetensors"
@@ -46,6 +46,8 @@ _OUTSIDE_LAYER = {
     "lm_head": "shared_head.head",
     "embed_tokens": "embed_tokens",
 }
+# What the script overwrites with facts of the head, so that the trunk's own value is gone.
+_OVERWRITTEN = ("num_hidden_layers", "first_k_dense_replace", "num_hash_layers", "layer_types")
 _WHY_NOT = {
     "glm4_moe_lite": "xLLM's script takes GLM-4.7-Flash for glm4_moe, whose loader has no MLA",
     "mimo_v2": "xLLM's script takes MiMo-V2 for MiMo-7B, which it does not resemble",
@@ -90,6 +92,7 @@ def plan(head: Head) -> Export:
         "root": head.root,
         "family": name,
         "left_out": sorted(head.left_out),
+        "lost_fields": list(head.lost_fields),
     }
     shard = Shard(tensors, metadata={})
     return Export(FolderPlan({FILE: shard}, copies, documents), tuple(changes), details)
@@ -100,6 +103,10 @@ def _name(owner: Family, ours: str, head: Head) -> str:
         role, _, rest = ours.removeprefix("modules.0.").partition(".")
         if role == "block":
             return f"model.layers.0.{rest}"
+        if role not in _OUTSIDE_LAYER:
+            raise UnexpectedTensor(
+                f"xLLM's export has no place for {ours}. Remove it, or use --format headstart."
+            )
         return f"model.{_OUTSIDE_LAYER[role]}.{rest}"
     published = owner.keys.to_published(ours, head.naming())
     if owner.name == "deepseek_v4":
@@ -180,10 +187,8 @@ def _description(head: Head, path: Any) -> str:
 
 
 def recognises(checkpoint: Checkpoint) -> bool:
-    return FILE in checkpoint.index.metadata or (
-        checkpoint.config.model_type.removesuffix("_mtp") in _ARCHITECTURES
-        and checkpoint.config.model_type.endswith("_mtp")
-    )
+    name = checkpoint.config.model_type
+    return name.endswith("_mtp") and name.removesuffix("_mtp") in _ARCHITECTURES
 
 
 def read(checkpoint: Checkpoint) -> Head:
@@ -194,9 +199,10 @@ def read(checkpoint: Checkpoint) -> Head:
             f"xLLM's export writes ({', '.join(n + '_mtp' for n in _ARCHITECTURES)})."
         )
     owner = family(name)
-    made_by_us = read_provenance(checkpoint.folder)
-    config = made_by_us.get("trunk_config") or checkpoint.config.raw
-    root = str(made_by_us.get("root") or _root(checkpoint, owner))
+    made = made_by_us(checkpoint.folder)
+    config = made.trunk_config or _config_before(checkpoint.config.raw, owner)
+    lost = made.lost_fields if made.trunk_config else _lost_fields(config)
+    root = made.root or _root(checkpoint, owner)
     tensors: dict[str, TensorSource] = {}
     trunk: dict[str, TensorSource] = {}
     for published in checkpoint.tensors:
@@ -211,10 +217,27 @@ def read(checkpoint: Checkpoint) -> Head:
             f"{checkpoint.folder} holds {some(strangers)}, which xLLM's export of a {name} head "
             "does not have. Remove it, or export the head again."
         )
-    count = checkpoint.config.raw.get("num_nextn_predict_layers")
-    modules = count if isinstance(count, int) and count > 0 else 1
-    left_out = tuple(made_by_us.get("left_out") or ())
-    return Head(owner, tensors, config, checkpoint, root, modules, trunk, left_out)
+    return Head(
+        owner, tensors, config, checkpoint, root, max(count_modules(tensors), 1), trunk,
+        made.left_out, lost_fields=lost,
+    )  # fmt: skip
+
+
+def _config_before(raw: dict[str, Any], owner: Family) -> dict[str, Any]:
+    """The trunk's config as far as the export left it: the inverse of `_config`."""
+    config = copy.deepcopy(raw)
+    config.update(model_type=owner.name, architectures=list(owner.architectures[:1]))
+    if config.get("quantization_config") == "":
+        del config["quantization_config"]
+    if owner.name in (*_QWEN, "mimo"):  # never had dense layers to count
+        config.pop("first_k_dense_replace", None)
+    return config
+
+
+def _lost_fields(config: dict[str, Any]) -> tuple[str, ...]:
+    text = config.get("text_config")
+    present = {*config, *(text if isinstance(text, dict) else ())}
+    return tuple(field for field in _OVERWRITTEN if field in present)
 
 
 def _trunk_names(owner: Family) -> set[str]:

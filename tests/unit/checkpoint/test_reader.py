@@ -55,6 +55,35 @@ def test_an_unknown_tensor_is_refused_with_near_names(tmp_path: Path) -> None:
         checkpoint.info("plain")
 
 
+def test_files_of_sub_folders_are_found_and_those_of_other_formats_named(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", ONE)
+    wanted = {"tokenizer.json", "encoding/x.py", "encoding/deep/config.json", "linked/y"}
+    foreign = {"pytorch_model.bin", "original/consolidated.00.pth", "x.gguf"}
+    hidden = {".git/config", ".cache/a", "encoding/.hidden"}
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "y").write_text("y")
+    (folder / "linked").symlink_to(tmp_path / "elsewhere")
+    for name in [*wanted, *foreign, *hidden]:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(name[-1])
+    checkpoint = Checkpoint.open(folder)
+    assert set(checkpoint.files_below()) == wanted
+    assert set(checkpoint.foreign_weights()) == foreign
+    assert all(path.read_text() == n[-1] for n, path in checkpoint.files_below().items())
+
+
+@pytest.mark.parametrize("target", ["..", ".", "../..", "../other"])
+def test_links_that_lead_back_are_not_followed_for_ever(tmp_path: Path, target: str) -> None:
+    folder = make_folder(tmp_path / "m", ONE)
+    for name, back in (("sub", target), ("other", "../sub")):
+        (folder / name).mkdir()
+        (folder / name / "file").write_text("")
+        (folder / name / "loop").symlink_to(back)
+    found = set(Checkpoint.open(folder).files_below())
+    assert {"sub/file", "other/file"} <= found
+    assert len(found) <= 6
+
+
 def test_side_files_are_what_is_not_weights_and_not_rewritten(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "m", ONE)
     wanted = {"tokenizer.json", "LICENSE", "generation_config.json", "modeling_x.py"}

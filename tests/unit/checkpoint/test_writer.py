@@ -152,6 +152,38 @@ def test_where_links_are_not_possible_files_are_copied(
     check(model, tmp_path / "out")
 
 
+def test_copies_may_go_into_sub_folders(model: Path, tmp_path: Path) -> None:
+    source = tmp_path / "x.py"
+    source.write_text("x = 1")
+    write(FolderPlan(copies={"a/b/x.py": source, "a/y.py": source}), tmp_path / "out")
+    assert (tmp_path / "out/a/b/x.py").read_text() == "x = 1"
+    assert (tmp_path / "out/a/y.py").read_text() == "x = 1"
+
+
+def test_a_copy_in_a_sub_folder_is_read_back_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "x.py"
+    source.write_text("x = 1")
+
+    def wrong(source: Path, target: Path, *_: object) -> None:
+        target.write_text("x = 2")
+
+    monkeypatch.setattr(writer, "copy_file", wrong)
+    with pytest.raises(WriteFailed, match="does not read back"):
+        write(FolderPlan(copies={"a/x.py": source}), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "/tmp/x", "", "a\0b"])
+def test_names_that_leave_the_result_are_refused(tmp_path: Path, name: str) -> None:
+    source = tmp_path / "x.py"
+    source.write_text("x = 1")
+    with pytest.raises(WriteFailed, match="inside the result"):
+        write(FolderPlan(copies={name: source}), tmp_path / "out")
+    assert nothing_left(tmp_path / "out")
+
+
 def test_links_of_a_hub_cache_become_files(model: Path, tmp_path: Path) -> None:
     link = tmp_path / "link.safetensors"
     link.symlink_to(model / "two.safetensors")
@@ -194,7 +226,9 @@ def test_other_failures_of_the_system_name_the_cause(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer.os, "copy_file_range", failing(errno.EIO))
-    with pytest.raises(WriteFailed, match=r"cannot write .*Input/output error.*Nothing was kept"):
+    with pytest.raises(
+        WriteFailed, match=r"cannot write .*Input/output error.*Nothing was kept\. Choose"
+    ):
         write(rewriting(model), tmp_path / "out")
     assert nothing_left(tmp_path / "out")
 
@@ -367,6 +401,11 @@ def test_the_index_is_sorted_and_carries_the_total() -> None:
     document = index_document({"b": "y", "a": "x"}, 7)
     assert list(document["weight_map"]) == ["a", "b"]
     assert document["metadata"] == {"total_size": 7}
+
+
+def test_the_index_keeps_other_metadata() -> None:
+    document = index_document({"a": "x"}, 7, {"total_size": 3, "note": "n"})
+    assert document["metadata"] == {"total_size": 7, "note": "n"}
 
 
 def test_slices_of_several_files_make_one_tensor(model: Path, tmp_path: Path) -> None:

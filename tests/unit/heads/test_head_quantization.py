@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 
@@ -113,6 +115,39 @@ def test_blocks_are_multiplied_by_their_scale(shape: tuple[int, int]) -> None:
         for j in range(scale.shape[1]):
             expected[128 * i : 128 * i + 128, 128 * j : 128 * j + 128] *= scale[i, j]
     assert torch.equal(load(dequantized("a.weight", tensors)), expected.bfloat16())
+
+
+@pytest.mark.parametrize("shape", [(2, 120, 64), (3, 128, 130), (2, 200, 300)], ids=str)
+def test_no_block_of_fused_experts_reaches_into_the_next_expert(
+    shape: tuple[int, int, int],
+) -> None:
+    weight = fp8(*shape)
+    scale = torch.rand(shape[0], -(-shape[1] // 128), -(-shape[2] // 128)) + 0.5
+    scale[1] *= 100
+    name = "a.experts.down_proj"
+    tensors = {name: source(weight), f"{name}_scale_inv": source(scale)}
+    expected = weight.float()
+    for expert, row in itertools.product(range(shape[0]), range(shape[1])):
+        for column in range(0, shape[2], 128):
+            part = expected[expert, row, column : column + 128]
+            part *= scale[expert, row // 128, column // 128]
+    assert torch.equal(load(dequantized(name, tensors)), expected.bfloat16())
+
+
+@pytest.mark.parametrize("scale_shape", [(2, 120), (2, 120, 1)], ids=str)
+def test_rows_of_fused_experts_are_multiplied_by_their_scale(scale_shape: tuple[int, ...]) -> None:
+    weight, scale = fp8(2, 120, 7), torch.rand(scale_shape) + 0.5
+    tensors = {"experts.down_proj": source(weight), "experts.down_proj_scale": source(scale)}
+    expected = (weight.float() * scale.reshape(2, 120, 1)).bfloat16()
+    assert torch.equal(load(dequantized("experts.down_proj", tensors)), expected)
+
+
+def test_blocks_that_would_cross_experts_are_refused() -> None:
+    """240 rows in all would make two blocks of 128, but the first holds rows of both experts."""
+    name = "experts.down_proj"
+    tensors = {name: source(fp8(2, 120, 64)), f"{name}_scale_inv": source(torch.ones(2, 1))}
+    with pytest.raises(ShapeMismatch, match="of each expert"):
+        dequantized(name, tensors)
 
 
 @pytest.mark.parametrize("scale_shape", [(5,), (5, 1), (), (1,)], ids=str)

@@ -21,6 +21,7 @@ def report(
     path: Path = MODEL,
     model_type: str | None = None,
     config: dict[str, Any] | None = None,
+    architectures: tuple[str, ...] = (),
 ) -> Report:
     owner = family(name) if name else None
     is_there = state in ("complete", "undeclared")
@@ -29,7 +30,7 @@ def report(
         path,
         owner,
         model_type if model_type is not None else name,
-        (),
+        architectures,
         TrunkReport(61, 7168, 129280, 1000, 10**12, "BF16", "", False),
         HeadReport(
             state,  # type: ignore[arg-type]

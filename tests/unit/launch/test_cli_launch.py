@@ -53,6 +53,29 @@ def test_an_unknown_engine_and_running_an_absent_one_are_errors(
         run(model=tmp_path, engine="vllm", options=LaunchOptions(), start=True)
 
 
+def test_without_an_engine_a_version_that_is_too_old_is_called_the_newest_known(
+    tiny: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    model = tiny("mimo")  # type: ignore[operator]
+    with pytest.raises(LaunchError, match=r"0\.10\.0 is the newest version known here, not an"):
+        run(model=model, engine="xllm", options=LaunchOptions())
+    with pytest.raises(LaunchError, match=r"or later, found 0\.10\.0"):
+        run(model=model, engine="xllm", options=LaunchOptions(), engine_version="0.10.0")
+
+
+def test_running_code_of_a_checkpoint_has_to_be_allowed(tiny: object, tmp_path: Path) -> None:
+    engine = tmp_path / "vllm"
+    engine.write_text('#!/bin/bash\n[ "$1" = --version ] && echo 0.27.1 && exit\necho started\n')
+    engine.chmod(0o755)
+    words = (str(tiny("mimo")), "--engine", "vllm", "--run")  # type: ignore[operator]
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    refused = headstart(*words, PATH=path)
+    assert refused.returncode == 1 and "started" not in refused.stdout
+    assert "configuration_mimo.py" in refused.stderr and "--trust-remote-code" in refused.stderr
+    assert "started" in headstart(*words, "--trust-remote-code", PATH=path).stdout
+
+
 def test_flags_of_the_command_line_reach_the_engine_and_its_exit_code_comes_back(
     tiny: object, tmp_path: Path
 ) -> None:
@@ -62,6 +85,7 @@ def test_flags_of_the_command_line_reach_the_engine_and_its_exit_code_comes_back
     engine.chmod(0o755)
     done = headstart(
         str(tiny("mimo")), "--engine", "vllm", "--speculate", "2", "--port", "9", "--run",  # type: ignore[operator]
+        "--trust-remote-code",
         PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip
     assert done.returncode == 6, done.stderr

@@ -37,14 +37,25 @@ def test_tensorrt_llm_does_not_take_the_medusa_path() -> None:
 
 def test_a_head_has_kv_of_its_own_and_it_is_counted() -> None:
     options = LaunchOptions(max_model_len=4096, max_running_requests=2)
-    lines = advice.memory(report(), options, 3)
+    lines = advice.memory(report(), options, 3, running=2)
     assert "KV of the head 1.1 KiB per token, 9.0 MiB for 2 x 4096 tokens" in lines
 
 
 def test_memory_counts_weights_and_the_logits_of_every_checked_token() -> None:
-    lines = advice.memory(report(), LaunchOptions(max_running_requests=64), 3)
+    lines = advice.memory(report(), LaunchOptions(), 3, running=64)
     assert lines[0] == "head weights 3.0 GiB"
     assert lines[-1].startswith("logits to verify 126.2 MiB for 64")
+    assert advice.memory(report(), LaunchOptions(), 3, running=None)[-1] == (
+        "logits to verify 2.0 MiB per running request, fp32"
+    )
+
+
+def test_memory_counts_the_requests_that_the_command_allows() -> None:
+    assert "for 256 running" in command("sglang").memory[-1]
+    assert "for 7 running" in command("sglang", max_running_requests=7).memory[-1]
+    assert "for 7 running" in command("vllm", max_running_requests=7).memory[-1]
+    assert "per running request" in command("vllm").memory[-1]
+    assert command("sglang", speculate=0).memory == ()
 
 
 def test_drafting_is_described_as_one_after_the_other() -> None:

@@ -12,6 +12,7 @@ from launch_examples import command, report
 from headstart.errors import ConfigError, LaunchError
 from headstart.families.engines import ENGINE_TITLES, SERVED, served_by
 from headstart.families.registry import families
+from headstart.heads.inspection import Report
 from headstart.launch import ENGINES, EngineCommand, LaunchOptions, build, commands_for
 from headstart.launch.command import Process, continued
 
@@ -94,7 +95,10 @@ def test_each_family_has_a_command_for_each_engine_that_serves_it(name: str) -> 
             with pytest.raises(LaunchError, match="cannot serve by itself"):
                 build(engine, report(name), LaunchOptions(), "main")
         else:
-            assert build(engine, report(name), LaunchOptions(), "main").num_drafts > 0
+            # Ling 2.0 shares its family with 2.5, and its name is the family's.
+            model_type = "bailing_hybrid" if name == "bailing_moe" else None
+            found = report(name, model_type=model_type)
+            assert build(engine, found, LaunchOptions(), "main").num_drafts > 0
 
 
 def test_inspect_gets_a_command_or_a_reason_per_engine() -> None:
@@ -102,7 +106,30 @@ def test_inspect_gets_a_command_or_a_reason_per_engine() -> None:
     assert isinstance(answers["vllm"], EngineCommand)
     assert isinstance(answers["xllm"], str)
     assert "These do: vLLM, SGLang" in answers["xllm"]
-    assert "Use `headstart serve`" in str(commands_for(report("qwen3"))["vllm"])
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        report("qwen3"),
+        report("", state="absent", model_type="llama4"),
+        report("deepseek_v3", state="declared-but-missing"),
+        report("gemma4_assistant"),
+    ],
+    ids=["no engine", "no family", "no head", "assistant"],
+)
+def test_a_reason_that_holds_for_every_engine_is_the_same_text_for_each(found: Report) -> None:
+    reasons = list(commands_for(found).values())
+    assert all(isinstance(reason, str) for reason in reasons)
+    assert len(set(map(str, reasons))) == 1
+
+
+def test_a_version_that_is_only_assumed_is_not_said_to_be_found() -> None:
+    said = str(commands_for(report("mimo"))["xllm"])
+    assert "needs xLLM main or later; 0.10.0 is the newest version known here" in said
+    assert "--engine-version" in said and ", found" not in said
+    with pytest.raises(LaunchError, match=r"found 0\.10\.0"):
+        build("xllm", report("mimo"), LaunchOptions(), "0.10.0")
 
 
 def test_an_unknown_engine_and_a_bad_version_are_named() -> None:

@@ -111,6 +111,18 @@ def test_a_missing_program_says_how_to_install_it(monkeypatch: pytest.MonkeyPatc
         run(command)
 
 
+def test_code_of_a_checkpoint_is_not_run_unless_it_was_allowed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    program(tmp_path, "vllm", "touch started")
+    found = report("mimo", config={"auto_map": {"AutoConfig": "configuration_mimo.MiMoConfig"}})
+    command = build("vllm", found, LaunchOptions(), "0.27.1")
+    with pytest.raises(LaunchError, match=r"configuration_mimo\.py.* add --trust-remote-code"):
+        run(command)
+    assert not build("vllm", found, LaunchOptions(trust_remote_code=True), "0.27.1").code_files
+
+
 def test_files_are_written_before_the_engine_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

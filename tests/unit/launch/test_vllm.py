@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -45,7 +44,7 @@ def test_a_release_before_the_family_is_refused_with_both_versions() -> None:
 
 def test_a_family_of_the_development_branch_is_served_by_main() -> None:
     with pytest.raises(LaunchError, match=r"needs vLLM 0\.28\.0rc1"):
-        command("vllm", "dots3_note")
+        command("vllm", "dots3_note", "0.27.1")
     assert config(command("vllm", "dots3_note", "main"))["method"] == "mtp"
 
 
@@ -135,15 +134,20 @@ def test_host_memory_for_kv_is_given_in_gib() -> None:
         command("vllm", kv_offload_gb=64, disaggregation="decode")
 
 
-def test_an_exported_head_is_not_for_vllm(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3_mtp"}')
-    with pytest.raises(LaunchError, match="headstart stitch"):
-        command("vllm", head=tmp_path)
-
-
-def test_a_checkpoint_that_names_its_own_code_is_told_to_run_it_with_a_warning() -> None:
-    code = {"auto_map": {"AutoConfig": "configuration.X"}}
+def test_a_config_that_only_its_own_code_can_read_runs_that_code_with_a_warning() -> None:
+    code = {"auto_map": {"AutoConfig": "configuration.X", "AutoModel": "modeling.Y"}}
     built = command("vllm", "mimo", r_config=code)
     assert "--trust-remote-code" in built.processes[0].argv
-    assert any("auto_map" in warning for warning in built.warnings)
+    assert any("auto_map: configuration.py, modeling.py" in text for text in built.warnings)
+    assert built.code_files == ("configuration.py", "modeling.py")
     assert "--trust-remote-code" not in command("vllm", "mimo").processes[0].argv
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_code_of_a_checkpoint_does_not_run_where_the_engine_has_its_own(engine: str) -> None:
+    code = {"auto_map": {"AutoConfig": "configuration.X"}}
+    built = command(engine, r_config=code)
+    assert not any("trust" in word for word in built.argv) and not built.code_files
+    assert not any("auto_map" in text for text in built.warnings)
+    asked = command(engine, r_config=code, trust_remote_code=True)
+    assert any("trust" in word for word in asked.argv)

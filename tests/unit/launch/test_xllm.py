@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 from launch_examples import command, report
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import LaunchError
+from headstart.heads.inspection import inspect
 from headstart.launch import LaunchOptions, build
+from headstart.launch.run import run
 
 
 def test_there_is_one_process_per_device_with_its_own_port_rank_and_log() -> None:
@@ -35,18 +38,41 @@ def test_without_a_head_folder_the_export_comes_first() -> None:
     built = command("xllm")
     argv = built.processes[0].argv
     assert argv[argv.index("--draft_model") + 1] == "/models/a model-mtp"
-    assert any(
-        "headstart export '/models/a model' --format xllm --out '/models/a model-mtp'" in note
-        for note in built.notes
+    assert built.shell().splitlines()[1] == (
+        "[ -d '/models/a model-mtp' ] || headstart export '/models/a model' --format xllm --out "
+        "'/models/a model-mtp' || exit 1"
     )
+    assert "headstart export" not in command("xllm", head=Path("/heads/h")).shell()
+    assert "headstart export" not in command("xllm", speculate=0).shell()
 
 
-def test_a_head_in_another_format_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3"}')
-    with pytest.raises(LaunchError, match=r"--head: .*headstart convert"):
-        command("xllm", head=tmp_path)
-    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v3_mtp"}')
-    assert str(tmp_path) in command("xllm", head=tmp_path).processes[0].argv
+def test_running_exports_the_head_first_unless_it_is_there(
+    tiny: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = fake_xllm(tmp_path, 'echo "$@"')
+    monkeypatch.setenv("PATH", environment["PATH"])
+    model = tmp_path / "model"
+    model.symlink_to(tiny("deepseek_v3"))  # type: ignore[operator]
+    options = LaunchOptions(log_dir=tmp_path / "log")
+    for _ in range(2):  # the second finds the folder that the first made
+        built = build("xllm", inspect(Checkpoint.open(model)), options, "0.10.0")
+        assert run(built) == 0
+    assert built.preparation is not None
+    draft = json.loads((built.preparation.folder / "config.json").read_text())
+    assert draft["model_type"] == "deepseek_v3_mtp"
+
+
+def test_running_stops_with_the_command_if_the_export_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", fake_xllm(tmp_path, "exit 0")["PATH"])
+    built = build("xllm", report(path=tmp_path / "nowhere"), LaunchOptions(), "0.10.0")
+    with pytest.raises(LaunchError, match=r"Run `headstart export .* --format xllm --out"):
+        run(built)
+
+
+def test_no_release_is_said_to_need_bf16_weights() -> None:
+    assert not any("dequantise" in text for text in command("xllm", "glm4_moe").warnings)
 
 
 def test_older_releases_name_the_device_and_that_of_the_draft() -> None:
@@ -75,6 +101,9 @@ def fake_xllm(folder: Path, body: str) -> dict[str, str]:
     program = folder / "xllm"
     program.write_text(f"#!/bin/bash\n{body}\n")
     program.chmod(0o755)
+    exporter = folder / "headstart"  # the script makes the draft checkpoint first
+    exporter.write_text(f"#!/bin/bash\necho \"$@\" >> '{folder}/exported'\n")
+    exporter.chmod(0o755)
     return {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
 
 
@@ -93,6 +122,7 @@ def test_the_script_starts_what_the_list_of_processes_says(tmp_path: Path) -> No
     for process in built.processes:
         assert process.log is not None
         assert tuple(process.log.read_text().splitlines()) == process.argv[1:]
+    assert (tmp_path / "exported").read_text().startswith("export /models/a model --format xllm")
 
 
 def test_the_script_stops_all_and_fails_when_one_process_fails(tmp_path: Path) -> None:

@@ -1,0 +1,81 @@
+"""From what a user asks to requests that an engine can run, or a clear no."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import Any
+
+from headstart.engine.build import Built
+from headstart.engine.options import EngineOptions
+from headstart.engine.prompts import PromptReader
+from headstart.engine.request import Request
+from headstart.engine.text import Detokenizer
+from headstart.errors import RequestError
+from headstart.sampling.params import SamplingParams, derive_seed
+
+
+class Admission:
+    """Knows what one engine can take: lengths, tokens, settings."""
+
+    def __init__(
+        self, built: Built, prompts: PromptReader, options: EngineOptions, *, num_slots: int
+    ):
+        self._built, self._prompts, self._options = built, prompts, options
+        # Prompt and answer together: the model's length, or what the K/V memory holds for one.
+        self.longest = min(built.max_len, num_slots - 1)
+
+    def check(self, ids: list[int], params: SamplingParams, vocabs: Container[str]) -> None:
+        """Raise RequestError (or ConfigError) if the request cannot be answered as asked."""
+        vocab = self._built.config.vocab
+        params.check_token_ids(vocab)
+        if not ids:
+            raise RequestError("the prompt is empty; give at least one token.")
+        if any(not 0 <= token < vocab for token in ids):
+            raise RequestError(f"the prompt holds token ids outside 0 to {vocab - 1}.")
+        if len(ids) >= self.longest:
+            raise RequestError(
+                f"the prompt has {len(ids)} tokens; prompt and answer together may have "
+                f"{self.longest} (max_model_len, or the K/V memory). Shorten it."
+            )
+        is_profiled = self._options.speculate == "auto"
+        if params.speculate == "auto" and not is_profiled and self._built.head is not None:
+            raise RequestError(
+                "speculate auto needs an engine that was started with it (profiled)."
+            )
+        if params.stop and self._prompts.tokenizer is None:
+            raise RequestError("stop strings need a tokenizer and the checkpoint has none.")
+        if params.draft_vocab is not None and params.draft_vocab not in vocabs:
+            raise RequestError(f"no draft vocabulary is called {params.draft_vocab!r}.")
+
+    def request(
+        self,
+        group: str,
+        sample: int,
+        ids: list[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        priority: int,
+        grammar: Any,
+        arrival: int,
+    ) -> Request:
+        """One sample of a checked prompt."""
+        ends = frozenset(params.stop_token_ids)
+        if not params.ignore_eos:
+            ends |= self._prompts.end_ids
+        room = self.longest - len(ids)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        request = Request(
+            id=f"{group}/{sample}", prompt_ids=ids, params=params,
+            seed=derive_seed(seed, sample), max_tokens=limit, end_ids=ends,
+            arrival=arrival, priority=priority, group=group, sample=sample,
+            grammar=grammar.fork() if grammar is not None else None,
+        )  # fmt: skip
+        request.stats.seed = seed
+        tokenizer = self._prompts.tokenizer
+        if tokenizer is not None:
+            request.text = Detokenizer(
+                tokenizer, params.stop, skip_special=params.skip_special_tokens,
+                keep_stop=params.include_stop_str_in_output,
+            )  # fmt: skip
+        return request

@@ -1,0 +1,115 @@
+"""A head given with --head: does it belong to the model, and can the engine read its format.
+
+A path that does not exist here may exist where the engine runs, so it is a warning, not an error.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import LaunchError
+from headstart.families.base import Family
+from headstart.families.dims import dims
+from headstart.families.engines import ENGINE_TITLES
+from headstart.families.registry import family, match_family
+from headstart.heads.formats import format_of, open_head
+from headstart.heads.head import config_fields
+from headstart.heads.inspection import Report
+
+_ASSISTANT = "gemma4_assistant"
+# engine -> formats it reads; None is a full checkpoint under the model's own tensor names
+_READS: dict[str, tuple[str | None, ...]] = {
+    "vllm": (None,),
+    "sglang": ("sglang", None),
+    "trtllm": (None,),
+    "xllm": ("xllm",),
+}
+
+
+@dataclass(frozen=True)
+class SeparateHead:
+    family: Family
+    num_modules: int
+    num_bytes: int
+    is_quantized: bool
+
+
+def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHead | None:
+    """What is in the folder, checked against model and engine; None if there is no such folder."""
+    if path is None or not path.exists():
+        return None
+    _refuse_other_drafts(path)
+    checkpoint = Checkpoint.open(path)
+    if _family_of(checkpoint.config.raw) is family(_ASSISTANT):
+        return _assistant(checkpoint, report)
+    head = open_head(path)
+    if report.family is not None and head.family is not report.family:
+        raise LaunchError(
+            f"--head: {path} is a head of {head.family.title} ({head.family.name}), and "
+            f"{report.path} is a model of {report.family.title} ({report.family.name}). Give a "
+            "head that was trained with this model."
+        )
+    hidden = dims(config_fields(head.config)).get("hidden", 0)
+    if hidden != report.trunk.hidden_size:
+        raise LaunchError(
+            f"--head: {path} has hidden size {hidden}, and {report.path} has "
+            f"{report.trunk.hidden_size}. Give a head that was trained with this model."
+        )
+    _require_format(engine, path, format_of(checkpoint), report)
+    return SeparateHead(head.family, head.num_modules, head.num_bytes, head.is_quantized)
+
+
+def _assistant(checkpoint: Checkpoint, report: Report) -> SeparateHead:
+    """A Gemma 4 assistant is a small model of its own, with a hidden size of its own."""
+    if not report.model_type.startswith("gemma4"):
+        raise LaunchError(
+            f"--head: {checkpoint.folder} is an assistant of Gemma 4, and {report.path} is "
+            f"{report.model_type or 'of an unknown type'}. Give it to a Gemma 4 model."
+        )
+    total = sum(info.num_bytes for info in checkpoint.tensors.values())
+    return SeparateHead(family(_ASSISTANT), 1, total, is_quantized=False)
+
+
+def _require_format(engine: str, path: Path, found: str | None, report: Report) -> None:
+    if found in _READS[engine]:
+        return
+    head, model = shlex.quote(str(path)), shlex.quote(str(report.path))
+    what = "a full checkpoint" if found is None else f"a head in {found} format"
+    if engine == "xllm":
+        verb, flag = ("export", "--format") if found is None else ("convert", "--to")
+        reads = "xllm format"
+        advice = f"`headstart {verb} {head} {flag} xllm --out DIR` makes one: use --head DIR."
+    elif engine == "sglang":
+        reads = "sglang format or a full checkpoint"
+        advice = f"`headstart convert {head} --to sglang --out DIR` makes one: use --head DIR."
+    else:
+        reads = "a full checkpoint with the model's own tensor names"
+        advice = f"Run `headstart stitch {head} {model} --out DIR` and launch DIR without --head."
+    raise LaunchError(f"--head: {path} is {what}; {ENGINE_TITLES[engine]} reads {reads}. {advice}")
+
+
+def _refuse_other_drafts(path: Path) -> None:
+    """LaunchError for an EAGLE or Medusa draft, which our formats would not recognise."""
+    file = path / "config.json"
+    if not file.is_file():
+        return
+    config = read_json_object(file)
+    keys = ("architectures", "model_type", "speculators_model_type")
+    names = " ".join(str(config.get(key, "")) for key in keys).lower()
+    if "eagle" in names or "medusa" in names:
+        raise LaunchError(
+            f"--head: {path} is an EAGLE or Medusa draft ({names.strip()}); expected an MTP head. "
+            "One server has one drafter: see docs/migrating.md for the change, or start the engine "
+            "directly."
+        )
+
+
+def _family_of(config: dict[str, Any]) -> Family | None:
+    return match_family(
+        config, [str(config.get("model_type", ""))], config.get("architectures") or []
+    )
