@@ -30,11 +30,12 @@ def show(report: Report, engines: Mapping[str, EngineCommand | str]) -> None:
         console.print(f"\n[bold]{name}[/]")
         # Not wrapped and without markup, so that it can be copied.
         print(command.shell())
-    refused = {name: reason for name, reason in engines.items() if isinstance(reason, str)}
-    if refused:
-        console.print()
-    for name, reason in refused.items():
-        console.print(f"[bold]{name}[/]  not available: {escape(reason)}")
+    refused: dict[str, list[str]] = {}  # engines that say no for the same reason share a line
+    for name, reason in engines.items():
+        if isinstance(reason, str):
+            refused.setdefault(reason, []).append(name)
+    for reason, names in refused.items():
+        console.print(f"\n[bold]{', '.join(names)}[/]  not available: {escape(reason)}")
     for warning in report.warnings:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}")
 

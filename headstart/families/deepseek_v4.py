@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headstart.families.base import Family, HeadLayout, KeyMap, Trunk, parts
+from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.names import KeyMap
 
 _HYPER = parts("""
     hc_attn_fn      2*hc+hc*hc   hc*hidden

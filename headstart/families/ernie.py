@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from headstart.families.base import Family, HeadLayout, KeyMap, Trunk, parts
+from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, EXPERTS, GQA, NORMS, SHARED_EXPERTS
 from headstart.families.dims import Fields
+from headstart.families.names import KeyMap
 
 _BLOCK = NORMS + GQA + DENSE_MLP
 _MOE = (

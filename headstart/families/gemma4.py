@@ -6,7 +6,8 @@ names below serve to recognise an assistant.
 
 from __future__ import annotations
 
-from headstart.families.base import Family, HeadLayout, KeyMap, parts
+from headstart.families.base import Family, HeadLayout, parts
+from headstart.families.names import KeyMap
 
 ASSISTANT = Family(
     name="gemma4_assistant",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstart.families.base import KeyMap
+from headstart.families.names import KeyMap
 
 
 def appended_layer(

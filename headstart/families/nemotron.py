@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from headstart.errors import BadConfig
-from headstart.families.base import Family, HeadLayout, KeyMap, Part, Trunk, parts
+from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import ROLES
 from headstart.families.dims import Fields
+from headstart.families.names import KeyMap
 
 _NORM = parts("norm.weight hidden")
 _ATTENTION = _NORM + parts("""

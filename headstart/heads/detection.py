@@ -15,9 +15,10 @@ from typing import Literal
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
-from headstart.families.base import Family, Naming
+from headstart.families.base import Family
 from headstart.families.dims import Fields
 from headstart.families.experts import stand_ins
+from headstart.families.names import Naming
 from headstart.families.registry import (
     GRAFTED_AS,
     WITHOUT_HEAD,

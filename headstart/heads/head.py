@@ -14,7 +14,8 @@ from typing import Any
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import ShapeMismatch, UnsupportedFamily
-from headstart.families.base import Family, Naming
+from headstart.families.base import Family
+from headstart.families.names import Naming
 from headstart.heads.detection import find_family, require_head
 from headstart.heads.quantization import dequantized, is_quantized, is_scale
 from headstart.heads.sharing import trunk_tensor

@@ -14,7 +14,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from headstart.families.base import Family, Naming
+from headstart.families.base import Family
+from headstart.families.names import Naming
 
 # checkpoint modules -> how engines call them once fused
 _FUSED_LOOKUPS = {

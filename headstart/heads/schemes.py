@@ -12,8 +12,8 @@ from typing import Any
 from headstart.checkpoint.config import Config, read_json_object
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, some
-from headstart.families.base import Naming
 from headstart.families.experts import is_fused_experts, split_name
+from headstart.families.names import Naming
 from headstart.heads.head import Head
 from headstart.heads.ignore_lists import (
     has_list,

@@ -22,7 +22,8 @@ from headstart.errors import (
     UnsupportedFamily,
     some,
 )
-from headstart.families.base import Family, Naming
+from headstart.families.base import Family
+from headstart.families.names import Naming
 from headstart.heads.detection import (
     FoundHead,
     declared_count,

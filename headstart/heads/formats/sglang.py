@@ -16,8 +16,8 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
 from headstart.errors import UnexpectedTensor, UnsupportedFamily, some
-from headstart.families.base import Naming
 from headstart.families.engines import served_by
+from headstart.families.names import Naming
 from headstart.families.registry import family
 from headstart.heads.formats import Export, count_modules
 from headstart.heads.head import Head

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstart.errors import ConfigError
-from headstart.families.base import Family, KeyMap, Naming
+from headstart.families.base import Family
+from headstart.families.names import KeyMap, Naming
 from headstart.families.registry import families
 
 NUM_LAYERS = 61

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headstart.families.base import Naming
+from headstart.families.names import Naming
 from headstart.families.registry import family
 from headstart.heads.ignore_lists import (
     fused_lookups,
