@@ -14,7 +14,7 @@ from headstart.cli.main import COMMANDS
 
 def headstart(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headstart", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, **options)  # type: ignore[call-overload, no-any-return]
+    return subprocess.run(command, capture_output=True, text=True, **options)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

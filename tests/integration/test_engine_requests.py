@@ -76,12 +76,12 @@ def cut_inside_a_chunk(engine: Engine, **fields: Any) -> bool:
         emit(request, verdict)
         seen.append(request.num_output - before < len(verdict.tokens))
 
-    engine._emit = watch  # type: ignore[method-assign]
+    engine._emit = watch
     try:
         for prompt in make_prompts():
             run(engine, [prompt], seeded(**fields))
     finally:
-        del engine._emit  # type: ignore[method-assign]
+        del engine._emit
     return any(seen)
 
 
@@ -217,13 +217,13 @@ def test_a_draft_vocabulary_changes_the_drafts_and_not_the_text(tiny: Tiny) -> N
     for vocab in (None, range(0, VOCAB, 2), [*range(40), 3]):
         engine = start(folder, speculate=3, draft_vocab=vocab)
         proposed: set[int] = set()
-        propose = engine.drafter.propose  # type: ignore[union-attr]
+        propose = engine.drafter.propose
 
         def watch(drafting: Any, propose: Any = propose, proposed: Any = proposed) -> None:
             propose(drafting)
             proposed |= {token for request in drafting for token in request.drafts}
 
-        engine.drafter.propose = watch  # type: ignore[union-attr, method-assign]
+        engine.drafter.propose = watch
         results = run(engine, make_prompts(), seeded())
         assert ids_of(results) == expected
         assert_head_is_alive(results)

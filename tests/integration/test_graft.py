@@ -124,7 +124,7 @@ def test_head_norms_start_as_identities(grafted: Any, variant: str) -> None:
 def test_the_out_norm_starts_as_the_trunks_final_norm(grafted: Any, variant: str) -> None:
     model = grafted(variant)
     stored, names = tensors(model), head_names(model)
-    trunk = family(inspect(Checkpoint.open(model)).family.name).trunk  # type: ignore[union-attr]
+    trunk = family(inspect(Checkpoint.open(model)).family.name).trunk
     final = next(
         stored[p + trunk.final_norm] for p in trunk.prefixes if p + trunk.final_norm in stored
     )

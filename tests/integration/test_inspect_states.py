@@ -478,7 +478,7 @@ def test_the_json_of_inspect_has_the_agreed_keys(
         app()
     assert leaving.value.code == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["family"] == report(model).family.name  # type: ignore[union-attr]
+    assert document["family"] == report(model).family.name
     assert document["model_type"] == config(model)["model_type"]
     assert document["architectures"] == config(model)["architectures"]
     assert document["trunk"]["hidden_size"] == 256

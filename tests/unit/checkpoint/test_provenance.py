@@ -29,7 +29,7 @@ def test_it_says_what_was_done_to_what(folder: Path, monkeypatch: pytest.MonkeyP
 def test_the_digest_changes_with_config_names_and_bytes(folder: Path, tmp_path: Path) -> None:
     def of(name: str, **options: object) -> str:
         tensors = options.pop("tensors", {"a": b"123"})
-        made = make_folder(tmp_path / name, {"model.safetensors": tensors}, **options)  # type: ignore[arg-type, dict-item]
+        made = make_folder(tmp_path / name, {"model.safetensors": tensors}, **options)
         return digest(Checkpoint.open(made))
 
     same = digest(Checkpoint.open(folder))

@@ -33,7 +33,7 @@ def report(
         architectures,
         TrunkReport(61, 7168, 129280, 1000, 10**12, "BF16", "", False),
         HeadReport(
-            state,  # type: ignore[arg-type]
+            state,
             modules if state != "undeclared" else None,
             modules if is_there else 0,
             20 if is_there else 0,

@@ -25,7 +25,7 @@ def headstart(*words: str, **environment: str) -> subprocess.CompletedProcess[st
 def test_the_command_is_on_stdout_and_what_to_know_on_stderr(
     tiny: object, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = tiny("mimo")  # type: ignore[operator]
+    model = tiny("mimo")
     run(model=model, engine="vllm", options=LaunchOptions(), engine_version="0.27.1")
     out, err = capsys.readouterr()
     assert out.startswith(f"vllm serve {model}")
@@ -36,7 +36,7 @@ def test_json_is_one_document_and_nothing_else(
     tiny: object, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    run(model=tiny("mimo"), engine="sglang", options=LaunchOptions(), json=True)  # type: ignore[operator]
+    run(model=tiny("mimo"), engine="sglang", options=LaunchOptions(), json=True)
     out, err = capsys.readouterr()
     document = json.loads(out)
     assert err == "" and document["engine"] == "sglang" and document["memory"]
@@ -57,7 +57,7 @@ def test_without_an_engine_a_version_that_is_too_old_is_called_the_newest_known(
     tiny: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    model = tiny("mimo")  # type: ignore[operator]
+    model = tiny("mimo")
     with pytest.raises(LaunchError, match=r"0\.10\.0 is the newest version known here, not an"):
         run(model=model, engine="xllm", options=LaunchOptions())
     with pytest.raises(LaunchError, match=r"or later, found 0\.10\.0"):
@@ -68,7 +68,7 @@ def test_running_code_of_a_checkpoint_has_to_be_allowed(tiny: object, tmp_path: 
     engine = tmp_path / "vllm"
     engine.write_text('#!/bin/bash\n[ "$1" = --version ] && echo 0.27.1 && exit\necho started\n')
     engine.chmod(0o755)
-    words = (str(tiny("mimo")), "--engine", "vllm", "--run")  # type: ignore[operator]
+    words = (str(tiny("mimo")), "--engine", "vllm", "--run")
     path = f"{tmp_path}:{os.environ['PATH']}"
     refused = headstart(*words, PATH=path)
     assert refused.returncode == 1 and "started" not in refused.stdout
@@ -84,7 +84,7 @@ def test_flags_of_the_command_line_reach_the_engine_and_its_exit_code_comes_back
     engine.write_text(body)
     engine.chmod(0o755)
     done = headstart(
-        str(tiny("mimo")), "--engine", "vllm", "--speculate", "2", "--port", "9", "--run",  # type: ignore[operator]
+        str(tiny("mimo")), "--engine", "vllm", "--speculate", "2", "--port", "9", "--run",
         "--trust-remote-code",
         PATH=f"{tmp_path}:{os.environ['PATH']}",
     )  # fmt: skip

@@ -52,7 +52,7 @@ def test_running_exports_the_head_first_unless_it_is_there(
     environment = fake_xllm(tmp_path, 'echo "$@"')
     monkeypatch.setenv("PATH", environment["PATH"])
     model = tmp_path / "model"
-    model.symlink_to(tiny("deepseek_v3"))  # type: ignore[operator]
+    model.symlink_to(tiny("deepseek_v3"))
     options = LaunchOptions(log_dir=tmp_path / "log")
     for _ in range(2):  # the second finds the folder that the first made
         built = build("xllm", inspect(Checkpoint.open(model)), options, "0.10.0")

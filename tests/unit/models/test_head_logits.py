@@ -158,7 +158,7 @@ def engine_drafts(
         seen.append(plain(normed, vocab))
         return seen[-1]
 
-    runner.draft_logits = keep  # type: ignore[method-assign]
+    runner.draft_logits = keep
     request = Request(
         "r", ids[:-4], SamplingParams(temperature=0), 0, 99, frozenset(), 0, blocks=blocks
     )

@@ -81,7 +81,9 @@ def test_a_wrong_shape_is_named_with_both_shapes() -> None:
 
 def test_rotary_frequencies_that_exporters_store_are_passed_over() -> None:
     tensors = {**trunk_tensors(), "model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(4)}
-    load_trunk(empty_trunk(), sources(tensors))
+    trunk = empty_trunk()
+    load_trunk(trunk, sources(tensors))
+    assert torch.equal(trunk.embed, tensors["model.embed_tokens.weight"])
 
 
 def test_a_tied_model_may_store_its_lm_head_again() -> None:
@@ -116,7 +118,7 @@ def test_a_head_that_does_not_fit_is_refused_by_name(
     change: Any, error: type[Exception], words: str
 ) -> None:
     head = MTPHead(CONFIG, HeadLayout(), 2)
-    tensors = head_tensors(randomised(head))  # type: ignore[arg-type]
+    tensors = head_tensors(randomised(head))
     change(tensors)
     with pytest.raises(error, match=words):
         load_head(MTPHead(CONFIG, HeadLayout(), 2), sources(tensors), CONFIG)

@@ -85,7 +85,7 @@ def reference_process(
 
 
 def reference_probs(logits: Sequence[float], params: SamplingParams, **history: object) -> Tensor:
-    values, _ = reference_process(logits, params, **history)  # type: ignore[arg-type]
+    values, _ = reference_process(logits, params, **history)
     return torch.tensor(values, dtype=torch.float64).softmax(-1)
 
 

@@ -116,14 +116,14 @@ def _words(seeds: list[int], positions: list[int], first: int, purpose: int = CH
 
 
 def _rows(place: object) -> Tensor:
-    places = [place(i) for i in range(10_000)]  # type: ignore[operator]
+    places = [place(i) for i in range(10_000)]
     seeds, positions = [s for s, _ in places], [p for _, p in places]
     return unsigned(bits(seeds, positions, torch.tensor([0, 1, 17, 151_000]))).flatten()
 
 
 @pytest.mark.parametrize("neighbours", NEIGHBOURS.values(), ids=NEIGHBOURS.keys())
 def test_neighbours_are_independent(neighbours: object) -> None:
-    here, there = neighbours()  # type: ignore[operator]
+    here, there = neighbours()
     for shift in (0, 14, 28):
         pairs = ((here >> shift) & 15) * 16 + ((there >> shift) & 15)
         statistic, bound = chi_square(pairs.bincount(minlength=256), torch.full((256,), 1 / 256))

@@ -53,8 +53,8 @@ def test_a_value_that_cannot_work_is_refused(fields: dict[str, Any], message: st
 
 
 def test_one_stop_text_may_be_given_without_a_tuple() -> None:
-    assert SamplingParams(stop="end").stop == ("end",)  # type: ignore[arg-type]
-    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")  # type: ignore[arg-type]
+    assert SamplingParams(stop="end").stop == ("end",)
+    assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
 
 
 def test_a_bias_is_copied() -> None:
