@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_fixture import Tiny
 
 from headstart.calibrate.tiny import write_tiny
-
-Tiny = Callable[..., Path]
 
 
 def pytest_configure(config: pytest.Config) -> None:

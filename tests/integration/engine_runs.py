@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import Tiny
 from head_edits import edited, graft, tensors
+from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result

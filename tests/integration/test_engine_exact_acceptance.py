@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Tiny
 from engine_runs import AGREEING, checkpoint, greedy, run, start
 from head_edits import edited
+from tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import Agreement, make_agreement
 from headstart.engine.stats import Acceptance

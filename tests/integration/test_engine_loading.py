@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Tiny
 from engine_runs import (
     assert_head_is_alive,
     checkpoint,
@@ -18,6 +17,7 @@ from engine_runs import (
     start,
 )
 from head_edits import Tensors, edited
+from tiny_fixture import Tiny
 
 from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily
 

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tiny
 from engine_runs import (
     FAMILIES,
     VOCAB,
@@ -21,6 +20,7 @@ from engine_runs import (
     transformers_greedy,
 )
 from head_edits import edited
+from tiny_fixture import Tiny
 
 from headstart.sampling.params import SamplingParams
 

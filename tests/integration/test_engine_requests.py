@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Tiny
 from engine_runs import (
     VOCAB,
     assert_head_is_alive,
@@ -20,6 +19,7 @@ from engine_runs import (
     soft,
     start,
 )
+from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, RequestError

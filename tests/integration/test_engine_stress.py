@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tiny
 from engine_runs import VOCAB, run, soft, start
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -21,6 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from test_engine_cached_states import compare
+from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams

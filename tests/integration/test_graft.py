@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Tiny
 from head_edits import (
     WITH_HEAD,
     Tensors,
@@ -21,6 +20,7 @@ from head_edits import (
     restore,
     tensors,
 )
+from tiny_fixture import Tiny
 
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Tiny
 from head_edits import (
     WITH_HEAD,
     config,
@@ -26,6 +25,7 @@ from head_edits import (
     with_dense_head,
 )
 from safetensors.torch import save_file
+from tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, HeadNotFound

@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Tiny
 from head_edits import (
     WITH_HEAD,
     Tensors,
@@ -31,6 +30,7 @@ from head_edits import (
     tensors,
     text_part,
 )
+from tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, ShapeMismatch, UnsupportedFamily

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Tiny
 from head_edits import (
     WITH_HEAD,
     config,
@@ -29,6 +28,7 @@ from head_edits import (
     written,
 )
 from safetensors.torch import save_file
+from tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import (

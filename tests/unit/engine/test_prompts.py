@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Tiny
+from tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.prompts import PromptReader
