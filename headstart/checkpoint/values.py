@@ -6,9 +6,11 @@ is held is bounded by what is asked for.
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import TYPE_CHECKING
 
 from headstart.checkpoint.reader import torch_dtype
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
 _ROWS_AT_ONCE = 1024
+_M_MMAP_THRESHOLD = -3  # of mallopt(3)
+_LARGE_BLOCK = 1 << 17
 
 
 def load(source: TensorSource) -> torch.Tensor:
@@ -65,11 +69,20 @@ def to_float32(tensor: torch.Tensor) -> torch.Tensor:
     return values
 
 
+@cache
+def return_freed_memory() -> None:
+    """Give large freed blocks back at once; the allocator would keep more and more of them."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc has it, others need it less
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _LARGE_BLOCK)
+
+
 @contextmanager
 def one_thread() -> Iterator[None]:
     """For many small operators: threads that wait for each other on busy cores cost far more."""
     import torch
 
+    return_freed_memory()
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
