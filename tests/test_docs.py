@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from headstart.calibrate.tiny import write_tiny
+from headstart.cli.main import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
@@ -85,3 +86,12 @@ def test_the_python_of_the_engine_page_runs(workplace: Path) -> None:
         [sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
+
+
+def test_only_commands_that_exist_are_named_to_users() -> None:
+    named = r"headstart[ \n]+(\w+)(?=[ `\n])"
+    verbs = {"train", "serve", "bench", "score", "vocab", "distill", "demo"} - set(COMMANDS)
+    sources = [*PAGES, *(ROOT / "headstart").rglob("*.py")]
+    for path in sources:
+        wrong = verbs & set(re.findall(named, path.read_text().replace('"\n', "")))
+        assert not wrong, f"{path.name} sends users to {wrong}"

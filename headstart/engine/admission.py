@@ -42,6 +42,11 @@ class Admission:
             raise RequestError(
                 "speculate auto needs an engine that was started with it (profiled)."
             )
+        if params.speculate and self._built.head is None:
+            raise RequestError(
+                f"the request asks for speculate {params.speculate} and this engine runs without a "
+                "head (started with speculate 0, or the model has none). Leave the setting out."
+            )
         if params.stop and self._prompts.tokenizer is None:
             raise RequestError("stop strings need a tokenizer and the checkpoint has none.")
         if params.draft_vocab is not None and params.draft_vocab not in vocabs:

@@ -54,7 +54,7 @@ def _unknown_family(checkpoint: Checkpoint) -> str:
     if name in GRAFTED_AS:
         return (
             f"{name} models publish no head. `headstart graft` adds a fresh one in the layout of "
-            f"{GRAFTED_AS[name]}, to be trained with `headstart train`."
+            f"{GRAFTED_AS[name]}, which must be trained before it is of use."
         )
     if name in WITHOUT_HEAD:
         return f"{WITHOUT_HEAD[name]} Do not trust the config; there is nothing to serve with."

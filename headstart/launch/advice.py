@@ -1,7 +1,7 @@
 """What K means, which K to use, what it costs in memory, and where the output is not exact.
 
-Numbers are published ones and carry their source; nothing here was measured by us. `headstart
-score` and `headstart bench` answer the same questions for one's own text.
+Numbers are published ones and carry their source; nothing here was measured by us; one's own
+text may behave differently.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def about_k(family: Family, modules: int, k: int) -> list[str]:
             "(FastMTP: 81 / 56 / 36 % by position) pays up to 3"
         )
     notes.append(
-        "the gain shrinks as more requests run and can turn into a loss: measure with `headstart "
-        "bench`, limit it with --speculate-off-above"
+        "the gain shrinks as more requests run and can turn into a loss: measure it with your "
+        "own load, limit it with --speculate-off-above"
     )
     return notes
 

@@ -38,7 +38,7 @@ class LaunchOptions:
     draft_model: Path | None = field(default=None, metadata={"help": "the same as --head"})
     draft_top_k: int = field(default=1, metadata={"help": "branches per draft position"})
     token_map: Path | None = field(
-        default=None, metadata={"help": "draft vocabulary: a file of `headstart vocab`"}
+        default=None, metadata={"help": "draft vocabulary: a file of token ids, as SGLang reads it"}
     )
     speculate_off_above: int | None = field(
         default=None, metadata={"help": "no drafting while more than this many requests run"}
