@@ -7,6 +7,9 @@
       LaunchError             an external engine is absent, too old, or cannot do what was asked
       RequestError            a request that cannot be answered as asked (the client's fault)
       EngineError             the embedded engine failed (ours): no memory, device failure
+      DataError               prompts, answers or cached states that cannot be used as they are
+      TrainError              training cannot go on: a loss that is not a number, a broken run folder
+      ServerError             a server that was asked for answers failed, and retries did not help
       CheckpointError         the files of a checkpoint are not what they should be
         BadConfig             config.json absent, unreadable or with a field of the wrong type
         BrokenFile            a safetensors file that is truncated or malformed
@@ -52,6 +55,18 @@ class RequestError(HeadstartError):
 
 class EngineError(HeadstartError):
     """The embedded engine failed: no memory for K/V, a broken invariant, a device failure."""
+
+
+class DataError(HeadstartError):
+    """Prompts, answers or cached states are not what the task needs."""
+
+
+class TrainError(HeadstartError):
+    """Training cannot go on: a loss that is not a number, a run folder that is not whole."""
+
+
+class ServerError(HeadstartError):
+    """A server that was asked for answers failed, and retries did not help."""
 
 
 class CheckpointError(HeadstartError):

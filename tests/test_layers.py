@@ -15,13 +15,16 @@ PACKAGE = Path(headstart.__file__).parent
 LAYERS = [
     {"errors"},
     {"checkpoint", "families", "sampling"},
-    {"calibrate"},
+    {"calibrate", "data", "vocab"},
     {"heads", "models"},
-    {"launch", "engine"},
+    {"assembly"},
+    {"simulate"},
+    {"launch", "engine", "train"},
+    {"distill"},
     {"cli"},
 ]
 # Computing packages, which the command line imports only when it runs a model.
-TORCH_PACKAGES = {"sampling", "models", "engine"}
+TORCH_PACKAGES = {"sampling", "models", "assembly", "simulate", "engine", "train"}
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 

@@ -8,8 +8,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from headstart.data.prompt_reader import Prompt
 from headstart.engine.engine import Engine
-from headstart.engine.prompts import Prompt
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 

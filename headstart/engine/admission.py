@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 from typing import Any
 
-from headstart.engine.build import Built
+from headstart.assembly.build import Built
+from headstart.data.prompt_reader import PromptReader
 from headstart.engine.options import EngineOptions
-from headstart.engine.prompts import PromptReader
 from headstart.engine.request import Request
 from headstart.engine.text import Detokenizer
 from headstart.errors import RequestError

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from headstart.data.prompt_reader import Prompt
 from headstart.engine.engine import Engine
-from headstart.engine.prompts import Prompt
 from headstart.engine.scheduler import Work
 from headstart.sampling.params import SamplingParams
 

@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 
+from headstart.assembly.build import Built, build
 from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
+from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.engine.admission import Admission
-from headstart.engine.build import Built, build, num_blocks
 from headstart.engine.cost import measure
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
+from headstart.engine.memory import num_blocks
 from headstart.engine.options import EngineOptions
 from headstart.engine.outputs import Completion, Result, Update
-from headstart.engine.prompts import Prompt, PromptReader
 from headstart.engine.request import Request, State
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler, Work
@@ -53,8 +54,11 @@ class Engine:
             torch.set_num_threads(self.options.threads)
         checkpoint = Checkpoint.open(local_folder(model))
         self.built: Built = build(
-            checkpoint, Path(head) if head is not None else None, self.options
-        )
+            checkpoint, Path(head) if head is not None else None,
+            device=self.options.device, dtype=self.options.dtype, weights=self.options.weights,
+            max_model_len=self.options.max_model_len, layout=self.options.layout,
+            with_head=self.options.speculate != 0,
+        )  # fmt: skip
         blocks, self.block_bytes = num_blocks(self.built, self.options)
         self.pool = BlockPool(
             blocks, self.options.block_size, prefix_caching=self.options.prefix_caching
@@ -140,13 +144,16 @@ class Engine:
         if verdict is None:
             self._register(request)
             return None
-        if request.num_output:
-            self._observe(request, verdict)
-        elif request.stats.first_token_seconds is None:
-            request.stats.first_token_seconds = time.perf_counter() - request.created
         request.drafts = []
         before = request.num_output
         self._emit(request, verdict)
+        if before:
+            # Drafts behind a stop were right for nothing: they do not count as accepted.
+            self._observe(
+                request, verdict.num_drafts, min(verdict.num_accepted, request.num_output - before)
+            )
+        elif request.stats.first_token_seconds is None:
+            request.stats.first_token_seconds = time.perf_counter() - request.created
         self._register(request)
         is_last = request.finish_reason is not None
         text = request.text.take(is_last=is_last) if request.text is not None else ""
@@ -155,13 +162,13 @@ class Engine:
             request.origins[before:], request.logprobs[before:], request.finish_reason,
         )  # fmt: skip
 
-    def _observe(self, request: Request, verdict: Verdict) -> None:
-        request.stats.acceptance.observe(verdict.num_drafts, verdict.num_accepted)
-        self.stats.acceptance.observe(verdict.num_drafts, verdict.num_accepted)
+    def _observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        request.stats.acceptance.observe(num_drafts, num_accepted)
+        self.stats.acceptance.observe(num_drafts, num_accepted)
         chosen = self.stats.chosen_drafts
-        chosen[verdict.num_drafts] = chosen.get(verdict.num_drafts, 0) + 1
+        chosen[num_drafts] = chosen.get(num_drafts, 0) + 1
         if self.speculation is not None:
-            self.speculation.observe(request, verdict.num_drafts, verdict.num_accepted)
+            self.speculation.observe(request, num_drafts, num_accepted)
 
     def _emit(self, request: Request, verdict: Verdict) -> None:
         """Append tokens one by one; whatever lies behind a stop is neither emitted nor kept."""

@@ -14,7 +14,7 @@ import torch
 
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
-from headstart.models.attention import LayerCache, Places, Span
+from headstart.models.attention import LayerCache, PagedContext, Places, Span
 from headstart.models.linear import Int8Linear, Linear
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -91,8 +91,7 @@ class Runner:
         stream = self.trunk_model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
-            self._caches,
-            spans,
+            [PagedContext(cache, spans) for cache in self._caches],
         )
         normed = self.trunk_model.final_norm(stream)
         before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
@@ -122,8 +121,7 @@ class Runner:
             hidden,
             torch.tensor(positions, device=self.device),
             self.trunk_model.rotary,
-            self._head_caches[module],
-            spans,
+            PagedContext(self._head_caches[module], spans),
         )
         return normed, recycled, [span.stop - 1 for span in spans]
 

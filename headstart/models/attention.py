@@ -1,17 +1,29 @@
-"""Causal attention of a ragged batch over a paged K/V cache, in plain PyTorch.
+"""What a row attends to: a `Context`; here the paged K/V cache of an engine, in plain PyTorch.
 
 Rows of all requests lie one after another. A `Span` says which rows are one request's, and which
 slots of the cache hold its context. Rows write their own K/V first, so a row sees itself.
+`models/documents.py` has the contexts without a cache, for training and scoring.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 Places = slice | torch.Tensor  # physical slots: a slice where they are consecutive
+
+
+class Context(Protocol):
+    """Where the keys and values of one layer are."""
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        """q [T, heads, dim], k and v [T, kv_heads, dim] of the new rows; [T, heads * dim]."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,22 +48,23 @@ class LayerCache:
     v: torch.Tensor
 
 
-def attend(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cache: LayerCache,
-    spans: list[Span],
-    window: int | None = None,
-) -> torch.Tensor:
-    """q [T, heads, dim], k and v [T, kv_heads, dim] of the new rows; returns [T, heads * dim]."""
-    for span in spans:
-        cache.k[span.new] = k[span.start : span.stop]
-        cache.v[span.new] = v[span.start : span.stop]
-    if len(spans) == 1:
-        return _one(q, cache, spans[0], window)
-    parts = [_one(q[span.start : span.stop], cache, span, window) for span in spans]
-    return torch.cat(parts)
+@dataclass(frozen=True)
+class PagedContext:
+    """One layer's cache, and the requests whose rows are being run."""
+
+    cache: LayerCache
+    spans: list[Span]
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        for span in self.spans:
+            self.cache.k[span.new] = k[span.start : span.stop]
+            self.cache.v[span.new] = v[span.start : span.stop]
+        if len(self.spans) == 1:
+            return _one(q, self.cache, self.spans[0], window)
+        parts = [_one(q[s.start : s.stop], self.cache, s, window) for s in self.spans]
+        return torch.cat(parts)
 
 
 def _one(q: torch.Tensor, cache: LayerCache, span: Span, window: int | None) -> torch.Tensor:

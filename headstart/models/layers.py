@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn.functional import rms_norm, silu
 
-from headstart.models.attention import LayerCache, Span, attend
+from headstart.models.attention import Context
 from headstart.models.config import ModelConfig
 from headstart.models.linear import Linear
 from headstart.models.rope import rotate
@@ -42,11 +42,10 @@ class Attention(nn.Module):
         self,
         x: torch.Tensor,
         rotation: Rotation,
-        cache: LayerCache,
-        spans: list[Span],
+        context: Context,
         window: int | None,
     ) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]; fills the slots that `spans` name."""
+        """x [T, hidden] -> [T, hidden]."""
         rows = self.qkv(x).view(x.shape[0], -1, self.dim)
         q, k, v = torch.split(rows, [self.heads, self.kv_heads, self.kv_heads], dim=1)
         if self.q_norm is None or self.k_norm is None:
@@ -54,7 +53,7 @@ class Attention(nn.Module):
             q, k = torch.split(both, [self.heads, self.kv_heads], dim=1)
         else:
             q, k = rotate(self.q_norm(q), *rotation), rotate(self.k_norm(k), *rotation)
-        result = self.o(attend(q, k, v, cache, spans, window))
+        result = self.o(context.attend(q, k, v, window))
         assert isinstance(result, torch.Tensor)
         return result
 
@@ -69,7 +68,7 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up(x).chunk(2, dim=-1)
-        result = self.down(silu(gate).mul_(up))
+        result = self.down(silu(gate) * up if gate.requires_grad else silu(gate).mul_(up))
         assert isinstance(result, torch.Tensor)
         return result
 
@@ -88,10 +87,9 @@ class DecoderLayer(nn.Module):
         self,
         x: torch.Tensor,
         rotation: Rotation,
-        cache: LayerCache,
-        spans: list[Span],
+        context: Context,
         window: int | None = None,
     ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, cache, spans, window)
+        x = x + self.attention(self.attention_norm(x), rotation, context, window)
         x = x + self.mlp(self.mlp_norm(x))
         return x

@@ -12,7 +12,7 @@ from torch import nn
 
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
-from headstart.models.attention import LayerCache, Span
+from headstart.models.attention import Context
 from headstart.models.config import ModelConfig
 from headstart.models.layers import DecoderLayer, Norm
 from headstart.models.linear import Linear
@@ -38,8 +38,7 @@ class MTPModule(nn.Module):
         hidden: torch.Tensor,
         positions: torch.Tensor,
         rotary: RotaryTable,
-        cache: LayerCache,
-        spans: list[Span],
+        context: Context,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """embedded and hidden [T, D]; returns the state for the LM head and the recycled one."""
         if self.layout.zero_embed_at_position_0:
@@ -47,7 +46,7 @@ class MTPModule(nn.Module):
         token, state = self.embed_norm(embedded), self.hidden_norm(hidden)
         first = self.layout.fuse_order == "embed_first"
         x = self.fuse(torch.cat((token, state) if first else (state, token), dim=-1))
-        x = self.block(x, rotary.at(positions), cache, spans, self.window)
+        x = self.block(x, rotary.at(positions), context, self.window)
         normed = x if self.out_norm is None else self.out_norm(x)
         recycled = normed if self.layout.recycled_hidden == "after_out_norm" else x
         return normed, recycled

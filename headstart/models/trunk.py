@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import nn
 
-from headstart.models.attention import LayerCache, Span
+from headstart.models.attention import Context
 from headstart.models.config import ModelConfig
 from headstart.models.layers import DecoderLayer, Norm
 from headstart.models.linear import Linear
@@ -30,14 +32,16 @@ class Trunk(nn.Module):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        caches: list[LayerCache],
-        spans: list[Span],
+        contexts: Sequence[Context],
     ) -> torch.Tensor:
-        """ids and positions [T] -> the residual stream [T, hidden] before the final norm."""
+        """ids and positions [T] -> the residual stream [T, hidden] before the final norm.
+
+        One context per layer says what its rows attend to.
+        """
         x = self.embed[ids]
         rotation = self.rotary.at(positions)
-        for layer, cache, window in zip(self.layers, caches, self.config.windows, strict=True):
-            x = layer(x, rotation, cache, spans, window)
+        for layer, context, window in zip(self.layers, contexts, self.config.windows, strict=True):
+            x = layer(x, rotation, context, window)
         return x
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
-from headstart.models.attention import LayerCache, Span
+from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import load_trunk
 from headstart.models.trunk import Trunk
@@ -112,7 +112,8 @@ class PagedRun:
             ids += chunk
             positions += range(start, stop)
             self._done[text] = stop
-        stream = self.trunk(torch.tensor(ids), torch.tensor(positions), self._caches, spans)
+        contexts = [PagedContext(cache, spans) for cache in self._caches]
+        stream = self.trunk(torch.tensor(ids), torch.tensor(positions), contexts)
         logits = self.trunk.logits(self.trunk.final_norm(stream))
         return {
             text: logits[span.start : span.stop] for text, span in zip(chunks, spans, strict=True)

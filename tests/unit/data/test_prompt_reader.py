@@ -11,7 +11,7 @@ import pytest
 from tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.engine.prompts import PromptReader
+from headstart.data.prompt_reader import PromptReader
 from headstart.errors import RequestError
 
 TEMPLATE = (

@@ -1,18 +1,19 @@
-"""From a checkpoint folder to modules on a device: trunk, head, formats, memory."""
+"""From a checkpoint folder to modules on a device: trunk, head, weight formats.
+
+Engine, training and scoring all load a model here, so that they run the same thing.
+"""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
-from headstart.engine.options import EngineOptions
-from headstart.errors import ConfigError, EngineError, UnsupportedFamily, some
+from headstart.errors import ConfigError, UnsupportedFamily, some
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.formats import open_head
@@ -22,15 +23,19 @@ from headstart.models.config import ModelConfig, model_config
 from headstart.models.linear import quantize
 from headstart.models.loading import load_head, load_trunk, materialize
 from headstart.models.mtp import MTPHead
+from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 from headstart.models.tuning import tune
+
+Weights = Literal["as-dtype", "int8"]
+Layout = Literal["own", "vllm", "sglang"]
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 
 
 @dataclass(frozen=True)
 class Built:
-    """Everything an engine needs, loaded."""
+    """A model in memory, with its head if there is one."""
 
     checkpoint: Checkpoint
     config: ModelConfig
@@ -42,37 +47,41 @@ class Built:
     notes: tuple[str, ...]
 
 
-def build(checkpoint: Checkpoint, head_folder: Path | None, options: EngineOptions) -> Built:
+def build(
+    checkpoint: Checkpoint,
+    head_folder: Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    weights: Weights = "as-dtype",
+    max_model_len: int | None = None,
+    layout: Layout = "own",
+    with_head: bool = True,
+) -> Built:
     """Load trunk and head; what was decided on the way is in `notes`."""
-    device = _device(options)
-    dtype = _dtype(options, device)
+    place = _device(device)
+    kind = _dtype(dtype, place)
     config = model_config(checkpoint.config.fields)
-    max_len = options.max_model_len or config.max_positions
+    max_len = max_model_len or config.max_positions
     notes: list[str] = []
-    found = _find_head(checkpoint, head_folder, notes) if options.speculate != 0 else None
+    found = _find_head(checkpoint, head_folder, notes) if with_head else None
     with torch.device("meta"):
-        trunk = Trunk(config, 1, dtype)
-    materialize(trunk, device, dtype)
+        trunk = Trunk(config, 1, kind)
+    materialize(trunk, place, kind)
     if config.is_tied:
         trunk.lm_head.weight = trunk.embed
-    trunk.rotary = _rotary(config, max_len, dtype, device)
+    trunk.rotary = RotaryTable(config.rope, max_len, kind).to(place)
     load_trunk(trunk, _trunk_tensors(checkpoint))
-    head = _load_head(found, config, dtype, device, options) if found is not None else None
-    if options.weights == "int8":
-        if device.type != "cpu":
+    head = _load_head(found, config, kind, place, layout) if found is not None else None
+    if weights == "int8":
+        if place.type != "cpu":
             raise ConfigError("weights int8 is a CPU format; use dtype bfloat16 on a GPU.")
         quantize(trunk)
         if head is not None:
             quantize(head)
-    elif device.type == "cpu":
+    elif place.type == "cpu":
         tune(*[module for module in (trunk, head) if module is not None])
-    return Built(checkpoint, config, trunk, head, dtype, device, max_len, tuple(notes))
-
-
-def _rotary(config: ModelConfig, max_len: int, dtype: torch.dtype, device: torch.device) -> Any:
-    from headstart.models.rope import RotaryTable
-
-    return RotaryTable(config.rope, max_len, dtype).to(device)
+    return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
 
 
 def _find_head(checkpoint: Checkpoint, folder: Path | None, notes: list[str]) -> Head | None:
@@ -114,7 +123,7 @@ def _trunk_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _load_head(
-    head: Head, trunk: ModelConfig, dtype: torch.dtype, device: torch.device, options: EngineOptions
+    head: Head, trunk: ModelConfig, dtype: torch.dtype, device: torch.device, run_as: Layout
 ) -> MTPHead:
     head = dequantize(head)
     config = model_config(Config(dict(head.config)).fields)
@@ -130,8 +139,8 @@ def _load_head(
             "the head's attention geometry or rotary settings differ from the trunk's."
         )
     layout = head.family.layout
-    if options.layout != "own":
-        layout = layout.as_(options.layout)
+    if run_as != "own":
+        layout = layout.as_(run_as)
     with torch.device("meta"):
         module = MTPHead(replace(config, head_window=None), layout, head.num_modules)
     materialize(module, device, dtype)
@@ -139,43 +148,17 @@ def _load_head(
     return module
 
 
-def _device(options: EngineOptions) -> torch.device:
-    if options.device == "auto":
+def _device(name: str) -> torch.device:
+    if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if options.device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device {options.device!r} was asked for and torch sees no GPU.")
-    return torch.device(options.device)
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device {name!r} was asked for and torch sees no GPU.")
+    return torch.device(name)
 
 
-def _dtype(options: EngineOptions, device: torch.device) -> torch.dtype:
-    if options.dtype == "auto":
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if options.dtype not in _DTYPES:
-        raise ConfigError(f"dtype is {options.dtype!r}; expected auto or {', '.join(_DTYPES)}.")
-    return _DTYPES[options.dtype]
-
-
-def num_blocks(built: Built, options: EngineOptions) -> tuple[int, int]:
-    """How many K/V blocks there is memory for, and the bytes of one."""
-    config = built.config
-    layers = config.num_layers + (built.head.num_modules if built.head else 0)
-    token = 2 * config.num_kv_heads * config.head_dim * built.dtype.itemsize * layers
-    states = (built.head.num_modules if built.head else 0) * config.hidden * built.dtype.itemsize
-    block = token * options.block_size + states
-    budget = options.kv_bytes or int(_free_bytes(built.device) * options.memory_fraction)
-    # More than all requests at full length could ever hold is of no use; a request keeps a slot
-    # for the token that its last row gives.
-    most = options.max_running_requests * -(-(built.max_len + 1) // options.block_size)
-    count = min(budget // block, most)
-    if count < 1:
-        raise EngineError(
-            f"one K/V block needs {block:,} bytes and there are {budget:,}. Raise kv_bytes or "
-            "memory_fraction, or lower block_size."
-        )
-    return int(count), block
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype is {name!r}; expected auto or {', '.join(_DTYPES)}.")
+    return _DTYPES[name]

@@ -1,0 +1,56 @@
+"""Hashes that say whether two things are the same: tokenizers, chat templates, prompts.
+
+Files are hashed by what they mean, not byte by byte: tools that save a tokenizer again change its
+white space and its padding, and both leave every token where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+
+from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.conversations import Message
+
+ABSENT = "absent"
+
+
+def tokenizer_sha(checkpoint: Checkpoint) -> str:
+    """Of tokenizer.json, without padding and truncation; `absent` where there is none."""
+    path = checkpoint.folder / "tokenizer.json"
+    if not path.is_file():
+        return ABSENT
+    document = read_json_object(path)
+    return _sha({k: v for k, v in document.items() if k not in ("padding", "truncation")})
+
+
+def template_sha(checkpoint: Checkpoint) -> str:
+    """Of the chat template: chat_template.jinja, else the one inside tokenizer_config.json."""
+    path = checkpoint.folder / "chat_template.jinja"
+    if path.is_file():
+        return _sha(path.read_text(encoding="utf-8"))
+    path = checkpoint.folder / "tokenizer_config.json"
+    template = read_json_object(path).get("chat_template") if path.is_file() else None
+    return _sha(template) if template else ABSENT
+
+
+def prompt_sha(messages: Sequence[Message]) -> str:
+    """Of what is asked: every message that is not an answer."""
+    asked = [[m["role"], m["content"]] for m in messages if m["role"] != "assistant"]
+    return _sha(asked)
+
+
+def is_heldout(sha: str, share: float) -> bool:
+    """Whether a prompt belongs to the held-out part.
+
+    By its hash alone, so that it stays where it is when prompts are added, and all its turns and
+    samples stay together.
+    """
+    return int(sha[:16], 16) < share * 2**64
+
+
+def _sha(value: object) -> str:
+    text = json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", errors="backslashreplace")).hexdigest()

@@ -1,0 +1,91 @@
+"""Whole documents in one batch: rows one after another, attention inside each document only.
+
+Training and scoring run texts that are known from end to end, so nothing is cached. A `Passage`
+is a causal pass over all rows; a `Chain` is what a head sees when it goes on from each row by
+itself: the passage up to that row, and the entries of that row's own chain.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from headstart.models.ragged import causal_attention, chained_attention
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Lengths of the documents whose rows lie one after another."""
+
+    lengths: tuple[int, ...]
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        starts, total = [], 0
+        for length in self.lengths:
+            starts.append(total)
+            total += length
+        return tuple(starts)
+
+    @property
+    def num_rows(self) -> int:
+        return sum(self.lengths)
+
+    def positions(self, device: torch.device) -> torch.Tensor:
+        """[T] places of the rows in their own documents, from 0."""
+        lengths = torch.tensor(self.lengths, device=device)
+        starts = torch.tensor(self.starts, device=device).repeat_interleave(lengths)
+        return torch.arange(self.num_rows, device=device) - starts
+
+    def tokens_left(self, device: torch.device) -> torch.Tensor:
+        """[T] how many rows of the same document come after each row."""
+        lengths = torch.tensor(self.lengths, device=device)
+        return lengths.repeat_interleave(lengths) - 1 - self.positions(device)
+
+    def ahead(self, rows: torch.Tensor, depth: int) -> torch.Tensor:
+        """rows [T, ...] moved up: row t gets row t + depth of its document, zeros past its end.
+
+        A plain shift would carry the start of the next document into this one.
+        """
+        moved = torch.zeros_like(rows)
+        moved[: max(0, rows.shape[0] - depth)] = rows[depth:]
+        outside = self.tokens_left(rows.device) < depth
+        return moved.masked_fill(outside.view(-1, *[1] * (rows.dim() - 1)), 0)
+
+
+class Passage:
+    """A causal pass over all rows of all documents; keeps the keys and values it saw last."""
+
+    def __init__(self, documents: Documents):
+        self.documents = documents
+        self.k: torch.Tensor | None = None
+        self.v: torch.Tensor | None = None
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        self.k, self.v = k, v
+        return causal_attention(q, k, v, self.documents.lengths, window).flatten(1)
+
+
+class Chain:
+    """Row t sees the passage's rows up to t, and the entries that its own chain made since."""
+
+    def __init__(self, passage: Passage):
+        self._passage = passage
+        self._own: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def attend(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+    ) -> torch.Tensor:
+        assert window is None, "heads with a sliding window are refused when they are loaded"
+        assert self._passage.k is not None and self._passage.v is not None
+        self._own.append((k, v))
+        return chained_attention(
+            q, self._passage.k, self._passage.v,
+            torch.stack([key for key, _ in self._own]),
+            torch.stack([value for _, value in self._own]),
+            self._passage.documents.lengths,
+        ).flatten(1)  # fmt: skip

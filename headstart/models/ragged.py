@@ -1,0 +1,190 @@
+"""Causal attention inside documents of different lengths, with gradients; fused where possible.
+
+`chained_attention` adds a few keys per row that only this row sees. A fused kernel gives the
+result over the shared keys and its log-sum-exp; the row's own keys are merged in by that. Going
+back, the kernel gets the merged result and the merged log-sum-exp, which makes its probabilities
+those of the whole row (as ring attention does), so nothing of size T x T is ever kept.
+
+T rows, H query heads, G key/value heads, D head size, C own keys per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+Lengths = tuple[int, ...]
+
+
+def _split(lengths: Lengths, *tensors: Tensor, axis: int = 0) -> Iterator[tuple[Tensor, ...]]:
+    """One tuple of parts per document."""
+    return zip(*(torch.split(t, list(lengths), axis) for t in tensors), strict=True)
+
+
+def causal_attention(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, window: int | None = None
+) -> Tensor:
+    """q [T, H, D], k and v [T, G, D] -> [T, H, D]; row t sees rows up to t of its document."""
+    if window is None and _is_fused(q):
+        none = k.new_empty(0, *k.shape)
+        return _apply(q, k, v, none, none, lengths)
+    return torch.cat([_plain(*part, window=window) for part in _split(lengths, q, k, v)])
+
+
+def chained_attention(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: Lengths
+) -> Tensor:
+    """The same, plus C keys and values of each row's own: own_k and own_v [C, T, G, D]."""
+    return _apply(q, k, v, own_k, own_v, lengths)
+
+
+def _apply(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Lengths) -> Tensor:
+    if _is_fused(q):
+        result: Tensor = _Merged.apply(q, k, v, own_k, own_v, n)  # type: ignore[no-untyped-call]
+        return result
+    shared, own = _split(n, q, k, v), _split(n, own_k, own_v, axis=1)
+    return torch.cat([_dense(*a, *b) for a, b in zip(shared, own, strict=True)])
+
+
+def _is_fused(q: Tensor) -> bool:
+    """Whether the kernels below take this; a GPU's want half precision."""
+    if q.is_cuda:
+        return q.dtype in (torch.bfloat16, torch.float16)
+    return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
+
+
+def _plain(q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
+    """One document, by PyTorch's own choice of kernel."""
+    mask = None
+    if window is not None:
+        distance = _distance(q.shape[0], q.device)
+        mask = (distance >= 0) & (distance < window)
+    result = scaled_dot_product_attention(
+        q.transpose(0, 1), k.transpose(0, 1), v.transpose(0, 1),
+        attn_mask=mask, is_causal=mask is None, enable_gqa=True,
+    )  # fmt: skip
+    return result.transpose(0, 1)
+
+
+def _dense(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor) -> Tensor:
+    """One document with all scores in memory: for types without a fused kernel."""
+    group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    own_k, own_v = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
+    scores = torch.einsum("thd,shd->hts", q, k)
+    future = _distance(q.shape[0], q.device) < 0
+    scores = scores.masked_fill(future, -torch.inf)
+    own = torch.einsum("thd,cthd->htc", q, own_k)
+    weights = (torch.cat([scores, own], -1) * scale).softmax(-1)
+    shared, rest = weights.split([k.shape[0], own_k.shape[0]], -1)
+    return torch.einsum("hts,shd->thd", shared, v) + torch.einsum("htc,cthd->thd", rest, own_v)
+
+
+def _distance(rows: int, device: torch.device) -> Tensor:
+    """[rows, rows]: how far back a column lies from a row; negative ahead of it."""
+    at = torch.arange(rows, device=device)
+    return at[:, None] - at
+
+
+class _Merged(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: Lengths
+    ) -> Tensor:
+        result, sums, extra = _shared_forward(q, k, v, lengths)
+        if own_k.shape[0]:
+            group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+            keys, values = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
+            scores = (q * keys).sum(-1, dtype=sums.dtype) * scale  # [C, T, H]
+            total = torch.logsumexp(torch.cat([sums[None], scores]), 0)
+            merged = result * (sums - total).exp()[..., None]
+            merged += (values * (scores - total).exp()[..., None]).sum(0)
+            result, sums = merged.to(q.dtype), total
+        ctx.save_for_backward(q, k, v, own_k, own_v, result, sums)
+        ctx.lengths, ctx.extra = lengths, extra
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Any:
+        q, k, v, own_k, own_v, result, sums = ctx.saved_tensors
+        grad = grads[0].contiguous()
+        d_q, d_k, d_v = _shared_backward(grad, q, k, v, result, sums, ctx.lengths, ctx.extra)
+        if not own_k.shape[0]:
+            return d_q, d_k, d_v, None, None, None
+        group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
+        keys, values = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
+        weights = ((q * keys).sum(-1, dtype=sums.dtype) * scale - sums).exp()  # [C, T, H]
+        delta = (grad * result).sum(-1, dtype=sums.dtype)
+        slope = weights * ((grad * values).sum(-1, dtype=sums.dtype) - delta) * scale
+        d_q = d_q + (slope[..., None] * keys).sum(0).to(q.dtype)
+        return (
+            d_q, d_k, d_v,
+            _grouped(slope[..., None] * q, group).to(k.dtype),
+            _grouped(weights[..., None] * grad, group).to(v.dtype),
+            None,
+        )  # fmt: skip
+
+
+def _grouped(rows: Tensor, group: int) -> Tensor:
+    """[C, T, H, D] -> [C, T, G, D]: query heads that share a key head add up."""
+    size = (*rows.shape[:2], -1, group, rows.shape[-1])
+    return rows.reshape(size).sum(3)
+
+
+def _shared_forward(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths
+) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
+    """Result [T, H, D], log-sum-exp of its scores [T, H], and what the way back needs."""
+    if q.is_cuda:
+        edges = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=q.device)
+        longest = max(lengths)
+        result, sums, *random, _ = torch.ops.aten._flash_attention_forward(
+            q, k, v, edges, edges, longest, longest, 0.0, True, False
+        )
+        # One row per head of [H, T], where older kernels pad [documents, H, longest].
+        assert sums.shape == (q.shape[1], q.shape[0]), sums.shape
+        return result, sums.t(), (edges, *random)
+    group = q.shape[1] // k.shape[1]
+    results, parts = [], []
+    for a, b, c in _split(lengths, q, k, v):
+        part, part_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            _heads_first(a), _heads_first(b, group), _heads_first(c, group), 0.0, True
+        )
+        results.append(part[0].transpose(0, 1))
+        parts.append(part_sums[0].t())
+    return torch.cat(results), torch.cat(parts), ()
+
+
+def _shared_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, sums: Tensor,
+    lengths: Lengths, extra: tuple[Any, ...],
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if q.is_cuda:
+        edges, *random = extra
+        longest = max(lengths)
+        d_q, d_k, d_v = torch.ops.aten._flash_attention_backward(
+            grad, q, k, v, result, sums.t().contiguous(), edges, edges, longest, longest,
+            0.0, True, *random,
+        )  # fmt: skip
+        return d_q, d_k, d_v
+    group = q.shape[1] // k.shape[1]
+    parts = []
+    for d, a, b, c, r, s in _split(lengths, grad, q, k, v, result, sums):
+        d_a, d_b, d_c = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
+            _heads_first(d), _heads_first(a), _heads_first(b, group), _heads_first(c, group),
+            _heads_first(r), s.t()[None], 0.0, True,
+        )  # fmt: skip
+        sides = [part[0].transpose(0, 1) for part in (d_a, d_b, d_c)]
+        parts.append([sides[0], *(_grouped(x[None], group)[0] for x in sides[1:])])
+    d_q, d_k, d_v = (torch.cat(column) for column in zip(*parts, strict=True))
+    return d_q, d_k, d_v
+
+
+def _heads_first(rows: Tensor, repeat: int = 1) -> Tensor:
+    """[T, H, D] -> [1, H * repeat, T, D], as the CPU kernel wants it."""
+    return rows.repeat_interleave(repeat, 1).transpose(0, 1)[None]

@@ -1,0 +1,81 @@
+"""A head run from every row of known texts at once: what it would draft at depths 1 to K.
+
+Depth k at row t consumes token t + k and predicts token t + k + 1, from the state of row t. The
+first N depths are the head's N modules, each a causal pass over all rows. Beyond that the last
+module goes on with its own output. In context `prefix` row t then sees what serving has: the
+module's entries up to row t and its own chain. In context `sequence` (FastMTP's) it sees the
+entries that every earlier row has at this depth.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from headstart.models.documents import Chain, Documents, Passage
+from headstart.models.mtp import MTPHead
+from headstart.models.rope import RotaryTable
+from headstart.models.trunk import Trunk
+
+ChainContext = Literal["prefix", "sequence"]
+StateKind = Literal["after_final_norm", "before_final_norm"]
+
+
+def unroll(
+    head: MTPHead,
+    embedded: torch.Tensor,
+    rotary: RotaryTable,
+    states: torch.Tensor,
+    documents: Documents,
+    *,
+    num_depths: int,
+    context: ChainContext = "prefix",
+) -> list[torch.Tensor]:
+    """States for the LM head, [T, D] for each depth; rows past a document's end mean nothing.
+
+    embedded [T, D] are the rows' own tokens, states [T, D] what the head's layout asks for.
+    """
+    positions = documents.positions(states.device)
+    last = rotary.num_positions - 1
+    passage = Passage(documents)
+    chain = Chain(passage)
+    results, hidden = [], states
+    for depth in range(1, num_depths + 1):
+        repeats = max(0, depth - head.num_modules)
+        if repeats == 0 or context == "sequence":
+            passage = Passage(documents)
+            chain = Chain(passage)
+            sees: Passage | Chain = passage
+        else:
+            sees = chain
+        normed, recycled = head.module(depth)(
+            documents.ahead(embedded, depth),
+            states if head.layout.topology == "parallel" and repeats == 0 else hidden,
+            (positions + repeats).clamp_max(last),
+            rotary,
+            sees,
+        )
+        results.append(normed)
+        hidden = recycled
+    return results
+
+
+@torch.no_grad()
+def trunk_states(
+    trunk: Trunk, ids: torch.Tensor, documents: Documents, kind: StateKind
+) -> torch.Tensor:
+    """The frozen trunk over whole documents: [T, D] of the state that a head's layout names."""
+    contexts = [Passage(documents) for _ in trunk.layers]
+    stream = trunk(ids, documents.positions(ids.device), contexts)
+    result = trunk.final_norm(stream) if kind == "after_final_norm" else stream
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+@torch.no_grad()
+def teacher_states(trunk: Trunk, states: torch.Tensor, kind: StateKind) -> torch.Tensor:
+    """What the trunk's own LM head reads: the final norm is applied where it has not been."""
+    result = trunk.final_norm(states) if kind == "before_final_norm" else states
+    assert isinstance(result, torch.Tensor)
+    return result

@@ -1,0 +1,164 @@
+"""A head unrolled over whole documents against decoding step by step."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from test_head_logits import LAYOUTS, models
+from torch import Tensor
+
+from headstart.families.base import HeadLayout
+from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.models.documents import Documents, Passage
+from headstart.models.mtp import MTPHead
+from headstart.models.ragged import causal_attention, chained_attention
+from headstart.models.trunk import Trunk
+from headstart.models.unroll import teacher_states, trunk_states, unroll
+
+DEPTHS = 5
+DOCUMENTS = Documents((9, 1, 2, 12))
+
+
+def random_ids(trunk: Trunk) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randint(trunk.config.vocab, (DOCUMENTS.num_rows,), generator=generator)
+
+
+def unrolled(
+    trunk: Trunk, head: MTPHead, ids: Tensor, documents: Documents, context: str
+) -> Tensor:
+    states = trunk_states(trunk, ids, documents, head.layout.trunk_hidden)
+    results = unroll(
+        head, trunk.embed[ids], trunk.rotary, states, documents,
+        num_depths=DEPTHS, context=context,
+    )  # fmt: skip
+    return torch.stack(results)
+
+
+def decoded(trunk: Trunk, head: MTPHead, ids: Tensor, row: int) -> list[Tensor]:
+    """The outputs of depths 1 to DEPTHS from one row of one document, through a K/V cache.
+
+    Entries of earlier rows are made from trunk states first; then the chain goes on token by
+    token, each depth writing the next slot, as serving does.
+    """
+    states = trunk_states(trunk, ids, Documents((len(ids),)), head.layout.trunk_hidden)
+    config, count, results = trunk.config, head.num_modules, []
+    shape = (len(ids) + 1, config.num_kv_heads, config.head_dim)
+    feed, hidden = states[: row + 1], states[:0]
+    for depth in range(1, min(DEPTHS, len(ids) - row - 1) + 1):
+        if depth <= count:
+            cache = LayerCache(*(torch.zeros(shape, dtype=states.dtype) for _ in range(2)))
+            inputs = states[: row + 1] if head.layout.topology == "parallel" else feed
+            tokens, start = ids[depth : depth + row + 1], 0
+        else:
+            inputs, tokens, start = hidden, ids[row + depth : row + depth + 1], row + depth - count
+        stop = start + len(tokens)
+        span = Span(0, len(tokens), slice(start, stop), slice(0, stop))
+        normed, feed = head.module(depth)(
+            trunk.embed[tokens], inputs, torch.arange(start, stop), trunk.rotary,
+            PagedContext(cache, [span]),
+        )  # fmt: skip
+        hidden = feed[-1:]
+        results.append(normed[-1])
+    return results
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_prefix_equality(name: str) -> None:
+    trunk, head = models("qwen3", *LAYOUTS[name])
+    ids = random_ids(trunk)
+    found = unrolled(trunk, head, ids, DOCUMENTS, "prefix")
+    for start, length in zip(DOCUMENTS.starts, DOCUMENTS.lengths, strict=True):
+        for row in range(length):
+            wanted = decoded(trunk, head, ids[start : start + length], row)
+            for depth, vector in enumerate(wanted):
+                torch.testing.assert_close(found[depth, start + row], vector, rtol=0, atol=1e-9)
+
+
+def test_sequence_equality() -> None:
+    """Depth k is an independent causal pass over the states that depth k - 1 gave."""
+    trunk, head = models("qwen2", HeadLayout(fuse_order="hidden_first"), 1)
+    ids = random_ids(trunk)
+    found = unrolled(trunk, head, ids, DOCUMENTS, "sequence")
+    hidden = trunk_states(trunk, ids, DOCUMENTS, "after_final_norm")
+    positions = DOCUMENTS.positions(ids.device)
+    for depth in range(1, DEPTHS + 1):
+        hidden, _ = head.module(1)(
+            trunk.embed[DOCUMENTS.ahead(ids, depth)]
+            * (DOCUMENTS.tokens_left(ids.device) >= depth)[:, None],
+            hidden, positions + 7, trunk.rotary, Passage(DOCUMENTS),  # rotary is relative
+        )  # fmt: skip
+        valid = DOCUMENTS.tokens_left(ids.device) >= depth
+        torch.testing.assert_close(found[depth - 1][valid], hidden[valid], rtol=0, atol=1e-9)
+
+
+def test_the_two_contexts_differ_from_depth_2_on() -> None:
+    trunk, head = models("qwen3", HeadLayout(), 1)
+    ids = random_ids(trunk)
+    prefix, sequence = (unrolled(trunk, head, ids, DOCUMENTS, c) for c in ("prefix", "sequence"))
+    torch.testing.assert_close(prefix[0], sequence[0])
+    assert (prefix[1] - sequence[1]).abs().max() > 1e-3
+
+
+def test_documents_do_not_see_each_other() -> None:
+    trunk, head = models("qwen2", HeadLayout(), 1)
+    ids = random_ids(trunk)
+    whole = unrolled(trunk, head, ids, DOCUMENTS, "prefix")
+    changed = ids.clone()
+    changed[: DOCUMENTS.starts[3]] = (changed[: DOCUMENTS.starts[3]] + 1) % trunk.config.vocab
+    other = unrolled(trunk, head, changed, DOCUMENTS, "prefix")
+    torch.testing.assert_close(whole[:, DOCUMENTS.starts[3] :], other[:, DOCUMENTS.starts[3] :])
+    assert (whole[:, :9] - other[:, :9]).abs().max() > 1e-3
+    moved = DOCUMENTS.ahead(torch.arange(1, 25), 2).tolist()
+    assert moved == [3, 4, 5, 6, 7, 8, 9, 0, 0, 0, 0, 0, *range(15, 25), 0, 0]
+
+
+@pytest.mark.parametrize("own", [0, 1, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_merged_attention_and_its_gradients_equal_the_dense_ones(
+    own: int, dtype: torch.dtype
+) -> None:
+    from headstart.models import ragged
+
+    torch.manual_seed(own)
+    lengths = (5, 1, 17)
+    q = torch.randn(23, 6, 8, dtype=dtype)
+    k, v = torch.randn(2, 23, 2, 8, dtype=dtype)
+    own_k, own_v = torch.randn(2, own, 23, 2, 8, dtype=dtype)
+    goal = torch.randn_like(q)
+    results = []
+    for function in (chained_attention, _dense):
+        inputs = [t.clone().requires_grad_() for t in (q, k, v, own_k, own_v)]
+        out = function(*inputs, lengths)
+        out.backward(goal)
+        results.append([out, *[t.grad if own or i < 3 else None for i, t in enumerate(inputs)]])
+    for mine, wanted in zip(*results, strict=True):
+        if mine is not None:
+            torch.testing.assert_close(mine, wanted, rtol=1e-4, atol=1e-5)
+    if own == 0:
+        torch.testing.assert_close(causal_attention(q, k, v, lengths), results[0][0])
+        windowed = causal_attention(q, k, v, lengths, window=1)
+        torch.testing.assert_close(windowed, v.repeat_interleave(3, 1))
+    assert ragged._is_fused(q)
+
+
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: tuple[int, ...]
+) -> Tensor:
+    from headstart.models.ragged import _dense as one
+
+    parts = [t.split(lengths) for t in (q, k, v)] + [t.split(lengths, 1) for t in (own_k, own_v)]
+    return torch.cat([one(*part) for part in zip(*parts, strict=True)])
+
+
+def test_only_the_head_gets_gradients() -> None:
+    trunk, head = models("qwen3", HeadLayout(trunk_hidden="before_final_norm"), 1)
+    head.requires_grad_(True)
+    ids = random_ids(trunk)
+    states = trunk_states(trunk, ids, DOCUMENTS, "before_final_norm")
+    assert not states.requires_grad
+    normed = teacher_states(trunk, states, "before_final_norm")
+    torch.testing.assert_close(normed, trunk.final_norm(states))
+    unrolled(trunk, head, ids, DOCUMENTS, "prefix").sum().backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in head.parameters())
+    assert all(p.grad is None for p in trunk.parameters())
