@@ -62,12 +62,14 @@ class PagedContext:
             self.cache.k[span.new] = k[span.start : span.stop]
             self.cache.v[span.new] = v[span.start : span.stop]
         if len(self.spans) == 1:
-            return _one(q, self.cache, self.spans[0], window)
-        parts = [_one(q[s.start : s.stop], self.cache, s, window) for s in self.spans]
+            return attend_span(q, self.cache, self.spans[0], window)
+        parts = [attend_span(q[s.start : s.stop], self.cache, s, window) for s in self.spans]
         return torch.cat(parts)
 
 
-def _one(q: torch.Tensor, cache: LayerCache, span: Span, window: int | None) -> torch.Tensor:
+def attend_span(
+    q: torch.Tensor, cache: LayerCache, span: Span, window: int | None = None
+) -> torch.Tensor:
     """Attention of one request: query heads that share a K/V head are rows of one product."""
     rows, heads, dim = q.shape
     keys, values = cache.k[span.context], cache.v[span.context]

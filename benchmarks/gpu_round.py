@@ -1,0 +1,152 @@
+"""What a round of the GPU path costs, against the bytes it must read.
+
+PYTHONPATH=. python3 benchmarks/gpu_round.py [--shape mimo-7b] [--seats 1,4,16,80] [--drafts 0,3]
+
+Random weights: a round costs the same whatever the text. Prints milliseconds per round (median
+of graph replays), the floor by bytes at the bandwidth a copy reaches here, and with --profile
+the time by kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from headstart.calibrate.shapes import shape_config
+from headstart.families.registry import family
+from headstart.gpu.forward import Kernels
+from headstart.gpu.graphs import Graphs
+from headstart.gpu.rounds import Model
+from headstart.gpu.seats import Seat, Seats
+from headstart.models.attention import LayerCache
+from headstart.models.config import model_config
+from headstart.models.loading import materialize
+from headstart.models.mtp import MTPHead
+from headstart.models.rope import RotaryTable
+from headstart.models.trunk import Trunk
+
+DEVICE = torch.device("cuda")
+PAGE = 16
+
+
+def random_model(config: Any, slots: int, max_context: int, draft_rows: int) -> Model:
+    with torch.device("meta"):
+        trunk = Trunk(config, 1, torch.bfloat16)
+        head = MTPHead(replace(config, num_layers=1), family("mimo").layout, 1)
+    for module in (trunk, head):
+        materialize(module, DEVICE, torch.bfloat16)
+        for parameter in module.parameters():
+            parameter.data.normal_(0, 0.02) if parameter.dim() > 1 else parameter.data.fill_(1.0)
+    trunk.rotary = RotaryTable(config.rope, max_context, torch.bfloat16).to(DEVICE)
+    shape = (slots, config.num_kv_heads, config.head_dim)
+
+    def cache() -> LayerCache:
+        return LayerCache(*(torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv"))
+
+    lm_head: torch.Tensor = trunk.lm_head.weight
+    ids = None
+    if draft_rows:
+        lm_head, ids = lm_head[:draft_rows].contiguous(), torch.arange(draft_rows, device=DEVICE)
+    return Model(
+        trunk, head, [cache() for _ in range(config.num_layers)], cache(),
+        torch.zeros(slots // PAGE, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
+        lm_head, ids, max_context, Kernels(),
+    )  # fmt: skip
+
+
+def copy_bandwidth() -> float:
+    source = torch.empty(2 << 30, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    times = timed(lambda: target.copy_(source), 10)
+    return 2 * source.numel() / times
+
+
+def timed(run: Any, repeats: int) -> float:
+    """Median seconds by device events."""
+    for _ in range(3):
+        run()
+    times = []
+    for _ in range(repeats):
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start.record()
+        run()
+        stop.record()
+        stop.synchronize()
+        times.append(float(start.elapsed_time(stop)) / 1e3)
+    return statistics.median(times)
+
+
+def fill(seats: Seats, count: int, drafts: int, context: int, config: Any) -> None:
+    per_seat = -(-(context + 1024) // PAGE)
+    for at in range(count):
+        blocks = range(at * per_seat, (at + 1) * per_seat)
+        state = torch.randn(config.hidden, device=DEVICE, dtype=torch.bfloat16)
+        seats.sit(at, Seat(context, 10**6, drafts, 5, state, 1, 0.0, list(blocks)))
+    seats.valid[:count] = 1
+
+
+def floor_bytes(model: Model, count: int, drafts: int, context: int) -> int:
+    trunk = model.trunk
+    weights = sum(p.numel() for n, p in trunk.named_parameters() if n != "embed")
+    assert model.head is not None
+    head = sum(p.numel() for p in model.head.parameters()) + model.draft_lm_head.numel()
+    entry = 2 * trunk.config.num_kv_heads * trunk.config.head_dim
+    kv = count * context * entry * (trunk.config.num_layers + drafts)
+    return 2 * (weights + drafts * head + kv)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--shape", default="mimo-7b")
+    parser.add_argument("--seats", default="1,4,16,80")
+    parser.add_argument("--drafts", default="0,3")
+    parser.add_argument("--context", type=int, default=3000)
+    parser.add_argument("--draft-rows", type=int, default=0)
+    parser.add_argument("--profile", action="store_true")
+    given = parser.parse_args()
+    counts = [int(n) for n in given.seats.split(",")]
+    config = model_config(shape_config(given.shape))
+    max_context = -(-(given.context + 1024) // PAGE) * PAGE
+    model = random_model(config, max(counts) * max_context, max_context, given.draft_rows)
+    bandwidth = copy_bandwidth()
+    print(torch.cuda.get_device_name(), "torch", torch.__version__)
+    print(f"copy {bandwidth / 1e12:.2f} TB/s")
+    with torch.inference_mode():
+        for drafts in (int(n) for n in given.drafts.split(",")):
+            for count in counts:
+                seats = Seats(
+                    max(counts), max_drafts=max(drafts, 1), max_blocks=max_context // PAGE,
+                    hidden=config.hidden, dtype=torch.bfloat16, device=DEVICE,
+                )  # fmt: skip
+                fill(seats, count, drafts, given.context, config)
+                graphs = Graphs(model, seats)
+                seconds = timed(lambda g=graphs, c=count, d=drafts: g.run(c, d), 20)
+                floor = floor_bytes(model, count, drafts, given.context) / bandwidth
+                row = {"seats": count, "drafts": drafts, "ms": round(seconds * 1e3, 3)}
+                row |= {"floor_ms": round(floor * 1e3, 3), "ratio": round(seconds / floor, 3)}
+                print(json.dumps(row), flush=True)
+                if given.profile:
+                    profile(graphs, count, drafts)
+
+
+def profile(graphs: Graphs, count: int, drafts: int) -> None:
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as record
+
+    with record(activities=[ProfilerActivity.CUDA]) as recorded:
+        for _ in range(3):
+            graphs.run(count, drafts)
+        torch.cuda.synchronize()
+    for event in sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
+        each = event.self_device_time_total / event.count
+        total = event.self_device_time_total / 3e3
+        print(f"  {total:8.3f} ms {event.count // 3:5d} x {each:7.1f} us  {event.key[:64]}")
+
+
+if __name__ == "__main__":
+    main()

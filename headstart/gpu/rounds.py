@@ -1,0 +1,134 @@
+"""One round of all seats, from drafts to accepted tokens, without the host: `run_round`.
+
+The head first reads what the last round emitted, which gives the first draft; it goes on by
+itself for the others; one trunk pass over the newest token and the drafts gives the choices, and
+the leading drafts that equal them are accepted. Only kernels, so a graph can hold it all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headstart.gpu.forward import Attend, Kernels, Rows
+from headstart.gpu.seats import Seats
+from headstart.kernels.attention import paged_attention
+from headstart.kernels.rounds import accept, chain_rows, head_rows, keep_states, trunk_rows
+from headstart.models.attention import LayerCache
+from headstart.models.mtp import MTPHead
+from headstart.models.trunk import Trunk
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a round runs: weights, K/V memory, and the rows of the LM head that draft."""
+
+    trunk: Trunk
+    head: MTPHead | None
+    caches: list[LayerCache]
+    head_cache: LayerCache | None
+    boundary: Tensor  # [blocks, D]: the state that the slot after each block needs
+    block_size: int
+    draft_lm_head: Tensor  # [N, D]
+    draft_ids: Tensor | None  # [N] where the draft vocabulary is reduced
+    max_context: int
+    kernels: Kernels = field(default_factory=Kernels)
+
+
+def run_round(model: Model, seats: Seats, count: int, num_drafts: int) -> None:
+    """A round of the first `count` seats with up to `num_drafts` drafts each."""
+    lengths, left = seats.lengths[:count], seats.left[:count]
+    limits, tables = seats.limits[:count], seats.tables[:count]
+    newest = _newest(seats, count)
+    drafts = _drafts(model, seats, count, num_drafts)
+    rows = num_drafts + 1
+    positions, places, seen = trunk_rows(lengths, left, limits, tables, model.block_size, rows)
+    ids = torch.cat([newest[:, None], drafts], 1).flatten()
+    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=0))
+    stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
+    choices = model.kernels.choose(
+        normed, model.trunk.lm_head.weight, seats.heat[:count].repeat_interleave(rows),
+        seats.seeds[:count].repeat_interleave(rows), _chosen_positions(lengths, rows),
+    ).view(count, rows)  # fmt: skip
+    accept(
+        drafts, choices, limits, lengths, left, seats.valid[:count], seats.tokens[:count],
+        seats.emitted[:count],
+    )  # fmt: skip
+    if model.head is not None:
+        before = model.head.layout.trunk_hidden == "before_final_norm"
+        states = (stream if before else normed).view(count, rows, -1)
+        keep_states(
+            states, seats.states[:count], model.boundary, lengths, seats.valid[:count], tables,
+            model.block_size,
+        )  # fmt: skip
+
+
+def _newest(seats: Seats, count: int) -> Tensor:
+    """[B] the last token that each seat's last round emitted."""
+    last = (seats.valid[:count].long() - 1).clamp_min(0)
+    return seats.tokens[:count].gather(1, last[:, None]).squeeze(1)
+
+
+def _chosen_positions(lengths: Tensor, rows: int) -> Tensor:
+    """[B * rows]: the absolute positions of the tokens that the rows choose."""
+    depth = torch.arange(rows, device=lengths.device)
+    return (lengths.long()[:, None] + depth).flatten()
+
+
+def _drafts(model: Model, seats: Seats, count: int, num_drafts: int) -> Tensor:
+    """[B, K] guesses of the head."""
+    if num_drafts == 0 or model.head is None or model.head_cache is None:
+        return torch.empty(count, 0, dtype=torch.int64, device=seats.lengths.device)
+    module, embed, rotary = model.head.module(1), model.trunk.embed, model.trunk.rotary
+    lengths, left = seats.lengths[:count], seats.left[:count]
+    limits, tables, valid = seats.limits[:count], seats.tables[:count], seats.valid[:count]
+    rows = seats.max_drafts + 1  # the last round may have had more drafts than this one
+    positions, places, seen = head_rows(lengths, left, valid, tables, model.block_size, rows)
+    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=1))
+    normed, recycled = model.kernels.head(
+        module, embed[seats.tokens[:count].flatten()], seats.states[:count].flatten(0, 1), where,
+        rotary, model.head_cache,
+    )  # fmt: skip
+    # Only the newest token's row guesses.
+    last = torch.arange(count, device=lengths.device) * rows + (valid.long() - 1).clamp_min(0)
+    normed, recycled = normed[last], recycled[last]
+    drafts = [_guess(model, seats, count, normed, 0)]
+    for depth in range(2, num_drafts + 1):
+        positions, places, seen = chain_rows(lengths, left, limits, tables, model.block_size, depth)
+        where = Rows(positions, places, _attention(model, seen, tables, 1, first_slot=1))
+        normed, recycled = model.kernels.head(
+            module, embed[drafts[-1]], recycled, where, rotary, model.head_cache
+        )
+        drafts.append(_guess(model, seats, count, normed, depth - 1))
+    return torch.stack(drafts, 1)
+
+
+def _guess(model: Model, seats: Seats, count: int, normed: Tensor, ahead: int) -> Tensor:
+    """[B] the head's choice, with the noise that the trunk's choice of that token will have."""
+    return model.kernels.choose(
+        normed, model.draft_lm_head, seats.heat[:count], seats.seeds[:count],
+        seats.lengths[:count].long() + ahead, model.draft_ids,
+    )  # fmt: skip
+
+
+def _attention(model: Model, seen: Tensor, tables: Tensor, rows: int, *, first_slot: int) -> Attend:
+    seats = seen.shape[0]
+
+    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        result = paged_attention(
+            q.view(seats, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
+            block_size=model.block_size, max_context=model.max_context,
+            cut=_cut(seats, exact=model.kernels.exact), first_slot=first_slot,
+        )  # fmt: skip
+        return result.view(seats * rows, -1)
+
+    return attend
+
+
+def _cut(seats: int, *, exact: bool) -> int:
+    """Tokens per piece of context: small where few requests must fill the GPU."""
+    if exact:
+        return 256
+    return 64 if seats <= 2 else 128 if seats <= 4 else 256 if seats <= 16 else 512

@@ -1,0 +1,97 @@
+"""Device state of the requests that are decoding: one seat each, fixed tensors for all.
+
+A captured round reads and writes these tensors, so they are made once and only changed in place.
+The host keeps no copy of what the device decides; it learns the emitted tokens one round later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What a request brings when it sits down: it has been read up to its newest token."""
+
+    num_tokens: int
+    left: int  # tokens it may still get
+    limit: int  # drafts per round
+    newest: int
+    state: Tensor | None  # [D] of the token before the newest: what the head needs; None without
+    seed: int
+    temperature: float
+    blocks: Sequence[int]
+
+
+class Seats:
+    """S seats; kept rows of a round C = max_drafts + 1."""
+
+    def __init__(
+        self, count: int, *, max_drafts: int, max_blocks: int, hidden: int, dtype: torch.dtype,
+        device: torch.device,
+    ):  # fmt: skip
+        def numbers(kind: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(count, *shape, dtype=kind, device=device)
+
+        self.max_drafts = max_drafts
+        self.lengths = numbers(torch.int32)
+        self.left = numbers(torch.int32)
+        self.limits = numbers(torch.int32)
+        self.valid = numbers(torch.int32)
+        self.seeds = numbers(torch.int64)
+        self.heat = numbers(torch.float32)
+        self.tokens = numbers(torch.int64, max_drafts + 1)
+        self.states = numbers(dtype, max_drafts + 1, hidden)
+        self.tables = numbers(torch.int32, max_blocks)
+        self.emitted = numbers(torch.int64, max_drafts + 2)
+
+    @property
+    def count(self) -> int:
+        return self.lengths.shape[0]
+
+    def sit(self, at: int, seat: Seat) -> None:
+        """Fill a seat. Ordered after the rounds already launched, like every change below."""
+        numbers = [seat.num_tokens, seat.left, seat.limit, 1]
+        self._set(at, numbers)
+        self.seeds[at] = _signed(seat.seed)
+        self.heat[at] = 1 / seat.temperature if seat.temperature > 0 else 0.0
+        self.tokens[at, 0] = seat.newest
+        if seat.state is not None:
+            self.states[at, 0] = seat.state
+        self.extend(at, 0, seat.blocks)
+
+    def leave(self, at: int) -> None:
+        self._set(at, [0, 0, 0, 0])
+
+    def extend(self, at: int, start: int, blocks: Sequence[int]) -> None:
+        """More blocks for a seat, from index `start` of its table."""
+        new = torch.tensor(blocks, dtype=torch.int32)
+        self.tables[at, start : start + len(blocks)].copy_(_pinned(new, self.tables))
+
+    def move(self, source: int, target: int) -> None:
+        """A request changes seats, so that a smaller captured round serves those who are left."""
+        for tensor in (
+            self.lengths, self.left, self.limits, self.valid, self.seeds, self.heat, self.tokens,
+            self.states, self.tables,
+        ):  # fmt: skip
+            tensor[target] = tensor[source]
+        self.leave(source)
+
+    def _set(self, at: int, numbers: list[int]) -> None:
+        for tensor, number in zip(
+            (self.lengths, self.left, self.limits, self.valid), numbers, strict=True
+        ):
+            tensor[at] = number
+
+
+def _pinned(values: Tensor, like: Tensor) -> Tensor:
+    return values.pin_memory() if like.is_cuda else values
+
+
+def _signed(word: int) -> int:
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word

@@ -1,0 +1,172 @@
+"""The LM head and the choice of a token in one pass: logits are never written to memory.
+
+For requests without truncation, penalties or masks the choice is the arg-max of logit /
+temperature plus Gumbel noise, or of the logit alone. Each program keeps the best of its outputs;
+a second kernel takes the best of those, the lowest id on ties. The noise is that of
+`sampling/noise.py`, bit for bit.
+
+M rows, N outputs (tokens, or rows of a draft vocabulary), K inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstart.kernels.linear import TILE_ROWS, Shape, product_tile
+
+_SCALE = tl.constexpr(2.0**-32 - 2.0**-56)
+_OFFSET = tl.constexpr(2.0**-33)
+_LOGITS_TILE = 4096
+
+
+def choose_rows(
+    x: Tensor, weight: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
+    token_ids: Tensor | None = None, shape: Shape | None = None,
+) -> Tensor:  # fmt: skip
+    """x [M, K], weight [N, K] -> chosen token ids [M] int64.
+
+    heat [M] fp32 is 1 / temperature, 0 for the plain arg-max; seeds and positions [M] int64 make
+    the noise; token_ids [N]: original ids of a draft vocabulary (ascending).
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    assert x.is_contiguous() and weight.is_contiguous()
+    shape = shape or Shape(outputs=64, inputs=128, stages=3)
+    tiles = triton.cdiv(outputs, shape.outputs)
+    best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
+    where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
+    ids = token_ids if token_ids is not None else where
+    _best_of_tile[(tiles, triton.cdiv(rows, TILE_ROWS))](
+        x, weight, heat, seeds, positions, ids, best, where, rows, outputs, inputs, tiles,
+        BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
+        HAS_IDS=token_ids is not None, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    return _best(best, where)
+
+
+def choose_logits(
+    logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, token_ids: Tensor | None = None
+) -> Tensor:
+    """The same from logits [M, N] that a library computed, for more rows than a tile has."""
+    rows, outputs = logits.shape
+    tiles = triton.cdiv(outputs, _LOGITS_TILE)
+    best = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
+    where = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    _best_of_logits[(tiles, rows)](
+        logits, heat, seeds, positions, token_ids if token_ids is not None else where, best, where,
+        outputs, tiles, BLOCK_N=_LOGITS_TILE, HAS_IDS=token_ids is not None,
+        num_warps=8,
+    )  # fmt: skip
+    return _best(best, where)
+
+
+def _best(best: Tensor, where: Tensor) -> Tensor:
+    rows, tiles = best.shape
+    chosen = torch.empty(rows, dtype=torch.int64, device=best.device)
+    _best_of_row[(rows,)](
+        best, where, chosen, tiles, BLOCK=triton.next_power_of_2(tiles), num_warps=8,
+    )  # fmt: skip
+    return chosen
+
+
+@triton.jit
+def _mix64(word):
+    """`sampling.params.mix64`; uint64 wraps."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    return word ^ (word >> 31)
+
+
+@triton.jit
+def row_keys(seeds, positions):
+    """The halves of `sampling.noise.row_key` for the target's choice."""
+    gamma: tl.constexpr = 0x9E3779B97F4A7C15
+    word = _mix64(seeds.to(tl.uint64, bitcast=True) + gamma)
+    word = _mix64(word + positions.to(tl.uint64, bitcast=True) * gamma)
+    return word.to(tl.uint32), (word >> 32).to(tl.uint32)
+
+
+@triton.jit
+def _finalise(word):
+    """One round of the 32-bit finaliser; uint32 wraps."""
+    word = word ^ (word >> 16)
+    word = word * 0x7FEB352D
+    word = word ^ (word >> 15)
+    word = word * 0x846CA68B
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def noise_bits(tokens, first, second):
+    """32 bits for (key, token): `sampling.noise.bits`."""
+    word = _finalise(tokens.to(tl.uint32) ^ first)
+    return _finalise(word ^ second)
+
+
+@triton.jit
+def gumbel_of(bits):
+    """`sampling.noise.gumbel` of the bits."""
+    u = bits.to(tl.float32) * _SCALE + _OFFSET
+    # log1p by a series where 1 - u would lose the digits of u.
+    small = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * 0.2))))
+    return -tl.log(tl.where(u < 0.01, small, -tl.log(1.0 - u)))
+
+
+@triton.jit
+def _best_of_tile(x, weight, heat, seeds, positions, ids, best, where, rows, outputs, inputs,
+                  tiles, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
+                  HAS_IDS: tl.constexpr):  # fmt: skip
+    tile = tl.program_id(0)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(1) * 16 + tl.arange(0, 16)
+    is_row = row < rows
+    logits = product_tile(
+        x, weight, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_N, BLOCK_K, IS_EVEN
+    )
+    tokens = columns
+    if HAS_IDS:
+        tokens = tl.load(ids + columns, columns < outputs, 0).to(tl.int32)
+    warmth = tl.load(heat + row, is_row, 0.0)
+    first, second = row_keys(tl.load(seeds + row, is_row, 0), tl.load(positions + row, is_row, 0))
+    noise = gumbel_of(noise_bits(tokens[:, None], first[None, :], second[None, :]))
+    value = tl.where(warmth[None, :] > 0, logits * warmth[None, :] + noise, logits)
+    value = tl.where(columns[:, None] < outputs, value, float("-inf"))
+    top = tl.max(value, 0)
+    chosen = tl.min(tl.where(value == top[None, :], tokens[:, None], 2147483647), 0)
+    tl.store(best + row * tiles + tile, top, is_row)
+    tl.store(where + row * tiles + tile, chosen, is_row)
+
+
+@triton.jit
+def _best_of_logits(logits, heat, seeds, positions, ids, best, where, outputs, tiles,
+                    BLOCK_N: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
+    tile = tl.program_id(0)
+    row = tl.program_id(1)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_column = columns < outputs
+    value = tl.load(logits + row.to(tl.int64) * outputs + columns, is_column, float("-inf"))
+    value = value.to(tl.float32)
+    tokens = columns
+    if HAS_IDS:
+        tokens = tl.load(ids + columns, is_column, 0).to(tl.int32)
+    warmth = tl.load(heat + row)
+    if warmth > 0:
+        first, second = row_keys(tl.load(seeds + row), tl.load(positions + row))
+        value = value * warmth + gumbel_of(noise_bits(tokens, first, second))
+        value = tl.where(is_column, value, float("-inf"))
+    top = tl.max(value, 0)
+    tl.store(best + row * tiles + tile, top)
+    tl.store(where + row * tiles + tile, tl.min(tl.where(value == top, tokens, 2147483647), 0))
+
+
+@triton.jit
+def _best_of_row(best, where, chosen, tiles, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    value = tl.load(best + row * tiles + at, at < tiles, float("-inf"))
+    ids = tl.load(where + row * tiles + at, at < tiles, 2147483647)
+    top = tl.max(value, 0)
+    tl.store(chosen + row, tl.min(tl.where(value == top, ids, 2147483647), 0).to(tl.int64))

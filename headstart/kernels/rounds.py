@@ -1,0 +1,183 @@
+"""The bookkeeping of a round on the device: which rows to run next, what was accepted.
+
+A seat is a place for one request. `lengths` counts its tokens (below 1: the seat is empty), the
+newest of which no pass has read yet; `left` how many more it may get. The last round emitted
+`valid` tokens; `tokens` holds them, `states` the trunk states that go with them into the head.
+
+B seats, C rows kept of a round, R = K + 1 rows of a verification, D width, P tokens per block.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def head_rows(
+    lengths: Tensor, left: Tensor, valid: Tensor, tables: Tensor, block_size: int, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows that bring the head up to date: positions and places [B * rows], `seen` [B].
+
+    Row j of a seat fills the slot of the j-th token that the last round emitted; rows behind the
+    last one have place -1.
+    """
+    return _rows(lengths, left, valid, tables, block_size, rows, is_head=True)
+
+
+def trunk_rows(
+    lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, rows: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of a verification: the newest token and its drafts, of which `limits` [B] count."""
+    return _rows(lengths, left, limits, tables, block_size, rows, is_head=False)
+
+
+def _rows(
+    lengths: Tensor, left: Tensor, counts: Tensor, tables: Tensor, block_size: int, rows: int,
+    *, is_head: bool,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    seats = lengths.shape[0]
+    positions = torch.empty(seats * rows, dtype=torch.int64, device=lengths.device)
+    places = torch.empty(seats * rows, dtype=torch.int32, device=lengths.device)
+    seen = torch.empty(seats, dtype=torch.int32, device=lengths.device)
+    _place_rows[(seats,)](
+        lengths, left, counts, tables, positions, places, seen, tables.stride(0),
+        ROWS=rows, BLOCK=triton.next_power_of_2(rows), PAGE=block_size, IS_HEAD=is_head,
+        num_warps=1,
+    )  # fmt: skip
+    return positions, places, seen
+
+
+def chain_rows(
+    lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, depth: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """One row per seat: the draft of depth - 1 goes through the head to give that of `depth`."""
+    seats = lengths.shape[0]
+    positions = torch.empty(seats, dtype=torch.int64, device=lengths.device)
+    places = torch.empty(seats, dtype=torch.int32, device=lengths.device)
+    seen = torch.empty(seats, dtype=torch.int32, device=lengths.device)
+    _place_chain[(seats,)](
+        lengths, left, limits, tables, positions, places, seen, tables.stride(0), depth,
+        PAGE=block_size, num_warps=1,
+    )  # fmt: skip
+    return positions, places, seen
+
+
+def accept(
+    drafts: Tensor, choices: Tensor, limits: Tensor, lengths: Tensor, left: Tensor, valid: Tensor,
+    tokens: Tensor, emitted: Tensor,
+) -> None:  # fmt: skip
+    """Take over what a verification chose: everything after `emitted` is updated in place.
+
+    drafts [B, K], choices [B, K + 1]; tokens [B, C] gets the choices, valid [B] how many of them
+    count, emitted [B, K + 2] the same for the host: count first, then the choices.
+    """
+    seats, rows = choices.shape
+    _accept[(seats,)](
+        drafts, choices, limits, lengths, left, valid, tokens, emitted, tokens.stride(0),
+        emitted.stride(0), DRAFTS=rows - 1, BLOCK=triton.next_power_of_2(rows), num_warps=1,
+    )  # fmt: skip
+
+
+def keep_states(
+    rows: Tensor, states: Tensor, boundary: Tensor, lengths: Tensor, valid: Tensor,
+    tables: Tensor, block_size: int,
+) -> None:  # fmt: skip
+    """Keep a verification's states rows [B, R, D]: states [B, C, D] for the next head pass.
+
+    Where an accepted row is the last of a block, also in boundary [blocks, D], for prefix hits.
+    Runs after `accept`.
+    """
+    seats, count, width = rows.shape
+    _keep_states[(seats, count)](
+        rows, states, boundary, lengths, valid, tables, states.stride(0), boundary.stride(0),
+        tables.stride(0), width, ROWS=count, PAGE=block_size,
+        BLOCK=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+
+
+@triton.jit
+def _place_rows(lengths, left, counts, tables, positions, places, seen, table_stride,
+                ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+                IS_HEAD: tl.constexpr):  # fmt: skip
+    seat = tl.program_id(0)
+    row = tl.arange(0, BLOCK)
+    length = tl.load(lengths + seat)
+    room = tl.load(left + seat)
+    count = tl.load(counts + seat)
+    is_active = (length > 0) & (room > 0)
+    if IS_HEAD:
+        first = length - count  # slot of the first token of the last round
+        position = first + row - 1
+        is_valid = row < count
+    else:
+        first = length - 1
+        position = first + row
+        is_valid = row <= tl.minimum(count, room - 1)
+    slot = first + row
+    is_placed = is_valid & (row < ROWS) & (slot >= 0) & (row * 0 + is_active.to(tl.int32) > 0)
+    block = tl.load(tables + seat * table_stride + slot // PAGE, is_placed, 0)
+    place = tl.where(is_placed, block * PAGE + slot % PAGE, -1)
+    at = seat * ROWS + row
+    tl.store(places + at, place.to(tl.int32), row < ROWS)
+    tl.store(positions + at, tl.where(is_placed, position, 0).to(tl.int64), row < ROWS)
+    tl.store(seen + seat, tl.where(is_active, first, -1).to(tl.int32))
+
+
+@triton.jit
+def _place_chain(lengths, left, limits, tables, positions, places, seen, table_stride, depth,
+                 PAGE: tl.constexpr):  # fmt: skip
+    seat = tl.program_id(0)
+    length = tl.load(lengths + seat)
+    room = tl.load(left + seat)
+    slot = length - 2 + depth  # of the draft that this row consumes
+    limit = tl.minimum(tl.load(limits + seat), room - 1)
+    is_active = (length > 0) & (depth <= limit)
+    safe = tl.where(is_active, slot, 0)
+    block = tl.load(tables + seat * table_stride + safe // PAGE)
+    place = block * PAGE + safe % PAGE
+    tl.store(places + seat, tl.where(is_active, place, -1).to(tl.int32))
+    tl.store(positions + seat, tl.where(is_active, safe - 1, 0).to(tl.int64))
+    tl.store(seen + seat, tl.where(is_active, slot, -1).to(tl.int32))
+
+
+@triton.jit
+def _accept(drafts, choices, limits, lengths, left, valid, tokens, emitted, token_stride,
+            emitted_stride, DRAFTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    seat = tl.program_id(0)
+    row = tl.arange(0, BLOCK)
+    is_row = row <= DRAFTS
+    length = tl.load(lengths + seat)
+    room = tl.load(left + seat)
+    limit = tl.minimum(tl.load(limits + seat), room - 1)
+    choice = tl.load(choices + seat * (DRAFTS + 1) + row, is_row, -1)
+    draft = tl.load(drafts + seat * DRAFTS + row, row < DRAFTS, -2)
+    is_wrong = (choice != draft) | (row >= limit)
+    # The first wrong row gives the token that follows the accepted ones.
+    accepted = tl.min(tl.where(is_wrong, row, DRAFTS), 0)
+    is_active = (length > 0) & (room > 0)
+    count = tl.where(is_active, accepted + 1, 0)
+    tl.store(tokens + seat * token_stride + row, choice, is_row)
+    tl.store(emitted + seat * emitted_stride + 1 + row, choice, is_row)
+    tl.store(emitted + seat * emitted_stride, count.to(tl.int64))
+    tl.store(valid + seat, count.to(tl.int32))
+    tl.store(lengths + seat, length + count)
+    tl.store(left + seat, room - count)
+
+
+@triton.jit
+def _keep_states(rows, states, boundary, lengths, valid, tables, state_stride, boundary_stride,
+                 table_stride, width, ROWS: tl.constexpr, PAGE: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    seat = tl.program_id(0)
+    row = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    mask = at < width
+    value = tl.load(rows + (seat * ROWS + row).to(tl.int64) * width + at, mask, 0.0)
+    tl.store(states + seat.to(tl.int64) * state_stride + row * width + at, value, mask)
+    count = tl.load(valid + seat)
+    slot = tl.load(lengths + seat) - 1 - count + row  # lengths already counts the new tokens
+    if (row < count) & ((slot + 1) % PAGE == 0):
+        block = tl.load(tables + seat * table_stride + slot // PAGE)
+        tl.store(boundary + block.to(tl.int64) * boundary_stride + at, value, mask)

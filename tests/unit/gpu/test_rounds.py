@@ -1,0 +1,139 @@
+"""Whole rounds through the kernels against the plain engine; on the CPU interpreted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.assembly.build import Built, build
+from headstart.checkpoint.reader import Checkpoint
+from headstart.engine.engine import Engine
+from headstart.gpu.forward import Kernels, is_supported
+from headstart.gpu.rounds import Model, run_round
+from headstart.gpu.seats import Seat, Seats
+from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.sampling.choose import choose
+from headstart.sampling.params import SamplingParams, derive_seed
+from headstart.sampling.rows import Row
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PAGE, BLOCKS, TOKENS = 4, 8, 7
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [5, 20, 31]]
+# Interpreted programs take milliseconds each, so everything is as small as it can be.
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
+}  # fmt: skip
+
+
+class Rig:
+    """Seats filled by a plain reading of the prompts."""
+
+    def __init__(self, folder: Path, num_drafts: int, *, exact: bool = False):
+        self.built: Built = build(
+            Checkpoint.open(folder), device=DEVICE, dtype="float32", with_head=num_drafts > 0
+        )
+        trunk, head = self.built.trunk, self.built.head
+        config = self.built.config
+        shape = (len(PROMPTS) * BLOCKS * PAGE, config.num_kv_heads, config.head_dim)
+
+        def cache() -> LayerCache:
+            return LayerCache(*(torch.zeros(shape, device=DEVICE) for _ in range(2)))
+
+        self.model = Model(
+            trunk, head, [cache() for _ in range(config.num_layers)],
+            cache() if head is not None else None,
+            torch.zeros(shape[0] // PAGE, config.hidden, device=DEVICE), PAGE,
+            trunk.lm_head.weight, None, BLOCKS * PAGE, Kernels(exact=exact),
+        )  # fmt: skip
+        self.seats = Seats(
+            4, max_drafts=max(num_drafts, 1), max_blocks=BLOCKS, hidden=config.hidden,
+            dtype=torch.float32, device=torch.device(DEVICE),
+        )  # fmt: skip
+        self.num_drafts = num_drafts
+        self.counts: list[int] = []  # tokens of each seat and round
+
+    @torch.inference_mode()
+    def sit(self, at: int, prompt: list[int], params: SamplingParams, seed: int) -> int:
+        """Read a prompt with the plain modules; returns its first token."""
+        model, size = self.model, len(prompt)
+        first = at * BLOCKS * PAGE
+        span = Span(0, size, slice(first, first + size), slice(first, first + size))
+        stream = model.trunk(
+            torch.tensor(prompt, device=DEVICE), torch.arange(size, device=DEVICE),
+            [PagedContext(cache, [span]) for cache in model.caches],
+        )  # fmt: skip
+        normed = model.trunk.final_norm(stream)
+        row = Row(params=params, seed=seed, position=size)
+        token = int(choose(model.trunk.logits(normed[-1:]), [row])[0])
+        if model.head is not None and model.head_cache is not None and size > 1:
+            ahead = slice(first + 1, first + size)
+            model.head.module(1)(
+                model.trunk.embed[prompt[1:]], normed[:-1], torch.arange(size - 1, device=DEVICE),
+                model.trunk.rotary,
+                PagedContext(model.head_cache, [Span(0, size - 1, ahead, ahead)]),
+            )  # fmt: skip
+        seat = Seat(
+            size + 1, TOKENS - 1, self.num_drafts, token, normed[-1], seed, params.temperature,
+            list(range(at * BLOCKS, (at + 1) * BLOCKS)),
+        )  # fmt: skip
+        self.seats.sit(at, seat)
+        return token
+
+    @torch.inference_mode()
+    def finish(self, first: list[int]) -> tuple[list[list[int]], int]:
+        texts, rounds, self.counts = [[token] for token in first], 0, []
+        while any(len(text) < TOKENS for text in texts):
+            run_round(self.model, self.seats, len(texts), self.num_drafts)
+            for text, row in zip(texts, self.seats.emitted.tolist(), strict=False):
+                text += row[1 : 1 + row[0]]
+                self.counts.append(row[0])
+            rounds += 1
+            assert rounds < 3 * TOKENS
+        return texts, rounds
+
+
+def plain(folder: Path, params: list[SamplingParams]) -> list[list[int]]:
+    engine = Engine(folder, device=DEVICE, dtype="float32", speculate=0, kv_bytes=1 << 22)
+    return [r.outputs[0].token_ids for r in engine.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize(("family", "num_drafts"), [("mimo", 0), ("mimo", 2), ("qwen3", 1)])
+def test_rounds_give_the_text_of_plain_decoding(tiny: Tiny, family: str, num_drafts: int) -> None:
+    settings: list[dict[str, Any]] = [{"temperature": 0}, {"temperature": 0.5, "seed": 5}]
+    params = [SamplingParams(max_tokens=TOKENS, ignore_eos=True, **s) for s in settings]
+    folder = tiny(family, rate=0.8, seed=1, dtype="F32", **SIZES)
+    rig = Rig(folder, num_drafts)
+    assert is_supported(rig.model.trunk) is None
+    seeds = [derive_seed(p.seed or 0, 0) for p in params]
+    first = [rig.sit(i, PROMPTS[i], params[i], seeds[i]) for i in range(len(PROMPTS))]
+    texts, rounds = rig.finish(first)
+    assert texts == plain(folder, params)
+    if num_drafts:
+        assert min(rig.counts) < max(rig.counts), "the head proves nothing"
+    if num_drafts == 0:
+        assert rounds == TOKENS - 1
+
+
+def test_a_request_may_change_seats_and_others_may_leave(tiny: Tiny) -> None:
+    params = [SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)] * 2
+    folder = tiny("mimo", rate=0.8, seed=1, dtype="F32", **SIZES)
+    rig = Rig(folder, 2)
+    first = [rig.sit(i, PROMPTS[i], params[i], 0) for i in range(2)]
+    with torch.inference_mode():
+        run_round(rig.model, rig.seats, 2, 2)
+        row = rig.seats.emitted[1].tolist()
+        rig.seats.move(1, 0)
+        text = [first[1], *row[1 : 1 + row[0]]]
+        while len(text) < TOKENS:
+            run_round(rig.model, rig.seats, 2, 2)
+            row = rig.seats.emitted[0].tolist()
+            text += row[1 : 1 + row[0]]
+            assert rig.seats.emitted[1, 0] == 0
+    assert text == plain(folder, params)[1]

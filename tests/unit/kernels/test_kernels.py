@@ -1,0 +1,144 @@
+"""Every kernel against plain PyTorch; on the CPU through Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from headstart.kernels.attention import paged_attention
+from headstart.kernels.choice import choose_logits, choose_rows
+from headstart.kernels.linear import Shape, gated_linear, partial_linear
+from headstart.kernels.rows import add_norm, place_qkv, silu_product
+from headstart.models.rope import RopeConfig, RotaryTable, rotate
+from headstart.sampling import noise
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed + sum(shape))
+    return torch.randn(shape, generator=generator).to(DEVICE)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 37])
+@pytest.mark.parametrize("inputs", [256, 200], ids=["even", "ragged"])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_partial_products_add_up_to_the_product(rows: int, inputs: int, splits: int) -> None:
+    x, weight = random(rows, inputs), random(100, inputs)
+    partial = partial_linear(x, weight, Shape(outputs=32, inputs=64, splits=splits))
+    assert partial.shape == (splits, rows, 100)
+    torch.testing.assert_close(partial.sum(0), x @ weight.T, rtol=1e-4, atol=1e-3)
+
+
+def test_a_row_does_not_depend_on_how_many_rows_there_are() -> None:
+    x, weight = random(9, 256), random(96, 256)
+    whole = partial_linear(x, weight, Shape(outputs=32, inputs=64, splits=2))
+    for rows in range(1, 9):
+        part = partial_linear(x[:rows].contiguous(), weight, Shape(outputs=32, inputs=64, splits=2))
+        assert torch.equal(part, whole[:, :rows])
+
+
+@pytest.mark.parametrize("inputs", [128, 90], ids=["even", "ragged"])
+def test_gated_product(inputs: int) -> None:
+    x, weight = random(5, inputs), random(2 * 70, inputs)
+    gate, up = (x @ weight.T).chunk(2, -1)
+    found = gated_linear(x, weight, Shape(outputs=32, inputs=64))
+    wanted = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(silu_product(x @ weight.T), wanted, rtol=1e-4, atol=1e-3)
+
+
+def test_residual_and_norm() -> None:
+    stream, partial, gain = random(3, 96), random(2, 3, 96, seed=1), random(96)
+    wanted = stream + partial.sum(0)
+    normed = add_norm(stream, partial, gain, 1e-5)
+    torch.testing.assert_close(stream, wanted)
+    reference = torch.nn.functional.rms_norm(wanted, (96,), gain, 1e-5)
+    torch.testing.assert_close(normed, reference, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(add_norm(stream, None, gain, 1e-5), normed)
+    torch.testing.assert_close(stream, wanted)
+
+
+@pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("has_norms", [False, True], ids=["no norms", "norms"])
+def test_queries_keys_and_values_find_their_places(has_bias: bool, has_norms: bool) -> None:
+    heads, kv_heads, dim, rows = 4, 2, 16, 3
+    partial = random(2, rows, (heads + 2 * kv_heads) * dim)
+    bias = random((heads + 2 * kv_heads) * dim, seed=2) if has_bias else None
+    norms = (random(dim, seed=3), random(dim, seed=4)) if has_norms else None
+    rotary = RotaryTable(RopeConfig("default", 1e4, dim), 32, torch.float32).to(DEVICE)
+    positions = torch.tensor([5, 30, 0], device=DEVICE)
+    slots = torch.tensor([7, -1, 2], dtype=torch.int32, device=DEVICE)
+    k_cache, v_cache = random(2, 10, kv_heads, dim).unbind()
+    k_before, v_before = k_cache.clone(), v_cache.clone()
+    q = place_qkv(
+        partial, bias, norms, 1e-6, rotary.cos, rotary.sin, positions, slots, k_cache, v_cache,
+        heads,
+    )  # fmt: skip
+    full = partial.sum(0) + (0 if bias is None else bias)
+    wanted_q, wanted_k, wanted_v = full.view(rows, -1, dim).split([heads, kv_heads, kv_heads], 1)
+    if norms is not None:
+        wanted_q = torch.nn.functional.rms_norm(wanted_q, (dim,), norms[0], 1e-6)
+        wanted_k = torch.nn.functional.rms_norm(wanted_k, (dim,), norms[1], 1e-6)
+    rotation = rotary.at(positions)
+    torch.testing.assert_close(q, rotate(wanted_q, *rotation), rtol=1e-4, atol=1e-5)
+    k_before[[7, 2]] = rotate(wanted_k, *rotation)[[0, 2]]
+    v_before[[7, 2]] = wanted_v[[0, 2]]
+    torch.testing.assert_close(k_cache, k_before, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(v_cache, v_before, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("first_slot", [0, 1])
+@pytest.mark.parametrize("cut", [16, 64])
+def test_paged_attention(cut: int, first_slot: int) -> None:
+    rows, heads, kv_heads, dim, page = 3, 4, 2, 16, 4
+    seen = torch.tensor([1, 37, -1, 62], dtype=torch.int32, device=DEVICE)
+    k_cache, v_cache = random(2, 40 * page, kv_heads, dim).unbind()
+    tables = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:36].view(2, 18)
+    tables = torch.cat([tables, tables.flip(0)]).to(DEVICE, torch.int32)
+    q = random(4, rows, heads, dim)
+    found = paged_attention(
+        q, k_cache, v_cache, tables, seen, block_size=page, max_context=66, cut=cut,
+        first_slot=first_slot,
+    )  # fmt: skip
+    for b, first in enumerate(seen.tolist()):
+        for r in range(rows if first >= 0 else 0):
+            logical = torch.arange(first_slot, first + r + 1, device=DEVICE)
+            places = tables[b, logical // page].long() * page + logical % page
+            keys = k_cache[places].repeat_interleave(heads // kv_heads, 1)
+            values = v_cache[places].repeat_interleave(heads // kv_heads, 1)
+            shares = (torch.einsum("hd,shd->hs", q[b, r], keys) * dim**-0.5).softmax(-1)
+            wanted = torch.einsum("hs,shd->hd", shares, values)
+            torch.testing.assert_close(found[b, r], wanted, rtol=1e-4, atol=1e-4)
+    assert not found[2].any()
+
+
+@pytest.mark.parametrize("is_reduced", [False, True], ids=["all tokens", "draft vocabulary"])
+def test_the_fused_choice_is_the_samplers(is_reduced: bool) -> None:
+    rows, inputs, tokens = 4, 64, 150
+    x, weight = random(rows, inputs), random(tokens, inputs)
+    ids = torch.arange(7, 7 + 3 * tokens, 3, device=DEVICE) if is_reduced else None
+    seeds, positions = [11, -12, 1 << 62, 14], [3, 5, 8, 13]
+    temperature = torch.tensor([0.0, 0.7, 1.0, 30.0], device=DEVICE)
+    heat = torch.where(temperature > 0, 1 / temperature, 0.0)
+    where = torch.tensor(seeds, device=DEVICE), torch.tensor(positions, device=DEVICE)
+    cut = Shape(outputs=64, inputs=32)
+    found = choose_rows(x, weight, heat, *where, ids, cut)
+    original = torch.arange(tokens, device=DEVICE) if ids is None else ids
+    logits = x @ weight.T
+    sums = logits * heat[:, None] + noise.gumbel(seeds, positions, original)
+    sums[0] = logits[0]
+    assert found.tolist() == original[sums.argmax(-1)].tolist()
+    assert choose_logits(logits, heat, *where, ids).tolist() == found.tolist()
+    plain = choose_rows(x, weight, torch.zeros_like(heat), *where, ids, cut)
+    assert plain.tolist() != found.tolist()
+
+
+def test_equal_logits_go_to_the_lowest_id() -> None:
+    x, weight = torch.ones(2, 32, device=DEVICE), torch.ones(200, 32, device=DEVICE)
+    heat, zeros = torch.zeros(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    cut = Shape(outputs=64, inputs=32)
+    assert choose_rows(x, weight, heat, zeros, zeros, None, cut).tolist() == [0, 0]
