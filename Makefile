@@ -7,7 +7,7 @@ PARALLEL ?= 2
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,train]'
 	touch .venv/ready
 
 check: .venv/ready

@@ -12,6 +12,7 @@ import argparse
 import itertools
 import statistics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -54,6 +55,10 @@ def seconds(run: Callable[[torch.Tensor], Any], copies: list[torch.Tensor]) -> f
     return statistics.median(times) / (rounds * len(copies))
 
 
+def by_library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.mm(x, weight.t())
+
+
 def candidates(name: str) -> list[Shape]:
     if name in ("gate_up", "lm_head", "lm_head 32k"):
         return CUTS
@@ -87,7 +92,7 @@ def main() -> None:
         ]
         for rows in (int(n) for n in given.rows.split(",")):
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            library = seconds(lambda weight, x=x: torch.mm(x, weight.t()), weights)
+            library = seconds(partial(by_library, x), weights)
             found = []
             for cut in candidates(name):
                 try:
@@ -96,9 +101,8 @@ def main() -> None:
                     if "OutOfResources" not in type(error).__name__:
                         raise
             found.sort(key=lambda pair: pair[0])
-            print(
-                f"{name} {rows} rows: cuBLAS {library * 1e6:.1f} us {size / library / 1e12:.2f} TB/s"
-            )
+            speed = size / library / 1e12
+            print(f"{name} {rows} rows: cuBLAS {library * 1e6:.1f} us {speed:.2f} TB/s")
             for best, cut in found[:3]:
                 print(f"   {best * 1e6:7.1f} us {size / best / 1e12:.2f} TB/s {cut}", flush=True)
 

@@ -16,33 +16,22 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from random_models import random_model
 
 from headstart.calibrate.shapes import shape_config
-from headstart.families.registry import family
 from headstart.gpu.forward import Kernels
 from headstart.gpu.graphs import Graphs
 from headstart.gpu.rounds import Model
 from headstart.gpu.seats import Seat, Seats
 from headstart.models.attention import LayerCache
 from headstart.models.config import model_config
-from headstart.models.loading import materialize
-from headstart.models.mtp import MTPHead
-from headstart.models.rope import RotaryTable
-from headstart.models.trunk import Trunk
 
 DEVICE = torch.device("cuda")
 PAGE = 16
 
 
-def random_model(config: Any, slots: int, max_context: int, draft_rows: int) -> Model:
-    with torch.device("meta"):
-        trunk = Trunk(config, 1, torch.bfloat16)
-        head = MTPHead(replace(config, num_layers=1), family("mimo").layout, 1)
-    for module in (trunk, head):
-        materialize(module, DEVICE, torch.bfloat16)
-        for parameter in module.parameters():
-            parameter.data.normal_(0, 0.02) if parameter.dim() > 1 else parameter.data.fill_(1.0)
-    trunk.rotary = RotaryTable(config.rope, max_context, torch.bfloat16).to(DEVICE)
+def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> Model:
+    trunk, head = random_model(config, DEVICE, torch.bfloat16, max_context)
     shape = (slots, config.num_kv_heads, config.head_dim)
 
     def cache() -> LayerCache:
@@ -87,7 +76,6 @@ def fill(seats: Seats, count: int, drafts: int, context: int, config: Any) -> No
         blocks = range(at * per_seat, (at + 1) * per_seat)
         state = torch.randn(config.hidden, device=DEVICE, dtype=torch.bfloat16)
         seats.sit(at, Seat(context, 10**6, drafts, 5, state, 1, 0.0, list(blocks)))
-    seats.valid[:count] = 1
 
 
 def floor_bytes(model: Model, count: int, drafts: int, context: int) -> int:
@@ -112,7 +100,7 @@ def main() -> None:
     counts = [int(n) for n in given.seats.split(",")]
     config = model_config(shape_config(given.shape))
     max_context = -(-(given.context + 1024) // PAGE) * PAGE
-    model = random_model(config, max(counts) * max_context, max_context, given.draft_rows)
+    model = round_model(config, max(counts) * max_context, max_context, given.draft_rows)
     bandwidth = copy_bandwidth()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     print(f"copy {bandwidth / 1e12:.2f} TB/s")
@@ -120,12 +108,14 @@ def main() -> None:
         for drafts in (int(n) for n in given.drafts.split(",")):
             for count in counts:
                 seats = Seats(
-                    max(counts), max_drafts=max(drafts, 1), max_blocks=max_context // PAGE,
+                    max(counts), max_drafts=drafts, window=16, max_blocks=max_context // PAGE,
                     hidden=config.hidden, dtype=torch.bfloat16, device=DEVICE,
                 )  # fmt: skip
                 fill(seats, count, drafts, given.context, config)
-                graphs = Graphs(model, seats)
-                seconds = timed(lambda g=graphs, c=count, d=drafts: g.run(c, d), 20)
+                graphs = Graphs(model if drafts else replace(model, head=None), seats)
+                seconds = timed(
+                    lambda g=graphs, c=count, d=drafts: g.run(c, d, d + 1 if d else 0), 20
+                )
                 floor = floor_bytes(model, count, drafts, given.context) / bandwidth
                 row = {"seats": count, "drafts": drafts, "ms": round(seconds * 1e3, 3)}
                 row |= {"floor_ms": round(floor * 1e3, 3), "ratio": round(seconds / floor, 3)}
@@ -140,7 +130,7 @@ def profile(graphs: Graphs, count: int, drafts: int) -> None:
 
     with record(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(3):
-            graphs.run(count, drafts)
+            graphs.run(count, drafts, drafts + 1 if drafts else 0)
         torch.cuda.synchronize()
     for event in sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
         each = event.self_device_time_total / event.count

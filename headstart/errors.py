@@ -8,7 +8,7 @@
       RequestError            a request that cannot be answered as asked (the client's fault)
       EngineError             the embedded engine failed (ours): no memory, device failure
       DataError               prompts, answers or cached states that cannot be used as they are
-      TrainError              training cannot go on: a loss that is not a number, a broken run folder
+      TrainError              training cannot go on: a loss is not a number, a run is broken
       ServerError             a server that was asked for answers failed, and retries did not help
       CheckpointError         the files of a checkpoint are not what they should be
         BadConfig             config.json absent, unreadable or with a field of the wrong type

@@ -14,17 +14,17 @@ PACKAGE = Path(headstart.__file__).parent
 # Lower layers first. Packages in one layer are strangers to each other.
 LAYERS = [
     {"errors"},
-    {"checkpoint", "families", "sampling"},
+    {"checkpoint", "families", "kernels", "report", "sampling"},
     {"calibrate", "data", "vocab"},
     {"heads", "models"},
-    {"assembly"},
+    {"assembly", "gpu"},
     {"simulate"},
     {"launch", "engine", "train"},
     {"distill"},
     {"cli"},
 ]
 # Computing packages, which the command line imports only when it runs a model.
-TORCH_PACKAGES = {"sampling", "models", "assembly", "simulate", "engine", "train"}
+TORCH_PACKAGES = {"sampling", "models", "assembly", "simulate", "engine", "train", "gpu", "kernels"}
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 

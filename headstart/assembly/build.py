@@ -5,21 +5,25 @@ Engine, training and scoring all load a model here, so that they run the same th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
+from headstart.assembly.threads import set_threads
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource
 from headstart.errors import ConfigError, UnsupportedFamily, some
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, dequantize, head_of
-from headstart.heads.quantization import dequantized, is_quantized, is_scale
+from headstart.heads.quantization import dequantized, is_quantized, is_scale, scale_of
 from headstart.models.config import ModelConfig, model_config
+from headstart.models.exact import make_exact
 from headstart.models.linear import quantize
 from headstart.models.loading import load_head, load_trunk, materialize
 from headstart.models.mtp import MTPHead
@@ -30,7 +34,15 @@ from headstart.models.tuning import tune
 Weights = Literal["as-dtype", "int8"]
 Layout = Literal["own", "vllm", "sglang"]
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_DTYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
+    "float16": torch.float16,
+}  # fmt: skip
+# Scales of what this engine keeps in full precision: activations, keys and values.
+_UNUSED_SCALES = {
+    "activations": ("input_scale", "input_global_scale"),
+    "keys and values": ("k_scale", "v_scale", "q_scale", "kv_scale"),
+}
 
 
 @dataclass(frozen=True)
@@ -57,12 +69,23 @@ def build(
     max_model_len: int | None = None,
     layout: Layout = "own",
     with_head: bool = True,
+    is_exact: bool = False,
+    measure_threads: bool = False,
 ) -> Built:
-    """Load trunk and head; what was decided on the way is in `notes`."""
+    """Load trunk and head; what was decided on the way is in `notes`.
+
+    `measure_threads` may change the number of CPU threads, a setting of the whole process.
+    """
     place = _device(device)
     kind = _dtype(dtype, place)
+    _check_formats(place, kind, weights, is_exact)
     config = model_config(checkpoint.config.fields)
     max_len = max_model_len or config.max_positions
+    if max_len > config.max_positions:
+        raise ConfigError(
+            f"max_model_len is {max_len}; the model was made for {config.max_positions} positions "
+            "(max_position_embeddings). Give at most that."
+        )
     notes: list[str] = []
     found = _find_head(checkpoint, head_folder, notes) if with_head else None
     with torch.device("meta"):
@@ -71,16 +94,18 @@ def build(
     if config.is_tied:
         trunk.lm_head.weight = trunk.embed
     trunk.rotary = RotaryTable(config.rope, max_len, kind).to(place)
-    load_trunk(trunk, _trunk_tensors(checkpoint))
-    head = _load_head(found, config, kind, place, layout) if found is not None else None
+    load_trunk(trunk, _trunk_tensors(checkpoint, notes))
+    head = _load_head(found, config, kind, place, layout, max_len) if found is not None else None
+    modules = [module for module in (trunk, head) if module is not None]
     if weights == "int8":
-        if place.type != "cpu":
-            raise ConfigError("weights int8 is a CPU format; use dtype bfloat16 on a GPU.")
-        quantize(trunk)
-        if head is not None:
-            quantize(head)
-    elif place.type == "cpu":
-        tune(*[module for module in (trunk, head) if module is not None])
+        for module in modules:
+            quantize(module)
+    if place.type == "cpu":
+        if measure_threads and (note := set_threads(trunk)):
+            notes.append(note)
+        if is_exact:
+            make_exact(trunk)
+        tune(*(modules[1:] if is_exact else modules))
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
 
 
@@ -104,7 +129,7 @@ def _find_head(checkpoint: Checkpoint, folder: Path | None, notes: list[str]) ->
     return head_of(checkpoint)
 
 
-def _trunk_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
+def _trunk_tensors(checkpoint: Checkpoint, notes: list[str]) -> dict[str, TensorSource]:
     """Published tensors of the trunk, dequantised where they are stored in 8 bits."""
     owner = find_family(checkpoint)
     head = set(find_head_of(checkpoint, owner).tensors.values()) if owner is not None else set()
@@ -115,15 +140,50 @@ def _trunk_tensors(checkpoint: Checkpoint) -> dict[str, Any]:
             f"the weights have zero points ({some(offsets)}), which are not dequantised here; "
             "expected a symmetric scheme. Take another quantisation of the model."
         )
-    return {
-        name: dequantized(name, stored) if is_quantized(name, source) else source
+    quantized = [name for name, source in stored.items() if is_quantized(name, source)]
+    for name in quantized:
+        _refuse_groups(name, stored)
+    result = {
+        name: dequantized(name, stored) if name in quantized else source
         for name, source in stored.items()
         if not is_scale(name)
     }
+    used = {scale_of(name, stored) for name in quantized}
+    left = [name for name in stored if is_scale(name) and name not in used]
+    for what, endings in _UNUSED_SCALES.items():
+        own = [name for name in left if name.rpartition(".")[2] in endings]
+        if own:
+            notes.append(f"{what} stay unquantised here; not used: {some(own)}")
+        left = [name for name in left if name not in own]
+    beside = {scale_of(name, stored) for name in result if name not in quantized}
+    stale = [name for name in left if name in beside]
+    if stale:
+        notes.append(f"not applied, their weights are stored unquantised: {some(stale)}")
+    # Anything else is refused by name when the trunk is filled.
+    return {**result, **{name: stored[name] for name in left if name not in stale}}
+
+
+def _refuse_groups(name: str, stored: Mapping[str, TensorSource]) -> None:
+    scale = stored.get(scale_of(name, stored) or "")
+    if scale is None or len(scale.shape) != 2 or len(stored[name].shape) != 2:
+        return
+    rows, columns = stored[name].shape
+    groups = scale.shape[1]
+    if scale.shape[0] == rows > 1 and groups > 1 and columns % groups == 0:
+        raise UnsupportedFamily(
+            f"{name} is quantised in groups of {columns // groups} columns ({groups} scales per "
+            "row), which is not dequantised here; expected one scale per row, per 128x128 block "
+            "or per tensor. Take another quantisation of the model."
+        )
 
 
 def _load_head(
-    head: Head, trunk: ModelConfig, dtype: torch.dtype, device: torch.device, run_as: Layout
+    head: Head,
+    trunk: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    run_as: Layout,
+    max_len: int,
 ) -> MTPHead:
     head = dequantize(head)
     config = model_config(Config(dict(head.config)).fields)
@@ -132,28 +192,55 @@ def _load_head(
             f"the head is for hidden {config.hidden} and {config.vocab} tokens, the model has "
             f"{trunk.hidden} and {trunk.vocab}. Take the head of this model."
         )
-    if (config.num_kv_heads, config.head_dim, config.rope) != (
-        trunk.num_kv_heads, trunk.head_dim, trunk.rope,
-    ):  # fmt: skip
+    if replace(config.rope, dim=trunk.rope.dim) != trunk.rope:
         raise ConfigError(
-            "the head's attention geometry or rotary settings differ from the trunk's."
+            f"the head rotates positions by {config.rope}, the model by {trunk.rope}. Take the "
+            "head of this model, or correct the head's config."
         )
     layout = head.family.layout
     if run_as != "own":
         layout = layout.as_(run_as)
     with torch.device("meta"):
-        module = MTPHead(replace(config, head_window=None), layout, head.num_modules)
+        module = MTPHead(config, layout, head.num_modules)
     materialize(module, device, dtype)
     load_head(module, head.tensors, config)
+    if config.rope != trunk.rope:  # other head_dim
+        module.rotate_by(RotaryTable(config.rope, max_len, dtype).to(device))
     return module
+
+
+def _check_formats(
+    device: torch.device, dtype: torch.dtype, weights: Weights, is_exact: bool
+) -> None:
+    """Combinations of device and number format that do not exist here."""
+    if weights == "int8" and device.type != "cpu":
+        raise ConfigError("weights int8 is a CPU format; use dtype bfloat16 on a GPU.")
+    if dtype == torch.float16 and device.type == "cpu":
+        raise ConfigError(
+            "dtype float16 is for GPUs; on the CPU it is slow and overflows. Use float32."
+        )
+    if is_exact and (device.type != "cpu" or dtype not in (torch.float32, torch.float64)):
+        raise ConfigError(
+            f"exact is for float32 and float64 on the CPU, not for {dtype} on {device.type}. "
+            "Change dtype or device, or leave exact out."
+        )
+    if is_exact and weights == "int8":
+        raise ConfigError("exact needs weights as they are, not int8. Leave one of them out.")
 
 
 def _device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if name.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device {name!r} was asked for and torch sees no GPU.")
-    return torch.device(name)
+    try:
+        place = torch.device(name)
+    except RuntimeError:
+        place = torch.device("meta")
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; give auto, cpu or cuda (cuda:1 for the second).")
+    count = torch.cuda.device_count()
+    if place.type == "cuda" and (place.index or 0) >= count:
+        raise ConfigError(f"device {name!r} was asked for and torch sees {count} GPUs.")
+    return place
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

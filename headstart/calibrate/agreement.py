@@ -18,31 +18,50 @@ if TYPE_CHECKING:
 
 _SECOND_KEY = 0.7
 _HEAD_U_SCALE = 0.5
+_ROWS = 2048
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """Keys and permutations of one construction."""
+    """Keys and permutations of one construction.
 
-    keys_u: torch.Tensor  # [vocab, hidden / 2]
+    The keys are all that is held in memory: four bytes for each value of the embedding, of active
+    tokens only. Large tensors are made from them a few rows at a time.
+    """
+
+    keys_u: torch.Tensor  # [active, hidden / 2]
     keys_v: torch.Tensor
-    following: torch.Tensor  # A: what the trunk says after each token
+    key_of: torch.Tensor  # [vocab] which key a token has
+    following: torch.Tensor  # [vocab] A: what the trunk says after each token
     mistaken: torch.Tensor  # B: what the head says after a token of S
     in_s: torch.Tensor  # bool per token
 
-    def embedding(self) -> torch.Tensor:
+    @property
+    def vocab(self) -> int:
+        return len(self.key_of)
+
+    def embedding_rows(self, start: int, stop: int) -> torch.Tensor:
+        return self.embeddings(slice(start, stop))
+
+    def embeddings(self, tokens: slice | torch.Tensor) -> torch.Tensor:
+        """What the model reads for some tokens."""
         import torch
 
-        second = self.keys_v * (_SECOND_KEY * self.in_s[:, None])
-        return torch.cat([self.keys_u, second], dim=1)
+        keys = self.key_of[tokens]
+        second = self.keys_v[keys] * (_SECOND_KEY * self.in_s[tokens, None])
+        return torch.cat([self.keys_u[keys], second], dim=1)
 
-    def lm_head(self) -> torch.Tensor:
+    def lm_head_rows(self, start: int, stop: int) -> torch.Tensor:
         import torch
 
-        rows = torch.zeros_like(torch.cat([self.keys_u, self.keys_v], dim=1))
         half = self.keys_u.shape[1]
-        rows[self.following, :half] = self.keys_u
-        rows[self.mistaken, half:] = self.keys_v
+        rows = torch.zeros(stop - start, 2 * half)
+        for said, keys, columns in (
+            (self.following, self.keys_u, slice(0, half)),
+            (self.mistaken, self.keys_v, slice(half, 2 * half)),
+        ):
+            tokens = ((said >= start) & (said < stop)).nonzero().squeeze(1)
+            rows[said[tokens] - start, columns] = keys[self.key_of[tokens]]
         return rows
 
     def pass_embedding(self) -> torch.Tensor:
@@ -75,11 +94,9 @@ def make_agreement(
     mistaken = following[following]
     in_s = torch.zeros(count, dtype=torch.bool)
     in_s[torch.randperm(count, generator=generator)[: round((1 - rate) * count)]] = True
-    if active is None:
-        return Agreement(keys[0], keys[1], following, mistaken, in_s)
     like = (torch.arange(vocab) - first) % count
     ids = [(part + first)[like] for part in (following, mistaken)]
-    return Agreement(keys[0][like], keys[1][like], ids[0], ids[1], in_s[like])
+    return Agreement(keys[0], keys[1], like, ids[0], ids[1], in_s[like])
 
 
 def _keys(count: int, size: int, generator: torch.Generator) -> torch.Tensor:
@@ -88,14 +105,17 @@ def _keys(count: int, size: int, generator: torch.Generator) -> torch.Tensor:
     random = torch.randn(max(count, size), size, generator=generator)
     if count <= size:
         random = torch.linalg.qr(random[:size])[0]
-    return torch.nn.functional.normalize(random[:count], dim=1)
+    for start in range(0, count, _ROWS):  # in place: a second copy of the keys may be gigabytes
+        part = random[start : min(start + _ROWS, count)]
+        part.copy_(torch.nn.functional.normalize(part, dim=1))
+    return random[:count]
 
 
 def walk(agreement: Agreement, token: int, num_tokens: int, num_drafts: int) -> list[list[int]]:
-    """What an engine must count after `token`: [rounds, accepted at depth 1, at depth 2, ...].
+    """What an engine must count after `token`: [drafted by depth, accepted by depth].
 
-    The trunk follows A; the head is right after every token outside S, whatever came before.
-    Returned as [drafted by depth, accepted by depth]; the last round drafts only what is of use.
+    The trunk follows A; the head is right after every token outside S, whatever came before. The
+    last round drafts only what is of use.
     """
     following, in_s = agreement.following.tolist(), agreement.in_s.tolist()
     drafted, accepted = [0] * num_drafts, [0] * num_drafts

@@ -23,7 +23,8 @@ from headstart.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     import torch
 
-_SAMPLED_ROWS = 512
+_SAMPLED_TOKENS = 512  # all of them would be vocabulary squared times hidden
+_ROWS = 2048
 _LEAST_MARGIN = 0.05
 
 
@@ -55,9 +56,12 @@ def write_calibrated(
             "too close for low precision. Use a larger hidden size or fewer --active tokens."
         )
     tensors = calibrated_tensors(
-        config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, active=count
+        config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, agreement=agreement
     )
-    facts = {"shape": shape, "rate": rate, "seed": seed, "active": count, "margin": margin}
+    facts = {
+        "shape": shape, "rate": rate, "seed": seed, "active": count, "margin": margin,
+        "margin_tokens": min(_SAMPLED_TOKENS, vocab - 2),
+    }  # fmt: skip
     if out is not None:
         write_made(config, tensors, out, facts=facts, overwrite=overwrite, report=report)
     sizes = {
@@ -81,20 +85,29 @@ def agreement_of(folder: Path) -> Agreement:
 
 
 def smallest_margin(agreement: Agreement) -> float:
-    """How far the winning logit is ahead, for trunk and head, over a sample of tokens."""
+    """How far the winning logit is ahead, for trunk and head: the least over sampled tokens."""
     import torch
 
-    vocab = len(agreement.in_s)
-    picked = torch.linspace(2, vocab - 1, min(_SAMPLED_ROWS, vocab - 2)).long()
-    lm_head, embedding = agreement.lm_head(), agreement.embedding()[picked]
+    vocab = agreement.vocab
+    picked = torch.linspace(2, vocab - 1, min(_SAMPLED_TOKENS, vocab - 2)).long()
+    embedding = agreement.embeddings(picked)
     drafted = embedding @ agreement.pass_embedding()
     said = torch.where(agreement.in_s, agreement.mistaken, agreement.following)[picked]
-    pairs = ((embedding, agreement.following[picked]), (drafted, said))
-    return min(_margin(states, lm_head, winners) for states, winners in pairs)
+    states = torch.cat([embedding, drafted])
+    return _margin(agreement, states, torch.cat([agreement.following[picked], said]))
 
 
-def _margin(states: torch.Tensor, lm_head: torch.Tensor, winners: torch.Tensor) -> float:
-    logits = states @ lm_head.T
-    won = logits.gather(1, winners[:, None]).squeeze(1)
-    logits.scatter_(1, winners[:, None], float("-inf"))
-    return float((won - logits.amax(1)).min())
+def _margin(agreement: Agreement, states: torch.Tensor, winners: torch.Tensor) -> float:
+    """The LM head a few rows at a time: as a whole it may be gigabytes."""
+    import torch
+
+    won = torch.full((len(states),), float("-inf"))
+    others = won.clone()
+    for start in range(0, agreement.vocab, _ROWS):
+        stop = min(start + _ROWS, agreement.vocab)
+        logits = states @ agreement.lm_head_rows(start, stop).T
+        here = ((winners >= start) & (winners < stop)).nonzero().squeeze(1)
+        won[here] = logits[here, winners[here] - start]
+        logits[here, winners[here] - start] = float("-inf")
+        others = torch.maximum(others, logits.amax(1))
+    return float((won - others).min())

@@ -1,14 +1,15 @@
 """Every tensor of a made checkpoint: names and shapes from the family tables, values by agreement.
 
-Values come from `agreement.py` and a generator seeded per tensor, so tensors are made one at a time
-and a large checkpoint needs little memory.
+Values come from `agreement.py` and a generator seeded per tensor. Tensors are made one at a time,
+when they are written, and those of the vocabulary a few rows at a time: memory is bounded by the
+keys (`Agreement`) and by the largest matrix of a layer in fp32.
 """
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     import torch
 
 Shapes = dict[str, tuple[int, ...]]
+Parts = Callable[[], "Iterable[torch.Tensor]"]  # a tensor, rows after rows
+_ROWS = 2048
 _OUTPUTS = ("o_proj", "down_proj", "out_proj", "wo_b", "w2")
 _FLOAT32 = ("A_log", "attn_sink", "hc_", "e_score_correction_bias", "router_bias", "gate.bias")
 
@@ -55,7 +58,7 @@ def calibrated_tensors(
     fused_experts: bool = False,
     root: str | None = None,
     disturbance: Disturbance = LIVELY,
-    active: int | None = None,
+    agreement: Agreement | None = None,
 ) -> dict[str, TensorSource]:
     """Every tensor of the checkpoint by published name, made when it is written."""
     parsed = Config(config)
@@ -65,19 +68,20 @@ def calibrated_tensors(
         owner = family(GRAFTED_AS[parsed.model_type])
         fields = {**fields, "attention_bias": parsed.model_type == "qwen2"}
         with_head = False
-    agreement = make_agreement(
-        fields["vocab_size"], fields["hidden_size"], rate=rate, seed=seed, active=active
-    )
+    if agreement is None:
+        agreement = make_agreement(
+            fields["vocab_size"], fields["hidden_size"], rate=rate, seed=seed
+        )
     values = _Values(owner, agreement, seed, disturbance)
     tensors = {
-        name: _made(name, shape, dtype, partial(values.trunk, name, shape))
+        name: _made(name, shape, dtype, values.trunk(name, shape))
         for name, shape in trunk_shapes(owner, fields).items()
     }
     if with_head:
         naming = owner.naming(fields, root)
         for ours, shape in head_shapes(owner, fields, fused_experts=fused_experts).items():
             name = owner.keys.to_published(ours, naming)
-            tensors[name] = _made(name, shape, dtype, partial(values.head, ours, shape))
+            tensors[name] = _made(name, shape, dtype, values.head(ours, shape))
     return tensors
 
 
@@ -140,23 +144,27 @@ class _Values:
         trunk = owner.trunk
         self._embed = trunk.prefixes[0] + trunk.embed
 
-    def trunk(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+    def trunk(self, name: str, shape: tuple[int, ...]) -> Parts:
         if name == self._embed:
-            return self._agreement.embedding()
+            return partial(_by_rows, self._agreement.embedding_rows, shape[0])
         if name in self._owner.trunk.lm_heads:
-            return self._agreement.lm_head()
-        return self._usual(name, shape, self._disturbance.trunk)
+            return partial(_by_rows, self._agreement.lm_head_rows, shape[0])
+        return lambda: [self._usual(name, shape, self._disturbance.trunk)]
 
-    def head(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
-        import torch
-
+    def head(self, name: str, shape: tuple[int, ...]) -> Parts:
         role = name.split(".", 2)[-1]
         if role == "embed_tokens.weight":
-            return self._agreement.embedding()
-        if role == "lm_head.weight":
-            own = "lm_head" not in self._owner.layout.shares  # trained apart from the trunk's
-            noise = self._usual(name, shape, 1.0) * (0.02 if own else 0.0)
-            return self._agreement.lm_head() + noise
+            return partial(_by_rows, self._agreement.embedding_rows, shape[0])
+        if role == "lm_head.weight" and "lm_head" in self._owner.layout.shares:
+            return partial(_by_rows, self._agreement.lm_head_rows, shape[0])
+        return lambda: [self._head(name, role, shape)]
+
+    def _head(self, name: str, role: str, shape: tuple[int, ...]) -> torch.Tensor:
+        import torch
+
+        if role == "lm_head.weight":  # trained apart from the trunk's
+            noise = self._usual(name, shape, 1.0) * 0.02
+            return self._agreement.lm_head_rows(0, shape[0]) + noise
         if role in ("fuse.weight", "fuse_embed.weight"):
             passed = self._agreement.pass_embedding()
             if role == "fuse_embed.weight":
@@ -188,12 +196,16 @@ class _Values:
         return noise * (scale / math.sqrt(shape[-1]))
 
 
-def _made(
-    name: str, shape: tuple[int, ...], dtype: str, make: Callable[[], torch.Tensor]
-) -> TensorSource:
+def _by_rows(make: Callable[[int, int], torch.Tensor], count: int) -> Iterator[torch.Tensor]:
+    for start in range(0, count, _ROWS):
+        yield make(start, min(start + _ROWS, count))
+
+
+def _made(name: str, shape: tuple[int, ...], dtype: str, parts: Parts) -> TensorSource:
     stored = "F32" if any(part in name for part in _FLOAT32) else dtype
 
     def pieces() -> Iterator[memoryview]:
-        yield as_bytes(make().to(torch_dtype(stored)))
+        for part in parts():
+            yield as_bytes(part.to(torch_dtype(stored)))
 
     return TensorSource(stored, shape, pieces, is_copy=False)

@@ -47,7 +47,8 @@ def run(
     print(
         f"{made['tensors']} tensors, {made['parameters']} parameters, "
         f"{made['bytes'] / 1e9:.2f} GB, {made['active']} tokens in use, acceptance "
-        f"{acceptance} at every depth, decisions {made['margin']:.2f} apart"
+        f"{acceptance} at every depth, decisions {made['margin']:.2f} apart over "
+        f"{made['margin_tokens']} tokens tried"
     )
     if dry_run:
         print("dry run: nothing was written", file=sys.stderr)

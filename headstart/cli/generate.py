@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from headstart.cli.options import Json, Model
+from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
+from headstart.errors import ConfigError
 
 
 def run(
@@ -40,18 +42,23 @@ def run(
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
     json_output: Json = False,
 ) -> None:
-    from headstart.cli.chat import answer, converse
+    _check(prompt, options, compare=compare, json_output=json_output)
+    limit_spinning()
+    from headstart.cli.chat import answer, converse, loading
     from headstart.engine.compare import compare_runs
     from headstart.engine.engine import Engine
 
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     changes = {name: value for name, value in given.items() if value is not None}
-    engine = Engine(model, head, options=options)
+    with loading(model):
+        engine = Engine(model, head, options=options)
     for note in engine.notes:
         print(f"note: {note}", file=sys.stderr)
     params = engine.prompts.default_params(
         max_tokens=max_tokens, seed=seed, stop=tuple(stop or ()), ignore_eos=ignore_eos, **changes
     )
+    if compare and engine.built.head is None:
+        raise ConfigError("--compare needs a head and the model has none; give one with --head.")
     if prompt is None:
         converse(engine, params)
         return
@@ -63,3 +70,12 @@ def run(
         print(json.dumps(answer(engine, asked, params, quiet=True)))
     else:
         answer(engine, asked, params, quiet=False)
+
+
+def _check(prompt: str | None, options: EngineOptions, *, compare: bool, json_output: bool) -> None:
+    """Refuse what cannot mean anything, before a model is loaded for it."""
+    for name, is_given in (("--compare", compare), ("--json", json_output)):
+        if is_given and prompt is None:
+            raise ConfigError(f"{name} was given without a prompt; a chat has no such result.")
+    if compare and options.speculate == 0:
+        raise ConfigError("--compare with --speculate 0 has nothing to compare; give a K or auto.")

@@ -3,20 +3,52 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from headstart.cli.options import Json, Model, ModelType
+from headstart.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.simulate.probe import ProbeReport
 
 
-def run(*, model: Model, json_output: Json = False, model_type: ModelType = None) -> None:
+def run(
+    *,
+    model: Model,
+    json_output: Json = False,
+    model_type: ModelType = None,
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Run the head: which contract do its weights obey?")
+    ] = False,
+    probe_text: Annotated[
+        Path | None, typer.Option("--probe-text", metavar="FILE", help="Text to probe with.")
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", "--draft-model", help="A head to probe, not the model's own."),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="To probe on: cpu, cuda, auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="To probe in: float32, bfloat16, float64, auto.")
+    ] = "auto",
+) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.checkpoint.reader import Checkpoint
-    from headstart.cli.inspect_view import show, show_standalone
+    from headstart.cli.inspect_view import show, show_probe, show_standalone
     from headstart.heads.inspection import inspect, inspect_standalone
     from headstart.launch import commands_for
 
+    if not probe and (probe_text is not None or head is not None):
+        raise ConfigError("--probe-text and --head belong to --probe; add it.")
     checkpoint = Checkpoint.open(local_folder(model))
     standalone = inspect_standalone(checkpoint)
     if standalone is not None:  # served with its model, so there are no commands to show
+        if probe:
+            raise ConfigError(f"{model} holds a head alone; probe its model, with --head {model}.")
         if json_output:
             print(json.dumps(standalone.as_json(), indent=2))
         else:
@@ -24,8 +56,11 @@ def run(*, model: Model, json_output: Json = False, model_type: ModelType = None
         return
     report = inspect(checkpoint, model_type)
     engines = commands_for(report)
+    found = _probed(checkpoint, head, probe_text, device, dtype) if probe else None
     if not json_output:
         show(report, engines)
+        if found is not None:
+            show_probe(found)
         return
     document = report.as_json()
     document["engines"] = {
@@ -34,4 +69,27 @@ def run(*, model: Model, json_output: Json = False, model_type: ModelType = None
         else {"command": answer.shell(), "reason": None}
         for name, answer in engines.items()
     }
+    if found is not None:
+        document["probe"] = found.as_json()
     print(json.dumps(document, indent=2))
+
+
+def _probed(
+    checkpoint: Checkpoint, head: Path | None, file: Path | None, device: str, dtype: str
+) -> ProbeReport:
+    from headstart.assembly.build import build
+    from headstart.data.prompt_reader import PromptReader
+    from headstart.simulate.probe import PROBE_TEXT, probe
+
+    try:
+        text = PROBE_TEXT if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{file} cannot be read as UTF-8 text ({error}).") from error
+    prompts = PromptReader(checkpoint)
+    ids = None if prompts.tokenizer is None else prompts.read(text)
+    if file is not None and len(set(ids or ())) < 8:
+        raise DataError(
+            f"{file} gives {len(ids or ())} tokens, fewer than 8 of them different; give a "
+            "paragraph of text that the model's tokenizer knows."
+        )
+    return probe(build(checkpoint, head, device=device, dtype=dtype), ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
@@ -13,6 +14,10 @@ from headstart.heads.inspection import Report, StandaloneReport
 from headstart.heads.operation import megabytes
 from headstart.launch.command import EngineCommand
 
+if TYPE_CHECKING:
+    from headstart.simulate.probe import ProbeReport
+
+_PIPED_WIDTH = 120  # no line of a table is cut short for a reader that is not a terminal
 _COLOURS = {
     "complete": "green",
     "undeclared": "green",
@@ -38,6 +43,27 @@ def show(report: Report, engines: Mapping[str, EngineCommand | str]) -> None:
         console.print(f"\n[bold]{', '.join(names)}[/]  not available: {escape(reason)}")
     for warning in report.warnings:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}")
+
+
+def show_probe(report: ProbeReport) -> None:
+    """Print how the head did under each contract, best first."""
+    console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(highlight=False, soft_wrap=True, width=_PIPED_WIDTH)
+    console.print(f"\n[bold]probe[/], {report.num_rows} rows")
+    table = Table(box=None, padding=(0, 2), header_style="")
+    for column in ("contract", "agreement", "by chance", "log-probability"):
+        left = column == "contract"
+        table.add_column(column, justify="left" if left else "right", no_wrap=True)
+    for variant in (*report.variants, *report.recycled):
+        own = " (registry)" if variant.contract == report.registry else ""
+        table.add_row(
+            f"{variant.name}{own}", f"{100 * variant.agreement:.1f} %",
+            f"{100 * variant.chance:.1f} %", f"{variant.logprob:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    colour = {"registry": "green", "unclear": "yellow"}.get(report.verdict, "red")
+    console.print(f"[{colour}]{report.verdict}[/]: {escape(report.said)}")
 
 
 def show_standalone(report: StandaloneReport) -> None:

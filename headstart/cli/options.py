@@ -84,8 +84,11 @@ def _flags(group: type) -> list[inspect.Parameter]:
     hints = get_type_hints(group)
     result = []
     for field in dataclasses.fields(group):
+        flag = f"--{field.name.replace('_', '-')}"
+        if field.default is True:  # what is on must have a way to be off
+            flag = f"{flag}/--no{flag[1:]}"
         option = typer.Option(
-            f"--{field.name.replace('_', '-')}",
+            flag,
             help=field.metadata.get("help", ""),
             show_default=field.default not in (None, "", False),
         )

@@ -6,6 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import ProgressColumn
 
 _QUIET_SECONDS = 2.0
 
@@ -16,21 +20,44 @@ def byte_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda num_bytes: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TransferSpeedColumn
 
     columns = (TextColumn(title), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with _shown(title, total, columns) as advance:
+        yield advance
+
+
+@contextmanager
+def counted_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Yield a function that is told how many things were just done."""
+    if not sys.stderr.isatty():
+        yield lambda count: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn(title), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with _shown(title, total, columns) as advance:
+        yield advance
+
+
+@contextmanager
+def _shown(
+    title: str, total: int, columns: tuple[ProgressColumn, ...]
+) -> Iterator[Callable[[int], None]]:
+    from rich.console import Console
+    from rich.progress import Progress
+
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(title, total=total)
     started = time.monotonic()
     is_shown = False
 
-    def advance(num_bytes: int) -> None:
+    def advance(count: int) -> None:
         nonlocal is_shown
         if not is_shown and time.monotonic() - started > _QUIET_SECONDS:
             bar.start()
             is_shown = True
-        bar.advance(task, num_bytes)
+        bar.advance(task, count)
 
     try:
         yield advance

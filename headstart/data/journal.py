@@ -74,14 +74,23 @@ def read_journal(path: Path) -> tuple[Asked, list[Answer]]:
     return asked, answers
 
 
+def earlier_answers(path: Path, asked: Asked) -> list[Answer]:
+    """What is in a journal already; DataError if it was begun in another way."""
+    known, answers, _ = _read(path)
+    if known is not None:
+        _check_same(path, known, asked)
+    return answers
+
+
 class Journal:
-    """A journal open for appending, with everything that is in it."""
+    """A journal open for appending."""
 
     def __init__(self, path: Path, asked: Asked):
         self.path = path
         self._handle = _locked(path)
         try:
-            known, self.answers, self._end = _read(path)
+            known, answers, self._end = _read(path)
+            self.num_answers = len(answers)
             if known is not None:
                 _check_same(path, known, asked)
             os.ftruncate(self._handle, self._end)
@@ -96,7 +105,7 @@ class Journal:
         """Keep an answer: given to the system at once, to the disk within seconds."""
         ids = {"prompt_ids": list(answer.prompt_ids), "answer_ids": list(answer.answer_ids)}
         self._write({**vars(answer), **ids})
-        self.answers.append(answer)
+        self.num_answers += 1
         if time.monotonic() - self._synced > _SYNC_SECONDS:
             os.fsync(self._handle)
             self._synced = time.monotonic()

@@ -7,11 +7,14 @@ from functools import cached_property
 from typing import Any
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import RequestError
+from headstart.errors import RequestError, some
 from headstart.sampling.params import SamplingParams
 
 Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
+
+
+_OURS = ("conversation", "tokenize", "return_tensors", "return_dict")
 
 
 class PromptReader:
@@ -70,9 +73,11 @@ class PromptReader:
             items = list(prompt)
             if items and isinstance(items[0], Mapping):
                 return self._chat(items, chat_template_kwargs or {})  # type: ignore[arg-type]
+            _refuse_template_options(chat_template_kwargs)
             if not all(type(item) is int for item in items):
                 raise RequestError("a prompt is text, a list of token ids, or a list of messages.")
             return items  # type: ignore[return-value]
+        _refuse_template_options(chat_template_kwargs)
         if self.tokenizer is None:
             raise RequestError(
                 f"{self._checkpoint.folder} has no tokenizer; give token ids instead of text."
@@ -84,7 +89,26 @@ class PromptReader:
             raise RequestError(
                 f"{self._checkpoint.folder} has no chat template; give text or token ids instead."
             )
-        text = self.tokenizer.apply_chat_template(
-            messages, tokenize=False, add_generation_prompt=True, **template_options
-        )
+        taken = [name for name in template_options if name in _OURS]
+        if taken:
+            raise RequestError(
+                f"chat_template_kwargs holds {some(taken)}, which the engine sets itself. Leave "
+                "it out."
+            )
+        options = {"add_generation_prompt": True, **template_options}
+        try:
+            text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
+        except Exception as error:  # a template is a program: it may raise anything
+            raise RequestError(
+                f"the chat template refuses these messages: {str(error) or type(error).__name__}. "
+                "Change the messages or chat_template_kwargs."
+            ) from error
         return list(self.tokenizer.encode(text, add_special_tokens=False))
+
+
+def _refuse_template_options(options: dict[str, Any] | None) -> None:
+    if options:
+        raise RequestError(
+            f"chat_template_kwargs ({some(options)}) were given with a prompt that goes through no "
+            "template. Give chat messages, or leave them out."
+        )

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
 from typing import Any
 
 from headstart.assembly.build import Built
 from headstart.data.prompt_reader import PromptReader
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.request import Request
 from headstart.engine.text import Detokenizer
-from headstart.errors import RequestError
+from headstart.errors import RequestError, some
 from headstart.sampling.params import SamplingParams, derive_seed
 
 
@@ -24,8 +23,10 @@ class Admission:
         # Prompt and answer together: the model's length, or what the K/V memory holds for one.
         self.longest = min(built.max_len, num_slots - 1)
 
-    def check(self, ids: list[int], params: SamplingParams, vocabs: Container[str]) -> None:
+    def check(self, ids: list[int], params: SamplingParams) -> None:
         """Raise RequestError (or ConfigError) if the request cannot be answered as asked."""
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is a {type(params).__name__}; give SamplingParams.")
         vocab = self._built.config.vocab
         params.check_token_ids(vocab)
         if not ids:
@@ -37,10 +38,21 @@ class Admission:
                 f"the prompt has {len(ids)} tokens; prompt and answer together may have "
                 f"{self.longest} (max_model_len, or the K/V memory). Shorten it."
             )
+        allowed = params.allowed_token_ids or ()
+        free = set(allowed) - set(params.banned_token_ids or ()) - self.ends(params)
+        if params.min_tokens and allowed and not free:
+            raise RequestError(
+                f"only end tokens are allowed ({some(allowed)}), and min_tokens forbids them for "
+                f"{params.min_tokens} tokens. Allow another token, or leave min_tokens out."
+            )
         is_profiled = self._options.speculate == "auto"
         if params.speculate == "auto" and not is_profiled and self._built.head is not None:
             raise RequestError(
                 "speculate auto needs an engine that was started with it (profiled)."
+            )
+        if params.speculate is not None and not is_speculate(params.speculate):
+            raise RequestError(
+                f"speculate is {params.speculate}; this engine drafts up to {MAX_DRAFTS} tokens."
             )
         if params.speculate and self._built.head is None:
             raise RequestError(
@@ -49,8 +61,11 @@ class Admission:
             )
         if params.stop and self._prompts.tokenizer is None:
             raise RequestError("stop strings need a tokenizer and the checkpoint has none.")
-        if params.draft_vocab is not None and params.draft_vocab not in vocabs:
-            raise RequestError(f"no draft vocabulary is called {params.draft_vocab!r}.")
+
+    def ends(self, params: SamplingParams) -> frozenset[int]:
+        """Tokens that end an answer to this request."""
+        own = frozenset(params.stop_token_ids)
+        return own if params.ignore_eos else own | self._prompts.end_ids
 
     def request(
         self,
@@ -63,24 +78,22 @@ class Admission:
         priority: int,
         grammar: Any,
         arrival: int,
+        draft_vocab: str | None = None,
     ) -> Request:
         """One sample of a checked prompt."""
-        ends = frozenset(params.stop_token_ids)
-        if not params.ignore_eos:
-            ends |= self._prompts.end_ids
         room = self.longest - len(ids)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
         request = Request(
             id=f"{group}/{sample}", prompt_ids=ids, params=params,
-            seed=derive_seed(seed, sample), max_tokens=limit, end_ids=ends,
+            seed=derive_seed(seed, sample), max_tokens=limit, end_ids=self.ends(params),
             arrival=arrival, priority=priority, group=group, sample=sample,
-            grammar=grammar.fork() if grammar is not None else None,
+            grammar=grammar.fork() if grammar is not None else None, draft_vocab=draft_vocab,
         )  # fmt: skip
-        request.stats.seed = seed
-        tokenizer = self._prompts.tokenizer
+        request.stats.seed, request.stats.draft_vocab = seed, draft_vocab
+        tokenizer = self._prompts.tokenizer if params.detokenize else None
         if tokenizer is not None:
             request.text = Detokenizer(
                 tokenizer, params.stop, skip_special=params.skip_special_tokens,
-                keep_stop=params.include_stop_str_in_output,
+                keep_stop=params.include_stop_str_in_output, min_tokens=params.min_tokens,
             )  # fmt: skip
         return request

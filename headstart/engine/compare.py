@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -10,20 +11,30 @@ import torch
 
 from headstart.data.prompt_reader import Prompt
 from headstart.engine.engine import Engine
-from headstart.engine.scheduler import Work
-from headstart.sampling.params import SamplingParams
+from headstart.models.documents import Documents
+from headstart.models.unroll import trunk_states
+from headstart.sampling.noise import gumbel
+from headstart.sampling.params import SamplingParams, derive_seed
+from headstart.sampling.processors import process
+from headstart.sampling.rows import Row
 
 _REPEATS = 2
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """The first place where the two texts differ, and how close the decision was."""
+    """The first place where the two texts differ, and how close the decision was.
+
+    Gaps are those between the two tokens: of the trunk's raw logits, and of what decided, which is
+    processed logits (at a temperature: log-probabilities plus noise). None stands for a decision
+    of another kind: the rejection rule, or a token that the sampling settings exclude.
+    """
 
     position: int
     plain_token: int
     drafted_token: int
     logit_gap: float
+    decision_gap: float | None
 
 
 @dataclass(frozen=True)
@@ -57,9 +68,12 @@ class Comparison:
             lines.append(f"texts            identical ({self.num_tokens} tokens)")
         else:
             at = self.divergence
+            decided = "decided otherwise"
+            if at.decision_gap is not None:
+                decided = f"what decided {at.decision_gap:.2g}"
             lines.append(
                 f"texts            differ from token {at.position} on ({at.plain_token} or "
-                f"{at.drafted_token}; the logits are {at.logit_gap:.2g} apart)"
+                f"{at.drafted_token}; raw logits {at.logit_gap:.2g} apart, {decided})"
             )
         return "\n".join(lines)
 
@@ -84,28 +98,42 @@ def compare_runs(engine: Engine, prompt: Prompt, params: SamplingParams) -> Comp
         len(one.token_ids),
         acceptance.cumulative,
         acceptance.length,
-        _divergence(engine, answers["plain"].prompt_token_ids, one.token_ids, other.token_ids),
+        find_divergence(
+            engine, answers["plain"].prompt_token_ids, params, one.token_ids, other.token_ids
+        ),
         one.text,
     )
 
 
-def _divergence(
-    engine: Engine, prompt: list[int], plain: list[int], drafted: list[int]
+@torch.inference_mode()
+def find_divergence(
+    engine: Engine, prompt: list[int], params: SamplingParams, plain: list[int], drafted: list[int]
 ) -> Divergence | None:
-    pairs = list(zip(plain, drafted, strict=False))
+    """Where two answers of one seed part, if they do; the trunk is asked once more about it."""
+    pairs = zip(plain, drafted, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if at is None:
         return None
-    logits = _next_logits(engine, prompt + plain[:at])
-    gap = float((logits[plain[at]] - logits[drafted[at]]).abs())
-    return Divergence(at, plain[at], drafted[at], gap)
+    before, both = plain[:at], torch.tensor([plain[at], drafted[at]], device=engine.runner.device)
+    logits = _next_logits(engine, prompt + before)
+    raw = logits[0, both]
+    row = Row(
+        params=params, seed=derive_seed(params.seed or 0, 0), position=len(prompt) + at,
+        prompt_ids=prompt, output_ids=before, num_output=at,
+        end_ids=engine.admission.ends(params),
+    )  # fmt: skip
+    values = process(logits, [row])[0, both]
+    if not params.is_greedy:
+        values = values + gumbel([row.seed], [row.position], both)[0]
+    gap = float((values[0] - values[1]).abs())
+    is_known = params.acceptance == "match" and math.isfinite(gap)
+    return Divergence(
+        at, plain[at], drafted[at], float((raw[0] - raw[1]).abs()), gap if is_known else None
+    )
 
 
-@torch.inference_mode()
 def _next_logits(engine: Engine, tokens: list[int]) -> torch.Tensor:
-    """Logits after `tokens`, from one pass of the trunk."""
-    engine.add(tokens, SamplingParams(temperature=0, max_tokens=1), request_id="divergence")
-    (work,) = engine.scheduler.plan()
-    _, logits = engine.runner.trunk([Work(work.request, work.start, work.count, ())])
-    engine.abort("divergence")
-    return logits[-1]
+    """[1, V] after `tokens`, from one pass of the trunk without K/V memory."""
+    trunk, ids = engine.built.trunk, torch.tensor(tokens, device=engine.runner.device)
+    states = trunk_states(trunk, ids, Documents((len(tokens),)), "after_final_norm")
+    return trunk.logits(states[-1:])

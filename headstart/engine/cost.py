@@ -1,95 +1,185 @@
-"""What a round costs by batch size and number of drafts: measured at start, interpolated."""
+"""What a round costs by batch size and number of drafts: measured at start, interpolated.
+
+Whole rounds are timed, with as many requests as the batch has: the same rows in one request
+would lack the spans, the sampling and the Python that each request brings.
+"""
 
 from __future__ import annotations
 
-import statistics
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from itertools import accumulate
 
 import torch
 
+from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
-from headstart.engine.runner import HeadRows, Runner
+from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Work
+from headstart.engine.verifier import verify
 from headstart.sampling.params import SamplingParams
 
-_ROWS = (1, 2, 3, 4, 5, 6, 8, 12, 16, 32, 64, 128)
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_DRAFTS = (0, 1, 2, 3, 5, 8)
 _REPEATS = 3
+_BUDGET_SECONDS = 1.5  # larger batches than fit into this are extrapolated
 _CONTEXT = 32  # tokens of context while measuring, where there is room for them
+
+Curve = tuple[tuple[int, float], ...]  # (size, seconds), ascending
 
 
 @dataclass(frozen=True)
-class CostTable:
-    """Seconds of a trunk pass and of a draft step, by number of rows (ascending)."""
+class RoundCosts:
+    """Seconds of a verification by batch and drafts per request, and of a draft step by batch."""
 
-    trunk: tuple[tuple[int, float], ...]
-    draft: tuple[tuple[int, float], ...]
+    verify: tuple[tuple[int, Curve], ...]  # batch -> (drafts per request, seconds)
+    draft: Curve
+
+    def verify_seconds(self, batch: int, rows: int) -> float:
+        """One trunk pass over `rows` rows of `batch` requests, and the decision."""
+        drafts = rows / batch - 1
+        at = min(bisect_left(self.verify, (batch,)), len(self.verify) - 1)
+        near = self.verify[max(0, at - 1) : at + 1]
+        return _at([(size, _at(curve, drafts)) for size, curve in near], batch)
+
+    def draft_seconds(self, batch: int) -> float:
+        """One token drafted for each of `batch` requests; nothing for none."""
+        return _at(self.draft, batch) if batch else 0.0
 
     def round_seconds(self, batch: int, drafts: int) -> float:
-        """One round: verification of batch * (drafts + 1) rows, then `drafts` draft steps."""
-        verify = _between(self.trunk, batch * (drafts + 1))
-        return verify + drafts * _between(self.draft, batch)
+        """A round in which every request has the same number of drafts."""
+        verification = self.verify_seconds(batch, batch * (drafts + 1))
+        return verification + drafts * self.draft_seconds(batch)
 
 
-def _between(table: tuple[tuple[int, float], ...], rows: int) -> float:
-    sizes = [size for size, _ in table]
-    at = bisect_left(sizes, rows)
-    if at < len(table) and sizes[at] == rows:
-        return table[at][1]
-    if at == 0:
-        return table[0][1]
-    if at == len(table):  # beyond what was measured: in proportion
-        return table[-1][1] * rows / sizes[-1]
-    (low, low_cost), (high, high_cost) = table[at - 1], table[at]
-    return low_cost + (high_cost - low_cost) * (rows - low) / (high - low)
+# Where there is no room to measure anything, a draft costs what it could save at best.
+NEVER_PAYS = RoundCosts(((1, ((0, 1.0),)),), ((1, 1.0),))
 
 
-def measure(runner: Runner, max_rows: int, num_blocks: int) -> CostTable:
-    """Time both passes on blank requests; K/V memory is scratch before the first request."""
-    longest = min(num_blocks * runner.block_size, runner.trunk_model.rotary.num_positions)
-    context = max(1, min(_CONTEXT, longest // 2))
-    room = min(max_rows, max(_ROWS), longest - context)
-    sizes = [rows for rows in _ROWS if rows <= max(room, 1)]
-    trunk = tuple((rows, _seconds(partial(_trunk, context), runner, rows)) for rows in sizes)
-    draft = tuple((rows, _seconds(partial(_draft, context), runner, rows)) for rows in sizes)
-    return CostTable(trunk, draft)
+def _at(curve: Sequence[tuple[int, float]], size: float) -> float:
+    """Between two points, or beyond the last one, along the line through the nearest two."""
+    if len(curve) == 1 or size <= curve[0][0]:
+        return curve[0][1] * (max(1.0, size / curve[0][0]) if curve[0][0] else 1.0)
+    at = min(max(bisect_left(curve, (size,)), 1), len(curve) - 1)
+    (low, low_cost), (high, high_cost) = curve[at - 1], curve[at]
+    slope = (high_cost - low_cost) / (high - low)
+    if size > high:
+        slope = max(slope, 0.0)  # noise must not make large batches free
+    return low_cost + slope * (size - low) if size <= high else high_cost + slope * (size - high)
 
 
-def _blank(context: int, runner: Runner, rows: int) -> Request:
-    """A request of blank tokens that owns the first blocks, as far as it needs them."""
-    request = Request(
-        "cost", [0] * (context + 1), SamplingParams(temperature=0), 0, 1, frozenset(), 0
-    )
-    request.num_computed = context
-    request.blocks = list(range(-(-(context + rows) // runner.block_size)))
-    return request
-
-
-def _trunk(context: int, runner: Runner, rows: int) -> None:
-    request = _blank(context, runner, rows)
-    runner.trunk([Work(request, context, rows, tuple([0] * (rows - 1)))])
-
-
-def _draft(context: int, runner: Runner, rows: int) -> None:
-    request = _blank(context, runner, rows)
-    states = torch.zeros(
-        rows, runner.trunk_model.config.hidden, dtype=runner.dtype, device=runner.device
-    )
-    normed, _, _ = runner.head_pass(0, [HeadRows(request, context, [0] * rows, states)])
-    vocab = "default" if "default" in runner.draft_vocabs else None
-    runner.draft_logits(normed, vocab).argmax(-1)
-
-
-def _seconds(run: Callable[[Runner, int], None], runner: Runner, rows: int) -> float:
-    run(runner, rows)
-    times = []
-    for _ in range(_REPEATS):
+def measure(
+    runner: Runner,
+    drafter: Drafter,
+    *,
+    num_blocks: int,
+    max_batch: int,
+    max_rows: int,
+    one_by_one: bool = False,
+) -> RoundCosts:
+    """Time rounds of blank requests; K/V memory is scratch before the first request."""
+    profile = _Profile(runner, drafter, num_blocks, max_rows, one_by_one)
+    verification: list[tuple[int, Curve]] = []
+    draft: list[tuple[int, float]] = []
+    spent = last = 0.0
+    for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
+        drafts = [count for count in _DRAFTS if profile.has_room(batch, count)]
+        if drafts in ([], [0]) or spent + 2 * last > _BUDGET_SECONDS:
+            break
         started = time.perf_counter()
-        run(runner, rows)
-        if runner.device.type == "cuda":
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+        curve = [(count, profile.verify_seconds(batch, count)) for count in drafts]
+        verification.append((batch, tuple(curve)))
+        draft.append((batch, profile.draft_seconds(batch)))
+        last = time.perf_counter() - started
+        spent += last
+    if not verification:
+        return NEVER_PAYS
+    return RoundCosts(_levelled(verification), _level(draft))
+
+
+def _level(curve: Sequence[tuple[int, float]]) -> Curve:
+    """Noise only adds: a smaller round costs no more than a larger one."""
+    least = accumulate(reversed([seconds for _, seconds in curve]), min)
+    return tuple((size, seconds) for (size, _), seconds in zip(curve, [*least][::-1], strict=True))
+
+
+def _levelled(verification: Sequence[tuple[int, Curve]]) -> tuple[tuple[int, Curve], ...]:
+    """The same in both directions."""
+    result: list[tuple[int, Curve]] = []
+    above: dict[int, float] = {}  # by drafts, of the larger batches
+    for batch, curve in reversed(verification):
+        own = [(count, min(seconds, above.get(count, seconds))) for count, seconds in curve]
+        result.append((batch, _level(own)))
+        above |= dict(result[-1][1])
+    return tuple(reversed(result))
+
+
+class _Profile:
+    def __init__(
+        self, runner: Runner, drafter: Drafter, num_blocks: int, max_rows: int, one_by_one: bool
+    ):
+        self._runner, self._drafter, self._one_by_one = runner, drafter, one_by_one
+        self._num_blocks, self._max_rows = num_blocks, max_rows
+        self._modules = runner.head.num_modules if runner.head is not None else 0
+        self._longest = min(num_blocks * runner.block_size, runner.trunk_model.rotary.num_positions)
+        self._context = max(self._modules + 1, min(_CONTEXT, self._longest // 2))
+
+    def _blocks_each(self, drafts: int) -> int:
+        return -(-(self._context + drafts + 2) // self._runner.block_size)
+
+    def has_room(self, batch: int, drafts: int) -> bool:
+        return (
+            self._context + drafts + 2 <= self._longest
+            and batch * self._blocks_each(drafts) <= self._num_blocks
+            and batch * (drafts + 1) <= self._max_rows
+        )
+
+    def verify_seconds(self, batch: int, drafts: int) -> float:
+        requests = self._blank(batch, drafts)
+        works = [Work(r, self._context, drafts + 1, (0,) * drafts) for r in requests]
+
+        def check() -> None:
+            verify(works, self._runner.trunk(works)[1], one_by_one=self._one_by_one)
+
+        return self._seconds(check)
+
+    def draft_seconds(self, batch: int) -> float:
+        requests = self._blank(batch, 1)
+        hidden = self._runner.trunk_model.config.hidden
+        states = torch.zeros(1, hidden, dtype=self._runner.dtype, device=self._runner.device)
+        vocabs = {name: len(vocab.ids) for name, vocab in self._runner.draft_vocabs.items()}
+        largest = max(vocabs, key=lambda name: vocabs[name], default=None)
+
+        def draft() -> None:
+            for request in requests:
+                request.draft_vocab = largest  # what a draft costs at most
+                request.head.done = [self._context] * self._modules
+                request.head.states = [states] * self._modules
+            self._drafter.propose(dict.fromkeys(requests, 1))
+
+        return self._seconds(draft)
+
+    def _blank(self, batch: int, drafts: int) -> list[Request]:
+        """Requests of blank tokens, sampled as most are, that own the first blocks."""
+        each, requests = self._blocks_each(drafts), []
+        for number in range(batch):
+            request = Request(
+                f"cost/{number}", [0] * (self._context + 1), SamplingParams(temperature=1), 0, 1,
+                frozenset(), number,
+            )  # fmt: skip
+            request.num_computed = self._context
+            request.blocks = list(range(number * each, (number + 1) * each))
+            requests.append(request)
+        return requests
+
+    def _seconds(self, run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(1 + _REPEATS):
+            started = time.perf_counter()
+            run()
+            if self._runner.device.type == "cuda":
+                torch.cuda.synchronize()
+            times.append(time.perf_counter() - started)
+        return min(times[1:])

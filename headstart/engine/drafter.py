@@ -137,11 +137,8 @@ class Drafter:
     def _guess(
         self, requests: list[Request], normed: torch.Tensor, drafting: dict[Request, int]
     ) -> None:
-        names = {request: request.params.draft_vocab for request in requests}
-        default = "default" if "default" in self._runner.draft_vocabs else None
-        for name in dict.fromkeys(names.values()):
-            at = [i for i, request in enumerate(requests) if names[request] == name]
-            vocab = name or default
+        for vocab in dict.fromkeys(request.draft_vocab for request in requests):
+            at = [i for i, request in enumerate(requests) if request.draft_vocab == vocab]
             logits = self._runner.draft_logits(
                 normed if len(at) == len(requests) else normed[at], vocab
             )
@@ -174,10 +171,12 @@ class Drafter:
     ) -> None:
         """State r feeds the slot after first_slot + r."""
         size = self._runner.block_size
-        for offset in range(-(first_slot + 1) % size, states.shape[0], size):
-            slot = first_slot + offset
-            if slot // size < len(request.blocks):
-                self._runner.save_boundary(request, module, slot, states[offset])
+        first = -(first_slot + 1) % size  # the first row that is the last of a block
+        block = (first_slot + first) // size
+        rows = states[first::size][: max(0, len(request.blocks) - block)]
+        if rows.shape[0]:
+            blocks = request.blocks[block : block + rows.shape[0]]
+            self._runner.save_boundaries(blocks, module, rows)
 
     def _pending(self, request: Request) -> int:
         return max(

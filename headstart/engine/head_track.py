@@ -45,4 +45,6 @@ class HeadTrack:
 
     def advance(self, module: int, count: int) -> None:
         self.done[module] += count
-        self.states[module] = self.states[module][count:]
+        rest = self.states[module][count:]
+        # A slice keeps the whole storage alive: a prompt's states for the sake of one row.
+        self.states[module] = rest.clone() if len(rest) <= count else rest

@@ -30,7 +30,7 @@ class BlockPool:
 
     def __init__(self, num_blocks: int, block_size: int, *, prefix_caching: bool = True):
         self.num_blocks, self.block_size = num_blocks, block_size
-        self._caches = prefix_caching
+        self.is_caching = prefix_caching
         # Lowest id first: requests then tend to get consecutive blocks, which are read as a slice.
         self._free = list(range(num_blocks))
         self._holders = [0] * num_blocks
@@ -74,17 +74,20 @@ class BlockPool:
         self._digests[block] = None
         return block
 
-    def match(self, tokens: Sequence[int], salt: Digest = b"") -> list[int]:
+    def match(self, tokens: Sequence[int], known: list[Digest] | None = None) -> list[int]:
         """The longest run of cached blocks that begins `tokens`; they are not taken yet.
 
-        Never the whole text: at least the last token must run, for its logits.
+        Never the whole text: at least the last token must run, for its logits. `known` are
+        digests of the first blocks of `tokens`; those that had to be computed are added to it.
         """
         found: list[int] = []
-        digest = salt
+        digests = known if known is not None else []
         size = self.block_size
-        for start in range(0, len(tokens) - size, size):
-            digest = block_digest(digest, tokens[start : start + size])
-            block = self._by_digest.get(digest)
+        for index, start in enumerate(range(0, len(tokens) - size, size)):
+            if index == len(digests):
+                parent = digests[-1] if digests else b""
+                digests.append(block_digest(parent, tokens[start : start + size]))
+            block = self._by_digest.get(digests[index])
             if block is None:
                 break
             found.append(block)
@@ -98,7 +101,7 @@ class BlockPool:
 
     def register(self, block: int, digest: Digest) -> None:
         """Make a full, final block findable; a second block of equal content stays private."""
-        if self._caches and self._digests[block] is None and digest not in self._by_digest:
+        if self.is_caching and self._digests[block] is None and digest not in self._by_digest:
             self._digests[block] = digest
             self._by_digest[digest] = block
 

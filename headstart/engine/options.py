@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, some
 
 Speculate = int | Literal["auto"]
 MAX_DRAFTS = 16
@@ -37,9 +38,14 @@ class EngineOptions:
     speculate_off_above: int | None = field(
         default=None, metadata={"help": "no drafting while more than this many requests run"}
     )
+    draft_vocab: str | None = field(
+        default=None,
+        metadata={"help": "file of draft vocabularies; with several, one is chosen by language"},
+    )
     device: str = field(default="auto", metadata={"help": "cpu, cuda, or auto"})
     dtype: str = field(
-        default="auto", metadata={"help": "float32, bfloat16, float64, or auto by device"}
+        default="auto",
+        metadata={"help": "float32, bfloat16, float64, float16 (GPU), or auto by device"},
     )
     weights: Literal["as-dtype", "int8"] = field(
         default="as-dtype", metadata={"help": "int8: 8-bit weights with one scale per row (CPU)"}
@@ -48,9 +54,14 @@ class EngineOptions:
     kv_bytes: int | None = field(
         default=None, metadata={"help": "memory for K/V in bytes; default: by memory fraction"}
     )
-    memory_fraction: float = field(default=0.5, metadata={"help": "share of free memory for K/V"})
+    memory_fraction: float | None = field(
+        default=None,
+        metadata={"help": "share of free memory for K/V; default: GPU 0.5, CPU up to 1 GiB"},
+    )
     max_running_requests: int = field(default=64, metadata={"help": "requests in one batch"})
-    max_batched_tokens: int = field(default=2048, metadata={"help": "rows in one trunk pass"})
+    max_batched_tokens: int | None = field(
+        default=None, metadata={"help": "rows in one trunk pass; default: CPU 2048, GPU 8192"}
+    )
     max_model_len: int | None = field(
         default=None, metadata={"help": "longest prompt plus answer; default: the model's own"}
     )
@@ -58,25 +69,92 @@ class EngineOptions:
     chunked_prefill: bool = field(
         default=True, metadata={"help": "cut long prompts so that running requests go on"}
     )
-    threads: int | None = field(default=None, metadata={"help": "CPU threads; default: all cores"})
+    threads: int | None = field(
+        default=None, metadata={"help": "CPU threads of this process; default: measured at start"}
+    )
+    exact: bool = field(
+        default=False,
+        metadata={"help": "text does not depend on how rows are batched, to the bit (CPU; slower)"},
+    )
+    kernels: Literal["auto", "on", "off"] = field(
+        default="auto",
+        metadata={"help": "fused kernels and captured rounds; auto: on a GPU, where they fit"},
+    )
     layout: Literal["own", "vllm", "sglang"] = field(
         default="own", metadata={"help": "run the head as this engine does, to compare counters"}
     )
 
     def __post_init__(self) -> None:
-        if self.speculate != "auto" and not 0 <= self.speculate <= MAX_DRAFTS:
+        if not is_speculate(self.speculate):
             raise ConfigError(
                 f"speculate is {self.speculate!r}; give auto or a number from 0 to {MAX_DRAFTS}."
             )
-        for name in ("block_size", "max_running_requests", "max_batched_tokens"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} is {getattr(self, name)}; give at least 1.")
-        if not 0 < self.memory_fraction <= 1:
-            raise ConfigError(f"memory_fraction is {self.memory_fraction}; give a value in (0, 1].")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"max_model_len is {self.max_model_len}; give at least 2.")
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is None and name in _OPTIONAL:
+                continue
+            if type(value) is not int or value < least:
+                raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}.")
+        for name in _SWITCHES:
+            if type(getattr(self, name)) is not bool:
+                raise ConfigError(f"{name} is {getattr(self, name)!r}; give true or false.")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; give one of {', '.join(choices)}."
+                )
+        share = self.memory_fraction
+        if share is not None and not (type(share) in (int, float) and 0 < share <= 1):
+            raise ConfigError(f"memory_fraction is {share!r}; give a value in (0, 1].")
+        if self.exact and self.weights == "int8":
+            raise ConfigError(
+                "exact and weights int8 were both given; the arithmetic of int8 products depends "
+                "on the number of rows. Leave one of them out."
+            )
+
+    @property
+    def num_rows(self) -> int:
+        """Rows in one trunk pass."""
+        return self.max_batched_tokens or _CPU_ROWS
+
+    def resolved(self, device: str) -> EngineOptions:
+        """The same with defaults that depend on the device."""
+        if self.max_batched_tokens is not None or device != "cuda":
+            return self
+        return replace(self, max_batched_tokens=_GPU_ROWS)
 
     @property
     def max_drafts(self) -> int:
         """The most draft tokens a round may have."""
         return 8 if self.speculate == "auto" else self.speculate
+
+
+_CPU_ROWS, _GPU_ROWS = 2048, 8192  # in one trunk pass: enough for the products to be efficient
+_LEAST = {
+    "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
+    "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,
+}  # fmt: skip
+_OPTIONAL = ("max_model_len", "kv_bytes", "threads", "speculate_off_above", "max_batched_tokens")
+_SWITCHES = ("prefix_caching", "chunked_prefill", "exact")
+_CHOICES = {
+    "weights": ("as-dtype", "int8"), "layout": ("own", "vllm", "sglang"),
+    "kernels": ("auto", "on", "off"),
+}  # fmt: skip
+
+
+def is_speculate(value: object) -> bool:
+    """Whether an engine can draft that many tokens: `auto`, or 0 to MAX_DRAFTS."""
+    return value == "auto" or (type(value) is int and 0 <= value <= MAX_DRAFTS)
+
+
+def engine_options(options: EngineOptions | None, settings: Mapping[str, Any]) -> EngineOptions:
+    """What a constructor was given: a dataclass, or its fields by name, never both."""
+    if options is not None and settings:
+        raise ConfigError(
+            f"options and {some(settings)} were both given; put all settings into EngineOptions."
+        )
+    known = [field.name for field in fields(EngineOptions)]
+    unknown = [name for name in settings if name not in known]
+    if unknown:
+        raise ConfigError(f"the engine has no option {some(unknown)}; it has {', '.join(known)}.")
+    return options if options is not None else EngineOptions(**settings)

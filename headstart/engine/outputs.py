@@ -29,6 +29,7 @@ class Completion:
     origins: list[Origin]  # of every token; without drafts all are bonus
     logprobs: list[TokenLogprob] | None
     stats: RequestStats
+    error: str | None = None  # of a request that ended with finish_reason "error"
 
 
 @dataclass
@@ -56,3 +57,4 @@ class Update:
     origins: list[Origin]
     logprobs: list[TokenLogprob]
     finish_reason: FinishReason | None
+    error: str | None = None

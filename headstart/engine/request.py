@@ -18,11 +18,12 @@ from headstart.engine.stats import RequestStats
 if TYPE_CHECKING:
     import torch
 
+    from headstart.engine.grammar import GuardedGrammar
     from headstart.engine.text import Detokenizer
     from headstart.sampling.params import SamplingParams
 
 Origin = Literal["accepted", "recovered", "bonus"]
-FinishReason = Literal["stop", "length", "abort"]
+FinishReason = Literal["stop", "length", "abort", "error"]
 
 
 class State(Enum):
@@ -42,10 +43,11 @@ class Request:
     max_tokens: int  # resolved: by params, model length and memory
     end_ids: frozenset[int]
     arrival: int  # order of submission
-    priority: int = 0
+    priority: int = 0  # smaller is more important
     group: str = ""  # what the user submitted; several samples share it
     sample: int = 0
-    grammar: Any = None  # something with `allowed()`, `accept(token)` and `fork()`
+    draft_vocab: str | None = None  # which reduced LM head drafts; None: the whole one
+    grammar: GuardedGrammar | None = None
     state: State = State.WAITING
     tokens: list[int] = field(default_factory=list)
     blocks: list[int] = field(default_factory=list)
@@ -61,8 +63,11 @@ class Request:
     text: Detokenizer | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    error: str | None = None  # what ended the request, where that was a failure
     stats: RequestStats = field(default_factory=RequestStats)
-    waited_steps: int = 0
+    seat: int | None = None  # where the device carries it on by itself
+    num_tabled: int = 0  # blocks that the seat knows of
+    waited_steps: int = 0  # in all, preemptions included
     created: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
@@ -92,7 +97,7 @@ class Request:
 
     def reset(self) -> None:
         """Back to the start after preemption: everything is computed again, tokens stay."""
-        self.blocks, self.digests, self.drafts = [], [], []
+        self.blocks, self.drafts = [], []
         self.draft_probs = None
         self.num_computed = self.num_registered = self.num_cached = 0
         self.head = HeadTrack()

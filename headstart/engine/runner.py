@@ -15,6 +15,8 @@ import torch
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.models.attention import LayerCache, PagedContext, Places, Span
+from headstart.models.config import ModelConfig
+from headstart.models.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up
 from headstart.models.linear import Int8Linear, Linear
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -49,22 +51,25 @@ class Runner:
         num_blocks: int,
         block_size: int,
         dtype: torch.dtype,
+        is_exact: bool = False,
     ):
-        self.trunk_model, self.head = trunk, head
+        self.trunk_model, self.head, self._is_exact = trunk, head, is_exact
         self.block_size, self.dtype = block_size, dtype
         self.device = trunk.embed.device
         config = trunk.config
-        shape = (num_blocks * block_size, config.num_kv_heads, config.head_dim)
-        self._caches = [self._cache(shape) for _ in range(config.num_layers)]
+        slots = num_blocks * block_size
         modules = head.num_modules if head is not None else 0
-        self._head_caches = [self._cache(shape) for _ in range(modules)]
+        # Same slots everywhere, but the head's K/V may have another shape than the trunk's.
+        self._caches = [self._cache(slots, config) for _ in range(config.num_layers)]
+        self._head_caches = [self._cache(slots, head.config) for _ in range(modules) if head]
         # Per block and module the state that the slot after the block needs.
         self._boundary = torch.zeros(
             num_blocks, modules, config.hidden, dtype=dtype, device=self.device
         )
         self.draft_vocabs: dict[str, DraftVocab] = {}
 
-    def _cache(self, shape: tuple[int, int, int]) -> LayerCache:
+    def _cache(self, slots: int, config: ModelConfig) -> LayerCache:
+        shape = (slots, config.num_kv_heads, config.head_dim)
         # Zeros, not garbage: a masked NaN would still spoil a product.
         empty = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2)]
         return LayerCache(*empty)
@@ -88,16 +93,47 @@ class Runner:
             positions += range(work.start, work.stop)
             spans.append(self._span(request, start, work.start, work.count, first=0))
             wanted += range(len(ids) - work.num_logits, len(ids))
+        run = self._run_blocks if self._is_exact else self._run_rows
+        stream, normed, logits = run(ids, positions, spans, wanted)
+        before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
+        states = stream if before else normed
+        return [states[s.start : s.stop] for s in spans], logits
+
+    def _run_rows(
+        self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """All rows in one pass; returns states before and after the final norm, and logits."""
         stream = self.trunk_model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
             [PagedContext(cache, spans) for cache in self._caches],
         )
         normed = self.trunk_model.final_norm(stream)
-        before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
-        states = stream if before else normed
         rows = normed if len(wanted) == len(ids) else normed[wanted]
-        return [states[s.start : s.stop] for s in spans], self.trunk_model.logits(rows)
+        return stream, normed, self.trunk_model.logits(rows)
+
+    def _run_blocks(
+        self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same in blocks of constant size, so that no row's bits depend on their number."""
+        places = [place for span in spans for place in _rows_of(span)]
+        streams, normeds, logits = [], [], []
+        for start in range(0, len(ids), BLOCK_ROWS):
+            part = slice(start, start + BLOCK_ROWS)
+            count = len(ids[part])
+            stream = self.trunk_model(
+                torch.tensor(fill_up(ids[part]), device=self.device),
+                torch.tensor(fill_up(positions[part]), device=self.device),
+                [ExactContext(cache, places[part]) for cache in self._caches],
+            )
+            normed = self.trunk_model.final_norm(stream)
+            rows = [row - start for row in wanted if start <= row < start + count]
+            if rows:
+                logits.append(self.trunk_model.logits(normed)[rows])
+            streams.append(stream[:count])
+            normeds.append(normed[:count])
+        none = logits or [self.trunk_model.logits(normeds[0][:0])]
+        return torch.cat(streams), torch.cat(normeds), torch.cat(none)
 
     def head_pass(
         self, module: int, rows: Sequence[HeadRows]
@@ -116,14 +152,24 @@ class Runner:
             )
         embedded = self.trunk_model.embed[torch.tensor(ids, device=self.device)]
         hidden = rows[0].states if len(rows) == 1 else torch.cat([part.states for part in rows])
-        normed, recycled = self.head.modules_[module](
-            embedded,
-            hidden,
-            torch.tensor(positions, device=self.device),
-            self.trunk_model.rotary,
-            PagedContext(self._head_caches[module], spans),
-        )
+        at = torch.tensor(positions, device=self.device)
+        normed, recycled = self._run_module(module, embedded, hidden, at, spans)
         return normed, recycled, [span.stop - 1 for span in spans]
+
+    def _run_module(
+        self,
+        module: int,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        spans: list[Span],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """States for the LM head, and those that feed the next depth."""
+        assert self.head is not None
+        context = PagedContext(self._head_caches[module], spans)
+        rotary = self.trunk_model.rotary
+        normed, recycled = self.head.modules_[module](embedded, hidden, positions, rotary, context)
+        return normed, recycled
 
     def draft_logits(self, normed: torch.Tensor, vocab: str | None) -> torch.Tensor:
         """Logits for drafting, over the whole vocabulary or a reduced one."""
@@ -133,10 +179,9 @@ class Runner:
         assert isinstance(result, torch.Tensor)
         return result if result.dtype == torch.float64 else result.float()
 
-    def save_boundary(self, request: Request, module: int, slot: int, state: torch.Tensor) -> None:
-        """Keep what the slot after `slot` needs, if `slot` is the last of a block."""
-        if (slot + 1) % self.block_size == 0:
-            self._boundary[request.blocks[slot // self.block_size], module] = state
+    def save_boundaries(self, blocks: list[int], module: int, states: torch.Tensor) -> None:
+        """Keep, for each block, the state [n, hidden] that the slot after it needs."""
+        self._boundary[torch.tensor(blocks, device=self.device), module] = states
 
     def boundary(self, block: int) -> torch.Tensor:
         return self._boundary[block]
@@ -165,6 +210,23 @@ class Runner:
         logical = torch.arange(begin, end)
         table = torch.tensor(blocks)
         return (table[logical // size] * size + logical % size).to(self.device)
+
+
+def _rows_of(span: Span) -> list[OneRow]:
+    """Each row of a span by itself, seeing the slots up to its own."""
+
+    def numbers(places: Places) -> list[int] | range:
+        return range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
+
+    def without_last(places: Places, count: int) -> Places:
+        if isinstance(places, slice):
+            return slice(places.start, places.stop - count)
+        return places[: places.shape[0] - count]
+
+    return [
+        OneRow(slot, without_last(span.context, span.num_rows - 1 - index))
+        for index, slot in enumerate(numbers(span.new))
+    ]
 
 
 def _is_run(blocks: list[int], lowest: int, highest: int) -> bool:

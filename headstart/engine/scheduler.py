@@ -8,13 +8,16 @@ least important request, which starts again later.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from headstart.engine.kv_cache import BlockPool, block_digest
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request, State
 
-_AGING_STEPS = 256  # waiting this long is worth one level of priority, so that nobody starves
+# Waiting this long is worth one level of priority, for good: nobody starves, and who was let in
+# for his age does not become the first victim again.
+_AGING_STEPS = 256
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,29 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._held_back: dict[str, list[Request]] = {}  # by the sibling they wait for
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Request, siblings: Sequence[Request] = ()) -> None:
+        """Queue a request; `siblings` have the same prompt, and follow when it has been read.
+
+        They then find it cached. Where that cannot be, there is nothing to wait for.
+        """
         self.waiting.append(request)
+        if self._options.prefix_caching and request.num_prompt > self.pool.block_size:
+            self._held_back[request.id] = list(siblings)
+        else:
+            self.waiting += siblings
+
+    def has_siblings(self, request: Request) -> bool:
+        """Whether somebody waits for this request's prompt."""
+        return bool(self._held_back.get(request.id))
+
+    def release_siblings(self, request: Request) -> None:
+        self.waiting += self._held_back.pop(request.id, [])
 
     def remove(self, request: Request) -> None:
         """Take a request out, wherever it is, and give its memory back."""
+        self.release_siblings(request)
         if request in self.running:
             self.running.remove(request)
         elif request in self.waiting:
@@ -62,9 +82,11 @@ class Scheduler:
 
     def plan(self) -> list[Work]:
         """The work of the next step; empty if there is nothing to do."""
-        budget = self._options.max_batched_tokens
+        budget = self._options.num_rows
         works: dict[str, Work] = {}
-        by_importance = sorted(self.running, key=lambda r: (not r.is_decoding, *_importance(r)))
+        # Those who sit on the device are carried on there.
+        standing = [request for request in self.running if request.seat is None]
+        by_importance = sorted(standing, key=lambda r: (not r.is_decoding, *_importance(r)))
         reserved = sum(r.is_decoding for r in by_importance)  # a row for everybody who generates
         # and, before drafts, one for a prompt: drafts that fill a small budget would lock it out
         for_prompts = int(bool(self.waiting) or reserved < len(by_importance))
@@ -79,7 +101,7 @@ class Scheduler:
             if rows < 1 or not self._make_room(request, rows, works):
                 continue
             works[request.id] = _work(request, rows)
-            budget = self._options.max_batched_tokens - sum(w.count for w in works.values())
+            budget = self._options.num_rows - sum(w.count for w in works.values())
         self._admit(works, budget)
         return list(works.values())
 
@@ -106,7 +128,7 @@ class Scheduler:
             if got is not None:
                 request.blocks += got
                 break
-            victim = max(self.running, key=_importance)
+            victim = max((r for r in self.running if r.seat is None), key=_importance)
             self._preempt(victim)
             works.pop(victim.id, None)
             if victim is request:
@@ -136,7 +158,7 @@ class Scheduler:
         for request in sorted(self.waiting, key=_importance):
             if len(self.running) >= self._options.max_running_requests:
                 return
-            hit = self.pool.match(request.tokens)
+            hit = self.pool.match(request.tokens, request.digests)
             self.pool.take(hit)
             request.blocks = list(hit)
             request.num_computed = request.num_cached = len(hit) * self.pool.block_size
@@ -146,9 +168,7 @@ class Scheduler:
                 request.blocks, request.num_computed, request.num_cached = [], 0, 0
                 return
             self._make_room(request, rows, works)
-            request.digests = []
             request.num_registered = len(hit)
-            request.waited_steps = 0
             request.state = State.RUNNING
             self.waiting.remove(request)
             self.running.append(request)
@@ -157,6 +177,8 @@ class Scheduler:
 
     def register(self, request: Request, num_final: int) -> None:
         """Make blocks findable whose first `num_final` slots are final in trunk and head."""
+        if not self.pool.is_caching:
+            return
         size = self.pool.block_size
         full = num_final // size
         while len(request.digests) < full:
@@ -173,7 +195,7 @@ class Scheduler:
 
 
 def _importance(request: Request) -> tuple[int, int]:
-    """Smaller is more important: priority, improved by waiting, then order of arrival."""
+    """Smaller is more important: priority, improved by all waiting so far, then arrival."""
     return request.priority - request.waited_steps // _AGING_STEPS, request.arrival
 
 

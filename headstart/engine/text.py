@@ -16,10 +16,17 @@ class Detokenizer:
     """The text of one growing sequence."""
 
     def __init__(
-        self, tokenizer: Any, stops: Sequence[str], *, skip_special: bool, keep_stop: bool
+        self,
+        tokenizer: Any,
+        stops: Sequence[str],
+        *,
+        skip_special: bool,
+        keep_stop: bool,
+        min_tokens: int = 0,
     ):
         self._tokenizer, self._stops = tokenizer, tuple(stops)
         self._skip_special, self._keep_stop = skip_special, keep_stop
+        self._min_tokens = min_tokens  # no stop string ends before the token after these
         self._tokens: list[int] = []
         self._prefix = 0  # decoding starts here, so that a word keeps its leading space
         self._read = 0
@@ -36,7 +43,7 @@ class Detokenizer:
         self._prefix, self._read = self._read, len(self._tokens)
         scanned = len(self.text)
         self.text += after[len(before) :]
-        return self._find_stop(scanned)
+        return self._find_stop(scanned) if len(self._tokens) > self._min_tokens else None
 
     def finish(self) -> None:
         """No more tokens: what is still held back is text as it is."""

@@ -30,8 +30,13 @@ class Verdict:
     logprobs: list[TokenLogprob]
 
 
-def verify(works: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
-    """Decide every work that has logits; rows of `logits` follow one another in that order."""
+def verify(
+    works: Sequence[Work], logits: torch.Tensor, *, one_by_one: bool = False
+) -> dict[str, Verdict]:
+    """Decide every work that has logits; rows of `logits` follow one another in that order.
+
+    `one_by_one` processes each row in tensors of its own, whose shape is always the same.
+    """
     deciding = [work for work in works if work.needs_logits]
     rows: list[Row] = []
     limits: list[int] = []
@@ -40,7 +45,10 @@ def verify(works: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
         limits.append(limit)
     if not deciding:
         return {}
-    chosen = choose(logits, rows).tolist()
+    if one_by_one:
+        chosen = [int(choose(logits[i : i + 1].clone(), [row])) for i, row in enumerate(rows)]
+    else:
+        chosen = choose(logits, rows).tolist()
     result: dict[str, Verdict] = {}
     start = 0
     for work, limit in zip(deciding, limits, strict=True):

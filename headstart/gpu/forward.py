@@ -114,13 +114,13 @@ class Kernels:
         return self.product(self.gated(normed, layer.mlp.gate_up.weight), layer.mlp.down.weight)
 
 
-def is_supported(trunk: Trunk) -> str | None:
-    """Why the kernels cannot run a trunk, or None if they can."""
+def why_unsupported(trunk: Trunk) -> str | None:
+    """What in a trunk the kernels cannot run, or None."""
     config = trunk.config
     if config.o_bias or config.mlp_bias:
-        return "biases behind attention or in the MLP"
+        return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows):
-        return "sliding windows"
+        return "the model has sliding windows"
     if config.head_dim % 2 or config.head_dim > 256:
-        return f"heads of size {config.head_dim}"
+        return f"the model has heads of size {config.head_dim}"
     return None

@@ -1,4 +1,4 @@
-"""Captured rounds, by number of seats and drafts: a round becomes one launch.
+"""Captured rounds, by seats, drafts and rows of the head: a round becomes one launch.
 
 The first round of a kind runs as it is, which also compiles its kernels; the second is captured.
 Seats beyond those in use are empty, which every kernel skips.
@@ -20,18 +20,22 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 19
 class Graphs:
     def __init__(self, model: Model, seats: Seats):
         self._model, self._seats = model, seats
-        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
-        self._seen: set[tuple[int, int]] = set()
+        self._graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
+        self._seen: set[tuple[int, int, int]] = set()
         self._pool: Any = None
+
+    @property
+    def has_head(self) -> bool:
+        return self._model.head is not None
 
     def bucket(self, count: int) -> int:
         """How many seats the captured round for `count` requests has."""
         at = bisect_left(_SIZES, count)
         return min(_SIZES[at] if at < len(_SIZES) else self._seats.count, self._seats.count)
 
-    def run(self, count: int, num_drafts: int) -> None:
+    def run(self, count: int, num_drafts: int, head_rows: int) -> None:
         """One round of the first `count` seats, which must hold every request."""
-        kind = (self.bucket(count), num_drafts)
+        kind = (self.bucket(count), num_drafts, head_rows)
         if kind not in self._seen or not self._seats.lengths.is_cuda:
             self._seen.add(kind)
             run_round(self._model, self._seats, *kind)
@@ -40,10 +44,10 @@ class Graphs:
             self._graphs[kind] = self._capture(*kind)
         self._graphs[kind].replay()
 
-    def _capture(self, count: int, num_drafts: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, count: int, num_drafts: int, head_rows: int) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            run_round(self._model, self._seats, count, num_drafts)
+            run_round(self._model, self._seats, count, num_drafts, head_rows)
         # One pool for all: rounds never run at the same time, so they may share scratch memory.
         self._pool = graph.pool()
         return graph

@@ -1,7 +1,7 @@
 """One round of all seats, from drafts to accepted tokens, without the host: `run_round`.
 
-The head first reads what the last round emitted, which gives the first draft; it goes on by
-itself for the others; one trunk pass over the newest token and the drafts gives the choices, and
+The head first reads what it has not read yet, which gives the first draft; it goes on by itself
+for the others; one trunk pass over the newest token and the drafts gives the choices, and
 the leading drafts that equal them are accepted. Only kernels, so a graph can hold it all.
 """
 
@@ -37,12 +37,17 @@ class Model:
     kernels: Kernels = field(default_factory=Kernels)
 
 
-def run_round(model: Model, seats: Seats, count: int, num_drafts: int) -> None:
-    """A round of the first `count` seats with up to `num_drafts` drafts each."""
+def run_round(model: Model, seats: Seats, count: int, num_drafts: int, head_rows: int) -> None:
+    """A round of the first `count` seats with up to `num_drafts` drafts each.
+
+    The head reads up to `head_rows` pending tokens of each seat; with 0 it does nothing, which
+    is only for rounds without drafts.
+    """
+    assert head_rows or not num_drafts
     lengths, left = seats.lengths[:count], seats.left[:count]
     limits, tables = seats.limits[:count], seats.tables[:count]
     newest = _newest(seats, count)
-    drafts = _drafts(model, seats, count, num_drafts)
+    drafts = _drafts(model, seats, count, num_drafts, head_rows)
     rows = num_drafts + 1
     positions, places, seen = trunk_rows(lengths, left, limits, tables, model.block_size, rows)
     ids = torch.cat([newest[:, None], drafts], 1).flatten()
@@ -53,21 +58,21 @@ def run_round(model: Model, seats: Seats, count: int, num_drafts: int) -> None:
         seats.seeds[:count].repeat_interleave(rows), _chosen_positions(lengths, rows),
     ).view(count, rows)  # fmt: skip
     accept(
-        drafts, choices, limits, lengths, left, seats.valid[:count], seats.tokens[:count],
-        seats.emitted[:count],
+        drafts, choices, limits, lengths, left, seats.pending[:count], seats.tokens[:count],
+        seats.emitted[:count], has_read=head_rows > 0 or model.head is None,
     )  # fmt: skip
     if model.head is not None:
         before = model.head.layout.trunk_hidden == "before_final_norm"
         states = (stream if before else normed).view(count, rows, -1)
         keep_states(
-            states, seats.states[:count], model.boundary, lengths, seats.valid[:count], tables,
-            model.block_size,
+            states, seats.states[:count], model.boundary, lengths, seats.pending[:count],
+            seats.emitted[:count], tables, model.block_size,
         )  # fmt: skip
 
 
 def _newest(seats: Seats, count: int) -> Tensor:
-    """[B] the last token that each seat's last round emitted."""
-    last = (seats.valid[:count].long() - 1).clamp_min(0)
+    """[B] the last token of each seat."""
+    last = (seats.pending[:count].long() - 1).clamp_min(0)
     return seats.tokens[:count].gather(1, last[:, None]).squeeze(1)
 
 
@@ -77,22 +82,24 @@ def _chosen_positions(lengths: Tensor, rows: int) -> Tensor:
     return (lengths.long()[:, None] + depth).flatten()
 
 
-def _drafts(model: Model, seats: Seats, count: int, num_drafts: int) -> Tensor:
-    """[B, K] guesses of the head."""
-    if num_drafts == 0 or model.head is None or model.head_cache is None:
-        return torch.empty(count, 0, dtype=torch.int64, device=seats.lengths.device)
+def _drafts(model: Model, seats: Seats, count: int, num_drafts: int, rows: int) -> Tensor:
+    """[B, K] guesses of the head, after it has read up to `rows` pending tokens."""
+    none = torch.empty(count, 0, dtype=torch.int64, device=seats.lengths.device)
+    if rows == 0 or model.head is None or model.head_cache is None:
+        return none
     module, embed, rotary = model.head.module(1), model.trunk.embed, model.trunk.rotary
     lengths, left = seats.lengths[:count], seats.left[:count]
-    limits, tables, valid = seats.limits[:count], seats.tables[:count], seats.valid[:count]
-    rows = seats.max_drafts + 1  # the last round may have had more drafts than this one
-    positions, places, seen = head_rows(lengths, left, valid, tables, model.block_size, rows)
+    limits, tables, pending = seats.limits[:count], seats.tables[:count], seats.pending[:count]
+    positions, places, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
     where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=1))
     normed, recycled = model.kernels.head(
-        module, embed[seats.tokens[:count].flatten()], seats.states[:count].flatten(0, 1), where,
-        rotary, model.head_cache,
+        module, embed[seats.tokens[:count, :rows].flatten()],
+        seats.states[:count, :rows].flatten(0, 1), where, rotary, model.head_cache,
     )  # fmt: skip
+    if num_drafts == 0:
+        return none
     # Only the newest token's row guesses.
-    last = torch.arange(count, device=lengths.device) * rows + (valid.long() - 1).clamp_min(0)
+    last = torch.arange(count, device=lengths.device) * rows + (pending.long() - 1).clamp_min(0)
     normed, recycled = normed[last], recycled[last]
     drafts = [_guess(model, seats, count, normed, 0)]
     for depth in range(2, num_drafts + 1):

@@ -28,12 +28,14 @@ class Seat:
 
 
 class Seats:
-    """S seats; kept rows of a round C = max_drafts + 1."""
+    """S seats; a seat keeps up to `window` tokens that the head has not read."""
 
     def __init__(
-        self, count: int, *, max_drafts: int, max_blocks: int, hidden: int, dtype: torch.dtype,
-        device: torch.device,
+        self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int,
+        dtype: torch.dtype, device: torch.device,
     ):  # fmt: skip
+        assert window > max_drafts
+
         def numbers(kind: torch.dtype, *shape: int) -> Tensor:
             return torch.zeros(count, *shape, dtype=kind, device=device)
 
@@ -41,13 +43,17 @@ class Seats:
         self.lengths = numbers(torch.int32)
         self.left = numbers(torch.int32)
         self.limits = numbers(torch.int32)
-        self.valid = numbers(torch.int32)
+        self.pending = numbers(torch.int32)
         self.seeds = numbers(torch.int64)
         self.heat = numbers(torch.float32)
-        self.tokens = numbers(torch.int64, max_drafts + 1)
-        self.states = numbers(dtype, max_drafts + 1, hidden)
+        self.tokens = numbers(torch.int64, window)
+        self.states = numbers(dtype, window, hidden)
         self.tables = numbers(torch.int32, max_blocks)
         self.emitted = numbers(torch.int64, max_drafts + 2)
+
+    @property
+    def window(self) -> int:
+        return self.tokens.shape[1]
 
     @property
     def count(self) -> int:
@@ -75,7 +81,7 @@ class Seats:
     def move(self, source: int, target: int) -> None:
         """A request changes seats, so that a smaller captured round serves those who are left."""
         for tensor in (
-            self.lengths, self.left, self.limits, self.valid, self.seeds, self.heat, self.tokens,
+            self.lengths, self.left, self.limits, self.pending, self.seeds, self.heat, self.tokens,
             self.states, self.tables,
         ):  # fmt: skip
             tensor[target] = tensor[source]
@@ -83,7 +89,7 @@ class Seats:
 
     def _set(self, at: int, numbers: list[int]) -> None:
         for tensor, number in zip(
-            (self.lengths, self.left, self.limits, self.valid), numbers, strict=True
+            (self.lengths, self.left, self.limits, self.pending), numbers, strict=True
         ):
             tensor[at] = number
 

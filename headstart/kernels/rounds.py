@@ -1,10 +1,10 @@
 """The bookkeeping of a round on the device: which rows to run next, what was accepted.
 
 A seat is a place for one request. `lengths` counts its tokens (below 1: the seat is empty), the
-newest of which no pass has read yet; `left` how many more it may get. The last round emitted
-`valid` tokens; `tokens` holds them, `states` the trunk states that go with them into the head.
+newest of which no pass has read yet; `left` how many more it may get. The head still has to read
+the last `pending` tokens: `tokens` holds them, `states` the trunk states that go with them.
 
-B seats, C rows kept of a round, R = K + 1 rows of a verification, D width, P tokens per block.
+B seats, C pending rows at most, R = K + 1 rows of a verification, D width, P tokens per block.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from torch import Tensor
 
 
 def head_rows(
-    lengths: Tensor, left: Tensor, valid: Tensor, tables: Tensor, block_size: int, rows: int
+    lengths: Tensor, left: Tensor, pending: Tensor, tables: Tensor, block_size: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that bring the head up to date: positions and places [B * rows], `seen` [B].
 
-    Row j of a seat fills the slot of the j-th token that the last round emitted; rows behind the
-    last one have place -1.
+    Row j of a seat fills the slot of its j-th pending token; rows behind the last one have place
+    -1.
     """
-    return _rows(lengths, left, valid, tables, block_size, rows, is_head=True)
+    return _rows(lengths, left, pending, tables, block_size, rows, is_head=True)
 
 
 def trunk_rows(
@@ -65,24 +65,26 @@ def chain_rows(
 
 
 def accept(
-    drafts: Tensor, choices: Tensor, limits: Tensor, lengths: Tensor, left: Tensor, valid: Tensor,
-    tokens: Tensor, emitted: Tensor,
+    drafts: Tensor, choices: Tensor, limits: Tensor, lengths: Tensor, left: Tensor,
+    pending: Tensor, tokens: Tensor, emitted: Tensor, *, has_read: bool,
 ) -> None:  # fmt: skip
-    """Take over what a verification chose: everything after `emitted` is updated in place.
+    """Take over what a verification chose; `limits` and what comes before it is only read.
 
-    drafts [B, K], choices [B, K + 1]; tokens [B, C] gets the choices, valid [B] how many of them
-    count, emitted [B, K + 2] the same for the host: count first, then the choices.
+    drafts [B, K], choices [B, K + 1]; emitted [B, K + 2] is for the host: how many choices count,
+    then the choices. They become the pending ones where the head has read those before
+    (`has_read`), and join them where it has not.
     """
     seats, rows = choices.shape
     _accept[(seats,)](
-        drafts, choices, limits, lengths, left, valid, tokens, emitted, tokens.stride(0),
-        emitted.stride(0), DRAFTS=rows - 1, BLOCK=triton.next_power_of_2(rows), num_warps=1,
+        drafts, choices, limits, lengths, left, pending, tokens, emitted, tokens.stride(0),
+        emitted.stride(0), DRAFTS=rows - 1, BLOCK=triton.next_power_of_2(rows),
+        HAS_READ=has_read, num_warps=1,
     )  # fmt: skip
 
 
 def keep_states(
-    rows: Tensor, states: Tensor, boundary: Tensor, lengths: Tensor, valid: Tensor,
-    tables: Tensor, block_size: int,
+    rows: Tensor, states: Tensor, boundary: Tensor, lengths: Tensor, pending: Tensor,
+    emitted: Tensor, tables: Tensor, block_size: int,
 ) -> None:  # fmt: skip
     """Keep a verification's states rows [B, R, D]: states [B, C, D] for the next head pass.
 
@@ -91,8 +93,9 @@ def keep_states(
     """
     seats, count, width = rows.shape
     _keep_states[(seats, count)](
-        rows, states, boundary, lengths, valid, tables, states.stride(0), boundary.stride(0),
-        tables.stride(0), width, ROWS=count, PAGE=block_size,
+        rows, states, boundary, lengths, pending, emitted, tables, states.stride(0),
+        boundary.stride(0), tables.stride(0), emitted.stride(0), width, ROWS=count,
+        KEPT=states.shape[1], PAGE=block_size,
         BLOCK=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
 
@@ -143,8 +146,9 @@ def _place_chain(lengths, left, limits, tables, positions, places, seen, table_s
 
 
 @triton.jit
-def _accept(drafts, choices, limits, lengths, left, valid, tokens, emitted, token_stride,
-            emitted_stride, DRAFTS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, token_stride,
+            emitted_stride, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
+            HAS_READ: tl.constexpr):  # fmt: skip
     seat = tl.program_id(0)
     row = tl.arange(0, BLOCK)
     is_row = row <= DRAFTS
@@ -158,26 +162,33 @@ def _accept(drafts, choices, limits, lengths, left, valid, tokens, emitted, toke
     accepted = tl.min(tl.where(is_wrong, row, DRAFTS), 0)
     is_active = (length > 0) & (room > 0)
     count = tl.where(is_active, accepted + 1, 0)
-    tl.store(tokens + seat * token_stride + row, choice, is_row)
+    before = tl.load(pending + seat)
+    if HAS_READ:
+        before = before * 0
+    is_kept = (row < count) & (before + row < token_stride)
+    tl.store(tokens + seat * token_stride + before + row, choice, is_kept)
     tl.store(emitted + seat * emitted_stride + 1 + row, choice, is_row)
     tl.store(emitted + seat * emitted_stride, count.to(tl.int64))
-    tl.store(valid + seat, count.to(tl.int32))
+    tl.store(pending + seat, (before + count).to(tl.int32))
     tl.store(lengths + seat, length + count)
     tl.store(left + seat, room - count)
 
 
 @triton.jit
-def _keep_states(rows, states, boundary, lengths, valid, tables, state_stride, boundary_stride,
-                 table_stride, width, ROWS: tl.constexpr, PAGE: tl.constexpr,
-                 BLOCK: tl.constexpr):  # fmt: skip
+def _keep_states(rows, states, boundary, lengths, pending, emitted, tables, state_stride,
+                 boundary_stride, table_stride, emitted_stride, width, ROWS: tl.constexpr,
+                 KEPT: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     seat = tl.program_id(0)
     row = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    mask = at < width
-    value = tl.load(rows + (seat * ROWS + row).to(tl.int64) * width + at, mask, 0.0)
-    tl.store(states + seat.to(tl.int64) * state_stride + row * width + at, value, mask)
-    count = tl.load(valid + seat)
-    slot = tl.load(lengths + seat) - 1 - count + row  # lengths already counts the new tokens
-    if (row < count) & ((slot + 1) % PAGE == 0):
-        block = tl.load(tables + seat * table_stride + slot // PAGE)
-        tl.store(boundary + block.to(tl.int64) * boundary_stride + at, value, mask)
+    count = tl.load(emitted + seat * emitted_stride).to(tl.int32)
+    if row < count:
+        at = tl.arange(0, BLOCK)
+        mask = at < width
+        value = tl.load(rows + (seat * ROWS + row).to(tl.int64) * width + at, mask, 0.0)
+        place = tl.load(pending + seat) - count + row
+        base = states + seat.to(tl.int64) * state_stride
+        tl.store(base + place * width + at, value, mask & (at * 0 + place < KEPT))
+        slot = tl.load(lengths + seat) - 1 - count + row  # lengths already counts the new tokens
+        if (slot + 1) % PAGE == 0:
+            block = tl.load(tables + seat * table_stride + slot // PAGE)
+            tl.store(boundary + block.to(tl.int64) * boundary_stride + at, value, mask)

@@ -25,8 +25,14 @@ def _by_columns(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.mm(weight, x.t()).t()
 
 
-# Ways to compute x W^T that `models/tuning.py` chooses between.
-PRODUCTS = {"rows": _by_rows, "columns": _by_columns}
+def _by_single_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Every row by itself, from a copy: slow, and the same bits wherever the row stands."""
+    return torch.cat([linear(row.clone()[None], weight) for row in x])
+
+
+# Ways to compute x W^T. `models/tuning.py` takes the fastest of the first two; `models/exact.py`
+# the first that gives a row the same bits at every place.
+PRODUCTS = {"rows": _by_rows, "columns": _by_columns, "single": _by_single_rows}
 
 
 class Linear(nn.Module):
@@ -44,7 +50,7 @@ class Linear(nn.Module):
         rows = x.shape[0]
         if not 0 < rows <= len(self.plan) or self.plan[rows - 1] == "rows":
             return linear(x, self.weight, self.bias)
-        result = _by_columns(x, self.weight)
+        result = PRODUCTS[self.plan[rows - 1]](x, self.weight)
         return result if self.bias is None else result + self.bias
 
     def only_rows(self, ids: torch.Tensor) -> Linear:

@@ -20,7 +20,7 @@ from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
 
 # our parameter -> the published parts that follow one another in its rows
-_LAYER = {
+LAYER_PARTS = {
     "attention_norm.weight": ("input_layernorm.weight",),
     "attention.qkv.weight": tuple(f"self_attn.{p}_proj.weight" for p in "qkv"),
     "attention.qkv.bias": tuple(f"self_attn.{p}_proj.bias" for p in "qkv"),
@@ -58,7 +58,7 @@ def load_trunk(
     if not trunk.config.is_tied:
         names["lm_head.weight"] = ("lm_head.weight",)
     for layer in range(trunk.config.num_layers):
-        for ours, theirs in _LAYER.items():
+        for ours, theirs in LAYER_PARTS.items():
             at = f"{prefix}layers.{layer}."
             names[f"layers.{layer}.{ours}"] = tuple(at + name for name in theirs)
     ignored = {"lm_head.weight"} if trunk.config.is_tied else set()
@@ -72,7 +72,7 @@ def load_head(head: MTPHead, tensors: Mapping[str, TensorSource], config: ModelC
         at = f"modules.{module}."
         for role in ("embed_norm", "hidden_norm", "fuse", "out_norm"):
             names[f"modules_.{module}.{role}.weight"] = (f"{at}{role}.weight",)
-        for ours, theirs in _LAYER.items():
+        for ours, theirs in LAYER_PARTS.items():
             names[f"modules_.{module}.block.{ours}"] = tuple(f"{at}block.{n}" for n in theirs)
     copies = {n for n in tensors if n.split(".")[2] in ("embed_tokens", "lm_head")}
     _fill(head, tensors, names, config, copies)
@@ -89,7 +89,7 @@ def _fill(
     wanted = {ours: theirs for ours, theirs in names.items() if ours in parameters}
     unplaced = set(parameters) - set(wanted) - {"lm_head.weight"}
     assert not unplaced, f"parameters without a published name: {unplaced}"
-    places = {t: p for ours, theirs in wanted.items() for t, p in _places(ours, theirs, config)}
+    places = {t: p for ours, theirs in wanted.items() for t, p in places_of(ours, theirs, config)}
     missing = [name for name in places if name not in tensors]
     if missing:
         raise MissingTensor(
@@ -106,7 +106,7 @@ def _fill(
         _copy(tensors[name], name, place, parameters[place.parameter])
 
 
-def _places(ours: str, theirs: tuple[str, ...], config: ModelConfig) -> list[tuple[str, Place]]:
+def places_of(ours: str, theirs: tuple[str, ...], config: ModelConfig) -> list[tuple[str, Place]]:
     if len(theirs) == 1:
         return [(theirs[0], Place(ours, 0, -1))]
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim

@@ -25,12 +25,12 @@ class MTPModule(nn.Module):
     def __init__(self, config: ModelConfig, layout: HeadLayout):
         super().__init__()
         self.layout = layout
-        self.window = config.head_window
         self.embed_norm = Norm(config.hidden, config.eps)
         self.hidden_norm = Norm(config.hidden, config.eps)
         self.fuse = Linear(2 * config.hidden, config.hidden)
         self.block = DecoderLayer(config)
         self.out_norm = Norm(config.hidden, config.eps) if layout.out_norm == "own" else None
+        self.rotary: RotaryTable | None = None  # where it rotates otherwise than the trunk
 
     def forward(
         self,
@@ -46,7 +46,7 @@ class MTPModule(nn.Module):
         token, state = self.embed_norm(embedded), self.hidden_norm(hidden)
         first = self.layout.fuse_order == "embed_first"
         x = self.fuse(torch.cat((token, state) if first else (state, token), dim=-1))
-        x = self.block(x, rotary.at(positions), context, self.window)
+        x = self.block(x, (self.rotary or rotary).at(positions), context)
         normed = x if self.out_norm is None else self.out_norm(x)
         recycled = normed if self.layout.recycled_hidden == "after_out_norm" else x
         return normed, recycled
@@ -65,12 +65,17 @@ class MTPHead(nn.Module):
             or layout.recycled_hidden == "streams"
         ):
             raise UnsupportedFamily("this kind of head is not run by the embedded engine yet.")
-        self.layout = layout
+        self.layout, self.config = layout, config
         self.modules_ = nn.ModuleList(MTPModule(config, layout) for _ in range(num_modules))
 
     @property
     def num_modules(self) -> int:
         return len(self.modules_)
+
+    def rotate_by(self, table: RotaryTable) -> None:
+        """Rotate by a table of the head's own, where its head_dim is not the trunk's."""
+        for module in self.modules_:
+            module.rotary = table
 
     def module(self, depth: int) -> MTPModule:
         """The module that drafts at `depth` (from 1): the last one again beyond its count."""

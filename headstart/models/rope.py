@@ -14,9 +14,18 @@ from typing import Any
 
 import torch
 
-from headstart.errors import UnsupportedFamily
+from headstart.errors import BadConfig, UnsupportedFamily
 
-KINDS = ("default", "linear", "llama3", "yarn")
+# kind -> what a config must give for it; the rest has defaults that implementations share
+_REQUIRED = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": (
+        "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor",
+    ),
+    "yarn": ("factor",),
+}  # fmt: skip
+KINDS = tuple(_REQUIRED)
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,12 @@ def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
         )
     if partial != 1:
         raise UnsupportedFamily(f"partial_rotary_factor is {partial}; dense families rotate all.")
+    for name in _REQUIRED[kind]:
+        if not isinstance(scaling.get(name), int | float):
+            raise BadConfig(
+                f"rope type {kind!r} has {name} {scaling.get(name)!r}; expected a number. Take the "
+                "config.json of the model's release."
+            )
     factor = float(scaling.get("factor") or 1.0)
     original = int(
         scaling.get("original_max_position_embeddings")

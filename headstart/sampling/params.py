@@ -27,7 +27,7 @@ class SamplingParams:
         default=None, metadata={"help": "tokens to generate at most; default: what fits"}
     )
     min_tokens: int = field(
-        default=0, metadata={"help": "tokens before which no end token is chosen"}
+        default=0, metadata={"help": "tokens before which nothing ends the answer"}
     )
     temperature: float = field(
         default=1.0, metadata={"help": "0 takes the most likely token; higher is more varied"}
@@ -65,7 +65,7 @@ class SamplingParams:
     )
     ignore_eos: bool = field(default=False, metadata={"help": "go on after the model's end token"})
     include_stop_str_in_output: bool = field(
-        default=False, metadata={"help": "keep the stop text in the answer"}
+        default=False, metadata={"help": "keep the stop text or token in the answer"}
     )
     n: int = field(default=1, metadata={"help": "answers per prompt"})
     seed: int | None = field(
@@ -80,6 +80,7 @@ class SamplingParams:
     logprobs_mode: LogprobsMode = field(
         default="raw", metadata={"help": "raw (the model's own) or processed"}
     )
+    detokenize: bool = field(default=True, metadata={"help": "give the text, not only token ids"})
     skip_special_tokens: bool = field(
         default=True, metadata={"help": "leave special tokens out of the text"}
     )
@@ -95,10 +96,10 @@ class SamplingParams:
     )
 
     def __post_init__(self) -> None:
-        if isinstance(self.stop, str):
-            object.__setattr__(self, "stop", (self.stop,))
-        object.__setattr__(self, "stop", tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        # None stands for nothing, as in the requests of other servers.
+        object.__setattr__(self, "stop", tuple(stop or ()))
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
         if self.logit_bias is not None:
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         for name in ("allowed_token_ids", "banned_token_ids"):
@@ -160,7 +161,7 @@ _RANGES: dict[str, tuple[float, float | None, bool]] = {
 }
 _WHOLE = ("top_k", "max_tokens", "min_tokens", "n", "seed", "logprobs")
 _OPTIONAL = ("max_tokens", "seed", "logprobs")
-_FLAGS = ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens")
+_FLAGS = ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens")
 
 
 def _check(params: SamplingParams) -> None:
@@ -206,6 +207,8 @@ def _check_combinations(params: SamplingParams) -> None:
     for text in params.stop:
         if not isinstance(text, str) or not text:
             raise ConfigError(f"stop holds {text!r}; give texts of at least one character")
+    if params.stop and not params.detokenize:
+        raise ConfigError("stop texts are looked for in the text; leave detokenize on with them")
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ConfigError(
             f"min_tokens is {params.min_tokens}, max_tokens is {params.max_tokens}; "

@@ -132,3 +132,10 @@ def transformers_greedy(folder: Path, prompts: Sequence[list[int]], count: int) 
         )
         answers.append(made[0, len(prompt) :].tolist())
     return answers
+
+
+PROMPT = make_prompts()[3]
+
+
+def seeded(**fields: Any) -> SamplingParams:
+    return SamplingParams(**{"seed": 5, "max_tokens": 24, "ignore_eos": True, **fields})

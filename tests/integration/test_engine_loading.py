@@ -19,6 +19,7 @@ from engine_runs import (
 from head_edits import Tensors, edited
 from tiny_fixture import Tiny
 
+from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily
 
 
@@ -134,6 +135,36 @@ def test_the_head_of_another_size_is_refused(tiny: Tiny) -> None:
         start(checkpoint(tiny), head=checkpoint(tiny, hidden_size=64, vocab_size=32))
 
 
+@pytest.mark.parametrize(
+    "changes", [{"num_key_value_heads": 4}, {"head_dim": 32}, {"head_dim": 8}],
+    ids=["more K/V heads", "wider heads", "narrower heads"],
+)  # fmt: skip
+def test_a_head_with_another_attention_geometry_drafts_without_loss(
+    changes: dict[str, int], tiny: Tiny
+) -> None:
+    folder, other = checkpoint(tiny), checkpoint(tiny, **changes)
+    expected = run(start(folder, speculate=0), make_prompts(), greedy())
+    engine = start(folder, speculate=3, head=other, slots=200, max_batched_tokens=9)
+    results = run(engine, make_prompts(), greedy())
+    assert engine.stats.cached_tokens
+    assert_head_is_alive(results)
+    assert ids_of(results) == ids_of(expected)
+    # The control: the head's own entries matter, so its acceptance is that of its own trunk.
+    at_home = start(other, speculate=3, slots=200, max_batched_tokens=9)
+    assert abs(_length(at_home) - engine.stats.acceptance.length) < 0.5
+
+
+def _length(engine: Engine) -> float:
+    run(engine, make_prompts(), greedy())
+    return engine.stats.acceptance.length
+
+
+def test_a_head_that_rotates_otherwise_is_refused_with_both_settings(tiny: Tiny) -> None:
+    other = checkpoint(tiny, rope_theta=5000.0)
+    with pytest.raises(ConfigError, match=r"rotates positions by .*theta=5000\.0.*the model by"):
+        start(checkpoint(tiny), head=other)
+
+
 def test_a_head_from_its_own_folder_drafts_like_the_one_inside(tiny: Tiny) -> None:
     folder = checkpoint(tiny)
     inside, beside = start(folder, speculate=3), start(folder, speculate=3, head=folder)
@@ -146,3 +177,64 @@ def test_int8_weights_draft_and_decode(tiny: Tiny) -> None:
     """Not lossless by contract: rows may be computed otherwise by their number. It must run."""
     engine = start(checkpoint(tiny), speculate=3, dtype="float32", weights="int8")
     assert_head_is_alive(run(engine, make_prompts(), greedy()))
+
+
+def grouped_int8(own: Tensors) -> None:
+    for name in [n for n in own if is_linear(n)]:
+        rows, columns = own[name].shape
+        own[name.replace("weight", "weight_scale")] = torch.full((rows, columns // 16), 0.01)
+        own[name] = torch.ones(rows, columns, dtype=torch.int8)
+
+
+def test_int8_in_groups_is_refused_by_the_name_of_the_scheme(tiny: Tiny, tmp_path: Path) -> None:
+    folder = edited(checkpoint(tiny), tmp_path / "q", change=grouped_int8)
+    with pytest.raises(UnsupportedFamily, match="quantised in groups of 16 columns"):
+        start(folder)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"),
+    [
+        (["mlp.up_proj.input_scale"], "activations stay unquantised here; not used: model.layers"),
+        (["self_attn.k_scale", "self_attn.v_scale"], "keys and values stay unquantised here"),
+        (["mlp.up_proj.weight_scale"], "not applied, their weights are stored unquantised: model"),
+    ],
+    ids=["activations", "K/V", "stale"],
+)
+def test_scales_that_are_not_used_are_told(
+    names: list[str], words: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    """Regression: they were dropped without a word."""
+
+    def add(own: Tensors) -> None:
+        own.update({f"model.layers.0.{name}": torch.tensor([5.0]) for name in names})
+
+    folder = edited(checkpoint(tiny), tmp_path / "s", change=add)
+    assert any(note.startswith(words) for note in start(folder).notes)
+    assert not any("not used" in note for note in start(checkpoint(tiny)).notes)
+
+
+def test_a_scale_of_nothing_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    def add(own: Tensors) -> None:
+        own["model.layers.0.mlp.router.weight_scale"] = torch.tensor([5.0])
+
+    with pytest.raises(UnexpectedTensor, match="router"):
+        start(edited(checkpoint(tiny), tmp_path / "s", change=add))
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"device": "foo"}, "device is 'foo'; give auto, cpu or cuda"),
+        ({"device": "meta"}, "device is 'meta'; give"),
+        ({"device": "cuda:99"}, "device 'cuda:99' was asked for and torch sees"),
+        ({"dtype": "float16"}, "dtype float16 is for GPUs"),
+        ({"dtype": "float8"}, "dtype is 'float8'; expected auto or float32, .*float16"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_device_or_number_format_that_is_not_there_is_refused(
+    settings: dict[str, Any], words: str, tiny: Tiny
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        start(checkpoint(tiny), **settings)

@@ -123,7 +123,7 @@ class Traffic(RuleBasedStateMachine):
             self.step(1)
         assert not self._open, "requests that never end"
         assert self.engine.pool.num_used == 0
-        assert self.engine._groups == {}
+        assert len(self.engine._groups) == 0
         stats = self.engine.stats
         for name in ("preemptions", "cached_tokens", "aborted"):
             self._seen[name] = self._seen.get(name, 0) + getattr(stats, name)

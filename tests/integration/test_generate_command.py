@@ -12,6 +12,7 @@ import pytest
 from headstart.calibrate.agreement import walk
 from headstart.calibrate.calibrated import agreement_of
 from headstart.checkpoint.reader import Checkpoint
+from headstart.cli.main import main
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
@@ -91,3 +92,50 @@ def test_a_bad_calibration_is_refused_in_one_line(
     assert found in result.stderr
     assert len(result.stderr.splitlines()) == 1
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        (("--compare",), "--compare was given without a prompt"),
+        (("--json",), "--json was given without a prompt"),
+        (("t3", "--compare", "--speculate", "0"), "--compare with --speculate 0 has nothing"),
+        (("t3", "--head", "/nope", "--speculate", "0"), "a head was given with speculate 0"),
+        (("t3", "--device", "foo"), "device is 'foo'; give auto, cpu or cuda"),
+        (("t3", "--threads", "0"), "threads is 0; give"),
+        (("t3", "--weights", "int8", "--exact"), "exact and weights int8 were both given"),
+        (("t3", "--kv-bytes", "0"), "kv_bytes is 0; give"),
+        (("t3", "--max-model-len", "99999999"), "max_model_len is 99999999; the model was made"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_misuse_is_one_line_and_exit_code_two(
+    made: Path,
+    arguments: tuple[str, ...],
+    found: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("signal.signal", lambda *handler: None)
+    monkeypatch.setattr("sys.argv", ["headstart", "generate", str(made), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    said = capsys.readouterr().err
+    assert (ended.value.code, len(said.splitlines())) == (2, 1), said
+    assert found in said
+
+
+def test_a_chat_on_a_model_without_template_says_so_and_goes_on(made: Path) -> None:
+    command = [sys.executable, "-m", "headstart", "generate", str(made), "--no-prefix-caching"]
+    result = subprocess.run(command, capture_output=True, text=True, input="t3 t4\nt5\n")
+    assert result.returncode == 0
+    assert result.stderr.count("has no chat template; give text or token ids") == 2
+
+
+def test_exact_is_a_flag(made: Path) -> None:
+    options = ("--seed", "5", "--max-tokens", "24", "--ignore-eos", "--temperature", "0.9")
+    result = headstart("generate", str(made), "t9", "--json", "--exact", *options)
+    engine = Engine(made, speculate=0, kv_bytes=1 << 22, exact=True)
+    params = engine.prompts.default_params(seed=5, max_tokens=24, ignore_eos=True, temperature=0.9)
+    (expected,) = engine.generate(["t9"], params)
+    assert json.loads(result.stdout)["token_ids"] == expected.outputs[0].token_ids

@@ -53,6 +53,33 @@ def test_messages_go_through_the_chat_template(tiny: Tiny, tmp_path: Path) -> No
     assert own.read(messages, {"extra": True}) == [2, 50, 51, 3, 60, 9, 4]
 
 
+def test_the_generation_prompt_may_be_left_out(tiny: Tiny, tmp_path: Path) -> None:
+    """Regression: giving add_generation_prompt was a TypeError."""
+    own = reader(tiny, tmp_path / "m", template=TEMPLATE)
+    message = [{"role": "user", "content": "t50"}]
+    assert own.read(message, {"add_generation_prompt": False}) == own.read(message)[:-1]
+
+
+def test_what_a_template_raises_is_the_request_s_fault(tiny: Tiny, tmp_path: Path) -> None:
+    template = "{% if bad %}{{ raise_exception('roles must alternate') }}{% endif %}t5"
+    own = reader(tiny, tmp_path / "m", template=template)
+    message = [{"role": "user", "content": "t50"}]
+    assert own.read(message) == [5]
+    with pytest.raises(RequestError, match="template refuses these messages: roles must alternate"):
+        own.read(message, {"bad": True})
+    with pytest.raises(RequestError, match="chat_template_kwargs holds tokenize, which the engine"):
+        own.read(message, {"tokenize": True})
+
+
+@pytest.mark.parametrize("prompt", ["t5", [5, 6]], ids=["text", "ids"])
+def test_template_options_without_a_template_are_refused(
+    prompt: Any, tiny: Tiny, tmp_path: Path
+) -> None:
+    own = reader(tiny, tmp_path / "m", template=TEMPLATE)
+    with pytest.raises(RequestError, match=r"chat_template_kwargs \(enable_thinking\) were given"):
+        own.read(prompt, {"enable_thinking": False})
+
+
 def test_messages_without_a_template_are_refused(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match="has no chat template; give text or token ids"):
         reader(tiny, tmp_path / "m").read([{"role": "user", "content": "t5"}])

@@ -57,3 +57,13 @@ def test_a_parallel_head_resumes_with_the_last_states_of_the_trunk(
     track.resume(at, states(7, 6, 5), parallel=True)
     assert track.done == done
     assert [own.flatten().tolist() for own in track.states] == kept
+
+
+def test_what_is_left_does_not_keep_the_memory_of_what_is_done() -> None:
+    """Regression: one row was a slice of a whole prompt's states."""
+    track = HeadTrack()
+    track.start(1, states(0))
+    track.feed(0, states(*range(400)))
+    track.advance(0, 399)
+    assert track.states[0].tolist() == [[399]]
+    assert track.states[0].untyped_storage().nbytes() == track.states[0].nbytes

@@ -134,6 +134,21 @@ def test_a_stop_string_over_several_tokens_is_found() -> None:
     assert text.text == "x "
 
 
+def test_stop_strings_wait_for_the_least_number_of_tokens() -> None:
+    pieces = ["stop ", "a st", "op", " b", " stop", "c"]
+    text = Detokenizer(
+        PieceTokenizer(pieces), ["stop"], skip_special=True, keep_stop=False, min_tokens=2
+    )
+    # The one that begins within the first two tokens and ends after them counts.
+    assert [text.add(token) for token in range(3)] == [None, None, "stop"]
+    assert text.text == "stop a "
+    late = Detokenizer(
+        PieceTokenizer(pieces), ["stop"], skip_special=True, keep_stop=False, min_tokens=3
+    )
+    assert [late.add(token) for token in range(5)] == [None, None, None, None, "stop"]
+    assert late.text == "stop a stop b "
+
+
 @pytest.mark.parametrize(("skip", "expected"), [(True, "ab"), (False, "a<end>b")])
 def test_special_tokens_are_left_out_on_request(skip: bool, expected: str) -> None:
     text = detokenizer(skip_special=skip)

@@ -53,13 +53,27 @@ def test_leading_drafts_that_equal_the_choices_are_accepted() -> None:
     drafts = torch.tensor([[7, 8, 9], [1, 2, 3], [4, 5, 6], [4, 5, 6]], device=DEVICE)
     choices = torch.tensor([[7, 8, 9, 1], [1, 5, 3, 4], [4, 5, 6, 7], [4, 5, 6, 7]], device=DEVICE)
     lengths, left, limits = ints(10, 10, 5, 0), ints(99, 99, 2, 5), ints(3, 3, 3, 3)
-    valid, tokens = ints(9, 9, 9, 9), torch.zeros(4, 5, dtype=torch.int64, device=DEVICE)
+    pending, tokens = ints(9, 9, 9, 9), torch.zeros(4, 5, dtype=torch.int64, device=DEVICE)
     emitted = torch.zeros(4, 6, dtype=torch.int64, device=DEVICE)
-    accept(drafts, choices, limits, lengths, left, valid, tokens, emitted)
-    assert valid.tolist() == [4, 2, 2, 0]
+    accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, has_read=True)
+    assert pending.tolist() == [4, 2, 2, 0]
     assert (lengths.tolist(), left.tolist()) == ([14, 12, 7, 0], [95, 97, 0, 5])
     assert emitted[0].tolist() == [4, 7, 8, 9, 1, 0] and emitted[1, :3].tolist() == [2, 1, 5]
-    assert tokens[2].tolist() == [4, 5, 6, 7, 0]
+    assert tokens[2].tolist() == [4, 5, 0, 0, 0]
+
+
+def test_tokens_that_the_head_has_not_read_wait_for_it() -> None:
+    none = torch.zeros(1, 0, dtype=torch.int64, device=DEVICE)
+    lengths, left, limits, pending = ints(10), ints(5), ints(0), ints(2)
+    tokens = torch.tensor([[7, 8, 0, 0]], device=DEVICE)
+    emitted = torch.zeros(1, 6, dtype=torch.int64, device=DEVICE)
+    choice = torch.tensor([[9]], device=DEVICE)
+    accept(none, choice, limits, lengths, left, pending, tokens, emitted, has_read=False)
+    assert (tokens.tolist(), pending.tolist(), lengths.tolist()) == ([[7, 8, 9, 0]], [3], [11])
+    states, row = torch.zeros(1, 4, 6, device=DEVICE), torch.ones(1, 1, 6, device=DEVICE)
+    boundary = torch.zeros(30, 6, device=DEVICE)
+    keep_states(row, states, boundary, lengths, pending, emitted, TABLES[:1], PAGE)
+    assert states.sum(-1).tolist() == [[0, 0, 6, 0]] and not boundary.any()
 
 
 def test_states_are_kept_for_the_head_and_at_block_ends() -> None:
@@ -67,9 +81,11 @@ def test_states_are_kept_for_the_head_and_at_block_ends() -> None:
     states = torch.zeros(2, 4, 6, device=DEVICE)
     boundary = torch.zeros(30, 6, device=DEVICE)
     # seat 0 emitted two tokens after slot 6: its rows consumed slots 6 and 7, the end of a block
-    lengths, valid = ints(9, 6), ints(2, 1)
-    keep_states(rows, states, boundary, lengths, valid, TABLES, PAGE)
-    assert torch.equal(states[:, :3], rows)
+    lengths, pending = ints(9, 6), ints(2, 1)
+    emitted = torch.tensor([[2, 0], [1, 0]], device=DEVICE)
+    keep_states(rows, states, boundary, lengths, pending, emitted, TABLES, PAGE)
+    assert torch.equal(states[0, :2], rows[0, :2]) and torch.equal(states[1, 0], rows[1, 0])
+    assert not states[1, 1:].any()
     wanted = torch.zeros_like(boundary)
     wanted[TABLES[0, 1]] = rows[0, 1]
     assert torch.equal(boundary, wanted)

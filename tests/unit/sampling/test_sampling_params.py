@@ -57,6 +57,11 @@ def test_one_stop_text_may_be_given_without_a_tuple() -> None:
     assert SamplingParams(stop=["a", "b"]).stop == ("a", "b")
 
 
+def test_no_stops_may_be_given_as_none() -> None:
+    params = SamplingParams(stop=None, stop_token_ids=None)  # type: ignore[arg-type]
+    assert params == SamplingParams()
+
+
 def test_a_bias_is_copied() -> None:
     bias = {1: 2.0}
     params = SamplingParams(logit_bias=bias)

@@ -1,0 +1,29 @@
+"""Models of any shape with random weights, for programs that time and do not read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from headstart.families.registry import family
+from headstart.models.config import ModelConfig
+from headstart.models.loading import materialize
+from headstart.models.mtp import MTPHead
+from headstart.models.rope import RotaryTable
+from headstart.models.trunk import Trunk
+
+
+def random_model(
+    config: ModelConfig, device: torch.device, dtype: torch.dtype, max_len: int
+) -> tuple[Trunk, MTPHead]:
+    """A trunk and a MiMo head for it."""
+    with torch.device("meta"):
+        trunk = Trunk(config, 1, dtype)
+        head = MTPHead(replace(config, num_layers=1), family("mimo").layout, 1)
+    for module in (trunk, head):
+        materialize(module, device, dtype)
+        for parameter in module.parameters():
+            parameter.data.normal_(0, 0.02) if parameter.dim() > 1 else parameter.data.fill_(1.0)
+    trunk.rotary = RotaryTable(config.rope, max_len, dtype).to(device)
+    return trunk, head

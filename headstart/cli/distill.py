@@ -1,0 +1,102 @@
+"""`headstart distill MODEL --prompts FILE --out DATA`: let the model write its training text."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headstart.cli.options import DryRun, Json, Model
+from headstart.cli.spinning import limit_spinning
+from headstart.distill.options import DistillOptions
+from headstart.engine.options import EngineOptions
+
+if TYPE_CHECKING:
+    from headstart.distill.run import Outcome, Plan
+
+
+def run(
+    *,
+    model: Model,
+    prompts: Annotated[
+        Path, typer.Option("--prompts", metavar="FILE", help="Prompts or conversations (JSONL).")
+    ],
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DATA", help="The dataset; an earlier one goes on.")
+    ],
+    as_given: Annotated[
+        bool, typer.Option("--import", help="Take the answers in the file instead of asking.")
+    ] = False,
+    options: DistillOptions,
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
+    ] = None,
+    engine_options: EngineOptions,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> int:
+    limit_spinning()
+    from headstart.cli.progress import counted_progress
+    from headstart.distill.run import distill, plan
+
+    planned = plan(model, prompts, out, options, as_given=as_given)
+    if dry_run:
+        _print_plan(planned, as_json=json_output)
+        return 0
+    try:
+        with counted_progress("answers", planned.num_left) as report:
+            outcome = distill(
+                planned, options, engine_options, head=head, report=report,
+                warn=lambda text: print(f"note: {text}", file=sys.stderr),
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        print(
+            f"interrupted: answers so far are kept in {out}. Run the same command again to go on.",
+            file=sys.stderr,
+        )
+        return 130
+    _print_outcome(planned, outcome, as_json=json_output)
+    return 0
+
+
+def _print_plan(planned: Plan, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({**planned.as_json(), "dry_run": True}))
+        return
+    print(
+        f"{len(planned.conversations)} prompts, {planned.num_left} answers to ask for at most, "
+        f"{planned.num_known} known already"
+    )
+    print("dry run: nothing was asked or written", file=sys.stderr)
+
+
+def _print_outcome(planned: Plan, outcome: Outcome, *, as_json: bool) -> None:
+    header = outcome.header
+    if as_json:
+        document = {
+            "out": str(planned.out),
+            "new_answers": outcome.num_new,
+            "counts": header.counts,
+            "report": header.report,
+            "acceptance": outcome.acceptance,
+        }
+        print(json.dumps(document))
+        return
+    report, train, heldout = header.report, header.counts["train"], header.counts["heldout"]
+    print(f"answers   {report['answers']}, {outcome.num_new} of them new")
+    print(f"train     {train['records']} answers, {train['answer_tokens']} tokens of them")
+    print(f"held out  {heldout['records']} answers, {heldout['answer_tokens']} tokens of them")
+    for reason, found in report["dropped"].items():
+        print(f"dropped   {found['count']} {reason}, such as {found['examples'][0]}")
+    if report["refused"]["count"]:
+        name, why = next(iter(report["refused"]["examples"].items()))
+        print(f"refused   {report['refused']['count']}, such as {name}: {why}")
+    if outcome.acceptance is not None and outcome.acceptance["drafted"]:
+        print(f"drafting  acceptance length {outcome.acceptance['acceptance_length']:.2f}")
+    if not heldout["records"]:
+        print("note: nothing is held out for scoring; raise --heldout", file=sys.stderr)
+    print(f"wrote {planned.out}")

@@ -1,0 +1,108 @@
+"""The human view of `headstart score`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+_RULE_NAMES = {
+    "rejection": "rejection rule",
+    "greedy_drafts": "greedy drafts",
+    "shared_noise": "match rule",
+}
+_PIPED_WIDTH = 110
+
+
+def show(document: dict[str, Any]) -> None:
+    """Print what was done, then one set of tables for each draft vocabulary."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=_PIPED_WIDTH, no_color=True)
+    console.print(escape(document["explanation"]), soft_wrap=True)
+    for result in document["results"]:
+        overall = result["overall"]
+        line = f"{overall['answers']} answers to {overall['prompts']} prompts"
+        if "coverage" in result:
+            line += f", {100 * result['coverage']:.1f} % of their tokens can be drafted"
+        console.print(f"\n[bold]{escape(result['vocabulary'])}[/]: {line}", soft_wrap=True)
+        if "walked" in overall:
+            _replayed(console, result)
+        else:
+            _by_formula(console, result, document["formula"])
+        _categories(console, result, document.get("formula"))
+        fastest = result["speed"][result["best_drafts"]]
+        console.print(
+            f"best K: [bold]{fastest['drafts']}[/], {fastest['speed_up']:.2f} times as fast as "
+            f"without drafts (one request at a time, costs {document['costs']})",
+            soft_wrap=True,
+        )
+
+
+def _replayed(console: Console, result: dict[str, Any]) -> None:
+    walked, rows = result["overall"]["walked"], result["overall"]["row_average"]
+    table = _table("K", "acceptance length, walked", "row average", "predicted speed-up")
+    for speed in result["speed"]:
+        k = speed["drafts"]
+        table.add_row(
+            str(k), _number(walked["acceptance_length"], walked["acceptance_length_interval"], k),
+            f"{rows['acceptance_length'][k]:.3f}", f"{speed['speed_up']:.2f}",
+        )  # fmt: skip
+    console.print(table)
+    table = _table("depth", "cumulative acceptance, walked", "conditional", "row average (cumul.)")
+    rates, spread = walked["cumulative_acceptance"], walked["cumulative_acceptance_interval"]
+    for depth, conditional in enumerate(walked["conditional_acceptance"]):
+        table.add_row(
+            str(depth + 1), _number(rates, spread, depth), f"{conditional:.3f}",
+            f"{rows['cumulative_acceptance'][depth]:.3f}",
+        )  # fmt: skip
+    console.print(table)
+
+
+def _by_formula(console: Console, result: dict[str, Any], own: str) -> None:
+    formulas = {n: each["row_average"] for n, each in result["overall"]["formula"].items()}
+    names = [f"{_RULE_NAMES[name]}{' *' if name == own else ''}" for name in formulas]
+    table = _table("K", *(f"length, {name}" for name in names), "predicted speed-up *")
+    for speed in result["speed"]:
+        k = speed["drafts"]
+        lengths = [
+            _number(each["acceptance_length"], each["acceptance_length_interval"], k)
+            for each in formulas.values()
+        ]
+        table.add_row(str(k), *lengths, f"{speed['speed_up']:.2f}")
+    console.print("row averages, by formula", style="dim")
+    console.print(table)
+    table = _table("depth", *(f"conditional, {name}" for name in names))
+    for depth in range(len(formulas[own]["conditional_acceptance"])):
+        rates = [f"{each['conditional_acceptance'][depth]:.3f}" for each in formulas.values()]
+        table.add_row(str(depth + 1), *rates)
+    console.print(table)
+
+
+def _categories(console: Console, result: dict[str, Any], formula: str | None) -> None:
+    if not result["by_category"]:
+        return
+    best = result["best_drafts"] or 1
+    table = _table("category", "answers", f"acceptance length at K = {best}", "cumulative by depth")
+    for name, part in result["by_category"].items():
+        found = part["walked"] if formula is None else part["formula"][formula]["row_average"]
+        rates = " ".join(f"{rate:.2f}" for rate in found["cumulative_acceptance"][:4])
+        length = _number(found["acceptance_length"], found["acceptance_length_interval"], best)
+        table.add_row(escape(name), str(part["answers"]), length, rates)
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, padding=(0, 2), header_style="bold")
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right")
+    return table
+
+
+def _number(values: list[float], intervals: list[tuple[float, float]] | None, at: int) -> str:
+    if intervals is None:
+        return f"{values[at]:.3f}"
+    low, high = intervals[at]
+    return f"{values[at]:.3f} ({low:.3f} to {high:.3f})"

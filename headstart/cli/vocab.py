@@ -1,0 +1,285 @@
+"""`headstart vocab MODEL --data DATA --out FILE`: the tokens a head may propose, by language."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from headstart.cli.options import DryRun, Json, Model, Overwrite
+from headstart.cli.spinning import limit_spinning
+from headstart.errors import ConfigError, DataError, some
+
+if TYPE_CHECKING:
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.vocab import making
+    from headstart.vocab.draft_vocab import DraftVocab
+    from headstart.vocab.making import Made, Simulate
+
+_BY = ("language", "category", "none")
+_MAX_ANSWERS = 128  # held-out answers that each size is tried on
+
+
+def run(
+    *,
+    model: Model,
+    data: Annotated[
+        Path | None, typer.Option("--data", metavar="DATA", help="Answers of the model to count.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", metavar="FILE", help="Result: .json, .pt, .safetensors or .npy."),
+    ] = None,
+    size: Annotated[
+        int | None, typer.Option("--size", help="Tokens in it; default: by predicted speed.")
+    ] = None,
+    sizes: Annotated[
+        str | None, typer.Option("--sizes", help="Sizes to try: 8000,16000,32000.")
+    ] = None,
+    by: Annotated[
+        str, typer.Option("--by", help="One map per language or category; none: one for all.")
+    ] = "language",
+    text: Annotated[
+        list[Path] | None, typer.Option("--text", help="Also count this text file. Repeatable.")
+    ] = None,
+    only: Annotated[
+        str | None, typer.Option("--only", help="Write this map alone, by its name.")
+    ] = None,
+    min_tokens: Annotated[
+        int, typer.Option("--min-tokens", help="Answer tokens that a map of its own needs.")
+    ] = 1000,
+    source: Annotated[
+        Path | None, typer.Option("--from", help="Convert this file instead of counting.")
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", "--draft-model", help="A head to try sizes with; else the model's."),
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option("--bandwidth", help="GB/s: costs from sizes instead of measuring them."),
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    dtype: Annotated[
+        str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")
+    ] = "auto",
+    format: Annotated[
+        str | None,
+        typer.Option("--format", help="headstart, sglang, d2t or t2d; default: by the file name."),
+    ] = None,
+    overwrite: Overwrite = False,
+    dry_run: DryRun = False,
+    json_output: Json = False,
+) -> None:
+    limit_spinning()
+    from headstart.checkpoint.hub import local_folder
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.vocab.files import check_file_target, format_of, write
+
+    if out is None and not dry_run:
+        raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
+    if out is not None:  # before the counting, which may be long
+        format_of(out, format)
+        check_file_target(out, overwrite=overwrite)
+    if by not in _BY:
+        raise ConfigError(f"--by is {by!r}; expected one of {', '.join(_BY)}.")
+    checkpoint = Checkpoint.open(local_folder(model))
+    made: list[Made] = []
+    notes: list[str] = []
+    if source is not None:
+        if data is not None or text or size is not None or sizes is not None:
+            raise ConfigError("--from converts a file as it is; leave --data, --text, --size out.")
+        vocabs = _converted(source, checkpoint)
+    else:
+        if data is None and not text:
+            raise ConfigError("nothing to count; give --data, --text or both.")
+        wanted = _sizes(size, sizes)
+        predict = partial(simulated, checkpoint, head, device, dtype, bandwidth)
+        made, notes = _made(checkpoint, data, text or [], by, wanted, min_tokens, only, predict)
+        vocabs = [each.vocab for each in made]
+    vocabs = [vocab for vocab in vocabs if only in (None, vocab.name)] or _absent(only, vocabs)
+    if out is not None and not dry_run:
+        write(vocabs, out, format=format, overwrite=overwrite)
+    if json_output:
+        done = {"out": None if out is None else str(out), "dry_run": dry_run, "notes": notes}
+        print(json.dumps({"maps": [_facts(vocab, made) for vocab in vocabs], **done}))
+        return
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print("\n".join(_table(made) if made else [f"{v.name}: {len(v.ids)} tokens" for v in vocabs]))
+    if dry_run:
+        print("dry run: nothing was written", file=sys.stderr)
+    else:
+        print(f"wrote {out}")
+
+
+def simulated(
+    checkpoint: Checkpoint, head: Path | None, device: str, dtype: str, bandwidth: float | None
+) -> Simulate | None:
+    """Predicts acceptance length and speed of a vocabulary; None where there is no head for it."""
+    from headstart.assembly.build import build
+    from headstart.data.prompt_reader import PromptReader
+    from headstart.engine.single_costs import single_costs
+    from headstart.simulate.cost import best, predict
+    from headstart.simulate.plan import make_plan
+    from headstart.simulate.scoring import score
+    from headstart.vocab.making import Prediction
+
+    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
+    if built.head is None:
+        return None
+    end_ids = PromptReader(checkpoint).end_ids
+
+    def simulate(vocab: DraftVocab, answers: Any) -> Prediction:
+        records = list(answers)[:_MAX_ANSWERS]
+        plan = make_plan(records, None, "match")
+        found = score(
+            built, records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=end_ids
+        )[vocab.name]  # fmt: skip
+        speeds = predict(found.overall.lengths, single_costs(built, [vocab], bandwidth))
+        fastest = best(speeds)
+        return Prediction(fastest.acceptance_length, fastest.speed_up)
+
+    return simulate
+
+
+def _made(
+    checkpoint: Checkpoint,
+    data: Path | None,
+    texts: list[Path],
+    by: str,
+    sizes: tuple[int, ...],
+    min_tokens: int,
+    only: str | None,
+    predictor: Callable[[], Simulate | None],
+) -> tuple[list[Made], list[str]]:
+    from headstart.data.fingerprints import tokenizer_sha
+    from headstart.data.prompt_reader import PromptReader
+    from headstart.vocab import making, ranking
+    from headstart.vocab.draft_vocab import ALL
+    from headstart.vocab.forced import forced_ids
+    from headstart.vocab.languages import language_of
+    from headstart.vocab.sizes import candidate_sizes
+
+    prompts = PromptReader(checkpoint)
+    tokenizer = prompts.tokenizer
+    if tokenizer is None:
+        raise DataError(f"{checkpoint.folder} has no tokenizer, which a draft vocabulary needs.")
+    vocab_size = int(checkpoint.config.get("vocab_size", 0))
+    forced = frozenset(i for i in forced_ids(tokenizer, prompts.end_ids) if i < vocab_size)
+    trait = making.Model(
+        vocab_size=vocab_size, tokenizer_sha=tokenizer_sha(checkpoint), forced=forced,
+        languages=by == "language",
+    )  # fmt: skip
+    group_of = {
+        "language": ranking.by_language(lambda ids: str(tokenizer.decode(ids))),
+        "category": ranking.by_category,
+        "none": ranking.together,
+    }[by]
+    train, heldout = _answers(data, trait)
+
+    def encoded(piece: str) -> list[int]:
+        return list(tokenizer.encode(piece, add_special_tokens=False))
+
+    counts = [ranking.count(_shown(train), group_of)]
+    for path in texts:
+        label = path.stem if by == "category" else ALL
+        group = language_of if by == "language" else label
+        counts.append(ranking.count_text(_text(path), encoded, group))
+    groups, notes = making.grouped(
+        ranking.merged(*counts), heldout, group_of, min_tokens=min_tokens
+    )
+    simulate = predictor() if heldout else None
+    sizes = sizes or candidate_sizes(vocab_size, len(forced))
+    chosen = [group for group in groups if only in (None, group.name)]
+    if not chosen:
+        _absent(only, groups)
+    return [making.make(group, trait, sizes, simulate) for group in chosen], notes
+
+
+def _answers(data: Path | None, model: making.Model) -> tuple[list[Any], list[Any]]:
+    if data is None:
+        return [], []
+    from headstart.data.dataset import Dataset
+
+    dataset = Dataset.open(data)
+    dataset.header.check(tokenizer_sha=model.tokenizer_sha or "", vocab_size=model.vocab_size)
+    return list(dataset.records("train")), list(dataset.records("heldout"))
+
+
+def _shown(records: list[Any]) -> Any:
+    """The records, with a bar while they are counted if somebody is looking."""
+    from rich.console import Console
+    from rich.progress import track
+
+    return track(
+        records, "counting", console=Console(stderr=True), transient=True,
+        disable=not sys.stderr.isatty(),
+    )  # fmt: skip
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as UTF-8 text ({error}).") from error
+
+
+def _converted(source: Path, checkpoint: Checkpoint) -> list[DraftVocab]:
+    """The maps of a file, with what its format does not say filled in from the model."""
+    from dataclasses import replace
+
+    from headstart.data.fingerprints import ABSENT, tokenizer_sha
+    from headstart.vocab.files import read
+
+    sha = tokenizer_sha(checkpoint)
+    facts: dict[str, Any] = {
+        "vocab_size": int(checkpoint.config.get("vocab_size", 0)),
+        "tokenizer_sha": None if sha == ABSENT else sha,
+    }
+    vocabs = read(source)
+    for vocab in vocabs:
+        vocab.check(**facts, where=str(source))
+    return [replace(vocab, **facts) for vocab in vocabs]
+
+
+def _sizes(size: int | None, sizes: str | None) -> tuple[int, ...]:
+    if size is not None and sizes is not None:
+        raise ConfigError("give --size or --sizes, not both.")
+    words = [] if sizes is None else sizes.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ConfigError(f"--sizes is {sizes!r}; expected numbers such as 8000,16000,32000.")
+    found = (size,) if size is not None else tuple(dict.fromkeys(int(word) for word in words))
+    if any(number < 1 for number in found):
+        raise ConfigError(f"a size is {min(found)}; give at least 1.")
+    return found
+
+
+def _absent(only: str | None, there: list[Any]) -> list[Any]:
+    raise ConfigError(f"--only is {only!r}; there are {some((v.name for v in there), 8)}.")
+
+
+def _facts(vocab: DraftVocab, made: list[Made]) -> dict[str, Any]:
+    tried = [each for each in made if each.vocab is vocab]
+    return tried[0].as_json() if tried else {"name": vocab.name, "size": len(vocab.ids)}
+
+
+def _table(made: list[Made]) -> list[str]:
+    """One line per map and size; the one that was taken is marked."""
+    lines = [f"{'map':<12}{'size':>8}  {'coverage':>9}  {'acceptance length':>17}  {'speed':>6}"]
+    for each in made:
+        for tried in each.candidates:
+            mark = "  <- taken" if tried.size == len(each.vocab.ids) else ""
+            share = "-" if tried.coverage is None else f"{tried.coverage:.2%}"
+            length, speed = tried.acceptance_length, tried.predicted_speed
+            lines.append(
+                f"{each.vocab.name:<12}{tried.size:>8}  {share:>9}  "
+                f"{'-' if length is None else f'{length:.2f}':>17}  "
+                f"{'-' if speed is None else f'{speed:.2f}x':>6}{mark}"
+            )
+    return lines

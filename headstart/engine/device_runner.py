@@ -1,0 +1,54 @@
+"""The runner of a GPU: the same two passes through fused kernels, and captured rounds."""
+
+from __future__ import annotations
+
+import torch
+
+from headstart.engine.runner import Runner
+from headstart.gpu.forward import Kernels
+from headstart.gpu.prompts import ragged_rows
+from headstart.gpu.rounds import Model
+from headstart.models.attention import Span
+
+
+class DeviceRunner(Runner):
+    """Ragged batches through the kernels; `model` is what captured rounds need."""
+
+    kernels = Kernels()
+
+    def _run_rows(
+        self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        rows = ragged_rows(spans, torch.tensor(positions, device=self.device))
+        tokens = torch.tensor(ids, device=self.device)
+        stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)
+        chosen = normed if len(wanted) == len(ids) else normed[wanted]
+        return stream, normed, self.trunk_model.logits(chosen)
+
+    def _run_module(
+        self,
+        module: int,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        spans: list[Span],
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.head is not None
+        return self.kernels.head(
+            self.head.module(module + 1), embedded, hidden.contiguous(),
+            ragged_rows(spans, positions), self.trunk_model.rotary, self._head_caches[module],
+        )  # fmt: skip
+
+    def round_model(self, max_context: int, draft_vocab: str | None) -> Model:
+        """What a captured round runs; drafts come from one vocabulary, or from all tokens."""
+        lm_head, ids = self.trunk_model.lm_head.weight.data, None
+        if draft_vocab is not None:
+            vocab = self.draft_vocabs[draft_vocab]
+            lm_head, ids = vocab.lm_head.weight.data, vocab.ids
+        return Model(
+            trunk=self.trunk_model, head=self.head, caches=self._caches,
+            head_cache=self._head_caches[0] if self.head is not None else None,
+            boundary=self._boundary[:, 0] if self.head is not None else self._boundary.flatten(1),
+            block_size=self.block_size, draft_lm_head=lm_head, draft_ids=ids,
+            max_context=max_context, kernels=self.kernels,
+        )  # fmt: skip

@@ -1,0 +1,108 @@
+"""The draft vocabularies of an engine, and which of them a request drafts with.
+
+The choice moves acceptance and speed only: what is emitted is the trunk's choice over its whole
+vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.fingerprints import ABSENT, tokenizer_sha
+from headstart.data.prompt_reader import Prompt
+from headstart.errors import DataError, RequestError, some
+from headstart.vocab.draft_vocab import ALL, WHOLE_NAMES, DraftVocab
+from headstart.vocab.files import read
+from headstart.vocab.languages import language_of
+
+# A file, ids, or vocabularies that were read already.
+Source = str | Path | Sequence[int] | Sequence[DraftVocab]
+# The end of a prompt is where the question stands, and its language tells the answer's.
+_LAST_CHARACTERS, _LAST_TOKENS = 4000, 1000
+
+
+class DraftVocabs:
+    """Named maps; empty where the whole vocabulary is all there is."""
+
+    def __init__(self, vocabs: Sequence[DraftVocab] = ()):
+        self.by_name = {vocab.name: vocab for vocab in vocabs}
+        if len(self.by_name) < len(vocabs):
+            raise DataError(
+                f"two draft vocabularies have the same name ({some(v.name for v in vocabs)})."
+            )
+        self._by_language = {vocab.language or vocab.name: vocab.name for vocab in vocabs}
+
+    @classmethod
+    def open(cls, source: Source | None, checkpoint: Checkpoint) -> DraftVocabs:
+        """Read and check against the model's vocabulary and tokenizer."""
+        if source is None:
+            return cls()
+        sha = tokenizer_sha(checkpoint)
+        vocabs = _vocabs(source)
+        for vocab in vocabs:
+            vocab.check(
+                vocab_size=int(checkpoint.config.get("vocab_size", 0)),
+                tokenizer_sha=None if sha == ABSENT else sha,
+                where=f"{source}: map {vocab.name!r}" if isinstance(source, str | Path) else "",
+            )
+        return cls(vocabs)
+
+    @property
+    def notes(self) -> list[str]:
+        sizes = ", ".join(f"{name} ({len(v.ids)} tokens)" for name, v in self.by_name.items())
+        return [f"draft vocabularies: {sizes}"] if sizes else []
+
+    def check(self, asked: str | None) -> None:
+        """RequestError if a request names a vocabulary that is not there."""
+        if asked is not None and asked not in (*self.by_name, *WHOLE_NAMES):
+            there = f"There are {', '.join(self.by_name)}" if self.by_name else "None was loaded"
+            raise RequestError(
+                f"no draft vocabulary is called {asked!r}. {there}; {' or '.join(WHOLE_NAMES)} "
+                f"stands for the whole vocabulary."
+            )
+
+    def choose(
+        self, asked: str | None, prompt: Prompt, ids: Sequence[int], tokenizer: Any
+    ) -> str | None:
+        """The map for a request: the one it names, the only one, or the one of its language.
+
+        None stands for the whole vocabulary, which is also taken where no map fits.
+        """
+        if asked in WHOLE_NAMES or not self.by_name:
+            return None
+        if asked is not None:
+            return asked
+        if len(self.by_name) == 1:
+            return next(iter(self.by_name))
+        text = prompt_text(prompt)
+        if text is None:
+            text = "" if tokenizer is None else tokenizer.decode(list(ids)[-_LAST_TOKENS:])
+        language = language_of(text[-_LAST_CHARACTERS:])
+        return self._by_language.get(language, self._by_language.get(ALL))
+
+
+def _vocabs(source: Source) -> list[DraftVocab]:
+    if isinstance(source, str | Path):
+        return read(Path(source))
+    items = list(source)
+    vocabs = [item for item in items if isinstance(item, DraftVocab)]
+    if vocabs and len(vocabs) == len(items):
+        return vocabs
+    return [DraftVocab.of({int(item) for item in items})]  # type: ignore[call-overload]
+
+
+def prompt_text(prompt: Prompt) -> str | None:
+    """What was asked, without template: a text, or the last user message; None for ids."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = [item for item in prompt if isinstance(item, Mapping)]
+    if not messages:
+        return None
+    asked = [m for m in messages if m.get("role") == "user"] or messages
+    content = asked[-1].get("content") or ""
+    if isinstance(content, str):
+        return content
+    return " ".join(str(part.get("text", "")) for part in content if isinstance(part, Mapping))

@@ -1,0 +1,116 @@
+"""Requests under the ids that users know, and what has been made for them and not been taken.
+
+n samples share an id. Whoever steps the engine advances everybody, so an update waits here for
+the one it belongs to: a stream, or whoever calls `step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from headstart.engine.outputs import Completion, Result, Update
+from headstart.engine.request import Request
+from headstart.errors import RequestError
+
+_ABORTED_KEPT = 256  # results of aborted requests that nobody has collected yet
+
+
+@dataclass
+class _Group:
+    requests: list[Request]
+    is_claimed: bool  # by a stream or `generate`: its updates are not for `step`
+    is_aborted: bool = False
+    updates: list[Update] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(request.finish_reason is not None for request in self.requests)
+
+
+class Groups:
+    def __init__(self) -> None:
+        self._groups: dict[str, _Group] = {}
+        self._aborted: dict[str, None] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an id is in use; one that was aborted may be used again."""
+        return name in self._groups and not self._groups[name].is_aborted
+
+    def open(self, name: str, requests: list[Request], *, is_claimed: bool) -> None:
+        self.forget(name)
+        self._groups[name] = _Group(requests, is_claimed)
+
+    def requests(self, name: str) -> list[Request]:
+        """All samples; none of an unknown id."""
+        return self._groups[name].requests if name in self._groups else []
+
+    def is_finished(self, name: str) -> bool:
+        return name not in self._groups or self._groups[name].is_finished
+
+    def put(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            self._groups[update.request_id].updates.append(update)
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether `step` has something to hand out that was made before."""
+        return any(group.updates for group in self._groups.values() if not group.is_claimed)
+
+    def take(self) -> list[Update]:
+        """All updates that belong to no stream."""
+        groups = [group for group in self._groups.values() if not group.is_claimed]
+        return [update for group in groups for update in _emptied(group)]
+
+    def has_updates_of(self, name: str) -> bool:
+        return name in self._groups and bool(self._groups[name].updates)
+
+    def take_of(self, name: str) -> list[Update]:
+        return _emptied(self._groups[name]) if name in self._groups else []
+
+    def abandon(self, name: str) -> None:
+        """Keep an aborted group for its collector, but not for ever."""
+        self._groups[name].is_aborted = True
+        self._aborted[name] = None
+        if len(self._aborted) > _ABORTED_KEPT:
+            self.forget(next(iter(self._aborted)))
+
+    def forget(self, name: str) -> None:
+        self._groups.pop(name, None)
+        self._aborted.pop(name, None)
+
+    def collect(self, name: str) -> Result:
+        """The result of a finished group, which is forgotten."""
+        if name not in self._groups:
+            raise RequestError(
+                f"no request is called {name!r}; it was never added, or its result was collected."
+            )
+        group = self._groups[name]
+        if not group.is_finished:
+            raise RequestError(
+                f"request {name!r} is still running; step until it is finished, or abort it."
+            )
+        self.forget(name)
+        return Result(name, group.requests[0].prompt_ids, [_completion(r) for r in group.requests])
+
+
+def _emptied(group: _Group) -> list[Update]:
+    updates, group.updates = group.updates, []
+    return updates
+
+
+def _completion(request: Request) -> Completion:
+    return Completion(
+        index=request.sample,
+        token_ids=request.output_ids,
+        text=request.text.text if request.text is not None else "",
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        origins=request.origins,
+        logprobs=request.logprobs if request.params.logprobs is not None else None,
+        stats=request.stats,
+        error=request.error,
+    )

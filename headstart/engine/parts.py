@@ -1,0 +1,79 @@
+"""Which runner and which loop an engine gets: plain, or with fused kernels and captured rounds."""
+
+from __future__ import annotations
+
+import torch
+
+from headstart.assembly.build import Built
+from headstart.engine.drafter import Drafter
+from headstart.engine.loop import Loop
+from headstart.engine.options import EngineOptions
+from headstart.engine.runner import Runner
+from headstart.engine.scheduler import Scheduler
+from headstart.engine.speculation import Speculation
+from headstart.errors import ConfigError
+
+
+def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
+    """What keeps a model from running through the kernels, or None."""
+    from headstart.gpu.forward import why_unsupported
+
+    if options.exact:
+        return "exact asks for plain ones"
+    if built.dtype == torch.float64:
+        return "numbers are float64"
+    if options.weights != "as-dtype":
+        return f"weights are {options.weights}"
+    if built.head is not None and built.head.num_modules > 1:
+        return f"the head has {built.head.num_modules} modules"
+    return why_unsupported(built.trunk)
+
+
+def uses_kernels(built: Built, options: EngineOptions) -> bool:
+    if options.kernels == "off" or (options.kernels == "auto" and built.device.type != "cuda"):
+        return False
+    try:
+        reason = why_no_kernels(built, options)
+    except ModuleNotFoundError:
+        reason = "triton is not installed"
+    if reason is not None and options.kernels == "on":
+        raise ConfigError(f"kernels on was asked for and {reason}. Use kernels auto.")
+    return reason is None
+
+
+def make_runner(built: Built, options: EngineOptions, num_blocks: int, *, fused: bool) -> Runner:
+    kind = Runner
+    if fused:
+        from headstart.engine.device_runner import DeviceRunner
+
+        kind = DeviceRunner
+    return kind(
+        built.trunk, built.head, num_blocks=num_blocks, block_size=options.block_size,
+        dtype=built.dtype, is_exact=options.exact,
+    )  # fmt: skip
+
+
+def make_loop(
+    built: Built,
+    options: EngineOptions,
+    scheduler: Scheduler,
+    runner: Runner,
+    drafter: Drafter | None,
+    speculation: Speculation | None,
+) -> Loop:
+    parts = (options, scheduler, runner, drafter, speculation)
+    if type(runner) is Runner:
+        return Loop(*parts)
+    from headstart.engine.device_loop import DeviceLoop
+    from headstart.engine.device_runner import DeviceRunner
+    from headstart.engine.seating import Seating
+
+    assert isinstance(runner, DeviceRunner)
+    vocabs = list(runner.draft_vocabs)
+    draft_vocab = vocabs[0] if len(vocabs) == 1 else None
+    seating = Seating.create(
+        runner, scheduler, count=options.max_running_requests,
+        max_drafts=options.max_drafts if drafter is not None else 0,
+        max_len=min(built.max_len, scheduler.pool.num_slots), draft_vocab=draft_vocab,
+    )  # fmt: skip
+    return DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)

@@ -1,0 +1,53 @@
+"""How often drafts have been right lately, by depth: of one request, and of all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+_PRIOR_RATE = 0.6  # of a head nobody has seen work yet
+_PRIOR_WEIGHT = 4.0  # rounds that the prior counts for
+_MEMORY = 0.97  # weight of the past, per round
+_FADING = 0.85  # weight of the past when drafts are tried again after a pause
+
+
+@dataclass
+class Rates:
+    """Running conditional acceptance by depth, forgetting slowly."""
+
+    tried: list[float] = field(default_factory=list)
+    right: list[float] = field(default_factory=list)
+
+    def observe(self, num_drafts: int, num_accepted: int) -> None:
+        while len(self.tried) < num_drafts:
+            self.tried.append(0.0)
+            self.right.append(0.0)
+        for depth in range(min(num_accepted + 1, num_drafts)):
+            self.tried[depth] = self.tried[depth] * _MEMORY + 1
+            self.right[depth] = self.right[depth] * _MEMORY + (depth < num_accepted)
+
+    def fade(self) -> None:
+        """What was seen before a pause counts for less: text and users change meanwhile."""
+        self.tried = [count * _FADING for count in self.tried]
+        self.right = [count * _FADING for count in self.right]
+
+    def conditional(self, depth: int, prior: float) -> float:
+        """P(draft at `depth` (from 1) is right, given those before it), shrunk to the prior."""
+        tried = self.tried[depth - 1] if depth <= len(self.tried) else 0.0
+        right = self.right[depth - 1] if depth <= len(self.right) else 0.0
+        return (right + prior * _PRIOR_WEIGHT) / (tried + _PRIOR_WEIGHT)
+
+    def priors(self, num_drafts: int) -> list[float]:
+        """Conditional rates by depth; a depth never seen is taken to be like the one before."""
+        rates, rate = [], _PRIOR_RATE
+        for depth in range(1, num_drafts + 1):
+            rate = self.conditional(depth, rate)
+            rates.append(rate)
+        return rates
+
+    def cumulative(self, priors: list[float]) -> list[float]:
+        """P(drafts 1 to depth are all right), for every depth that has a prior."""
+        result, chain = [], 1.0
+        for depth, prior in enumerate(priors, 1):
+            chain *= self.conditional(depth, prior)
+            result.append(chain)
+        return result

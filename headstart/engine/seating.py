@@ -1,0 +1,188 @@
+"""Requests on the device: who sits where, rounds that are under way, and what they gave.
+
+A round is launched without knowing what the one before gave: the device carries every seated
+request on by itself. Its tokens are read one round later, while the next one runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from headstart.engine.device_runner import DeviceRunner
+from headstart.engine.request import Request
+from headstart.engine.scheduler import Scheduler
+from headstart.gpu.graphs import Graphs
+from headstart.gpu.seats import Seat, Seats
+
+WINDOW = 16  # tokens that the head may be behind while nobody drafts
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one round gave one request."""
+
+    request: Request
+    tokens: list[int]
+    num_drafts: int
+
+
+@dataclass
+class Flight:
+    """A round under way: who takes part, how many drafts each, where the result will be."""
+
+    seats: dict[int, Request]
+    drafts: dict[int, int]
+    emitted: torch.Tensor
+    is_done: torch.cuda.Event | None
+
+
+@dataclass
+class Seating:
+    """All seats of one engine, packed at the front."""
+
+    runner: DeviceRunner
+    scheduler: Scheduler
+    seats: Seats
+    graphs: Graphs
+    max_tokens: int  # of a request: the model's length
+    taken: dict[int, Request] = field(default_factory=dict)
+    _limits: list[int] = field(default_factory=list)  # drafts per seat, as the device knows them
+    _flight: Flight | None = None
+    _pending: int = 0  # the most tokens that any seat's head may be behind
+
+    @classmethod
+    def create(
+        cls, runner: DeviceRunner, scheduler: Scheduler, *, count: int, max_drafts: int,
+        max_len: int, draft_vocab: str | None,
+    ) -> Seating:  # fmt: skip
+        size = runner.block_size
+        max_blocks = -(-(max_len + 2 * max_drafts + 2) // size)
+        seats = Seats(
+            count, max_drafts=max_drafts, window=max(WINDOW, max_drafts + 1),
+            max_blocks=max_blocks, hidden=runner.trunk_model.config.hidden, dtype=runner.dtype,
+            device=runner.device,
+        )  # fmt: skip
+        model = runner.round_model(max_blocks * size, draft_vocab)
+        return cls(runner, scheduler, seats, Graphs(model, seats), max_len)
+
+    def has_room(self, num_more: int) -> bool:
+        """Whether as many more may sit: a seat each, and blocks for the rounds ahead."""
+        reserve = 2 * (len(self.taken) + num_more)
+        fits = len(self.taken) + num_more <= self.seats.count
+        return fits and self.scheduler.pool.num_available >= reserve
+
+    def sit(self, request: Request, drafts: int, state: torch.Tensor | None) -> None:
+        """A request whose newest token nobody has read, and whose head is up to date before it."""
+        at = len(self.taken)
+        self.taken[at] = request
+        request.seat = at
+        seat = Seat(
+            len(request.tokens), request.room, drafts, request.tokens[-1], state, request.seed,
+            request.params.temperature, request.blocks,
+        )  # fmt: skip
+        self.seats.sit(at, seat)
+        self._limits = []
+        request.num_tabled = len(request.blocks)
+        self._pending = max(self._pending, 1)
+
+    def leave(self, request: Request) -> None:
+        """Free a seat; the last one moves into it."""
+        at, last = request.seat, len(self.taken) - 1
+        assert at is not None
+        request.seat = None
+        self._limits = []
+        if at == last:
+            self.seats.leave(at)
+        else:
+            self.seats.move(last, at)
+            self.taken[at] = self.taken[last]
+            self.taken[at].seat = at
+        del self.taken[last]
+
+    def launch(self, chosen: dict[Request, int]) -> bool:
+        """Start a round of everybody seated; False if there is no memory for it."""
+        if not self.taken:
+            return True
+        drafts = {at: chosen.get(request, 0) for at, request in self.taken.items()}
+        most = max(drafts.values())
+        if not self._extend(most):
+            return False
+        self._limit(drafts)
+        has_head = self.graphs.has_head
+        head_rows = 0
+        if has_head and (most or self._pending + 1 > self.seats.window):
+            head_rows = most + 1 if self._pending <= most + 1 else self.seats.window
+        self.graphs.run(len(self.taken), most, head_rows)
+        self._pending = most + 1 if head_rows else self._pending + 1
+        count = self.graphs.bucket(len(self.taken))
+        self._flight = Flight(dict(self.taken), drafts, *self._copy_out(count))
+        return True
+
+    def results(self, flight: Flight | None) -> list[Outcome]:
+        """Wait for a round and read what it gave."""
+        if flight is None:
+            return []
+        if flight.is_done is not None:
+            flight.is_done.synchronize()
+        rows = flight.emitted.tolist()
+        return [
+            Outcome(
+                request, rows[at][1 : 1 + rows[at][0]],
+                max(0, min(flight.drafts[at], request.room - 1)),
+            )
+            for at, request in flight.seats.items()
+            if rows[at][0]
+        ]  # fmt: skip
+
+    def take_flight(self) -> Flight | None:
+        """The round under way, which is the caller's to read from now on."""
+        flight, self._flight = self._flight, None
+        return flight
+
+    def stand_up(self) -> None:
+        """Everybody leaves, when no round is under way: the host goes on as if it had done all."""
+        for request in list(self.taken.values()):
+            at = request.seat
+            assert at is not None
+            if self.graphs.has_head:
+                pending = int(self.seats.pending[at])
+                request.head.done = [len(request.tokens) - pending]
+                request.head.states = [self.seats.states[at, :pending].clone()]
+            request.seat = None
+            self.seats.leave(at)
+        self.taken.clear()
+        self._limits = []
+
+    def _extend(self, drafts: int) -> bool:
+        """Blocks for this round and for the one whose outcome is not known yet."""
+        size, pool = self.scheduler.pool.block_size, self.scheduler.pool
+        for at, request in self.taken.items():
+            slots = min(len(request.tokens) + 2 * (drafts + 1), len(request.tokens) + request.room)
+            missing = -(-(slots + 1) // size) - len(request.blocks)
+            if missing > 0:
+                got = pool.allocate(missing)
+                if got is None:
+                    return False
+                request.blocks += got
+            if request.num_tabled < len(request.blocks):
+                self.seats.extend(at, request.num_tabled, request.blocks[request.num_tabled :])
+                request.num_tabled = len(request.blocks)
+        return True
+
+    def _limit(self, drafts: dict[int, int]) -> None:
+        wanted = [drafts[at] for at in range(len(drafts))]
+        if wanted != self._limits:
+            self._limits = wanted
+            self.seats.limits[: len(wanted)].copy_(torch.tensor(wanted, dtype=torch.int32))
+
+    def _copy_out(self, count: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        emitted = self.seats.emitted[:count]
+        if not emitted.is_cuda:
+            return emitted.clone(), None
+        host = torch.empty(emitted.shape, dtype=emitted.dtype, pin_memory=True)
+        host.copy_(emitted, non_blocking=True)
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record()
+        return host, event

@@ -1,0 +1,90 @@
+"""What a round costs, and the speed that this and an acceptance length come to.
+
+Costs are measured (`engine/cost.py`), or derived from sizes and memory bandwidth: for one request
+at a time, a pass costs the weights that it reads, whatever its number of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from headstart.errors import ConfigError
+from headstart.models.config import ModelConfig
+
+
+class Costs(Protocol):
+    def round_seconds(self, batch: int, drafts: int) -> float:
+        """One verification of `batch` requests with `drafts` drafts each, and drafting them."""
+        ...
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds of a trunk pass and of a draft step, where memory is what they wait for."""
+
+    trunk: float
+    draft: float
+
+    def round_seconds(self, batch: int, drafts: int) -> float:
+        """The batch must be small enough that arithmetic hides behind reading weights."""
+        return self.trunk + drafts * self.draft
+
+
+def from_bandwidth(
+    config: ModelConfig,
+    *,
+    bytes_per_weight: float,
+    bandwidth: float,
+    draft_tokens: int | None = None,
+    head: ModelConfig | None = None,
+) -> CostTable:
+    """Costs from bytes read: `bandwidth` in bytes per second, `draft_tokens` of a draft vocabulary,
+    `head` the sizes of its block where they are not the trunk's.
+
+    K/V and activations are left out, and so are fixed overheads: right for short contexts.
+    """
+    if bandwidth <= 0:
+        raise ConfigError(f"the bandwidth is {bandwidth:g}; give bytes per second above 0.")
+    layer = _layer_weights(config)
+    lm_head = config.vocab * config.hidden
+    drafted = (config.vocab if draft_tokens is None else draft_tokens) * config.hidden
+    trunk = (config.num_layers * layer + lm_head) * bytes_per_weight / bandwidth
+    block = _layer_weights(head or config)
+    draft = (2 * config.hidden**2 + block + drafted) * bytes_per_weight / bandwidth
+    return CostTable(trunk, draft)
+
+
+def _layer_weights(config: ModelConfig) -> int:
+    """Weights of a decoder layer; norms and biases are too small to matter."""
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    return config.hidden * (heads + 3 * config.intermediate)
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What K drafts per round bring."""
+
+    drafts: int
+    acceptance_length: float
+    round_seconds: float
+    speed_up: float  # against no drafts
+
+    def as_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def predict(lengths: Sequence[float], costs: Costs, batch: int = 1) -> list[Speed]:
+    """The speed of every K, from the acceptance lengths by K (from 0)."""
+    plain = costs.round_seconds(batch, 0)
+    result = []
+    for drafts, length in enumerate(lengths):
+        seconds = costs.round_seconds(batch, drafts)
+        result.append(Speed(drafts, length, seconds, length * plain / seconds))
+    return result
+
+
+def best(speeds: Sequence[Speed]) -> Speed:
+    """The fastest; of equally fast ones the one that drafts least."""
+    return max(speeds, key=lambda speed: (speed.speed_up, -speed.drafts))

@@ -1,0 +1,157 @@
+"""Which of a head's drafts would have been right, at every row of known answers.
+
+With context `prefix`, teacher forcing is exact: a wrong draft ends its chain, and up to there the
+head was fed what serving would have fed it. The draft of depth k is chosen as the engine does it:
+arg-max at temperature 0, else with the noise that chose the answer.
+
+M rows of answers, K depths, V tokens, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headstart.models.mtp import MTPHead
+from headstart.models.rope import RotaryTable
+from headstart.models.unroll import unroll
+from headstart.sampling.choose import choose_drafts
+from headstart.sampling.rows import Row
+from headstart.simulate.answers import Answer, Batch
+
+_CHUNK_VALUES = 1 << 24  # logits in memory at a time
+
+
+@dataclass(frozen=True)
+class DraftLogits:
+    """The LM head that drafts; column i of a reduced one stands for token ids[i]."""
+
+    compute: Callable[[Tensor], Tensor]  # states [R, D] -> logits [R, V], at least fp32
+    ids: Tensor | None = None
+
+    @classmethod
+    def of_weight(cls, weight: Tensor, ids: Tensor | None = None) -> DraftLogits:
+        """From the weight [V, D] of the whole vocabulary."""
+        kept = weight if ids is None else weight[ids]
+
+        def compute(states: Tensor) -> Tensor:
+            values = states.to(kept.dtype) @ kept.T
+            return values if values.dtype == torch.float64 else values.float()
+
+        return cls(compute, ids)
+
+
+@dataclass(frozen=True)
+class Matches:
+    """is_match[i, k - 1]: whether the draft of depth k, made when a_i was the newest, is a_(i+k).
+
+    Rows a_0 to a_(n-2); False behind the answer's end, where drafts are right for nothing.
+    """
+
+    answer: Answer
+    is_match: Tensor  # bool [n - 1, K]
+
+    @property
+    def num_leading(self) -> Tensor:
+        """[n - 1]: drafts that are right from depth 1 on."""
+        return self.is_match.long().cumprod(-1).sum(-1)
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The answer tokens that drafts guess: a_1, a_2, ... of all answers, one after another."""
+
+    answers: Sequence[Answer]
+    rows: Tensor  # [M] the row whose trunk state gives this token
+    places: Tensor  # [M] j of a_j
+    sizes: list[int]  # how many belong to each answer
+
+    @classmethod
+    def of(cls, batch: Batch, answers: Sequence[Answer]) -> Targets:
+        device = batch.ids.device
+        sizes = [max(0, answer.num_tokens - 1) for answer in answers]
+        starts = [batch.documents.starts[answer.document] + answer.start for answer in answers]
+        places = [torch.arange(1, size + 1) for size in sizes]
+        rows = [start - 1 + place for start, place in zip(starts, places, strict=True)]
+        none = [torch.zeros(0, dtype=torch.int64)]
+        return cls(
+            answers, torch.cat(none + rows).to(device), torch.cat(none + places).to(device), sizes
+        )
+
+    def chunks(self, num_columns: int) -> Iterator[slice]:
+        step = max(1, _CHUNK_VALUES // num_columns)
+        for start in range(0, len(self.rows), step):
+            yield slice(start, start + step)
+
+    def sampling_rows(self, part: slice) -> list[Row]:
+        """How the engine chooses (and drafts) each of these tokens; penalties are not included."""
+        result: list[Row] = []
+        begin = 0
+        for answer, size in zip(self.answers, self.sizes, strict=True):
+            low, high = max(begin, part.start), min(begin + size, part.stop)
+            if answer.params.is_plain_greedy:
+                result += [_GREEDY_ROW] * max(0, high - low)
+            else:
+                result += [_row(answer, at - begin + 1) for at in range(low, high)]
+            begin += size
+        return result
+
+    def split(self, values: Tensor) -> list[Tensor]:
+        """Values [M, ...] by answer."""
+        return list(torch.split(values, self.sizes))
+
+
+def _row(answer: Answer, place: int) -> Row:
+    return Row(
+        params=answer.params, seed=answer.seed, position=answer.start + place, num_output=place,
+        end_ids=answer.end_ids,
+    )  # fmt: skip
+
+
+_GREEDY_ROW = _row(Answer(record_id="", prompt_id="", start=1, stop=1), 0)
+
+
+def unrolled(
+    head: MTPHead, embed: Tensor, rotary: RotaryTable, batch: Batch, max_drafts: int
+) -> list[Tensor]:
+    """What the head says at depths 1 to `max_drafts`, [T, D] each, as serving would have it."""
+    kind = next(head.parameters()).dtype
+    return unroll(
+        head, embed[batch.ids].to(kind), rotary, batch.states.to(kind), batch.documents,
+        num_depths=max_drafts, context="prefix",
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def answer_matches(
+    depths: Sequence[Tensor], batch: Batch, answers: Sequence[Answer], logits: DraftLogits
+) -> list[Matches]:
+    """Compare the drafts of `unrolled` with the answers themselves."""
+    targets = Targets.of(batch, answers)
+    found = torch.zeros(
+        len(targets.rows), len(depths), dtype=torch.bool, device=targets.rows.device
+    )
+    for part in targets.chunks(_num_columns(logits, depths)):
+        rows, places = targets.rows[part], targets.places[part]
+        tokens, sampling = batch.ids[rows + 1], targets.sampling_rows(part)
+        distances = places.tolist()
+        for depth, states in enumerate(depths, 1):
+            kept = [i for i, place in enumerate(distances) if place >= depth]
+            if not kept:
+                break
+            at = torch.tensor(kept, device=rows.device)
+            values = logits.compute(states[rows[at] - depth])
+            guesses = choose_drafts(values, [sampling[i] for i in kept], logits.ids)
+            # The guess of a_j at depth k was made when a_(j-k) was the newest.
+            found[part.start + at - (depth - 1), depth - 1] = guesses == tokens[at]
+    parts = targets.split(found.cpu())
+    return [Matches(answer, part) for answer, part in zip(answers, parts, strict=True)]
+
+
+def _num_columns(logits: DraftLogits, depths: Sequence[Tensor]) -> int:
+    if logits.ids is not None:
+        return len(logits.ids)
+    return int(logits.compute(depths[0][:1]).shape[-1]) if depths else 1

@@ -1,0 +1,194 @@
+"""Scoring a head on answers: one pass of the trunk, one unrolled head, every K at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headstart.assembly.build import Built
+from headstart.errors import DataError, HeadNotFound
+from headstart.models.documents import Documents
+from headstart.models.unroll import teacher_states, trunk_states
+from headstart.simulate.answers import Answer, Batch, answers_of, grouped
+from headstart.simulate.expected import Expected, expectations
+from headstart.simulate.matches import DraftLogits, Matches, answer_matches, unrolled
+from headstart.simulate.plan import Plan
+from headstart.simulate.rates import FormulaRates, Rates, formula_rates, rates
+
+if TYPE_CHECKING:
+    from headstart.data.records import Record
+    from headstart.vocab.draft_vocab import DraftVocab
+
+WHOLE = "whole vocabulary"
+LOOPS = "looping answers"
+_STATE_BYTES = 1 << 28  # of the unrolled head, per batch
+
+# What a record's drafts are chosen from; None: the whole vocabulary.
+VocabOf = Callable[["Record"], "DraftVocab | None"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """One way of drafting on one set of answers; by formula one result for each rule."""
+
+    plan: Plan
+    found: Rates | Mapping[str, FormulaRates]
+
+    @property
+    def lengths(self) -> list[float]:
+        """Acceptance length by K from 0: walked if replayed, else the row average."""
+        if isinstance(self.found, Rates):
+            return self.found.lengths
+        return self.found[self.plan.formula].lengths
+
+    def as_json(self) -> dict[str, Any]:
+        if isinstance(self.found, Rates):
+            return self.found.as_json()
+        some = next(iter(self.found.values()))
+        formulas = {rule: {"row_average": each.as_json()} for rule, each in self.found.items()}
+        return {**vars(some.size), "formula": formulas}
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All answers, and parts of them: categories, and looping answers, which are left out of the
+    whole because they are easy to draft."""
+
+    overall: Scored
+    parts: Mapping[str, Scored]
+
+    def as_json(self) -> dict[str, Any]:
+        parts = {name: part.as_json() for name, part in self.parts.items()}
+        return {"overall": self.overall.as_json(), "by_category": parts}
+
+
+def score(
+    built: Built,
+    records: Sequence[Record],
+    plan: Plan,
+    *,
+    max_drafts: int = 8,
+    vocabs: Mapping[str, VocabOf] | None = None,
+    end_ids: frozenset[int] = frozenset(),
+    progress: Callable[[int], None] = lambda num_tokens: None,
+) -> dict[str, Scores]:
+    """Score every way of choosing a draft vocabulary; without `vocabs` the whole one alone."""
+    ways = vocabs or {WHOLE: lambda record: None}
+    made: dict[str, DraftLogits] = {}
+    kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
+    for chunk, batch in _batches(built, records, plan, max_drafts, end_ids):
+        by_id = {record.id: record for record in chunk}
+        with torch.inference_mode():
+            depths = unrolled(
+                _head(built), built.trunk.embed, built.trunk.rotary, batch, max_drafts
+            )
+            for name, vocab_of in ways.items():
+                choices: dict[str, list[Answer]] = {}
+                for answer in batch.answers:
+                    vocab = vocab_of(by_id[answer.record_id])
+                    key = "" if vocab is None else vocab.name
+                    made.setdefault(key, _logits(built, vocab))
+                    choices.setdefault(key, []).append(answer)
+                for key, answers in choices.items():
+                    kept[name] += _found(built, depths, batch, answers, made[key], plan)
+        progress(batch.documents.num_rows)
+    return {name: _summary(found, plan, max_drafts) for name, found in kept.items()}
+
+
+def _found(
+    built: Built,
+    depths: Sequence[torch.Tensor],
+    batch: Batch,
+    answers: Sequence[Answer],
+    logits: DraftLogits,
+    plan: Plan,
+) -> Sequence[Matches | Expected]:
+    if plan.method == "replay":
+        return answer_matches(depths, batch, answers, logits)
+    trunk, kind = built.trunk, _head(built).layout.trunk_hidden
+    assert kind != "before_hc_head"  # refused when the head was built
+    return expectations(
+        depths, batch, answers, logits,
+        lambda states: trunk.logits(teacher_states(trunk, states, kind)),
+        is_own_text=plan.is_own_text,
+    )  # fmt: skip
+
+
+def _batches(
+    built: Built, records: Sequence[Record], plan: Plan, depths: int, end_ids: frozenset[int]
+) -> Iterator[tuple[list[Record], Batch]]:
+    trunk, kind = built.trunk, _head(built).layout.trunk_hidden
+    assert kind != "before_hc_head"
+    size = built.config.hidden * built.dtype.itemsize * max(1, depths)
+    for chunk in grouped(records, max(1, _STATE_BYTES // size)):
+        longest = max(chunk, key=lambda record: len(record.ids))
+        if len(longest.ids) > built.max_len:
+            raise DataError(
+                f"record {longest.id} has {len(longest.ids)} tokens; the model has positions for "
+                f"{built.max_len}. Make the data with this model."
+            )
+        documents = Documents(tuple(len(record.ids) for record in chunk))
+        joined = [int(token) for record in chunk for token in record.ids]
+        ids = torch.tensor(joined, device=built.device)
+        answers = [
+            answer
+            for index, record in enumerate(chunk)
+            for answer in answers_of(
+                record, document=index, max_len=built.max_len, params=plan.params, end_ids=end_ids
+            )
+        ]
+        with torch.inference_mode():
+            states = trunk_states(trunk, ids, documents, kind)
+        yield chunk, Batch(states, ids, documents, answers)
+
+
+def _head(built: Built) -> Any:
+    if built.head is None:
+        raise HeadNotFound(
+            f"{built.checkpoint.folder} has no head to score. Give one with --head, or make one "
+            "with `headstart graft`."
+        )
+    return built.head
+
+
+def _logits(built: Built, vocab: DraftVocab | None) -> DraftLogits:
+    """As the engine's runner computes them, so that not even rounding differs."""
+    if vocab is None:
+        return DraftLogits(built.trunk.logits)
+    ids = torch.tensor(vocab.ids, device=built.device)
+    reduced = built.trunk.lm_head.only_rows(ids)
+
+    def compute(states: torch.Tensor) -> torch.Tensor:
+        values = reduced(states)
+        assert isinstance(values, torch.Tensor)
+        return values if values.dtype == torch.float64 else values.float()
+
+    return DraftLogits(compute, ids)
+
+
+def _summary(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scores:
+    usual = [each for each in found if not each.answer.is_looping]
+    loops = [each for each in found if each.answer.is_looping]
+    if not usual:
+        raise DataError("there are no answers to score; the split is empty.")
+    parts: dict[str, list[Matches | Expected]] = {}
+    for each in usual:
+        parts.setdefault(each.answer.category, []).append(each)
+    groups = dict(sorted(parts.items())) if len(parts) > 1 else {}
+    if loops:
+        groups[LOOPS] = loops
+    return Scores(
+        _scored(usual, plan, max_drafts),
+        {name: _scored(part, plan, max_drafts) for name, part in groups.items()},
+    )
+
+
+def _scored(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scored:
+    if plan.method == "replay":
+        return Scored(
+            plan, rates([each for each in found if isinstance(each, Matches)], max_drafts)
+        )
+    return Scored(plan, formula_rates([each for each in found if isinstance(each, Expected)]))

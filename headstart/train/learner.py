@@ -1,0 +1,173 @@
+"""One head in training: master weights, optimiser, and the draft pass in computing precision.
+
+Only the head's own parameters are trainable. They are at least fp32; each pass computes with
+copies in the computing dtype, through which gradients reach the masters. With `shard` FSDP2 does
+the same with masters, gradients and moments split over the processes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.func import functional_call
+
+from headstart.models.documents import Documents
+from headstart.models.mtp import MTPHead
+from headstart.models.rope import RotaryTable
+from headstart.models.unroll import ChainContext, unroll
+from headstart.train.losses.lm_head import LmHead
+from headstart.train.options import TrainOptions
+from headstart.train.parallel import World
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class _Drafting(nn.Module):
+    """All depths as one module, so that sharded weights are put together once per pass."""
+
+    def __init__(self, head: MTPHead) -> None:
+        super().__init__()
+        self.head = head
+
+    def forward(
+        self,
+        embedded: Tensor,
+        rotary: RotaryTable,
+        states: Tensor,
+        documents: Documents,
+        num_depths: int,
+        context: ChainContext,
+    ) -> list[Tensor]:
+        return unroll(
+            self.head, embedded, rotary, states, documents, num_depths=num_depths, context=context
+        )
+
+
+class Learner:
+    """A head and its optimiser."""
+
+    def __init__(
+        self,
+        name: str,
+        options: TrainOptions,
+        head: MTPHead,
+        lm_head: LmHead,
+        *,
+        dtype: torch.dtype,
+        world: World,
+    ) -> None:
+        self.name, self.options, self.lm_head = name, options, lm_head
+        self.world, self.dtype = world, dtype
+        self.is_sharded = options.shard and world.size > 1
+        self._module = _Drafting(head)
+        device = next(head.parameters()).device
+        if self.is_sharded:
+            mesh = init_device_mesh(device.type, (world.size,))
+            policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=torch.float32)
+            # Always back to shards after a pass: a validation has no backward that would do it.
+            sharded = fully_shard(
+                self._module, mesh=mesh, mp_policy=policy, reshard_after_forward=True
+            )
+            sharded.set_gradient_divide_factor(1.0)
+            sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it sums
+        self.optimizer = _optimizer(self.parameters, options, fused=device.type == "cuda")
+
+    @property
+    def parameters(self) -> dict[str, nn.Parameter]:
+        """Masters by their names in the head."""
+        found = self._module.named_parameters()
+        return {name.removeprefix("head."): parameter for name, parameter in found}
+
+    def draft(
+        self,
+        embedded: Tensor,
+        rotary: RotaryTable,
+        states: Tensor,
+        documents: Documents,
+        *,
+        num_depths: int,
+        context: ChainContext,
+    ) -> list[Tensor]:
+        """States for the LM head, [T, D] of each depth."""
+        arguments = (embedded, rotary, states, documents, num_depths, context)
+        masters = dict(self._module.named_parameters())
+        if self.is_sharded or next(iter(masters.values())).dtype == self.dtype:
+            result: list[Tensor] = self._module(*arguments)
+        else:
+            copies = {name: master.to(self.dtype) for name, master in masters.items()}
+            result = functional_call(self._module, copies, arguments)
+        return result
+
+    def update(self, rate: float) -> float:
+        """One step of the optimiser with the gradients of the whole batch; returns their norm.
+
+        Nothing changes where the norm is not a finite number.
+        """
+        parameters = list(self.parameters.values())
+        if not self.is_sharded:
+            self.world.sum_gradients(parameters)
+        limit = self.options.clip or float("inf")
+        norm = float(_whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+        if norm == norm and norm != float("inf"):
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return norm
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Masters and moments on the CPU, whole; every process must ask."""
+        result = {}
+        for name, parameter in self.parameters.items():
+            result[f"master.{name}"] = _whole(parameter.detach())
+            for moment in _MOMENTS:
+                state = self.optimizer.state.get(parameter, {})
+                value = state.get(moment)
+                kept = torch.zeros_like(parameter) if value is None else value
+                result[f"{moment}.{name}"] = _whole(kept)
+        return {name: value.cpu() for name, value in result.items()}
+
+    @torch.no_grad()
+    def load(self, tensors: dict[str, Tensor], num_updates: int) -> None:
+        """Go on from `tensors`, as they were after `num_updates` steps of the optimiser."""
+        for name, parameter in self.parameters.items():
+            parameter.copy_(_like(tensors[f"master.{name}"], parameter))
+            if num_updates:
+                state = self.optimizer.state[parameter]
+                # Where AdamW itself keeps it: on the device only for its fused kernel.
+                is_fused = self.optimizer.param_groups[0]["fused"]
+                on = parameter.device if is_fused else torch.device("cpu")
+                state["step"] = torch.tensor(float(num_updates), device=on)
+                for moment in _MOMENTS:
+                    state[moment] = _like(tensors[f"{moment}.{name}"], parameter).clone()
+
+
+def _optimizer(
+    parameters: dict[str, nn.Parameter], options: TrainOptions, *, fused: bool
+) -> torch.optim.AdamW:
+    assert options.adam_beta2 is not None and options.weight_decay is not None
+    matrices = [p for p in parameters.values() if p.dim() > 1]
+    vectors = [p for p in parameters.values() if p.dim() <= 1]
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": options.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},  # norms and biases are not pulled to zero
+    ]
+    betas = (options.adam_beta1, options.adam_beta2)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused)
+
+
+def _whole(value: Tensor) -> Tensor:
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def _like(value: Tensor, parameter: Tensor) -> Tensor:
+    """`value` on the device, in the dtype and with the shards of `parameter`."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    return value

@@ -1,0 +1,148 @@
+"""Per-row losses with their gradients, formed in the forward pass.
+
+The LM head is frozen, so d loss / d states can be had from the logits while they exist: they are
+formed for a chunk of rows, used and dropped. Nothing here is recorded by autograd, and nothing
+waits for the device; `combine.py` hands the gradients to `backward()`.
+
+R rows, D hidden size, V vocabulary, K depths.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headstart.errors import ConfigError
+from headstart.train.losses.kinds import LossKind, loss_kind
+from headstart.train.losses.lm_head import LmHead
+from headstart.train.losses.streamed import score_streamed
+from headstart.train.losses.whole import Labels, Scored, score_whole
+
+DEFAULT_MAX_ELEMENTS = 2**26
+
+
+@dataclass(frozen=True)
+class RowLosses:
+    """R rows of one depth."""
+
+    loss: Tensor  # [R] fp32 (fp64 where the LM head is)
+    gradient: Tensor  # [R, D] d loss[r] / d states[r], in the states' dtype
+    overlap: Tensor  # [R] sum of min(p, q), p not renormalised on S; NaN without a teacher
+    is_match: Tensor  # [R] bool: the draft's arg-max, as an original id, is the label
+    is_kept: Tensor  # [R] bool: False where a draft vocabulary makes the loss drop the row
+
+    @classmethod
+    def empty(cls, states: Tensor, wide: torch.dtype) -> RowLosses:
+        """Room for the rows of `states` [R, D]."""
+        numbers = torch.empty(len(states), dtype=wide, device=states.device)
+        flags = torch.empty_like(numbers, dtype=torch.bool)
+        room = torch.empty_like(states, requires_grad=False)
+        return cls(numbers, room, numbers.clone(), flags, flags.clone())
+
+    def fill(self, rows: slice, scored: Scored, labels: Labels) -> None:
+        self.loss[rows] = scored.terms.loss
+        self.gradient[rows] = scored.gradient
+        self.overlap[rows] = scored.sums.overlap
+        self.is_match[rows] = scored.best == labels.ids
+        self.is_kept[rows] = scored.terms.is_kept
+
+
+def row_losses(
+    kind: str,
+    states: Tensor,
+    head: LmHead,
+    *,
+    labels: Tensor,
+    teacher: Tensor | None = None,
+    temperature: float = 1.0,
+    lk_decay: float = 3.0,
+    max_elements: int | None = DEFAULT_MAX_ELEMENTS,
+    vocab_chunk: int | None = None,
+) -> RowLosses:
+    """The losses of one depth: `depth_losses` for a single tensor of states [R, D]."""
+    return depth_losses(
+        kind,
+        [states],
+        head,
+        labels=labels,
+        teacher=teacher,
+        temperature=temperature,
+        lk_decay=lk_decay,
+        max_elements=max_elements,
+        vocab_chunk=vocab_chunk,
+    )[0]
+
+
+@torch.no_grad()
+def depth_losses(
+    kind: str,
+    depths: Sequence[Tensor],
+    head: LmHead,
+    *,
+    labels: Tensor,
+    teacher: Tensor | None = None,
+    temperature: float = 1.0,
+    lk_decay: float = 3.0,
+    max_elements: int | None = DEFAULT_MAX_ELEMENTS,
+    vocab_chunk: int | None = None,
+) -> list[RowLosses]:
+    """The losses of K depths whose rows predict the same tokens, the teacher's work done once.
+
+    depths: K states [R, D], ready for the LM head; row r of each predicts labels[r] [R] (original
+    ids). teacher [R, D]: the trunk's states after its final norm that choose those tokens. Both
+    p and q are taken at `temperature`; nothing is multiplied by its square.
+
+    A chunk of n rows has n * V <= max_elements (one row at least); None: all rows at once.
+    vocab_chunk: only so many tokens at a time, n * vocab_chunk <= max_elements; slower, for
+    vocabularies so large that a useful number of rows does not fit.
+    """
+    loss = loss_kind(kind)
+    _check(kind, loss, temperature, vocab_chunk, has_teacher=teacher is not None)
+    width = len(head.weight) if vocab_chunk is None else min(vocab_chunk, len(head.weight))
+    results = [RowLosses.empty(states, head.wide) for states in depths]
+    places, is_inside = head.place_labels(labels)
+
+    def scaled(states: Tensor, rows: slice) -> Tensor:
+        return (states[rows] / temperature).to(head.weight.dtype)
+
+    for rows in row_chunks(len(labels), width, max_elements):
+        chunk = Labels(labels[rows], places[rows], is_inside[rows])
+        taught = None if teacher is None else scaled(teacher, rows)
+        drafted = [scaled(states, rows) for states in depths]
+        if vocab_chunk is None:
+            parts = score_whole(loss, head, drafted, chunk, taught, lk_decay)
+        else:
+            parts = score_streamed(
+                loss, head, drafted, chunk, taught, lk_decay, vocab_chunk=vocab_chunk
+            )
+        for result, part in zip(results, parts, strict=True):
+            result.fill(rows, part, chunk)
+    if temperature != 1.0:
+        for result in results:
+            result.gradient.div_(temperature)
+    return results
+
+
+def row_chunks(num_rows: int, width: int, max_elements: int | None) -> Iterator[slice]:
+    """Slices of about equal size with rows * width <= max_elements, one row at least."""
+    most = num_rows if max_elements is None else max(1, max_elements // width)
+    num_chunks = -(-num_rows // most) if num_rows else 0
+    for chunk in range(num_chunks):
+        yield slice(chunk * num_rows // num_chunks, (chunk + 1) * num_rows // num_chunks)
+
+
+def _check(
+    name: str, kind: LossKind, temperature: float, vocab_chunk: int | None, *, has_teacher: bool
+) -> None:
+    if kind.needs_teacher and not has_teacher:
+        raise ConfigError(
+            f"loss {name} compares with the trunk's distribution, and no teacher states were "
+            f"given; give them, or use the loss ce."
+        )
+    if not temperature > 0:
+        raise ConfigError(f"teacher temperature is {temperature}; give a value above 0")
+    if vocab_chunk is not None and vocab_chunk < 1:
+        raise ConfigError(f"vocab_chunk is {vocab_chunk}; give at least 1 token, or None")

@@ -1,0 +1,148 @@
+"""What training can be told, in one frozen dataclass that is also its command-line flags.
+
+Fields that are None are the recipe's to fill: `resolve` returns a complete new object, which is
+what a run stores and what a re-run is compared with. Recipes are data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import NoneType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from headstart.errors import ConfigError, some
+
+# What each recipe sets. `default`: the context that serving has, soft targets aimed at acceptance.
+# Its learning rate lies between the paper's, for stock heads, and what fresh heads of toy models
+# like best; no study on a large model stands behind it yet. `fastmtp`: arXiv 2509.18362.
+RECIPES: dict[str, dict[str, Any]] = {
+    "default": {
+        "context": "prefix", "loss": "lk", "beta": 0.6, "learning_rate": 2e-4,
+        "batch_tokens": 65536, "batch_sequences": 0, "long_records": "cut",
+        "adam_beta2": 0.95, "weight_decay": 0.0, "warmup": 0.05, "epochs": 3,
+    },
+    "fastmtp": {
+        "context": "sequence", "loss": "ce", "beta": 0.6, "learning_rate": 5e-5,
+        "batch_tokens": 0, "batch_sequences": 64, "long_records": "drop",
+        "adam_beta2": 0.95, "weight_decay": 0.1, "warmup": 0.05, "epochs": 3,
+    },
+}  # fmt: skip
+# What decides which records a step sees; heads trained side by side must agree on these.
+ORDER_FIELDS = (
+    "epochs", "batch_tokens", "batch_sequences", "pack_tokens", "max_len", "long_records", "seed",
+)  # fmt: skip
+
+
+def _option(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions:
+    """How a head is trained. None: as the recipe says."""
+
+    recipe: Literal["default", "fastmtp"] = _option("default", "what sets the options not given")
+    num_depths: int = _option(3, "K: how many tokens ahead the head is trained to draft")
+    context: Literal["prefix", "sequence"] | None = _option(
+        None, "what deeper drafts attend to: prefix as in serving, sequence as FastMTP"
+    )
+    loss: Literal["ce", "kl", "lk", "tv", "e2e-tv"] | None = _option(
+        None, "ce on the text; kl, lk, tv, e2e-tv against the trunk's distribution"
+    )
+    beta: float | None = _option(None, "weight of depth k is beta^(k-1) over their sum")
+    lk_decay: float = _option(3.0, "loss lk: how soon it turns from kl to tv")
+    teacher_temperature: float = _option(1.0, "temperature of both distributions in soft losses")
+    draft_vocab: str | None = _option(None, "file of the draft vocabulary to train for")
+    learning_rate: float | None = _option(None, "at its peak")
+    schedule: Literal["cosine", "linear", "constant"] = _option("cosine", "of the learning rate")
+    warmup: float | None = _option(None, "share of all steps")
+    epochs: int | None = _option(None, "passes over the data")
+    batch_tokens: int | None = _option(None, "tokens in one optimiser step, about; 0: see below")
+    batch_sequences: int | None = _option(None, "records in one optimiser step; 0: by tokens")
+    pack_tokens: int = _option(8192, "tokens in one packed row, the unit of memory")
+    max_len: int = _option(4096, "longest record in tokens")
+    long_records: Literal["cut", "drop"] | None = _option(None, "what is done with longer ones")
+    adam_beta1: float = _option(0.9, "AdamW's first moment")
+    adam_beta2: float | None = _option(None, "AdamW's second moment")
+    weight_decay: float | None = _option(None, "AdamW's, on matrices only")
+    clip: float = _option(1.0, "largest norm of a step's gradient; 0: any")
+    seed: int = _option(0, "of the order of the data")
+    device: str = _option("auto", "cpu, cuda, or auto")
+    dtype: str = _option("auto", "of computing: float32, bfloat16, float64, or auto by device")
+    cache: str | None = _option(None, "folder of cached trunk states, filled on first use")
+    cache_dtype: Literal["bf16", "fp32", "fp8"] = _option("bf16", "how cached states are stored")
+    eval_every: int = _option(0, "steps between validations; 0: ten in the run")
+    eval_limit: int = _option(128, "held-out records that are validated on")
+    save_every: int = _option(0, "steps between checkpoints; 0: with every validation")
+    keep: int = _option(2, "newest checkpoints kept, beside the best")
+    shard: bool = _option(False, "under torchrun: split weights and moments over the processes")
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            _check_type(item.name, getattr(self, item.name))
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if value is not None and not value >= least:
+                raise ConfigError(f"{name} is {value}; give at least {least}.")
+        for name in ("learning_rate", "beta", "teacher_temperature"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} is {value}; give a value above 0.")
+        if self.warmup is not None and not 0 <= self.warmup < 1:
+            raise ConfigError(f"warmup is {self.warmup}; give a share from 0 to below 1.")
+        if self.batch_tokens == 0 and self.batch_sequences == 0:
+            raise ConfigError("batch_tokens and batch_sequences are both 0; give one of them.")
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+_LEAST: Mapping[str, float] = {
+    "num_depths": 1, "epochs": 1, "batch_tokens": 0, "batch_sequences": 0, "pack_tokens": 1,
+    "max_len": 3, "clip": 0, "eval_every": 0, "eval_limit": 0, "save_every": 0, "keep": 1,
+    "weight_decay": 0, "lk_decay": 0, "adam_beta1": 0, "adam_beta2": 0,
+}  # fmt: skip
+
+
+def _check_type(name: str, value: Any) -> None:
+    """Files of variants hold any JSON, and the command line is not the only caller."""
+    hint = get_type_hints(TrainOptions)[name]
+    parts = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
+    choices = [choice for part in parts for choice in get_args(part)]
+    kinds = tuple(part for part in parts if isinstance(part, type))
+    if float in kinds:
+        kinds = (*kinds, int)
+    is_kind = isinstance(value, kinds) and (not isinstance(value, bool) or bool in kinds)
+    if value in choices or is_kind:
+        return
+    expected = [repr(choice) for choice in choices]
+    expected += [kind.__name__ for kind in kinds if kind is not NoneType]
+    raise ConfigError(f"{name} is {value!r}; expected {some(expected, 9)}.")
+
+
+def resolve(options: TrainOptions) -> TrainOptions:
+    """The options with everything that the recipe sets filled in."""
+    recipe = dict(RECIPES[options.recipe])
+    # Whoever gives one size of a batch means that one.
+    if options.batch_tokens:
+        recipe["batch_sequences"] = 0
+    elif options.batch_sequences:
+        recipe["batch_tokens"] = 0
+    missing = {name: value for name, value in recipe.items() if getattr(options, name) is None}
+    result = replace(options, **missing)
+    if result.batch_tokens and result.batch_sequences:
+        raise ConfigError(
+            f"batch_tokens is {result.batch_tokens} and batch_sequences {result.batch_sequences}; "
+            "a step is filled by one of them. Set the other to 0."
+        )
+    return result
+
+
+def changed(options: TrainOptions, overrides: Mapping[str, Any]) -> TrainOptions:
+    """`options` with some fields replaced; ConfigError names one that does not exist."""
+    known = {item.name for item in fields(TrainOptions)}
+    for name in overrides:
+        if name not in known:
+            raise ConfigError(f"{name!r} is no option of training; see `headstart train --help`.")
+    return replace(options, **overrides)

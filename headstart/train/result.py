@@ -1,0 +1,47 @@
+"""The trained head as a folder, in the dtypes in which its source was stored."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from headstart.checkpoint.reader import torch_dtype
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.values import as_bytes
+from headstart.heads.export import plan_export
+from headstart.models.saving import split_parameters
+from headstart.train.subject import Subject
+
+_MASTER = "master."
+
+
+def write_head(
+    subject: Subject, tensors: Mapping[str, Tensor], out: Path, details: Mapping[str, Any]
+) -> None:
+    """Write the masters of a checkpoint as a head that every command takes."""
+    masters = {
+        name.removeprefix(_MASTER): value
+        for name, value in tensors.items()
+        if name.startswith(_MASTER)
+    }
+    source = subject.source
+    tuned = {
+        name: _tensor_source(value, source.tensors[name].dtype)
+        for name, value in split_parameters(masters, subject.head_config).items()
+    }
+    # Copies of trunk tensors that some heads carry are frozen: they stay as they are stored.
+    head = source.changed({**source.tensors, **tuned}, f"{len(tuned)} tensors were trained")
+    operation = plan_export(head, "headstart", name="train")
+    details = {**operation.details, "training": dict(details)}
+    replace(operation, details=details).write(out, overwrite=True)
+
+
+def _tensor_source(value: Tensor, dtype: str) -> TensorSource:
+    def pieces() -> Iterator[memoryview]:
+        yield as_bytes(value.to(torch_dtype(dtype)))
+
+    return TensorSource(dtype, tuple(value.shape), pieces, is_copy=False)

@@ -1,0 +1,96 @@
+"""The journal of a cache that is being written: what was stored, and how much of it can be trusted.
+
+One JSON line per record, written after the record's bytes. A kill may leave bytes without a line,
+or a torn line; a power cut also lines without their bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from headstart.train.states.header import JOURNAL_NAME
+
+_READ_BYTES = 2**24
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Where a record lies, and the checksum of its shard from the start to the record's end."""
+
+    id: str
+    shard: int
+    offset: int
+    num_tokens: int
+    end: int
+    crc32: int
+
+
+def shard_name(number: int) -> str:
+    return f"shard-{number:05d}.bin"
+
+
+def shard_number(path: Path) -> int:
+    return int(path.stem.removeprefix("shard-"))
+
+
+def journal_line(entry: Entry) -> str:
+    return json.dumps(asdict(entry)) + "\n"
+
+
+def recover(folder: Path) -> list[Entry]:
+    """Entries of an earlier writer that its files bear out; all else is cut off from the files.
+
+    Only the last shard's bytes are read: a writer leaves a shard only when it is safe on disk.
+    """
+    journaled = list(_read_journal(folder / JOURNAL_NAME))
+    last = max((entry.shard for entry in journaled), default=0)
+    kept = [entry for entry in journaled if entry.shard < last]
+    tail = [entry for entry in journaled if entry.shard == last]
+    kept += _borne_out(folder / shard_name(last), tail)
+    replace_text(folder / JOURNAL_NAME, map(journal_line, kept))
+    end = kept[-1] if kept else Entry("", 0, 0, 0, 0, 0)
+    for path in folder.glob("shard-*.bin"):
+        if shard_number(path) > end.shard:
+            path.unlink()
+    with open(folder / shard_name(end.shard), "ab") as file:
+        file.truncate(end.end)
+    return kept
+
+
+def _read_journal(path: Path) -> Iterator[Entry]:
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield Entry(**json.loads(line))
+        except (ValueError, TypeError):
+            return  # torn by a kill: nothing behind it counts
+
+
+def _borne_out(path: Path, entries: list[Entry]) -> Iterator[Entry]:
+    """Entries of one shard, up to the first whose bytes are not those that were checksummed."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        crc32, at = 0, 0
+        for entry in entries:
+            while at < entry.end and (data := file.read(min(_READ_BYTES, entry.end - at))):
+                crc32, at = zlib.crc32(data, crc32), at + len(data)
+            if at < entry.end or crc32 != entry.crc32:
+                return
+            yield entry
+
+
+def replace_text(path: Path, lines: Iterable[str]) -> None:
+    """Write a small document whole or not at all."""
+    partial = path.with_name(f".{path.name}")
+    with open(partial, "w", encoding="utf-8") as file:
+        file.writelines(lines)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

@@ -1,0 +1,223 @@
+"""Training of heads on a frozen trunk: the main flow.
+
+A step sees a planned set of records (`packing.py`). The trunk's states come from a source
+(`states/`), each head drafts from them and adds its gradients (`step.py`), every head is updated
+once. Validation is the exact simulator; the best checkpoint is the one with the highest
+acceptance length.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from headstart.errors import TrainError
+from headstart.models.unroll import teacher_states
+from headstart.train.lane import Lane, NotFinite, not_finite
+from headstart.train.packing import Row, plan_epoch
+from headstart.train.parallel import joined
+from headstart.train.report import write_report
+from headstart.train.result import write_head
+from headstart.train.run_folder import HEAD, REPORT
+from headstart.train.session import Job, Session, open_session, restore
+from headstart.train.step import Batch, Sums, learn
+from headstart.train.targets import count
+from headstart.train.validation import validate
+from headstart.train.watching import Watch
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a head came out of a run."""
+
+    name: str
+    folder: str
+    is_finished: bool
+    step: int
+    num_steps: int
+    best_step: int
+    before: dict[str, Any] | None  # validations; None without held-out records
+    after: dict[str, Any] | None
+
+
+def train(job: Job, watch: Watch | None = None) -> list[Outcome]:
+    """Train as `job` says, or go on with what an earlier call began."""
+    with joined(job.shared.device) as (world, device):
+        heard = watch if watch is not None and world.is_main else Watch()
+        session = open_session(job, world, device, heard)
+        return Trainer(session, watch or Watch()).run()
+
+
+class Trainer:
+    """A session from its first or next step to its last."""
+
+    def __init__(self, session: Session, stopper: Watch) -> None:
+        self.session, self._stopper = session, stopper
+        self.world, self.lanes, self.watch = session.world, session.lanes, session.watch
+        self.num_steps, self.step = session.num_steps, 0
+        options = session.job.shared
+        self.eval_every = options.eval_every or -(-self.num_steps // 10)
+        self.save_every = options.save_every or self.eval_every
+        self._epoch = lru_cache(1)(lambda epoch: plan_epoch(session.records, options, epoch))
+
+    def run(self) -> list[Outcome]:
+        """All steps that are left; ends early, with everything saved, when told to stop."""
+        reached = restore(self.session)
+        self.step = reached or 0
+        self.watch.started(self.step, self.num_steps)
+        if reached is None:
+            self.validate()  # what the head is worth before
+            self.save()
+        while self.step < self.num_steps:
+            if self.is_stopped():
+                self.save()
+                return self.outcomes(is_finished=False)
+            self.advance()
+            if self.is_due(self.eval_every):
+                self.validate()
+            if self.is_due(self.eval_every) or self.is_due(self.save_every):
+                self.save()
+        self.finish()
+        return self.outcomes(is_finished=True)
+
+    def advance(self) -> None:
+        """One optimiser step of every head, on one pass of the trunk."""
+        started = time.monotonic()
+        rows = self.rows_of(self.step)
+        depths = {lane.learner.options.num_depths for lane in self.lanes}
+        counts = {num_depths: count(rows, num_depths) for num_depths in depths}
+        parts: list[list[Sums]] = [[] for _ in self.lanes]
+        mine = list(self.share(rows))
+        with memory_advice():
+            for row, is_filler in mine:
+                batch = self.prepare(row)
+                for lane, sums in zip(self.lanes, parts, strict=True):
+                    wanted = counts[lane.learner.options.num_depths]
+                    sums.append(learn(lane.learner, batch, wanted, is_filler=is_filler))
+            for lane, sums in zip(self.lanes, parts, strict=True):
+                num_depths = lane.learner.options.num_depths
+                zero = Sums.zero(num_depths, self.session.subject.device)
+                try:
+                    line = lane.update(
+                        self.step, self.num_steps, sum(sums, zero), counts[num_depths]
+                    )
+                except NotFinite:
+                    names = [row.names for row, _ in mine]
+                    raise not_finite(lane, self.step, self.blame(names, sums)) from None
+                line["epoch"] = self.step / self.session.steps_per_epoch
+                line["tokens"] = sum(row.documents.num_rows for row in rows)
+                line["seconds"] = time.monotonic() - started
+                lane.write(line)
+                if lane is self.lanes[0]:
+                    self.watch.stepped(self.step + 1, line)
+        self.step += 1
+
+    def validate(self) -> None:
+        """Walk the held-out answers with every head as it is now."""
+        if not self.session.heldout:
+            return
+        with memory_advice():
+            found = validate(
+                [lane.learner for lane in self.lanes], self.session.heldout, self.prepare,
+                pack_tokens=self.session.job.shared.pack_tokens,
+                max_len=self.session.subject.built.max_len, world=self.world,
+            )  # fmt: skip
+        for lane, validation in zip(self.lanes, found, strict=True):
+            lane.judge(validation)
+            found_here = validation.as_json()
+            lane.write({"step": self.step, "validation": found_here})
+            self.watch.validated(lane.name, self.step, found_here)
+
+    def save(self) -> None:
+        """Checkpoints of all heads, by the one process that writes."""
+        for lane in self.lanes:
+            if not self.session.heldout:
+                lane.progress = replace(lane.progress, best_step=self.step)
+            tensors = lane.learner.tensors()
+            if self.world.is_main:
+                lane.folder.metrics.sync()
+                lane.folder.checkpoints.write(tensors, lane.progress)
+        self.world.wait()
+
+    def finish(self) -> None:
+        """The best head of each run and its report; the head last, for it marks the end."""
+        if not self.world.is_main:
+            return
+        for lane in self.lanes:
+            folder = lane.folder
+            write_report(folder.path / REPORT, lane, self.session)
+            tensors, _ = folder.checkpoints.read(lane.progress.best_step)
+            details = {"step": lane.progress.best_step, "of": self.num_steps}
+            write_head(self.session.subject, tensors, folder.path / HEAD, details)
+            if lane.board is not None:
+                lane.board.close()
+
+    def rows_of(self, step: int) -> list[Row]:
+        """The packed rows of a step: a function of options and data alone."""
+        epoch, place = divmod(step, self.session.steps_per_epoch)
+        return self._epoch(epoch)[place]
+
+    def share(self, rows: list[Row]) -> Iterator[tuple[Row, bool]]:
+        """This process's rows; with fillers where processes must run equally many."""
+        mine = rows[self.world.rank :: self.world.size]
+        yield from ((row, False) for row in mine)
+        if any(lane.learner.is_sharded for lane in self.lanes):
+            most = -(-len(rows) // self.world.size)
+            yield from ((rows[-1], True) for _ in range(most - len(mine)))
+
+    def prepare(self, row: Row) -> Batch:
+        """What the frozen trunk says of a packed row."""
+        subject = self.session.subject
+        ids = row.ids.to(subject.device)
+        states = self.session.source.states(row)
+        return Batch(
+            row.names, ids, row.mask, row.documents, subject.trunk.embed[ids], states,
+            teacher_states(subject.trunk, states, subject.kind), subject.trunk.rotary,
+        )  # fmt: skip
+
+    def blame(self, names: list[list[str]], sums: list[Sums]) -> list[str]:
+        """Records of the packed rows whose loss is not finite; all, if only gradients are not."""
+        pairs = list(zip(names, sums, strict=True))
+        bad = [n for n, s in pairs if not bool(torch.isfinite(s.values).all())]
+        everybody = self.world.gather((bad, names))
+        chosen = [n for part, _ in everybody for n in part] or [n for _, a in everybody for n in a]
+        return [name for group in chosen for name in group]
+
+    def is_due(self, every: int) -> bool:
+        return self.step % every == 0 or self.step == self.num_steps
+
+    def is_stopped(self) -> bool:
+        return self.world.any(self._stopper.is_stopped(), self.session.subject.device)
+
+    def outcomes(self, *, is_finished: bool) -> list[Outcome]:
+        return [self._outcome(lane, is_finished) for lane in self.lanes]
+
+    def _outcome(self, lane: Lane, is_finished: bool) -> Outcome:
+        lines = lane.folder.metrics.lines() if self.world.is_main else []
+        found = {line["step"]: line["validation"] for line in lines if "validation" in line}
+        best = lane.progress.best_step
+        return Outcome(
+            lane.name, str(lane.folder.path), is_finished, self.step, self.num_steps, best,
+            found.get(0), found.get(best),
+        )  # fmt: skip
+
+
+@contextmanager
+def memory_advice() -> Iterator[None]:
+    """One line in place of an allocator's trace."""
+    try:
+        yield
+    except RuntimeError as error:
+        is_full = isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+        if not is_full:
+            raise
+        raise TrainError(
+            f"out of memory ({str(error).splitlines()[0]}). Checkpoints are whole. Lower "
+            "--pack-tokens or --max-len, cache the states (--cache), or --shard over processes."
+        ) from error

@@ -1,0 +1,109 @@
+"""Validation by the exact simulator: what the head in training would do for held-out answers.
+
+Always in context `prefix`, which is what serving has, and with the sampling under which an answer
+was written where that is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headstart.data.records import Record
+from headstart.simulate.acceptance import Acceptance
+from headstart.simulate.answers import GREEDY, Answer, answers_of, params_of
+from headstart.simulate.answers import Batch as Scored
+from headstart.simulate.matches import DraftLogits, answer_matches
+from headstart.simulate.walk import walk
+from headstart.train.learner import Learner
+from headstart.train.packing import Row, pack
+from headstart.train.parallel import World
+from headstart.train.step import Batch
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Rounds walked with K drafts over the held-out answers."""
+
+    total: Acceptance
+    by_category: dict[str, Acceptance]
+
+    @property
+    def length(self) -> float:
+        return self.total.length
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "acceptance_length": self.total.length,
+            "cumulative_acceptance": self.total.cumulative,
+            "conditional_acceptance": self.total.conditional,
+            "rounds": self.total.rounds,
+            "by_category": {
+                name: {
+                    "acceptance_length": part.length,
+                    "cumulative_acceptance": part.cumulative,
+                }
+                for name, part in sorted(self.by_category.items())
+            },
+        }
+
+
+def validate(
+    learners: Sequence[Learner],
+    records: Sequence[Record],
+    prepare: Callable[[Row], Batch],
+    *,
+    pack_tokens: int,
+    max_len: int,
+    world: World,
+) -> list[Validation]:
+    """One pass of the trunk over `records` for all heads; every process gets the whole result.
+
+    `max_len` is the model's own: an answer that ended by itself could have gone on that far.
+    """
+    rows = pack(records, pack_tokens)
+    # Processes that share one set of weights must run every pass together.
+    is_split = not any(learner.is_sharded for learner in learners)
+    mine = rows[world.rank :: world.size] if is_split else rows
+    found: list[list[tuple[str, Acceptance]]] = [[] for _ in learners]
+    for row in mine:
+        batch = prepare(row)
+        for parts, learner in zip(found, learners, strict=True):
+            parts.extend(_walked(learner, row, batch, max_len))
+    gathered = world.gather(found) if is_split else [found]
+    return [_added(part for one in gathered for part in one[i]) for i in range(len(learners))]
+
+
+@torch.no_grad()
+def _walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tuple[str, Acceptance]]:
+    """Category and counters of each answer in a packed row."""
+    num_drafts = learner.options.num_depths
+    answers = [
+        answer for i, record in enumerate(row.records) for answer in _answers(record, i, max_len)
+    ]
+    depths = learner.draft(
+        batch.embedded, batch.rotary, batch.states, batch.documents,
+        num_depths=num_drafts, context="prefix",
+    )  # fmt: skip
+    scored = Scored(batch.states, batch.ids, batch.documents, answers)
+    logits = DraftLogits.of_weight(learner.lm_head.draft_weight)
+    logits = DraftLogits(logits.compute, learner.lm_head.vocab_ids)
+    matches = answer_matches(depths, scored, answers, logits)
+    return [(found.answer.category, walk(found, num_drafts)) for found in matches]
+
+
+def _answers(record: Record, document: int, max_len: int) -> list[Answer]:
+    is_known = record.seed is not None and record.exact_ids
+    params = params_of(record.sampling) if is_known else GREEDY
+    return answers_of(record, document=document, max_len=max_len, params=params)
+
+
+def _added(parts: Iterable[tuple[str, Acceptance]]) -> Validation:
+    total, by_category = Acceptance(), dict[str, Acceptance]()
+    for category, counters in parts:
+        total.add(counters)
+        by_category.setdefault(category or "all", Acceptance()).add(counters)
+    return Validation(total, by_category)

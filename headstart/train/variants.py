@@ -1,0 +1,65 @@
+"""Several heads trained side by side on one pass of the frozen trunk.
+
+The file is a JSON list of {"name": ..., "overrides": {option: value}}. Whatever decides which
+records a step sees, or how the trunk is run, is common to all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from headstart.errors import ConfigError
+from headstart.train.options import ORDER_FIELDS, TrainOptions, changed, resolve
+
+SHARED_FIELDS = (
+    *ORDER_FIELDS, "device", "dtype", "cache", "cache_dtype", "shard", "eval_every", "eval_limit",
+    "save_every",
+)  # fmt: skip
+_NAME = re.compile(r"\w[\w.-]*", re.ASCII)
+
+
+def read_variants(path: Path, base: TrainOptions) -> dict[str, TrainOptions]:
+    """Name -> resolved options."""
+    try:
+        entries = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read ({error.strerror}); give a file.") from error
+    except ValueError as error:
+        raise ConfigError(f"{path} is not JSON ({error}).") from error
+    if not isinstance(entries, list) or not entries:
+        raise ConfigError(f"{path}: expected a list of variants, at least one.")
+    result: dict[str, TrainOptions] = {}
+    for entry in entries:
+        name, overrides = _entry(path, entry)
+        if name in result:
+            raise ConfigError(f"{path}: two variants are called {name!r}; give each its own name.")
+        result[name] = resolve(changed(base, overrides))
+    _check_shared(path, result)
+    return result
+
+
+def _entry(path: Path, entry: Any) -> tuple[str, dict[str, Any]]:
+    fields = entry if isinstance(entry, dict) else {}
+    name, overrides = fields.get("name"), fields.get("overrides", {})
+    is_named = isinstance(name, str) and _NAME.fullmatch(name)
+    if not is_named or not isinstance(overrides, dict) or set(fields) - {"name", "overrides"}:
+        raise ConfigError(
+            f'{path}: {json.dumps(entry)[:80]} is no variant; expected {{"name": "...", '
+            '"overrides": {"loss": "kl"}}, the name fit for a folder.'
+        )
+    return name, overrides  # type: ignore[return-value]
+
+
+def _check_shared(path: Path, variants: dict[str, TrainOptions]) -> None:
+    first, *others = variants
+    for field in SHARED_FIELDS:
+        for other in others:
+            here, there = getattr(variants[first], field), getattr(variants[other], field)
+            if here != there:
+                raise ConfigError(
+                    f"{path}: {field} is {here!r} in {first} and {there!r} in {other}; variants "
+                    f"see the same data in one pass. Give it once, on the command line."
+                )

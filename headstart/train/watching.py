@@ -1,0 +1,26 @@
+"""What a run tells while it goes on, and how it is told to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Watch:
+    """Hears nothing and never stops; the command line has one that shows a bar."""
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
+
+    def started(self, step: int, num_steps: int) -> None:
+        """Steps done already, and in all."""
+
+    def stepped(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """After each step, with the first head's line of metrics."""
+
+    def validated(self, name: str, step: int, metrics: Mapping[str, Any]) -> None:
+        """After each validation of each head."""
+
+    def is_stopped(self) -> bool:
+        """Whether to save and leave after this step."""
+        return False

@@ -1,0 +1,133 @@
+"""From counted answers to draft vocabularies: groups, sizes tried, the one taken.
+
+Coverage and predictions are measured on held-out answers of the same group, never on those that
+were counted.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from headstart.errors import DataError
+from headstart.vocab.draft_vocab import ALL, DraftVocab
+from headstart.vocab.ranking import Answer, Counts, GroupOf, answer_ids, coverage, rank
+from headstart.vocab.sizes import SizeResult, choose_size
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a simulator says of one draft vocabulary."""
+
+    acceptance_length: float
+    speed: float  # relative to no drafts at all
+
+
+# Told a vocabulary and the held-out answers that it is for.
+Simulate = Callable[[DraftVocab, Sequence[Answer]], Prediction]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Answers of one language or label."""
+
+    name: str
+    counts: Counter[int]
+    heldout: tuple[Answer, ...] = ()
+
+    @property
+    def num_counted(self) -> int:
+        return self.counts.total()
+
+
+@dataclass(frozen=True)
+class Made:
+    """A draft vocabulary with the sizes that were tried for it."""
+
+    vocab: DraftVocab
+    candidates: tuple[SizeResult, ...]
+    num_counted: int
+
+    def as_json(self) -> dict[str, Any]:
+        vocab = {k: v for k, v in asdict(self.vocab).items() if k != "ids"}
+        sizes = [asdict(candidate) for candidate in self.candidates]
+        return {
+            **vocab, "size": len(self.vocab.ids), "counted_tokens": self.num_counted,
+            "candidates": sizes,
+        }  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What of a model goes into every vocabulary that is made for it."""
+
+    vocab_size: int
+    tokenizer_sha: str | None
+    forced: frozenset[int]
+    languages: bool = True  # whether groups are languages, or users' labels
+
+
+def grouped(
+    counts: Mapping[str, Counter[int]],
+    heldout: Iterable[Answer],
+    group_of: GroupOf,
+    *,
+    min_tokens: int,
+) -> tuple[list[Group], list[str]]:
+    """Groups that are large enough for a ranking, and all answers together; notes on the rest."""
+    everything: Counter[int] = Counter()
+    for found in counts.values():
+        everything.update(found)
+    if not everything:
+        raise DataError("there are no answer tokens to count; the data set is empty.")
+    held: dict[str, list[Answer]] = {}
+    for answer in heldout:
+        held.setdefault(group_of(answer), []).append(answer)
+    large = {name: c for name, c in counts.items() if name != ALL and c.total() >= min_tokens}
+    notes = [
+        f"{name}: {c.total()} answer tokens are too few for a map of its own (--min-tokens)"
+        for name, c in sorted(counts.items())
+        if name != ALL and name not in large
+    ]
+    groups = [Group(name, c, tuple(held.get(name, ()))) for name, c in sorted(large.items())]
+    if len(counts) > 1 or not large:
+        groups.append(Group(ALL, everything, tuple(a for some in held.values() for a in some)))
+    return groups, notes
+
+
+def make(group: Group, model: Model, sizes: Sequence[int], simulate: Simulate | None) -> Made:
+    """Rank, try every size, take the best."""
+    check_counts(group.counts, model.vocab_size)
+    written: Counter[int] = Counter()
+    for answer in group.heldout:
+        written.update(answer_ids(answer))
+    tried = []
+    for size in sizes:
+        ids = rank(group.counts, size=size, forced=model.forced, vocab_size=model.vocab_size)
+        vocab = DraftVocab(
+            ids=ids, name=group.name, vocab_size=model.vocab_size,
+            language=group.name if model.languages and group.name != ALL else "",
+            tokenizer_sha=model.tokenizer_sha, coverage=coverage(ids, written),
+            forced=len(model.forced),
+        )  # fmt: skip
+        result = SizeResult(size=size, coverage=vocab.coverage)
+        if simulate is not None and group.heldout:
+            found = simulate(vocab, group.heldout)
+            result = replace(
+                result, acceptance_length=found.acceptance_length, predicted_speed=found.speed
+            )
+        tried.append((result, vocab))
+    candidates = tuple(result for result, _ in tried)
+    chosen = candidates[0] if len(candidates) == 1 else choose_size(candidates)
+    return Made(dict(tried)[chosen], candidates, group.num_counted)
+
+
+def check_counts(counts: Counts, vocab_size: int) -> None:
+    """DataError if an answer holds tokens that the model does not have."""
+    if counts and max(counts) >= vocab_size:
+        raise DataError(
+            f"the answers hold token {max(counts)}; the model has tokens 0 to {vocab_size - 1}. "
+            f"They were written by another model: make the data set again."
+        )

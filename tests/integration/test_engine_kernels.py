@@ -1,0 +1,100 @@
+"""The engine with fused kernels and rounds that run ahead of the host; interpreted on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import assert_head_is_alive, ids_of
+from tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.engine import Engine
+from headstart.errors import ConfigError
+from headstart.sampling.params import SamplingParams
+
+# Interpreted programs take milliseconds each, so everything is as small as it can be.
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
+}  # fmt: skip
+PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5, 20, 31], [3, 4, 5, 6, 7, 8, 9, 10, 20]]
+BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
+
+
+def model(tiny: Tiny) -> Path:
+    return tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
+
+
+def start(folder: Path, kernels: str, **settings: Any) -> Engine:
+    settings = {"speculate": 2, "block_size": 4, "kv_bytes": 60 * BLOCK_BYTES, **settings}
+    return Engine(folder, dtype="float32", kernels=kernels, **settings)
+
+
+def settings(count: int = 8) -> list[SamplingParams]:
+    return [
+        SamplingParams(temperature=0, max_tokens=count, ignore_eos=True),
+        SamplingParams(temperature=0.5, seed=3, max_tokens=count, ignore_eos=True),
+        SamplingParams(temperature=0.5, seed=4, top_k=5, max_tokens=count, ignore_eos=True),
+    ]
+
+
+def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
+    """The third request is truncated, so it stays with the host beside the seated ones."""
+    folder = model(tiny)
+    fused, plain = start(folder, "on"), start(folder, "off")
+    assert isinstance(fused.loop, DeviceLoop) and type(plain.loop) is not DeviceLoop
+    found, wanted = (e.generate(PROMPTS, settings()) for e in (fused, plain))
+    assert ids_of(found) == ids_of(wanted)
+    assert_head_is_alive(found)
+    assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
+    assert [r.outputs[0].origins for r in found] == [r.outputs[0].origins for r in wanted]
+    assert fused.pool.num_used == 0 and not fused.loop.seating.taken
+
+
+def test_requests_stand_up_when_memory_runs_out(tiny: Tiny) -> None:
+    folder = model(tiny)
+    params = [SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)] * 3
+    wanted = ids_of(start(folder, "off").generate(PROMPTS, params))
+    fused = start(folder, "on", kv_bytes=9 * BLOCK_BYTES)
+    assert ids_of(fused.generate(PROMPTS, params)) == wanted
+    assert fused.stats.preemptions > 0 and fused.pool.num_used == 0
+
+
+def test_a_request_may_be_aborted_while_its_round_is_under_way(tiny: Tiny) -> None:
+    folder = model(tiny)
+    wanted = ids_of(start(folder, "off").generate(PROMPTS[:2], settings()[:2]))
+    fused = start(folder, "on")
+    first, second = (fused.add(p, s) for p, s in zip(PROMPTS[:2], settings()[:2], strict=True))
+    for _ in range(3):
+        fused.step()
+    fused.abort(first)
+    while fused.has_work:
+        fused.step()
+        fused.scheduler.check()
+    assert fused.collect(second).outputs[0].token_ids == wanted[1]
+    assert fused.pool.num_used == 0
+
+
+def test_a_stop_inside_a_round_ends_the_answer_there(tiny: Tiny) -> None:
+    folder = model(tiny)
+    whole = ids_of(start(folder, "off").generate(PROMPTS[:1], settings(8)[:1]))[0]
+    params = SamplingParams(temperature=0, max_tokens=8, stop_token_ids=(whole[4],))
+    result = start(folder, "on").generate(PROMPTS[:1], params)[0]
+    cut = whole[: whole.index(whole[4]) + 1]
+    assert result.outputs[0].token_ids == cut and result.outputs[0].finish_reason == "stop"
+
+
+def test_without_a_head_rounds_have_no_drafts(tiny: Tiny) -> None:
+    folder = model(tiny)
+    wanted = ids_of(start(folder, "off", speculate=0).generate(PROMPTS[:2], settings()[:2]))
+    fused = start(folder, "on", speculate=0)
+    assert ids_of(fused.generate(PROMPTS[:2], settings()[:2])) == wanted
+
+
+def test_kernels_are_refused_where_they_do_not_fit(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="kernels on was asked for and exact"):
+        start(model(tiny), "on", exact=True)

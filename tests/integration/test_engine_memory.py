@@ -1,0 +1,66 @@
+"""How much K/V memory is taken where nobody said how much."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import checkpoint
+from tiny_fixture import Tiny
+
+from headstart.assembly.build import Built, build
+from headstart.checkpoint.reader import Checkpoint
+from headstart.engine import memory
+from headstart.engine.memory import block_bytes, num_blocks
+from headstart.engine.options import EngineOptions
+from headstart.errors import ConfigError, EngineError
+
+GIB = 1 << 30
+SLOT = 3 * 2 * 2 * 16 * 4  # layers of trunk and head, K and V, heads, head_dim, fp32
+
+
+def built(folder: Path, **options: Any) -> Built:
+    return build(Checkpoint.open(folder), device="cpu", **options)
+
+
+def taken(model: Built, free: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> int:
+    monkeypatch.setattr(memory, "available_bytes", lambda: free)
+    count, size = num_blocks(model, EngineOptions(**settings))
+    return count * size
+
+
+def test_a_small_model_does_not_reserve_the_machine(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: half of all free memory was taken, gigabytes for a model of kilobytes."""
+    model = built(checkpoint(tiny, max_position_embeddings=32768))
+    assert taken(model, 64 * GIB, monkeypatch) <= min(64 * 2048 * (SLOT + 128 * 4 // 16), GIB)
+    # One running request needs no more than one request of full length.
+    assert taken(model, 64 * GIB, monkeypatch, max_running_requests=1) < 32800 * (SLOT + 32)
+
+
+def test_one_request_of_full_length_always_fits(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = built(checkpoint(tiny, max_position_embeddings=1 << 20))
+    size = block_bytes(model, 16)
+    full = -(-((1 << 20) + 1) // 16) * size
+    assert full > GIB / 2
+    monkeypatch.setattr(memory, "_CPU_BYTES", GIB // 4)
+    assert taken(model, 64 * GIB, monkeypatch) == full
+    assert taken(model, GIB // 2, monkeypatch) <= 0.8 * GIB // 2  # unless memory is short
+
+
+def test_what_the_user_says_counts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built(checkpoint(tiny, max_position_embeddings=1 << 20))
+    size = block_bytes(model, 16)
+    assert 2 * GIB - size < taken(model, 4 * GIB, monkeypatch, memory_fraction=0.5) <= 2 * GIB
+    assert taken(model, 4 * GIB, monkeypatch, kv_bytes=10 * size + 1) == 10 * size
+    with pytest.raises(EngineError, match=f"one K/V block needs {size:,} bytes and there are 7"):
+        taken(model, 4 * GIB, monkeypatch, kv_bytes=7)
+
+
+def test_a_length_beyond_the_model_s_own_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="max_model_len is 1000000; the model was made for"):
+        built(checkpoint(tiny), max_model_len=10**6)

@@ -1,0 +1,136 @@
+"""The doctor: heads trained under a known contract, a shuffled one, and the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import checkpoint
+from head_edits import edited
+from tiny_fixture import Tiny
+from torch.nn.functional import cross_entropy
+
+from headstart.assembly.build import Built, build
+from headstart.checkpoint.reader import Checkpoint
+from headstart.cli import inspect as command
+from headstart.errors import ConfigError, DataError, HeadNotFound
+from headstart.models.documents import Documents
+from headstart.models.unroll import StateKind, teacher_states, trunk_states, unroll
+from headstart.simulate.probe import continued, probe
+
+DOCUMENT = 32
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny) -> Path:
+    """A trunk whose final norm is far from uniform, and whose choices are as before."""
+    plain = checkpoint(tiny, "mimo")
+    out = plain.parent / f"{plain.name}-normed"
+    draw = torch.Generator().manual_seed(0)
+
+    def change(own: dict[str, torch.Tensor]) -> None:
+        weights = torch.exp(torch.randn(128, generator=draw))
+        weights *= torch.randint(2, (128,), generator=draw) * 2 - 1
+        own["model.norm.weight"] *= weights
+        own["lm_head.weight"] /= weights
+
+    return edited(plain, out, change=change)
+
+
+def trained(folder: Path, kind: StateKind) -> Built:
+    """The head taught to go on from the trunk's state alone, before or after the final norm."""
+    built = build(Checkpoint.open(folder), device="cpu", dtype="float32")
+    trunk, head = built.trunk, built.head
+    assert head is not None
+    starts = [continued(trunk, [token], DOCUMENT - 1, DOCUMENT) for token in range(2, 64, 3)]
+    ids = torch.tensor([token for text in starts for token in text])
+    documents = Documents((DOCUMENT,) * len(starts))
+    states = trunk_states(trunk, ids, documents, kind)
+    choices = trunk.logits(teacher_states(trunk, states, kind)).argmax(-1)
+    rows = documents.tokens_left(ids.device) >= 1
+    goals = documents.ahead(choices, 1)[rows]
+    fuse = head.module(1).fuse.weight.requires_grad_(True)
+    hidden = torch.zeros_like(fuse)
+    hidden[:, : fuse.shape[0]] = 1  # mimo fuses the hidden state first
+    fuse.data.mul_(hidden)
+    steps = torch.optim.Adam([fuse], lr=0.01)
+    for _ in range(25):
+        (normed,) = unroll(
+            head, trunk.embed[ids], trunk.rotary, states, documents, num_depths=1
+        )  # fmt: skip
+        loss = cross_entropy(trunk.logits(normed[rows]), goals)
+        steps.zero_grad()
+        loss.backward()
+        assert fuse.grad is not None
+        fuse.grad.mul_(hidden)
+        steps.step()
+    fuse.requires_grad_(False)
+    return built
+
+
+def test_norm_contract(folder: Path) -> None:
+    """The doctor picks the right variant for a head trained after, or before, the final norm."""
+    after = probe(trained(folder, "after_final_norm"))
+    assert after.verdict == "registry", after.said
+    assert after.variants[0].contract == {
+        "trunk_hidden": "after_final_norm", "fuse_order": "hidden_first",
+    }  # fmt: skip
+    assert after.variants[0].agreement > 0.2 and after.variants[1].margin > 3
+    before = probe(trained(folder, "before_final_norm"))
+    assert before.verdict == "other", before.said
+    assert before.variants[0].contract == {
+        "trunk_hidden": "before_final_norm", "fuse_order": "hidden_first",
+    }  # fmt: skip
+    assert "before final norm, hidden first" in before.said
+
+
+def test_a_shuffled_head_is_dead_and_the_layout_is_put_back(tiny: Tiny) -> None:
+    built = build(Checkpoint.open(checkpoint(tiny, "mimo")), device="cpu", dtype="float32")
+    assert probe(built).variants[0].agreement > 0.2
+    assert built.head is not None
+    layout, fuse = built.head.layout, built.head.module(1).fuse
+    order = torch.randperm(len(fuse.weight), generator=torch.Generator().manual_seed(0))
+    fuse.weight.data = fuse.weight[order]
+    found = probe(built)
+    assert found.verdict == "dead" and "the head is dead" in found.said
+    assert built.head.layout == layout == built.head.module(1).layout
+
+
+def inspected(model: Path, capsys: pytest.CaptureFixture[str], **options: Any) -> dict[str, Any]:
+    command.run(model=str(model), json_output=True, probe=True, dtype="float32", **options)
+    document = json.loads(capsys.readouterr().out)
+    assert isinstance(document, dict)
+    return document
+
+
+def test_the_command_says_what_was_found(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = checkpoint(tiny, "mimo")
+    found = inspected(model, capsys)["probe"]
+    assert found["verdict"] == "registry" and found["rows"] == 95
+    assert len(found["depth_1"]) == 4 and len(found["depth_2"]) == 2
+    assert found["depth_1"][0]["contract"]["fuse_order"] == "hidden_first"
+    text = tmp_path / "text.txt"
+    text.write_text(" ".join(f"t{(7 * i) % 60 + 2}" for i in range(80)))
+    assert inspected(model, capsys, probe_text=text)["probe"]["rows"] == 143
+    command.run(model=str(model), probe=True, probe_text=text, dtype="float32")
+    shown = capsys.readouterr().out
+    assert "after final norm, hidden first (registry)" in shown and "registry: " in shown
+
+
+def test_what_cannot_be_probed_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    model = checkpoint(tiny, "mimo")
+    with pytest.raises(ConfigError, match="belong to --probe"):
+        command.run(model=str(model), probe_text=tmp_path)
+    with pytest.raises(DataError, match="cannot be read"):
+        command.run(model=str(model), probe=True, probe_text=tmp_path / "none")
+    text = tmp_path / "text.txt"
+    text.write_text("hello")
+    with pytest.raises(DataError, match="fewer than 8 of them different"):
+        command.run(model=str(model), probe=True, probe_text=text)
+    with pytest.raises(HeadNotFound, match="no head to probe"):
+        command.run(model=str(tiny("llama", with_head=False)), probe=True)

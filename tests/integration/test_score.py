@@ -1,0 +1,251 @@
+"""`headstart score`: what is printed is what the engine would count; bad data is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import VOCAB, assert_head_is_alive, checkpoint, make_prompts, run, soft, start
+from head_edits import edited, export
+from simulator_runs import records
+from tiny_fixture import Tiny
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.cli import score as command
+from headstart.data.dataset import Header, write_dataset
+from headstart.data.fingerprints import template_sha, tokenizer_sha
+from headstart.data.records import Record
+from headstart.errors import ConfigError, DataError, HeadNotFound
+from headstart.heads.digest import trunk_digest
+from headstart.sampling.params import SamplingParams
+from headstart.simulate.acceptance import Acceptance
+from headstart.vocab.draft_vocab import DraftVocab
+from headstart.vocab.files import write
+
+SAMPLING = SamplingParams(temperature=0.6, top_k=20, top_p=0.95, max_tokens=24, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+
+
+def dataset(model: Path, out: Path, heldout: list[Record], **changes: Any) -> Path:
+    opened = Checkpoint.open(model)
+    fields: dict[str, Any] = {
+        "origin": "engine", "trunk_digest": trunk_digest(opened),
+        "tokenizer_sha": tokenizer_sha(opened), "template_sha": template_sha(opened),
+        "vocab_size": VOCAB, "hidden_size": 128, "seed": 0, "chat_template_kwargs": {},
+        "sampling": heldout[0].sampling if heldout else {}, "counts": {}, "report": {},
+    }  # fmt: skip
+    out.mkdir()
+    write_dataset(out, Header(**{**fields, **changes}), {"heldout": heldout})
+    return out
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Tiny) -> Path:
+    return checkpoint(tiny, "mimo")
+
+
+@pytest.fixture(scope="module")
+def answered(model: Path) -> dict[float, tuple[list[Record], Acceptance]]:
+    """By temperature: six answers in two categories, and the engine's counters at K = 3."""
+    result = {}
+    for params in (SAMPLING, GREEDY):
+        engine = start(model, speculate=3, slots=8000)
+        prompts = make_prompts(6)
+        each = [replace(params, seed=number) for number in range(len(prompts))]
+        results = run(engine, prompts, each)
+        assert_head_is_alive(results)
+        made = records(results, params)
+        made = [replace(r, category="ab"[i % 2]) for i, r in enumerate(made)]
+        result[params.temperature] = (made, engine.stats.acceptance)
+    return result
+
+
+@pytest.fixture
+def scored(capsys: pytest.CaptureFixture[str]) -> Callable[..., dict[str, Any]]:
+    def score(model: Path, data: Path, **options: Any) -> dict[str, Any]:
+        settings = {"dtype": "float64", "device": "cpu", "bandwidth": 100.0, **options}
+        command.run(model=str(model), data=data, json_output=True, **settings)
+        document = json.loads(capsys.readouterr().out)
+        assert isinstance(document, dict)
+        return document
+
+    return score
+
+
+@pytest.mark.parametrize("temperature", [0.6, 0.0])
+def test_counters_and_lengths_are_those_of_the_engine(
+    temperature: float, model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    made, counters = answered[temperature]
+    document = scored(model, dataset(model, tmp_path / "data", made))
+    (result,) = document["results"]
+    walked = result["overall"]["walked"]
+    assert document["method"] == "replay" and "exact" in document["explanation"]
+    assert walked["counters"][3] == {
+        "rounds": counters.rounds, "drafted": counters.drafted, "accepted": counters.accepted,
+    }  # fmt: skip
+    assert walked["acceptance_length"][3] == counters.length
+    assert walked["acceptance_length"][0] == 1 and len(walked["acceptance_length"]) == 9
+    low, high = walked["acceptance_length_interval"][3]
+    assert low < counters.length < high
+    assert [part["answers"] for part in result["by_category"].values()] == [3, 3]
+    rows = result["overall"]["row_average"]
+    assert rows["acceptance_length"][3] == pytest.approx(1 + sum(rows["cumulative_acceptance"][:3]))
+    best = max(result["speed"], key=lambda speed: speed["speed_up"])
+    assert result["best_drafts"] == best["drafts"]
+    assert result["speed"][0]["speed_up"] == 1
+
+
+def test_a_draft_vocabulary_is_scored_beside_the_whole_one(
+    model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    made, _ = answered[0.6]
+    file = tmp_path / "small.json"
+    reduced = DraftVocab(ids=tuple(i for i in range(VOCAB) if i % 4), name="small")
+    write([replace(reduced, vocab_size=VOCAB)], file)
+    document = scored(model, dataset(model, tmp_path / "data", made), vocab=file)
+    whole, small = document["results"]
+    assert (whole["vocabulary"], small["vocabulary"]) == ("whole vocabulary", "small.json")
+    engine = start(model, speculate=3, slots=8000, draft_vocab=[reduced])
+    prompts = [record.ids[: record.num_prompt].tolist() for record in made]
+    run(engine, prompts, [replace(SAMPLING, seed=number) for number in range(len(prompts))])
+    counters = engine.stats.acceptance
+    assert small["overall"]["walked"]["counters"][3]["accepted"] == counters.accepted
+    assert counters.accepted != whole["overall"]["walked"]["counters"][3]["accepted"]
+    tokens = [token for record in made for token in record.ids[record.mask].tolist()]
+    assert small["coverage"] == sum(token % 4 != 0 for token in tokens) / len(tokens)
+    assert small["speed"][1]["round_seconds"] < whole["speed"][1]["round_seconds"]
+
+
+@pytest.mark.parametrize(
+    ("options", "changes", "said"),
+    [
+        ({"rule": "rejection"}, {}, "rejection rule draws noise of its own"),
+        ({"temperature": 1.0}, {}, "sampled at temperature 0.6"),
+        ({}, {"seed": None}, "6 of 6 answers have no seed"),
+        ({}, {"exact_ids": False}, "6 of 6 answers have no seed or no exact ids"),
+    ],
+    ids=["rejection", "another temperature", "no seeds", "re-tokenised"],
+)
+def test_what_cannot_be_replayed_is_scored_by_formula_and_says_so(
+    options: Any, changes: Any, said: str, model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    made = [replace(record, **changes) for record in answered[0.6][0]]
+    document = scored(model, dataset(model, tmp_path / "data", made), **options)
+    assert document["method"] == "formula" and said in document["explanation"]
+    formulas = document["results"][0]["overall"]["formula"]
+    assert list(formulas) == ["rejection", "greedy_drafts", "shared_noise"]
+    for found in formulas.values():
+        average = found["row_average"]
+        assert average["acceptance_length"][8] == pytest.approx(
+            1 + sum(average["cumulative_acceptance"])
+        )
+        assert all(0 <= rate <= 1 for rate in average["conditional_acceptance"])
+    rejection, shared = (
+        formulas[rule]["row_average"]["conditional_acceptance"][0]
+        for rule in ("rejection", "shared_noise")
+    )
+    assert shared <= rejection + 0.1  # in expectation it is lower
+
+
+def test_a_head_of_its_own_folder_is_scored_instead(
+    model: Path, answered: Any, scored: Any, tiny: Tiny, tmp_path: Path
+) -> None:
+    made, counters = answered[0.0]
+    data = dataset(model, tmp_path / "data", made)
+    head = export(model, "headstart", tmp_path / "head")
+    other = export(checkpoint(tiny, "mimo", seed=7), "headstart", tmp_path / "other")
+    same, strange = (
+        scored(model, data, head=folder)["results"][0]["overall"]["walked"]["counters"][3]
+        for folder in (head, other)
+    )
+    assert same["accepted"] == counters.accepted
+    assert sum(strange["accepted"]) < sum(same["accepted"])
+
+
+def test_looping_answers_are_counted_apart(
+    model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    made, _ = answered[0.0]
+    marked = [replace(made[0], finish_reason="looping"), *made[1:]]
+    (result,) = scored(model, dataset(model, tmp_path / "data", marked))["results"]
+    assert result["overall"]["answers"] == 5
+    assert result["by_category"]["looping answers"]["answers"] == 1
+
+
+def test_costs_are_measured_here_unless_a_bandwidth_is_given(
+    model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    data = dataset(model, tmp_path / "data", answered[0.0][0])
+    document = scored(model, data, bandwidth=None, limit=2, max_drafts=3)
+    assert document["costs"] == "measured here"
+    (result,) = document["results"]
+    assert result["overall"]["answers"] == 2
+    seconds = [speed["round_seconds"] for speed in result["speed"]]
+    assert len(seconds) == 4 and 0 < seconds[0] < seconds[3]
+
+
+def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path: Path) -> None:
+    data = dataset(model, tmp_path / "data", answered[0.6][0])
+    words = ["score", str(model), "--data", str(data), "--bandwidth", "100", "--dtype", "float64"]
+    result = subprocess.run(
+        [sys.executable, "-m", "headstart", *words], capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert "exact replay of the engine's noise at temperature 0.6" in result.stdout
+    assert "acceptance length, walked" in result.stdout and "best K: " in result.stdout
+    assert result.stdout.isascii()
+
+
+def test_data_of_another_model_is_refused(
+    model: Path, answered: Any, scored: Any, tiny: Tiny, tmp_path: Path
+) -> None:
+    made, _ = answered[0.0]
+    data = dataset(model, tmp_path / "data", made)
+    other = soft(tiny, "mimo")
+    found, expected = (
+        trunk_digest(Checkpoint.open(folder)).rpartition(":")[2][:12] for folder in (model, other)
+    )
+    with pytest.raises(DataError, match=f"trunk {found}, the model has {expected}"):
+        scored(other, data)
+    wrong = dataset(model, tmp_path / "wrong", made, tokenizer_sha="0" * 64)
+    with pytest.raises(DataError, match="another tokenizer"):
+        scored(model, wrong)
+
+
+def test_unusable_input_is_refused_with_what_to_do(
+    model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    made, _ = answered[0.0]
+    data = dataset(model, tmp_path / "data", made)
+    with pytest.raises(DataError, match="no answers in its train split"):
+        scored(model, data, split="train")
+    with pytest.raises(ConfigError, match="--split is 'test'"):
+        scored(model, data, split="test")
+    with pytest.raises(ConfigError, match="--max-drafts is 0"):
+        scored(model, data, max_drafts=0)
+    with pytest.raises(ConfigError, match="bandwidth"):
+        scored(model, data, bandwidth=-1.0)
+    strange = tmp_path / "strange.json"
+    write([DraftVocab(ids=(1, 2), name="strange", vocab_size=9)], strange)
+    with pytest.raises(DataError, match="made for a vocabulary of 9 tokens"):
+        scored(model, data, vocab=strange)
+
+
+def test_a_model_without_a_head_is_told_what_to_do(
+    model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    def drop(own: dict[str, Any]) -> None:
+        for name in [name for name in own if "mtp_layers" in name]:
+            del own[name]
+
+    bare = edited(model, tmp_path / "bare", change=drop)
+    data = dataset(bare, tmp_path / "data", answered[0.0][0])
+    with pytest.raises(HeadNotFound, match="headstart graft"):
+        scored(bare, data)

@@ -1,0 +1,55 @@
+"""docs/training.md is true: its commands, in order, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headstart.calibrate.tiny import write_tiny
+from headstart.train.losses.kinds import KINDS
+from headstart.train.options import RECIPES
+
+PAGE = (Path(__file__).resolve().parents[2] / "docs" / "training.md").read_text()
+
+
+def commands() -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", PAGE, re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model and the prompts that the page speaks of."""
+    folder = tmp_path_factory.mktemp("page")
+    write_tiny("mimo", folder / "MyModel", dtype="F32")
+    template = "{% for message in messages %}{{ message.content }} {% endfor %}"
+    (folder / "MyModel" / "chat_template.jinja").write_text(template)
+    prompts = [{"prompt": f"t{2 + i} t{3 + 5 * i} t{9 + i}"} for i in range(20)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    return folder
+
+
+def test_every_command_of_the_page_runs_in_order(workplace: Path) -> None:
+    found = commands()
+    assert [line.split()[1] for line in found] == [
+        "inspect", "distill", "train", "score", "score", "vocab", "stitch", "generate",
+    ]  # fmt: skip
+    for command in found:
+        result = subprocess.run(
+            [sys.executable, "-m", *shlex.split(command)],
+            cwd=workplace, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert result.returncode == 0, f"{command}\n{result.stdout}\n{result.stderr}"
+    for name in ("head", "report.html", "metrics.jsonl", "options.json", "checkpoints"):
+        assert (workplace / "run" / name).exists() and f"`{name}" in PAGE
+
+
+def test_the_page_names_every_loss_and_recipe() -> None:
+    for name in (*KINDS, *RECIPES):
+        assert f"`{name}`" in PAGE or f"--recipe {name}`" in PAGE

@@ -1,0 +1,75 @@
+"""A profile is corrected by what rounds really take."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from headstart.engine.live_costs import LiveCosts
+
+
+@dataclass(frozen=True)
+class Flat:
+    """A profile that says: rows are free, a draft step costs a tenth."""
+
+    def verify_seconds(self, batch: int, rows: int) -> float:
+        return 1.0
+
+    def draft_seconds(self, batch: int) -> float:
+        return 0.1 if batch else 0.0
+
+
+def test_a_machine_that_is_slower_as_a_whole_changes_no_comparison() -> None:
+    costs = LiveCosts(Flat())
+    for _ in range(200):
+        costs.observe_verify(1, 4, 5.0)
+        costs.observe_drafts([1, 1, 1], 1.5)
+    assert costs.verify_seconds(1, 4) == pytest.approx(costs.verify_seconds(1, 1), rel=0.02)
+    assert costs.draft_seconds(1) == pytest.approx(costs.verify_seconds(1, 1) / 10, rel=0.02)
+
+
+def test_a_k_that_costs_more_than_profiled_is_seen_to_do_so() -> None:
+    costs = LiveCosts(Flat())
+    for _ in range(100):
+        costs.observe_verify(4, 16, 2.0)
+        costs.observe_verify(4, 4, 1.0)
+    ratio = costs.verify_seconds(4, 16) / costs.verify_seconds(4, 4)
+    assert ratio == pytest.approx(2.0, rel=0.1)
+    alike = costs.verify_seconds(64, 256) / costs.verify_seconds(64, 64)
+    assert alike == pytest.approx(1.0), "another batch size is another matter"
+
+
+def test_a_single_pause_of_the_machine_is_not_a_cost() -> None:
+    costs = LiveCosts(Flat())
+    for _ in range(20):
+        costs.observe_verify(1, 4, 1.0)
+    costs.observe_verify(1, 4, 500.0)
+    assert costs.verify_seconds(1, 4) < 1.5
+    for _ in range(20):
+        costs.observe_verify(1, 4, 1.0)
+    assert costs.verify_seconds(1, 4) == pytest.approx(1.0, rel=0.1)
+
+
+def test_a_correction_that_is_not_seen_again_fades_and_one_that_is_stays() -> None:
+    costs = LiveCosts(Flat())
+    for _ in range(60):
+        costs.observe_verify(1, 1, 1.0)
+        costs.observe_verify(1, 4, 2.0)
+    before = costs.verify_seconds(1, 4) / costs.verify_seconds(1, 1)
+    for _ in range(90):
+        costs.observe_verify(1, 1, 1.0)
+        costs.fade()
+    assert before > 1.8
+    assert costs.verify_seconds(1, 4) == pytest.approx(1.0, rel=0.05)
+
+
+def test_a_machine_that_slows_down_does_not_make_what_is_not_running_look_cheap() -> None:
+    """Regression: under load K = 0 grew dear, and K = 1, timed before, was chosen for it."""
+    costs = LiveCosts(Flat())
+    for _ in range(40):
+        costs.observe_verify(1, 1, 1.0)
+        costs.observe_verify(1, 2, 1.5)
+    for _ in range(40):
+        costs.observe_verify(1, 1, 3.0)
+    assert 1.1 < costs.verify_seconds(1, 2) / costs.verify_seconds(1, 1) < 1.6

@@ -1,0 +1,108 @@
+"""Options, recipes, variants, the learning rate."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstart.errors import ConfigError
+from headstart.train.losses.combine import step_weights
+from headstart.train.losses.kinds import KINDS
+from headstart.train.options import RECIPES, TrainOptions, resolve
+from headstart.train.schedule import learning_rate
+from headstart.train.variants import read_variants
+
+
+def test_a_recipe_fills_every_option_that_was_not_given() -> None:
+    for recipe in RECIPES:
+        whole = resolve(TrainOptions(recipe=recipe))  # type: ignore[arg-type]
+        open_ = {f.name for f in fields(whole) if getattr(whole, f.name) is None}
+        assert open_ == {"draft_vocab", "cache"}
+    assert resolve(TrainOptions(loss="tv", beta=0.9)).loss == "tv"
+
+
+def test_the_fastmtp_recipe_is_the_papers() -> None:
+    found = resolve(TrainOptions(recipe="fastmtp"))
+    assert (found.context, found.loss, found.beta, found.num_depths) == ("sequence", "ce", 0.6, 3)
+    assert (found.learning_rate, found.schedule, found.warmup) == (5e-5, "cosine", 0.05)
+    assert (found.batch_sequences, found.epochs, found.max_len) == (64, 3, 4096)
+    assert (found.adam_beta1, found.adam_beta2, found.weight_decay) == (0.9, 0.95, 0.1)
+    rounded = [round(weight, 2) for weight in step_weights(0.6, 3)]
+    assert rounded == [0.51, 0.31, 0.18]
+
+
+def test_every_loss_can_be_asked_for() -> None:
+    for loss in KINDS:
+        assert TrainOptions(loss=loss).loss == loss  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_depths": 0}, "num_depths is 0"),
+        ({"loss": "mse"}, "loss is 'mse'"),
+        ({"recipe": "best"}, "recipe is 'best'; expected 'default', 'fastmtp'"),
+        ({"learning_rate": 0.0}, "learning_rate is 0.0"),
+        ({"warmup": 1.0}, "warmup is 1.0"),
+        ({"max_len": 2}, "max_len is 2"),
+        ({"batch_tokens": 0, "batch_sequences": 0}, "both 0"),
+        ({"context": "all"}, "context is 'all'"),
+        ({"learning_rate": "fast"}, "learning_rate is 'fast'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_options_are_refused(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrainOptions(**given)
+
+
+def test_both_sizes_of_a_batch_are_refused() -> None:
+    with pytest.raises(ConfigError, match="filled by one of them"):
+        resolve(TrainOptions(batch_tokens=10, batch_sequences=10))
+
+
+def test_the_learning_rate_rises_and_falls() -> None:
+    kinds = {"peak": 2.0, "warmup": 0.1}
+    rates = [learning_rate(s, 40, schedule="cosine", **kinds) for s in range(40)]
+    assert max(rates) == rates[4] == 2.0
+    assert rates[:5] == sorted(rates[:5]) and rates[4:] == sorted(rates[4:], reverse=True)
+    assert 0 < rates[-1] < 0.01
+    linear = [learning_rate(s, 40, schedule="linear", **kinds) for s in (4, 22)]
+    assert linear == [2.0, 1.0]
+    assert learning_rate(39, 40, peak=2.0, warmup=0.0, schedule="constant") == 2.0
+
+
+def variants_file(folder: Path, entries: object) -> Path:
+    path = folder / "variants.json"
+    path.write_text(json.dumps(entries))
+    return path
+
+
+def test_variants_are_the_base_with_some_options_replaced(tmp_path: Path) -> None:
+    entries = [{"name": "a"}, {"name": "b", "overrides": {"loss": "kl", "learning_rate": 1e-3}}]
+    found = read_variants(variants_file(tmp_path, entries), TrainOptions(beta=0.7))
+    assert found["a"] == resolve(TrainOptions(beta=0.7))
+    assert found["b"] == resolve(TrainOptions(beta=0.7, loss="kl", learning_rate=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("entries", "said"),
+    [
+        ([], "at least one"),
+        ([{"name": "a"}, {"name": "a"}], "two variants are called 'a'"),
+        ([{"name": "../x"}], "is no variant"),
+        ([{"name": "a", "loss": "kl"}], "is no variant"),
+        ([{"name": "a", "overrides": {"los": "kl"}}], "'los' is no option"),
+        ([{"name": "a"}, {"name": "b", "overrides": {"seed": 3}}], "seed is 0 in a and 3 in b"),
+        ([{"name": "a"}, {"name": "b", "overrides": {"recipe": "fastmtp"}}], "batch_tokens is"),
+        ([{"name": "a", "overrides": {"epochs": "3"}}], "epochs is '3'"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_bad_variants_are_refused(tmp_path: Path, entries: object, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        read_variants(variants_file(tmp_path, entries), TrainOptions())
