@@ -7,38 +7,62 @@ device works. Prompts are read as always, and so are requests that need the host
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.head_track import HeadTrack
 from headstart.engine.loop import Loop
 from headstart.engine.outputs import Update
 from headstart.engine.request import Request, State
-from headstart.engine.seating import Outcome, Seating
+from headstart.engine.runner import HeadRows
+from headstart.engine.scheduler import Work
+from headstart.engine.seating import Flight, Outcome, Seating
 from headstart.engine.verifier import Verdict
 from headstart.sampling.acceptance import origins
+from headstart.sampling.params import SamplingParams
+
+_WARM_ROWS = 64  # of a pass that only compiles
 
 
 class DeviceLoop(Loop):
+    runner: DeviceRunner
+
     def __init__(self, *parts: Any, seating: Seating, draft_vocab: str | None):
         super().__init__(*parts)
         self.seating, self._draft_vocab = seating, draft_vocab
+        self._firsts: Flight | None = None  # first tokens that the host has not seen
+        self._chosen_first: dict[Request, torch.Tensor] = {}  # of this step, on the device
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
         """Start the next round, hand out the last one, and do what only the host can."""
-        before = self.seating.take_flight()
+        before, firsts = self.seating.take_flight(), self._firsts
+        self._firsts = None
         is_launched = self.seating.launch(self._chosen())  # the device goes on at once
-        updates = [
-            update
-            for outcome in self.seating.results(before)
-            if (update := self._take(outcome)) is not None
-        ]
+        outcomes = self.seating.results(before)
+        if firsts is not None:  # tokens of prompts that were read after that round began
+            outcomes += [Outcome(r, [firsts.rows()[at]], 0) for at, r in firsts.seats.items()]
+        updates = [u for outcome in outcomes if (u := self._take(outcome)) is not None]
         self._retire()
         if not is_launched:
             self.seating.stand_up()  # memory is short: the host decides who goes on
         return updates + super().step()  # prompts, and requests that are not seated
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compile and capture before the first request; K/V memory is still scratch."""
+        size = self.runner.block_size
+        count = max(1, min(_WARM_ROWS, self.scheduler.pool.num_slots // 2))
+        blank = Request("warm", [0] * count, SamplingParams(temperature=0), 0, 1, frozenset(), 0)
+        blank.blocks = list(range(-(-count // size)))
+        (states,), _ = self.runner.trunk([Work(blank, 0, count, ())])
+        if self.drafter is not None and count > 1:
+            rows = HeadRows(blank, 1, blank.tokens[1:], states[:-1])
+            self.runner.head_pass(0, [rows])
+        self.seating.warm_up(self.options.max_drafts if self.drafter is not None else 0)
 
     def _chosen(self) -> dict[Request, int]:
         """Drafts of everybody who sits."""
@@ -48,7 +72,7 @@ class DeviceLoop(Loop):
         return self.speculation.choose(list(self.seating.taken.values()), num_running=going)
 
     def _take(self, outcome: Outcome) -> Update | None:
-        """Hand out what a round gave one request, unless it has ended since."""
+        """Hand out what the device gave one request, unless it has ended since."""
         request, tokens = outcome.request, outcome.tokens
         if request.state is not State.RUNNING or request.seat is None:
             return None
@@ -63,14 +87,33 @@ class DeviceLoop(Loop):
         self.scheduler.register(request, min(num_final, request.num_computed))
         return update
 
+    def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
+        """Tokens of those who will sit are chosen on the device, and nobody waits for them."""
+        deciding = [work for work in plan if work.needs_logits]
+        ready = [w for w in deciding if not w.drafts and self._may_sit(w.request)]
+        if not ready or not self.seating.has_room(len(ready)):
+            return super()._decide(plan, logits)
+        rows, kept, at = [], [], 0
+        for work in deciding:
+            own = list(range(at, at + work.num_logits))
+            at += work.num_logits
+            rows += own if work in ready else []
+            kept += [] if work in ready else own
+        requests = [work.request for work in ready]
+        chosen = self.runner.choose_first(logits[rows] if kept else logits, requests)
+        self._chosen_first = dict(zip(requests, chosen.unbind(), strict=True))
+        self._firsts = self.seating.send(chosen, requests)
+        others = [work for work in plan if work not in ready]
+        return super()._decide(others, logits[kept]) if kept else {}
+
     def _draft(self, decided: list[Request]) -> None:
-        """Who can sit does; the others draft with the host's help."""
-        ready = [r for r in decided if r.finish_reason is None and self._may_sit(r)]
-        if not self.seating.has_room(len(ready)):
-            ready = []
+        """Whose token is on the device sits down; the others draft with the host's help."""
+        ready, self._chosen_first = self._chosen_first, {}
         if ready:
             self._seat(ready)
-        super()._draft([request for request in decided if request.seat is None])
+        # Who stood up for want of memory goes on without drafts, and so gets a seat again.
+        has_room = self.seating.has_room(1)
+        super()._draft([r for r in decided if not (has_room and self._may_sit(r))])
 
     def _may_sit(self, request: Request) -> bool:
         """Whether a round needs nothing but logits and noise to choose for this request."""
@@ -88,8 +131,9 @@ class DeviceLoop(Loop):
             and (self.drafter is None or request.draft_vocab == self._draft_vocab)
         )
 
-    def _seat(self, requests: list[Request]) -> None:
+    def _seat(self, newest: dict[Request, torch.Tensor]) -> None:
         """The head reads everything before the newest token; the rest is the device's."""
+        requests = list(newest)
         states: dict[Request, torch.Tensor | None] = dict.fromkeys(requests)
         if self.drafter is not None:
             states = {r: r.head.states[0][-1].clone() for r in requests}
@@ -101,7 +145,8 @@ class DeviceLoop(Loop):
             chosen = self.speculation.choose(requests, num_running=len(self.scheduler.running))
         for request in requests:
             request.head = HeadTrack()
-            self.seating.sit(request, chosen.get(request, 0), states[request])
+            self.seating.sit(request, chosen.get(request, 0), states[request], newest[request])
+        self._release_siblings(requests)
 
     def _close(self, request: Request) -> None:
         if request.seat is not None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
+from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.gpu.forward import Kernels
 from headstart.gpu.prompts import ragged_rows
 from headstart.gpu.rounds import Model
+from headstart.gpu.seats import signed
+from headstart.gpu.transfer import on_device
+from headstart.kernels.choice import choose_logits
 from headstart.models.attention import Span
 
 
@@ -19,11 +25,23 @@ class DeviceRunner(Runner):
     def _run_rows(
         self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows = ragged_rows(spans, torch.tensor(positions, device=self.device))
-        tokens = torch.tensor(ids, device=self.device)
+        rows = ragged_rows(spans, self._numbers(positions))
+        tokens = self._numbers(ids)
         stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)
-        chosen = normed if len(wanted) == len(ids) else normed[wanted]
+        chosen = normed if len(wanted) == len(ids) else normed[self._numbers(wanted)]
         return stream, normed, self.trunk_model.logits(chosen)
+
+    def _numbers(self, values: Sequence[int]) -> torch.Tensor:
+        return on_device(values, self.device)
+
+    def choose_first(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
+        """[n] first tokens of requests that need nothing but logits and noise; nobody waits."""
+        heat = [1 / r.params.temperature if r.params.temperature > 0 else 0.0 for r in requests]
+        return choose_logits(
+            logits, on_device(heat, self.device, torch.float32),
+            self._numbers([signed(r.seed) for r in requests]),
+            self._numbers([len(r.tokens) for r in requests]),
+        )  # fmt: skip
 
     def _run_module(
         self,

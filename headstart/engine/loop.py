@@ -49,7 +49,7 @@ class Loop:
         started = time.perf_counter()
         states, logits = self.runner.trunk(plan)  # one pass over prompts, newest tokens and drafts
         # accepted drafts, then a recovered or bonus token
-        verdicts = verify(plan, logits, one_by_one=self.options.exact)
+        verdicts = self._decide(plan, logits)
         self._time_trunk(plan, time.perf_counter() - started)
         updates = [
             update
@@ -62,6 +62,9 @@ class Loop:
         self._retire()
         self.stats.steps += 1
         return updates
+
+    def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
+        return verify(plan, logits, one_by_one=self.options.exact)
 
     def _resume_hits(self, plan: Sequence[Work]) -> None:
         """Requests that begin after a prefix hit take up the head where the hit ends."""

@@ -76,4 +76,7 @@ def make_loop(
         max_drafts=options.max_drafts if drafter is not None else 0,
         max_len=min(built.max_len, scheduler.pool.num_slots), draft_vocab=draft_vocab,
     )  # fmt: skip
-    return DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)
+    loop = DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)
+    if built.device.type == "cuda":
+        loop.warm_up()
+    return loop

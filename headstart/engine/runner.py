@@ -74,6 +74,9 @@ class Runner:
         empty = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2)]
         return LayerCache(*empty)
 
+    def _numbers(self, values: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self.device)
+
     @property
     def is_parallel(self) -> bool:
         return self.head is not None and self.head.layout.topology == "parallel"
@@ -150,9 +153,9 @@ class Runner:
             spans.append(
                 self._span(part.request, start, part.start, len(part.tokens), first=module + 1)
             )
-        embedded = self.trunk_model.embed[torch.tensor(ids, device=self.device)]
+        embedded = self.trunk_model.embed[self._numbers(ids)]
         hidden = rows[0].states if len(rows) == 1 else torch.cat([part.states for part in rows])
-        at = torch.tensor(positions, device=self.device)
+        at = self._numbers(positions)
         normed, recycled = self._run_module(module, embedded, hidden, at, spans)
         return normed, recycled, [span.stop - 1 for span in spans]
 
@@ -181,7 +184,7 @@ class Runner:
 
     def save_boundaries(self, blocks: list[int], module: int, states: torch.Tensor) -> None:
         """Keep, for each block, the state [n, hidden] that the slot after it needs."""
-        self._boundary[torch.tensor(blocks, device=self.device), module] = states
+        self._boundary[self._numbers(blocks), module] = states
 
     def boundary(self, block: int) -> torch.Tensor:
         return self._boundary[block]
@@ -207,9 +210,8 @@ class Runner:
         ):
             offset = (blocks[lowest] - lowest) * size
             return slice(begin + offset, end + offset)
-        logical = torch.arange(begin, end)
-        table = torch.tensor(blocks)
-        return (table[logical // size] * size + logical % size).to(self.device)
+        logical = range(begin, end)
+        return self._numbers([blocks[slot // size] * size + slot % size for slot in logical])
 
 
 def _rows_of(span: Span) -> list[OneRow]:

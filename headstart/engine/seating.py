@@ -7,6 +7,7 @@ request on by itself. Its tokens are read one round later, while the next one ru
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -30,12 +31,18 @@ class Outcome:
 
 @dataclass
 class Flight:
-    """A round under way: who takes part, how many drafts each, where the result will be."""
+    """What is under way: who takes part, how many drafts each, where the result will be."""
 
     seats: dict[int, Request]
     drafts: dict[int, int]
     emitted: torch.Tensor
     is_done: torch.cuda.Event | None
+
+    def rows(self) -> list[Any]:
+        """The result, waiting for it."""
+        if self.is_done is not None:
+            self.is_done.synchronize()
+        return self.emitted.tolist()
 
 
 @dataclass
@@ -67,19 +74,30 @@ class Seating:
         model = runner.round_model(max_blocks * size, draft_vocab)
         return cls(runner, scheduler, seats, Graphs(model, seats), max_len)
 
+    def warm_up(self, drafts: int) -> None:
+        """Capture rounds of every size, while all seats are empty."""
+        for count in self.graphs.sizes():
+            for _ in range(2):  # as it is, which compiles; then captured
+                self.graphs.run(count, drafts, drafts + 1 if drafts else 0)
+
     def has_room(self, num_more: int) -> bool:
         """Whether as many more may sit: a seat each, and blocks for the rounds ahead."""
         reserve = 2 * (len(self.taken) + num_more)
         fits = len(self.taken) + num_more <= self.seats.count
         return fits and self.scheduler.pool.num_available >= reserve
 
-    def sit(self, request: Request, drafts: int, state: torch.Tensor | None) -> None:
-        """A request whose newest token nobody has read, and whose head is up to date before it."""
+    def sit(
+        self, request: Request, drafts: int, state: torch.Tensor | None, newest: torch.Tensor
+    ) -> None:
+        """A request that has been read to its end; `newest` is the token after that.
+
+        The head has read everything before it.
+        """
         at = len(self.taken)
         self.taken[at] = request
         request.seat = at
         seat = Seat(
-            len(request.tokens), request.room, drafts, request.tokens[-1], state, request.seed,
+            len(request.tokens) + 1, request.room - 1, drafts, newest, state, request.seed,
             request.params.temperature, request.blocks,
         )  # fmt: skip
         self.seats.sit(at, seat)
@@ -117,16 +135,15 @@ class Seating:
         self.graphs.run(len(self.taken), most, head_rows)
         self._pending = most + 1 if head_rows else self._pending + 1
         count = self.graphs.bucket(len(self.taken))
-        self._flight = Flight(dict(self.taken), drafts, *self._copy_out(count))
+        emitted = self._copy_out(self.seats.emitted[:count])
+        self._flight = Flight(dict(self.taken), drafts, *emitted)
         return True
 
     def results(self, flight: Flight | None) -> list[Outcome]:
         """Wait for a round and read what it gave."""
         if flight is None:
             return []
-        if flight.is_done is not None:
-            flight.is_done.synchronize()
-        rows = flight.emitted.tolist()
+        rows = flight.rows()
         return [
             Outcome(
                 request, rows[at][1 : 1 + rows[at][0]],
@@ -135,6 +152,10 @@ class Seating:
             for at, request in flight.seats.items()
             if rows[at][0]
         ]  # fmt: skip
+
+    def send(self, firsts: torch.Tensor, requests: list[Request]) -> Flight:
+        """First tokens on their way to the host."""
+        return Flight(dict(enumerate(requests)), {}, *self._copy_out(firsts))
 
     def take_flight(self) -> Flight | None:
         """The round under way, which is the caller's to read from now on."""
@@ -159,7 +180,9 @@ class Seating:
         """Blocks for this round and for the one whose outcome is not known yet."""
         size, pool = self.scheduler.pool.block_size, self.scheduler.pool
         for at, request in self.taken.items():
-            slots = min(len(request.tokens) + 2 * (drafts + 1), len(request.tokens) + request.room)
+            # A first token, too, may not have arrived here yet.
+            ahead = min(2 * (drafts + 1) + 1, request.room)
+            slots = len(request.tokens) + ahead
             missing = -(-(slots + 1) // size) - len(request.blocks)
             if missing > 0:
                 got = pool.allocate(missing)
@@ -175,14 +198,14 @@ class Seating:
         wanted = [drafts[at] for at in range(len(drafts))]
         if wanted != self._limits:
             self._limits = wanted
-            self.seats.limits[: len(wanted)].copy_(torch.tensor(wanted, dtype=torch.int32))
+            self.seats.limit(wanted)
 
-    def _copy_out(self, count: int) -> tuple[torch.Tensor, torch.cuda.Event | None]:
-        emitted = self.seats.emitted[:count]
-        if not emitted.is_cuda:
-            return emitted.clone(), None
-        host = torch.empty(emitted.shape, dtype=emitted.dtype, pin_memory=True)
-        host.copy_(emitted, non_blocking=True)
+    def _copy_out(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.cuda.Event | None]:
+        """A copy for the host, and the event after which it is whole."""
+        if not values.is_cuda:
+            return values.clone(), None
+        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host.copy_(values, non_blocking=True)
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         return host, event

@@ -28,6 +28,10 @@ class Graphs:
     def has_head(self) -> bool:
         return self._model.head is not None
 
+    def sizes(self) -> list[int]:
+        """Numbers of seats that rounds are captured for."""
+        return sorted({self.bucket(size) for size in _SIZES if size <= self._seats.count})
+
     def bucket(self, count: int) -> int:
         """How many seats the captured round for `count` requests has."""
         at = bisect_left(_SIZES, count)

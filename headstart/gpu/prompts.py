@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headstart.gpu.forward import Rows
+from headstart.gpu.transfer import on_device
 from headstart.models.attention import LayerCache, Places, Span, attend_span
 
 
@@ -32,8 +33,7 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
         return _flash(q, cache.k[context], cache.v[context], edges, max(queries), max(lengths))
 
     edges = tuple(
-        torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=device)
-        for counts in (queries, lengths)
+        on_device([0, *accumulate(counts)], device, torch.int32) for counts in (queries, lengths)
     )
     return Rows(positions, places.to(torch.int32), attend)
 

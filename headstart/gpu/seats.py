@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headstart.gpu.transfer import on_device
+
 
 @dataclass(frozen=True)
 class Seat:
@@ -20,7 +22,7 @@ class Seat:
     num_tokens: int
     left: int  # tokens it may still get
     limit: int  # drafts per round
-    newest: int
+    newest: int | Tensor  # a number, or one that only the device knows yet
     state: Tensor | None  # [D] of the token before the newest: what the head needs; None without
     seed: int
     temperature: float
@@ -63,7 +65,7 @@ class Seats:
         """Fill a seat. Ordered after the rounds already launched, like every change below."""
         numbers = [seat.num_tokens, seat.left, seat.limit, 1]
         self._set(at, numbers)
-        self.seeds[at] = _signed(seat.seed)
+        self.seeds[at] = signed(seat.seed)
         self.heat[at] = 1 / seat.temperature if seat.temperature > 0 else 0.0
         self.tokens[at, 0] = seat.newest
         if seat.state is not None:
@@ -75,8 +77,12 @@ class Seats:
 
     def extend(self, at: int, start: int, blocks: Sequence[int]) -> None:
         """More blocks for a seat, from index `start` of its table."""
-        new = torch.tensor(blocks, dtype=torch.int32)
-        self.tables[at, start : start + len(blocks)].copy_(_pinned(new, self.tables))
+        new = on_device(blocks, self.tables.device, torch.int32)
+        self.tables[at, start : start + len(blocks)] = new
+
+    def limit(self, drafts: Sequence[int]) -> None:
+        """Drafts per round of the first seats."""
+        self.limits[: len(drafts)] = on_device(drafts, self.limits.device, torch.int32)
 
     def move(self, source: int, target: int) -> None:
         """A request changes seats, so that a smaller captured round serves those who are left."""
@@ -94,10 +100,7 @@ class Seats:
             tensor[at] = number
 
 
-def _pinned(values: Tensor, like: Tensor) -> Tensor:
-    return values.pin_memory() if like.is_cuda else values
-
-
-def _signed(word: int) -> int:
+def signed(word: int) -> int:
+    """The int64 with the bits of a 64-bit word."""
     word &= (1 << 64) - 1
     return word - (1 << 64) if word >> 63 else word

@@ -95,6 +95,15 @@ def test_without_a_head_rounds_have_no_drafts(tiny: Tiny) -> None:
     assert ids_of(fused.generate(PROMPTS[:2], settings()[:2])) == wanted
 
 
+def test_warming_up_changes_nothing(tiny: Tiny) -> None:
+    folder = model(tiny)
+    wanted = ids_of(start(folder, "off").generate(PROMPTS[:1], settings()[:1]))
+    fused = start(folder, "on", max_running_requests=2)
+    assert isinstance(fused.loop, DeviceLoop)
+    fused.loop.warm_up()
+    assert ids_of(fused.generate(PROMPTS[:1], settings()[:1])) == wanted
+
+
 def test_kernels_are_refused_where_they_do_not_fit(tiny: Tiny) -> None:
     with pytest.raises(ConfigError, match="kernels on was asked for and exact"):
         start(model(tiny), "on", exact=True)
