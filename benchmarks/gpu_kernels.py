@@ -59,11 +59,11 @@ def by_library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return torch.mm(x, weight.t())
 
 
-def candidates(name: str) -> list[Shape]:
+def candidates(name: str, stride: int) -> list[Shape]:
     if name in ("gate_up", "lm_head", "lm_head 32k"):
-        return CUTS
+        return CUTS[::stride]
     split = [Shape(c.outputs, c.inputs, s, c.warps, c.stages) for c in CUTS for s in SPLITS]
-    return [cut for cut in split if cut.outputs >= 32]
+    return [cut for cut in split if cut.outputs >= 32][::stride]
 
 
 def runner(name: str, x: torch.Tensor, cut: Shape) -> Callable[[torch.Tensor], Any]:
@@ -80,6 +80,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", default="1,4,16")
     parser.add_argument("--only", default="")
+    parser.add_argument("--stride", type=int, default=1, help="try every n-th cut")
     given = parser.parse_args()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     for name, (outputs, inputs) in SHAPES.items():
@@ -94,7 +95,7 @@ def main() -> None:
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
             library = seconds(partial(by_library, x), weights)
             found = []
-            for cut in candidates(name):
+            for cut in candidates(name, given.stride):
                 try:
                     found.append((seconds(runner(name, x, cut), weights), cut))
                 except Exception as error:  # too much shared memory for this cut

@@ -13,13 +13,16 @@ import torch
 from torch import Tensor
 
 from headstart.kernels.choice import choose_logits, choose_rows
-from headstart.kernels.linear import TILE_ROWS, gated_linear, partial_linear
+from headstart.kernels.linear import gated_linear, partial_linear
 from headstart.kernels.rows import add_norm, place_qkv, silu_product
 from headstart.models.attention import LayerCache
 from headstart.models.layers import DecoderLayer
 from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
+
+# Up to so many rows reading the weights takes the time; beyond, arithmetic: libraries do it best.
+MAX_SKINNY_ROWS = 16
 
 Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
 
@@ -33,20 +36,17 @@ class Rows:
     attend: Attend
 
 
-@dataclass(frozen=True)
 class Kernels:
-    """How products are computed; `exact`: in a way that does not depend on the number of rows."""
-
-    exact: bool = False
+    """Products by the skinny kernels for few rows, by the library for many."""
 
     def product(self, x: Tensor, weight: Tensor) -> Tensor:
         """Partial sums [S, M, N] of x W^T."""
-        if x.shape[0] <= TILE_ROWS or self.exact:
+        if x.shape[0] <= MAX_SKINNY_ROWS:
             return partial_linear(x, weight)
         return torch.mm(x, weight.t()).unsqueeze(0)
 
     def gated(self, x: Tensor, weight: Tensor) -> Tensor:
-        if x.shape[0] <= TILE_ROWS or self.exact:
+        if x.shape[0] <= MAX_SKINNY_ROWS:
             return gated_linear(x, weight)
         return silu_product(torch.mm(x, weight.t()))
 
@@ -55,7 +55,7 @@ class Kernels:
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `weight` and the noise choose."""
-        if x.shape[0] <= TILE_ROWS or self.exact:
+        if x.shape[0] <= MAX_SKINNY_ROWS:
             return choose_rows(x, weight, heat, seeds, positions, token_ids)
         logits = torch.mm(x, weight.t())
         return choose_logits(logits, heat, seeds, positions, token_ids)

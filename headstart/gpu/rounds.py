@@ -127,15 +127,13 @@ def _attention(model: Model, seen: Tensor, tables: Tensor, rows: int, *, first_s
         result = paged_attention(
             q.view(seats, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
             block_size=model.block_size, max_context=model.max_context,
-            cut=_cut(seats, exact=model.kernels.exact), first_slot=first_slot,
+            cut=_cut(seats), first_slot=first_slot,
         )  # fmt: skip
         return result.view(seats * rows, -1)
 
     return attend
 
 
-def _cut(seats: int, *, exact: bool) -> int:
+def _cut(seats: int) -> int:
     """Tokens per piece of context: small where few requests must fill the GPU."""
-    if exact:
-        return 256
     return 64 if seats <= 2 else 128 if seats <= 4 else 256 if seats <= 16 else 512

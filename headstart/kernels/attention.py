@@ -80,6 +80,8 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, table_stride, scal
             where = (block.to(tl.int64) * PAGE + slot % PAGE) * KV_HEADS + kv_head
             mask = is_slot[:, None] & is_dim[None, :]
             keys = tl.load(k_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
+            # Asked for together: with one step per program there is no next one to overlap with.
+            values = tl.load(v_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
             is_seen = (slot[None, :] <= first + row[:, None]) & (slot[None, :] >= first_slot)
             scores = tl.where(is_seen & is_slot[None, :], scores, float("-inf"))
@@ -89,7 +91,6 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, table_stride, scal
             weights = tl.exp(scores - safe[:, None])
             shrink = tl.exp(best - safe)
             total = total * shrink + tl.sum(weights, 1)
-            values = tl.load(v_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
             value = value * shrink[:, None]
             value = tl.dot(weights.to(values.dtype), values, value, input_precision="ieee")
             best = top

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.kernels.linear import TILE_ROWS, Shape, product_tile
+from headstart.kernels.linear import Shape, product_tile, tile_rows
 
 _SCALE = tl.constexpr(2.0**-32 - 2.0**-56)
 _OFFSET = tl.constexpr(2.0**-33)
@@ -39,10 +39,12 @@ def choose_rows(
     best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
     where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
     ids = token_ids if token_ids is not None else where
-    _best_of_tile[(tiles, triton.cdiv(rows, TILE_ROWS))](
+    tile = tile_rows(rows)
+    _best_of_tile[(tiles, triton.cdiv(rows, tile))](
         x, weight, heat, seeds, positions, ids, best, where, rows, outputs, inputs, tiles,
-        BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
-        HAS_IDS=token_ids is not None, num_warps=shape.warps, num_stages=shape.stages,
+        BLOCK_M=tile, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
+        IS_EVEN=inputs % shape.inputs == 0, HAS_IDS=token_ids is not None,
+        num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
     return _best(best, where)
 
@@ -117,15 +119,16 @@ def gumbel_of(bits):
 
 @triton.jit
 def _best_of_tile(x, weight, heat, seeds, positions, ids, best, where, rows, outputs, inputs,
-                  tiles, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr,
-                  HAS_IDS: tl.constexpr):  # fmt: skip
+                  tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                  IS_EVEN: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.program_id(1) * 16 + tl.arange(0, 16)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     is_row = row < rows
     logits = product_tile(
-        x, weight, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_N, BLOCK_K, IS_EVEN
-    )
+        x, weight, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_M, BLOCK_N, BLOCK_K,
+        IS_EVEN,
+    )  # fmt: skip
     tokens = columns
     if HAS_IDS:
         tokens = tl.load(ids + columns, columns < outputs, 0).to(tl.int32)

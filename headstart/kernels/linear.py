@@ -1,8 +1,7 @@
 """x W^T for a few rows: the weights are read once, at memory speed.
 
-A tile holds 16 rows, so up to that many a program streams its share of W past all of them; more
-rows take more passes, which is only worth it where a result may not depend on the number of rows
-(`exact`). The inner dimension is cut into splits where there are too few output columns to fill a
+A tile holds 16, 32 or 64 rows, so up to that many a program streams its share of W past all of
+them. The inner dimension is cut into splits where there are too few output columns to fill a
 GPU; partial sums are added in a fixed order by whoever reads them, so a result never depends on
 timing.
 
@@ -18,7 +17,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-TILE_ROWS = 16
+TILE_ROWS = (16, 32, 64)
+
+
+def tile_rows(rows: int) -> int:
+    """Rows of a tile for a product of `rows` rows."""
+    return next((size for size in TILE_ROWS if rows <= size), TILE_ROWS[-1])
 
 
 @dataclass(frozen=True)
@@ -59,9 +63,10 @@ def partial_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Ten
     shape = shape or shape_for(outputs, inputs)
     result = torch.empty(shape.splits, rows, outputs, dtype=torch.float32, device=x.device)
     per_split = triton.cdiv(triton.cdiv(inputs, shape.inputs), shape.splits) * shape.inputs
-    grid = (triton.cdiv(outputs, shape.outputs), shape.splits, triton.cdiv(rows, TILE_ROWS))
+    tile = tile_rows(rows)
+    grid = (triton.cdiv(outputs, shape.outputs), shape.splits, triton.cdiv(rows, tile))
     _linear[grid](
-        x, weight, result, rows, outputs, inputs, per_split,
+        x, weight, result, rows, outputs, inputs, per_split, BLOCK_M=tile,
         BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -75,8 +80,9 @@ def gated_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tenso
     assert x.is_contiguous() and weight.is_contiguous()
     shape = shape or Shape(outputs=64, inputs=128, stages=3)
     result = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    _gated[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, TILE_ROWS))](
-        x, weight, result, rows, outputs, inputs,
+    tile = tile_rows(rows)
+    _gated[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, tile))](
+        x, weight, result, rows, outputs, inputs, BLOCK_M=tile,
         BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -85,9 +91,10 @@ def gated_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tenso
 
 @triton.jit
 def product_tile(x, weight, row, rows, columns, outputs, inputs, start, stop,
-                 BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
-    """[BLOCK_N, 16]: the outputs `columns` of the 16 rows `row` over inputs [start, stop)."""
-    sums = tl.zeros((BLOCK_N, 16), dtype=tl.float32)
+                 BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                 IS_EVEN: tl.constexpr):  # fmt: skip
+    """[BLOCK_N, BLOCK_M]: the outputs `columns` of the rows `row` over inputs [start, stop)."""
+    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     for first in range(start, stop, BLOCK_K):
         inner = first + tl.arange(0, BLOCK_K)
         if IS_EVEN:
@@ -103,27 +110,28 @@ def product_tile(x, weight, row, rows, columns, outputs, inputs, start, stop,
 
 
 @triton.jit
-def _linear(x, weight, result, rows, outputs, inputs, per_split, BLOCK_N: tl.constexpr,
-            BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
+def _linear(x, weight, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
+            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
     start = split * per_split
     stop = tl.minimum(start + per_split, inputs)
-    row = tl.program_id(2) * 16 + tl.arange(0, 16)
+    row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     sums = product_tile(
-        x, weight, row, rows, columns, outputs, inputs, start, stop, BLOCK_N, BLOCK_K, IS_EVEN
-    )
+        x, weight, row, rows, columns, outputs, inputs, start, stop, BLOCK_M, BLOCK_N, BLOCK_K,
+        IS_EVEN,
+    )  # fmt: skip
     where = (split * rows + row[None, :]) * outputs + columns[:, None]
     tl.store(result + where, sums, (columns[:, None] < outputs) & (row[None, :] < rows))
 
 
 @triton.jit
-def _gated(x, weight, result, rows, outputs, inputs, BLOCK_N: tl.constexpr,
-           BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
+def _gated(x, weight, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
+           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    row = tl.program_id(1) * 16 + tl.arange(0, 16)
-    gate = tl.zeros((BLOCK_N, 16), dtype=tl.float32)
-    up = tl.zeros((BLOCK_N, 16), dtype=tl.float32)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    gate = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
+    up = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
     is_output = columns[:, None] < outputs
     for first in range(0, inputs, BLOCK_K):
         inner = first + tl.arange(0, BLOCK_K)

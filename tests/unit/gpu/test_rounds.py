@@ -37,9 +37,7 @@ Plan = list[tuple[int, int]]  # drafts and head rows of the rounds, again and ag
 class Rig:
     """Seats filled by a plain reading of the prompts."""
 
-    def __init__(
-        self, folder: Path, num_drafts: int, *, exact: bool = False, plan: Plan | None = None
-    ):
+    def __init__(self, folder: Path, num_drafts: int, *, plan: Plan | None = None):
         self.built: Built = build(
             Checkpoint.open(folder), device=DEVICE, dtype="float32", with_head=num_drafts > 0
         )
@@ -54,7 +52,7 @@ class Rig:
             trunk, head, [cache() for _ in range(config.num_layers)],
             cache() if head is not None else None,
             torch.zeros(shape[0] // PAGE, config.hidden, device=DEVICE), PAGE,
-            trunk.lm_head.weight, None, BLOCKS * PAGE, Kernels(exact=exact),
+            trunk.lm_head.weight, None, BLOCKS * PAGE, Kernels(),
         )  # fmt: skip
         self.seats = Seats(
             4, max_drafts=num_drafts, window=4, max_blocks=BLOCKS, hidden=config.hidden,
