@@ -21,7 +21,7 @@ from random_models import random_model
 from headstart.calibrate.shapes import shape_config
 from headstart.gpu.forward import Kernels
 from headstart.gpu.graphs import Graphs
-from headstart.gpu.rounds import Model
+from headstart.gpu.rounds import Kind, Model
 from headstart.gpu.seats import Seat, Seats
 from headstart.models.attention import LayerCache
 from headstart.models.config import model_config
@@ -114,7 +114,7 @@ def main() -> None:
                 fill(seats, count, drafts, given.context, config)
                 graphs = Graphs(model if drafts else replace(model, head=None), seats)
                 seconds = timed(
-                    lambda g=graphs, c=count, d=drafts: g.run(c, d, d + 1 if d else 0), 20
+                    lambda g=graphs, c=count, d=drafts: g.run(Kind(c, d, d + 1 if d else 0)), 20
                 )
                 floor = floor_bytes(model, count, drafts, given.context) / bandwidth
                 row = {"seats": count, "drafts": drafts, "ms": round(seconds * 1e3, 3)}
@@ -130,7 +130,7 @@ def profile(graphs: Graphs, count: int, drafts: int) -> None:
 
     with record(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(3):
-            graphs.run(count, drafts, drafts + 1 if drafts else 0)
+            graphs.run(Kind(count, drafts, drafts + 1 if drafts else 0))
         torch.cuda.synchronize()
     for event in sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
         each = event.self_device_time_total / event.count

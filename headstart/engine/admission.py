@@ -90,6 +90,7 @@ class Admission:
             grammar=grammar.fork() if grammar is not None else None, draft_vocab=draft_vocab,
         )  # fmt: skip
         request.stats.seed, request.stats.draft_vocab = seed, draft_vocab
+        request.stats.max_tokens = limit
         tokenizer = self._prompts.tokenizer if params.detokenize else None
         if tokenizer is not None:
             request.text = Detokenizer(

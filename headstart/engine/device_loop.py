@@ -2,7 +2,7 @@
 
 A step launches a round for everybody who sits, then reads what the round before gave, while the
 device works. Prompts are read as always, and so are requests that need the host for every token
-(grammars, penalties, log-probabilities, truncation, ...): those are not seated.
+(grammars, penalties, log-probabilities, top-p without top-k, ...): those are not seated.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from headstart.engine.outputs import Update
 from headstart.engine.request import Request, State
 from headstart.engine.runner import HeadRows
 from headstart.engine.scheduler import Work
-from headstart.engine.seating import Flight, Outcome, Seating
+from headstart.engine.seating import Flight, Outcome, Seating, needs_truncation
 from headstart.engine.verifier import Verdict
+from headstart.kernels.choice import MAX_TOP_K
 from headstart.sampling.acceptance import origins
 from headstart.sampling.params import SamplingParams
 
@@ -118,7 +119,6 @@ class DeviceLoop(Loop):
     def _may_sit(self, request: Request) -> bool:
         """Whether a round needs nothing but logits and noise to choose for this request."""
         params = request.params
-        is_truncated = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         return (
             request.grammar is None
             and params.acceptance == "match"
@@ -127,7 +127,7 @@ class DeviceLoop(Loop):
             and not params.logit_bias
             and params.allowed_token_ids is None
             and not params.banned_token_ids
-            and (params.is_greedy or not is_truncated)
+            and (not needs_truncation(params) or 0 < params.top_k <= MAX_TOP_K)
             and (self.drafter is None or request.draft_vocab == self._draft_vocab)
         )
 

@@ -13,7 +13,7 @@ from headstart.gpu.prompts import ragged_rows
 from headstart.gpu.rounds import Model
 from headstart.gpu.seats import signed
 from headstart.gpu.transfer import on_device
-from headstart.kernels.choice import choose_logits
+from headstart.kernels.choice import choose_truncated
 from headstart.models.attention import Span
 
 
@@ -37,24 +37,16 @@ class DeviceRunner(Runner):
     def choose_first(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
         """[n] first tokens of requests that need nothing but logits and noise; nobody waits."""
         heat = [1 / r.params.temperature if r.params.temperature > 0 else 0.0 for r in requests]
-        return choose_logits(
-            logits, on_device(heat, self.device, torch.float32),
+
+        def floats(values: Sequence[float]) -> torch.Tensor:
+            return on_device(values, self.device, torch.float32)
+
+        return choose_truncated(
+            logits, floats(heat),
             self._numbers([signed(r.seed) for r in requests]),
             self._numbers([len(r.tokens) for r in requests]),
-        )  # fmt: skip
-
-    def _run_module(
-        self,
-        module: int,
-        embedded: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
-        spans: list[Span],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        assert self.head is not None
-        return self.kernels.head(
-            self.head.module(module + 1), embedded, hidden.contiguous(),
-            ragged_rows(spans, positions), self.trunk_model.rotary, self._head_caches[module],
+            self._numbers([max(0, r.params.top_k) for r in requests]),
+            floats([r.params.top_p for r in requests]), floats([r.params.min_p for r in requests]),
         )  # fmt: skip
 
     def round_model(self, max_context: int, draft_vocab: str | None) -> Model:

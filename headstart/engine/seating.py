@@ -15,9 +15,17 @@ from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Scheduler
 from headstart.gpu.graphs import Graphs
+from headstart.gpu.rounds import Kind
 from headstart.gpu.seats import Seat, Seats
+from headstart.sampling.params import SamplingParams
 
 WINDOW = 16  # tokens that the head may be behind while nobody drafts
+
+
+def needs_truncation(params: SamplingParams) -> bool:
+    """Whether a choice is not among all tokens."""
+    is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    return is_cut and not params.is_greedy
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,7 @@ class Seating:
         """Capture rounds of every size, while all seats are empty."""
         for count in self.graphs.sizes():
             for _ in range(2):  # as it is, which compiles; then captured
-                self.graphs.run(count, drafts, drafts + 1 if drafts else 0)
+                self.graphs.run(Kind(count, drafts, drafts + 1 if drafts else 0))
 
     def has_room(self, num_more: int) -> bool:
         """Whether as many more may sit: a seat each, and blocks for the rounds ahead."""
@@ -98,7 +106,8 @@ class Seating:
         request.seat = at
         seat = Seat(
             len(request.tokens) + 1, request.room - 1, drafts, newest, state, request.seed,
-            request.params.temperature, request.blocks,
+            request.params.temperature, request.blocks, max(0, request.params.top_k),
+            request.params.top_p, request.params.min_p,
         )  # fmt: skip
         self.seats.sit(at, seat)
         self._limits = []
@@ -132,7 +141,8 @@ class Seating:
         head_rows = 0
         if has_head and (most or self._pending + 1 > self.seats.window):
             head_rows = most + 1 if self._pending <= most + 1 else self.seats.window
-        self.graphs.run(len(self.taken), most, head_rows)
+        is_truncated = any(needs_truncation(r.params) for r in self.taken.values())
+        self.graphs.run(Kind(len(self.taken), most, head_rows, is_truncated))
         self._pending = most + 1 if head_rows else self._pending + 1
         count = self.graphs.bucket(len(self.taken))
         emitted = self._copy_out(self.seats.emitted[:count])

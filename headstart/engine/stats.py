@@ -19,6 +19,7 @@ class RequestStats:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     seed: int = 0
+    max_tokens: int | None = None  # as resolved: by parameters, model length and memory
     draft_vocab: str | None = None  # None: the whole vocabulary
 
 

@@ -1,4 +1,4 @@
-"""Captured rounds, by seats, drafts and rows of the head: a round becomes one launch.
+"""Captured rounds, one for each kind: a round becomes one launch.
 
 The first round of a kind runs as it is, which also compiles its kernels; the second is captured.
 Seats beyond those in use are empty, which every kernel skips.
@@ -7,11 +7,12 @@ Seats beyond those in use are empty, which every kernel skips.
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from typing import Any
 
 import torch
 
-from headstart.gpu.rounds import Model, run_round
+from headstart.gpu.rounds import Kind, Model, run_round
 from headstart.gpu.seats import Seats
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
@@ -20,8 +21,8 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 19
 class Graphs:
     def __init__(self, model: Model, seats: Seats):
         self._model, self._seats = model, seats
-        self._graphs: dict[tuple[int, int, int], torch.cuda.CUDAGraph] = {}
-        self._seen: set[tuple[int, int, int]] = set()
+        self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
+        self._seen: set[Kind] = set()
         self._pool: Any = None
 
     @property
@@ -37,21 +38,21 @@ class Graphs:
         at = bisect_left(_SIZES, count)
         return min(_SIZES[at] if at < len(_SIZES) else self._seats.count, self._seats.count)
 
-    def run(self, count: int, num_drafts: int, head_rows: int) -> None:
-        """One round of the first `count` seats, which must hold every request."""
-        kind = (self.bucket(count), num_drafts, head_rows)
+    def run(self, kind: Kind) -> None:
+        """One round of the first `count` seats, or a few more; they must hold every request."""
+        kind = replace(kind, count=self.bucket(kind.count))
         if kind not in self._seen or not self._seats.lengths.is_cuda:
             self._seen.add(kind)
-            run_round(self._model, self._seats, *kind)
+            run_round(self._model, self._seats, kind)
             return
         if kind not in self._graphs:
-            self._graphs[kind] = self._capture(*kind)
+            self._graphs[kind] = self._capture(kind)
         self._graphs[kind].replay()
 
-    def _capture(self, count: int, num_drafts: int, head_rows: int) -> torch.cuda.CUDAGraph:
+    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            run_round(self._model, self._seats, count, num_drafts, head_rows)
+            run_round(self._model, self._seats, kind)
         # One pool for all: rounds never run at the same time, so they may share scratch memory.
         self._pool = graph.pool()
         return graph

@@ -15,6 +15,7 @@ from torch import Tensor
 from headstart.gpu.forward import Attend, Kernels, Rows
 from headstart.gpu.seats import Seats
 from headstart.kernels.attention import paged_attention
+from headstart.kernels.choice import choose_truncated
 from headstart.kernels.rounds import accept, chain_rows, head_rows, keep_states, trunk_rows
 from headstart.models.attention import LayerCache
 from headstart.models.mtp import MTPHead
@@ -37,25 +38,32 @@ class Model:
     kernels: Kernels = field(default_factory=Kernels)
 
 
-def run_round(model: Model, seats: Seats, count: int, num_drafts: int, head_rows: int) -> None:
-    """A round of the first `count` seats with up to `num_drafts` drafts each.
+@dataclass(frozen=True)
+class Kind:
+    """What makes one round a different program than another."""
 
-    The head reads up to `head_rows` pending tokens of each seat; with 0 it does nothing, which
-    is only for rounds without drafts.
-    """
+    count: int  # of seats, from the first
+    num_drafts: int  # at most, per seat
+    head_rows: int  # pending tokens that the head reads; 0, only without drafts: none
+    is_truncated: bool = False  # whether somebody chooses among few tokens
+
+
+def run_round(model: Model, seats: Seats, kind: Kind) -> None:
+    """One round, launched and not waited for."""
+    count, num_drafts, head_rows = kind.count, kind.num_drafts, kind.head_rows
     assert head_rows or not num_drafts
     lengths, left = seats.lengths[:count], seats.left[:count]
     limits, tables = seats.limits[:count], seats.tables[:count]
     newest = _newest(seats, count)
-    drafts = _drafts(model, seats, count, num_drafts, head_rows)
+    drafts = _drafts(model, seats, kind)
     rows = num_drafts + 1
     positions, places, seen = trunk_rows(lengths, left, limits, tables, model.block_size, rows)
     ids = torch.cat([newest[:, None], drafts], 1).flatten()
     where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=0))
     stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
-    choices = model.kernels.choose(
-        normed, model.trunk.lm_head.weight, seats.heat[:count].repeat_interleave(rows),
-        seats.seeds[:count].repeat_interleave(rows), _chosen_positions(lengths, rows),
+    choices = _choose(
+        model, seats, kind, normed, _chosen_positions(lengths, rows), model.trunk.lm_head.weight,
+        None,
     ).view(count, rows)  # fmt: skip
     accept(
         drafts, choices, limits, lengths, left, seats.pending[:count], seats.tokens[:count],
@@ -82,8 +90,9 @@ def _chosen_positions(lengths: Tensor, rows: int) -> Tensor:
     return (lengths.long()[:, None] + depth).flatten()
 
 
-def _drafts(model: Model, seats: Seats, count: int, num_drafts: int, rows: int) -> Tensor:
-    """[B, K] guesses of the head, after it has read up to `rows` pending tokens."""
+def _drafts(model: Model, seats: Seats, kind: Kind) -> Tensor:
+    """[B, K] guesses of the head, after it has read its pending tokens."""
+    count, rows = kind.count, kind.head_rows
     none = torch.empty(count, 0, dtype=torch.int64, device=seats.lengths.device)
     if rows == 0 or model.head is None or model.head_cache is None:
         return none
@@ -96,28 +105,43 @@ def _drafts(model: Model, seats: Seats, count: int, num_drafts: int, rows: int) 
         module, embed[seats.tokens[:count, :rows].flatten()],
         seats.states[:count, :rows].flatten(0, 1), where, rotary, model.head_cache,
     )  # fmt: skip
-    if num_drafts == 0:
+    if kind.num_drafts == 0:
         return none
     # Only the newest token's row guesses.
     last = torch.arange(count, device=lengths.device) * rows + (pending.long() - 1).clamp_min(0)
     normed, recycled = normed[last], recycled[last]
-    drafts = [_guess(model, seats, count, normed, 0)]
-    for depth in range(2, num_drafts + 1):
+    drafts = [_guess(model, seats, kind, normed, 0)]
+    for depth in range(2, kind.num_drafts + 1):
         positions, places, seen = chain_rows(lengths, left, limits, tables, model.block_size, depth)
         where = Rows(positions, places, _attention(model, seen, tables, 1, first_slot=1))
         normed, recycled = model.kernels.head(
             module, embed[drafts[-1]], recycled, where, rotary, model.head_cache
         )
-        drafts.append(_guess(model, seats, count, normed, depth - 1))
+        drafts.append(_guess(model, seats, kind, normed, depth - 1))
     return torch.stack(drafts, 1)
 
 
-def _guess(model: Model, seats: Seats, count: int, normed: Tensor, ahead: int) -> Tensor:
+def _guess(model: Model, seats: Seats, kind: Kind, normed: Tensor, ahead: int) -> Tensor:
     """[B] the head's choice, with the noise that the trunk's choice of that token will have."""
-    return model.kernels.choose(
-        normed, model.draft_lm_head, seats.heat[:count], seats.seeds[:count],
-        seats.lengths[:count].long() + ahead, model.draft_ids,
-    )  # fmt: skip
+    positions = seats.lengths[: kind.count].long() + ahead
+    return _choose(model, seats, kind, normed, positions, model.draft_lm_head, model.draft_ids)
+
+
+def _choose(
+    model: Model, seats: Seats, kind: Kind, normed: Tensor, positions: Tensor, lm_head: Tensor,
+    token_ids: Tensor | None,
+) -> Tensor:  # fmt: skip
+    """[M] choices of rows that belong to the seats in order, equally many to each."""
+    each = normed.shape[0] // kind.count
+
+    def by_row(values: Tensor) -> Tensor:
+        return values[: kind.count].repeat_interleave(each)
+
+    noise = by_row(seats.heat), by_row(seats.seeds), positions
+    if not kind.is_truncated:
+        return model.kernels.choose(normed, lm_head, *noise, token_ids)
+    cuts = by_row(seats.top_k), by_row(seats.top_p), by_row(seats.min_p)
+    return choose_truncated(torch.mm(normed, lm_head.t()), *noise, *cuts, token_ids)
 
 
 def _attention(model: Model, seen: Tensor, tables: Tensor, rows: int, *, first_slot: int) -> Attend:

@@ -27,6 +27,9 @@ class Seat:
     seed: int
     temperature: float
     blocks: Sequence[int]
+    top_k: int = 0  # up to kernels.choice.MAX_TOP_K
+    top_p: float = 1.0
+    min_p: float = 0.0
 
 
 class Seats:
@@ -48,6 +51,9 @@ class Seats:
         self.pending = numbers(torch.int32)
         self.seeds = numbers(torch.int64)
         self.heat = numbers(torch.float32)
+        self.top_k = numbers(torch.int32)
+        self.top_p = numbers(torch.float32)
+        self.min_p = numbers(torch.float32)
         self.tokens = numbers(torch.int64, window)
         self.states = numbers(dtype, window, hidden)
         self.tables = numbers(torch.int32, max_blocks)
@@ -67,6 +73,7 @@ class Seats:
         self._set(at, numbers)
         self.seeds[at] = signed(seat.seed)
         self.heat[at] = 1 / seat.temperature if seat.temperature > 0 else 0.0
+        self.top_k[at], self.top_p[at], self.min_p[at] = seat.top_k, seat.top_p, seat.min_p
         self.tokens[at, 0] = seat.newest
         if seat.state is not None:
             self.states[at, 0] = seat.state
@@ -87,8 +94,8 @@ class Seats:
     def move(self, source: int, target: int) -> None:
         """A request changes seats, so that a smaller captured round serves those who are left."""
         for tensor in (
-            self.lengths, self.left, self.limits, self.pending, self.seeds, self.heat, self.tokens,
-            self.states, self.tables,
+            self.lengths, self.left, self.limits, self.pending, self.seeds, self.heat, self.top_k,
+            self.top_p, self.min_p, self.tokens, self.states, self.tables,
         ):  # fmt: skip
             tensor[target] = tensor[source]
         self.leave(source)

@@ -20,6 +20,7 @@ from headstart.kernels.linear import Shape, product_tile, tile_rows
 _SCALE = tl.constexpr(2.0**-32 - 2.0**-56)
 _OFFSET = tl.constexpr(2.0**-33)
 _LOGITS_TILE = 4096
+MAX_TOP_K = 64  # of requests whose truncation happens on the device
 
 
 def choose_rows(
@@ -63,6 +64,43 @@ def choose_logits(
         num_warps=8,
     )  # fmt: skip
     return _best(best, where)
+
+
+def choose_truncated(
+    logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, top_k: Tensor, top_p: Tensor,
+    min_p: Tensor, token_ids: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The same where rows with a top_k choose among few tokens, as `sampling/truncation.py` has it.
+
+    top_k [M] of at most MAX_TOP_K, 0 for all tokens; top_p and min_p [M] fp32.
+    """
+    values, columns = logits.float().topk(min(MAX_TOP_K, logits.shape[-1]))
+    columns = columns.sort(-1).values  # equal values stand by lowest id
+    values, order = logits.float().gather(-1, columns).sort(dim=-1, descending=True, stable=True)
+    columns = columns.gather(-1, order)
+    ids = columns if token_ids is None else token_ids[columns]
+    scaled = (values - values[:, :1]) * heat[:, None]
+    rank = torch.arange(values.shape[-1], device=logits.device)
+    scaled = scaled.masked_fill(rank >= top_k[:, None], -torch.inf)
+    share = scaled.softmax(-1).double()
+    is_inside = share.cumsum(-1) - share < torch.where(top_p < 1, top_p, torch.inf)[:, None]
+    is_inside &= scaled >= min_p.log()[:, None]
+    sums = torch.where(is_inside, scaled + gumbel_at(ids, seeds, positions), -torch.inf)
+    is_best = sums == sums.amax(-1, keepdim=True)
+    lowest = torch.where(is_best, ids, torch.iinfo(torch.int64).max).amin(-1)
+    plain = choose_logits(logits, heat, seeds, positions, token_ids)
+    return torch.where((top_k > 0) & (heat > 0), lowest, plain)
+
+
+def gumbel_at(ids: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The noise of tokens ids [M, c]: `sampling.noise.gumbel`."""
+    rows, count = ids.shape
+    result = torch.empty(rows, count, dtype=torch.float32, device=ids.device)
+    _gumbel_at[(rows,)](
+        ids.contiguous(), seeds, positions, result, count, BLOCK=triton.next_power_of_2(count),
+        num_warps=1,
+    )  # fmt: skip
+    return result
 
 
 def _best(best: Tensor, where: Tensor) -> Tensor:
@@ -115,6 +153,15 @@ def gumbel_of(bits):
     # log1p by a series where 1 - u would lose the digits of u.
     small = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * 0.2))))
     return -tl.log(tl.where(u < 0.01, small, -tl.log(1.0 - u)))
+
+
+@triton.jit
+def _gumbel_at(ids, seeds, positions, result, count, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    tokens = tl.load(ids + row * count + at, at < count, 0).to(tl.int32)
+    first, second = row_keys(tl.load(seeds + row), tl.load(positions + row))
+    tl.store(result + row * count + at, gumbel_of(noise_bits(tokens, first, second)), at < count)
 
 
 @triton.jit

@@ -21,7 +21,9 @@ SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
     "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
 }  # fmt: skip
-PROMPTS = [[3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5, 20, 31], [3, 4, 5, 6, 7, 8, 9, 10, 20]]
+PROMPTS = [
+    [3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5, 20, 31], [3, 4, 5, 6, 7, 8, 9, 10, 20], [9, 10, 11],
+]  # fmt: skip
 BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
 
 
@@ -38,12 +40,16 @@ def settings(count: int = 8) -> list[SamplingParams]:
     return [
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True),
         SamplingParams(temperature=0.5, seed=3, max_tokens=count, ignore_eos=True),
-        SamplingParams(temperature=0.5, seed=4, top_k=5, max_tokens=count, ignore_eos=True),
-    ]
+        SamplingParams(temperature=0.9, seed=4, top_p=0.9, max_tokens=count, ignore_eos=True),
+        SamplingParams(
+            temperature=0.9, seed=5, top_k=6, top_p=0.9, min_p=0.02, max_tokens=count,
+            ignore_eos=True,
+        ),
+    ]  # fmt: skip
 
 
 def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
-    """The third request is truncated, so it stays with the host beside the seated ones."""
+    """The third request has top-p alone, so it stays with the host beside the seated ones."""
     folder = model(tiny)
     fused, plain = start(folder, "on"), start(folder, "off")
     assert isinstance(fused.loop, DeviceLoop) and type(plain.loop) is not DeviceLoop
@@ -58,9 +64,9 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
 def test_requests_stand_up_when_memory_runs_out(tiny: Tiny) -> None:
     folder = model(tiny)
     params = [SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)] * 3
-    wanted = ids_of(start(folder, "off").generate(PROMPTS, params))
+    wanted = ids_of(start(folder, "off").generate(PROMPTS[:3], params))
     fused = start(folder, "on", kv_bytes=9 * BLOCK_BYTES)
-    assert ids_of(fused.generate(PROMPTS, params)) == wanted
+    assert ids_of(fused.generate(PROMPTS[:3], params)) == wanted
     assert fused.stats.preemptions > 0 and fused.pool.num_used == 0
 
 

@@ -15,7 +15,7 @@ from headstart.assembly.build import Built, build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.gpu.forward import Kernels, why_unsupported
-from headstart.gpu.rounds import Model, run_round
+from headstart.gpu.rounds import Kind, Model, run_round
 from headstart.gpu.seats import Seat, Seats
 from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.sampling.choose import choose
@@ -93,7 +93,8 @@ class Rig:
     def finish(self, first: list[int]) -> tuple[list[list[int]], int]:
         texts, rounds, self.counts = [[token] for token in first], 0, []
         while any(len(text) < TOKENS for text in texts):
-            run_round(self.model, self.seats, len(texts), *self._plan[rounds % len(self._plan)])
+            kind = Kind(len(texts), *self._plan[rounds % len(self._plan)])
+            run_round(self.model, self.seats, kind)
             for text, row in zip(texts, self.seats.emitted.tolist(), strict=False):
                 text += row[1 : 1 + row[0]]
                 self.counts.append(row[0])
@@ -142,12 +143,12 @@ def test_a_request_may_change_seats_and_others_may_leave(tiny: Tiny) -> None:
     rig = Rig(folder, 2)
     first = [rig.sit(i, PROMPTS[i], params[i], 0) for i in range(2)]
     with torch.inference_mode():
-        run_round(rig.model, rig.seats, 2, 2, 3)
+        run_round(rig.model, rig.seats, Kind(2, 2, 3))
         row = rig.seats.emitted[1].tolist()
         rig.seats.move(1, 0)
         text = [first[1], *row[1 : 1 + row[0]]]
         while len(text) < TOKENS:
-            run_round(rig.model, rig.seats, 2, 2, 3)
+            run_round(rig.model, rig.seats, Kind(2, 2, 3))
             row = rig.seats.emitted[0].tolist()
             text += row[1 : 1 + row[0]]
             assert rig.seats.emitted[1, 0] == 0

@@ -9,11 +9,14 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.kernels.attention import paged_attention
-from headstart.kernels.choice import choose_logits, choose_rows
+from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
 from headstart.kernels.rows import add_norm, place_qkv, silu_product
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 from headstart.sampling import noise
+from headstart.sampling.choose import choose, choose_drafts
+from headstart.sampling.params import SamplingParams
+from headstart.sampling.rows import Row
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -135,6 +138,37 @@ def test_the_fused_choice_is_the_samplers(is_reduced: bool) -> None:
     assert choose_logits(logits, heat, *where, ids).tolist() == found.tolist()
     plain = choose_rows(x, weight, torch.zeros_like(heat), *where, ids, cut)
     assert plain.tolist() != found.tolist()
+
+
+@pytest.mark.parametrize("is_reduced", [False, True], ids=["all tokens", "draft vocabulary"])
+def test_truncated_choices_are_the_samplers(is_reduced: bool) -> None:
+    """Each row like the sampler's; coarse logits, so that equal ones occur."""
+    rows, tokens = 24, 90
+    logits = (random(rows, tokens) * 4).round() / 2
+    ids = torch.arange(7, 7 + 3 * tokens, 3, device=DEVICE) if is_reduced else None
+    draw = [
+        SamplingParams(
+            temperature=(0.0, 0.5, 1.0, 3.0)[i % 4], top_k=(0, 1, 3, 20)[i % 3 + (i > 11)],
+            top_p=(1.0, 0.6, 0.95)[i % 3] if i % 3 + (i > 11) else 1.0,
+            min_p=(0.0, 0.1)[i % 2] if i % 3 + (i > 11) else 0.0,
+        )
+        for i in range(rows)
+    ]  # fmt: skip
+    made = [Row(params=p, seed=50 + i, position=i) for i, p in enumerate(draw)]
+    wanted = choose_drafts(logits, made, ids) if is_reduced else choose(logits, made)
+
+    def column(values: list[float], kind: torch.dtype = torch.float32) -> Tensor:
+        return torch.tensor(values, dtype=kind, device=DEVICE)
+
+    found = choose_truncated(
+        logits, column([1 / p.temperature if p.temperature else 0 for p in draw]),
+        column([row.seed for row in made], torch.int64),
+        column([row.position for row in made], torch.int64),
+        column([p.top_k for p in draw], torch.int32), column([p.top_p for p in draw]),
+        column([p.min_p for p in draw]), ids,
+    )  # fmt: skip
+    assert found.tolist() == wanted.tolist()
+    assert found.tolist() != logits.argmax(-1).tolist()
 
 
 def test_equal_logits_go_to_the_lowest_id() -> None:
