@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -30,6 +31,11 @@ def test_help_lists_every_command_with_its_purpose() -> None:
     for command, purpose in COMMANDS.items():
         assert command in text
         assert purpose[:20] in text
+
+
+def test_help_names_every_option_whole_at_80_columns() -> None:
+    text = headstart("distill", "--help", env={**os.environ, "COLUMNS": "80"}).stdout
+    assert "--chat-template-kwargs" in text and "--no-prefix-caching" in text
 
 
 def test_help_does_not_wait_for_torch() -> None:

@@ -100,7 +100,13 @@ def read_config(folder: Path) -> Config:
     """The checked config.json of `folder`."""
     path = folder / "config.json"
     if not path.is_file():
-        raise BadConfig(f"{folder} has no config.json. Give the folder of a whole checkpoint.")
+        inner = folder / "head"  # what `headstart train` writes has its result in there
+        advice = (
+            f"Did you mean {inner}?"
+            if (inner / "config.json").is_file()
+            else ("Give the folder of a whole checkpoint.")
+        )
+        raise BadConfig(f"{folder} has no config.json. {advice}")
     raw = read_json_object(path)
     check_fields(path, raw)
     return Config(raw)

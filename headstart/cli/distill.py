@@ -13,6 +13,7 @@ from headstart.cli.options import DryRun, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.distill.options import DistillOptions
 from headstart.engine.options import EngineOptions
+from headstart.heads.operation import counted
 
 if TYPE_CHECKING:
     from headstart.distill.run import Outcome, Plan
@@ -47,15 +48,23 @@ def run(
     if dry_run:
         _print_plan(planned, as_json=json_output)
         return 0
+    num_kept = planned.num_known
+
+    def kept(count: int) -> None:
+        nonlocal num_kept
+        num_kept += count
+        advance(count)
+
     try:
-        with counted_progress("answers", planned.num_left) as report:
+        with counted_progress("answers", planned.num_left) as advance:
             outcome = distill(
-                planned, options, engine_options, head=head, report=report,
+                planned, options, engine_options, head=head, report=kept,
                 warn=lambda text: print(f"note: {text}", file=sys.stderr),
             )  # fmt: skip
     except KeyboardInterrupt:
         print(
-            f"interrupted: answers so far are kept in {out}. Run the same command again to go on.",
+            f"interrupted: {counted(num_kept, 'answer')} so far, kept in {out}. Run the same "
+            "command again to go on.",
             file=sys.stderr,
         )
         return 130
@@ -68,8 +77,9 @@ def _print_plan(planned: Plan, *, as_json: bool) -> None:
         print(json.dumps({**planned.as_json(), "dry_run": True}))
         return
     print(
-        f"{len(planned.conversations)} prompts, {planned.num_left} answers to ask for at most, "
-        f"{planned.num_known} known already"
+        f"{counted(len(planned.conversations), 'prompt')}, "
+        f"{counted(planned.num_left, 'answer')} to ask for at most, {planned.num_known} known "
+        "already"
     )
     print("dry run: nothing was asked or written", file=sys.stderr)
 
@@ -83,13 +93,14 @@ def _print_outcome(planned: Plan, outcome: Outcome, *, as_json: bool) -> None:
             "counts": header.counts,
             "report": header.report,
             "acceptance": outcome.acceptance,
+            "notes": outcome.advice,
         }
         print(json.dumps(document))
         return
     report, train, heldout = header.report, header.counts["train"], header.counts["heldout"]
     print(f"answers   {report['answers']}, {outcome.num_new} of them new")
-    print(f"train     {train['records']} answers, {train['answer_tokens']} tokens of them")
-    print(f"held out  {heldout['records']} answers, {heldout['answer_tokens']} tokens of them")
+    for name, part in (("train", train), ("held out", heldout)):
+        print(f"{name:<8}  {counted(part['records'], 'answer')}, {part['answer_tokens']} tokens")
     for reason, found in report["dropped"].items():
         print(f"dropped   {found['count']} {reason}, such as {found['examples'][0]}")
     if report["refused"]["count"]:
@@ -97,6 +108,6 @@ def _print_outcome(planned: Plan, outcome: Outcome, *, as_json: bool) -> None:
         print(f"refused   {report['refused']['count']}, such as {name}: {why}")
     if outcome.acceptance is not None and outcome.acceptance["drafted"]:
         print(f"drafting  acceptance length {outcome.acceptance['acceptance_length']:.2f}")
-    if not heldout["records"]:
-        print("note: nothing is held out for scoring; raise --heldout", file=sys.stderr)
+    for note in outcome.advice:
+        print(f"note: {note}", file=sys.stderr)
     print(f"wrote {planned.out}")

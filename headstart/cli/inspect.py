@@ -38,7 +38,7 @@ def run(
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.checkpoint.reader import Checkpoint
-    from headstart.cli.inspect_view import show, show_probe, show_standalone
+    from headstart.cli.inspect_view import show, show_standalone
     from headstart.heads.inspection import inspect, inspect_standalone
     from headstart.launch import commands_for
 
@@ -58,9 +58,7 @@ def run(
     engines = commands_for(report)
     found = _probed(checkpoint, head, probe_text, device, dtype) if probe else None
     if not json_output:
-        show(report, engines)
-        if found is not None:
-            show_probe(found)
+        show(report, engines, found)
         return
     document = report.as_json()
     document["engines"] = {

@@ -27,9 +27,15 @@ _COLOURS = {
 }
 
 
-def show(report: Report, engines: Mapping[str, EngineCommand | str]) -> None:
-    """Print the report: facts first, then commands, then warnings."""
+def show(
+    report: Report,
+    engines: Mapping[str, EngineCommand | str],
+    probed: ProbeReport | None = None,
+) -> None:
+    """Print the report: facts first, then the probe, then commands, then warnings."""
     console = _facts(_rows(report))
+    if probed is not None:
+        show_probe(probed)
     usable = {name: c for name, c in engines.items() if isinstance(c, EngineCommand)}
     for name, command in usable.items():
         console.print(f"\n[bold]{name}[/]")

@@ -65,7 +65,8 @@ def build_command(name: str) -> Any:
 
 
 def _command(name: str, function: Any) -> Any:
-    single = typer.Typer(add_completion=False)
+    # Plain help: tables of boxes cut the names of options where a terminal has 80 columns.
+    single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, help=COMMANDS[name], context_settings={"max_content_width": 100})(function)
     return typer.main.get_command(single)
 

@@ -52,24 +52,26 @@ def run(
     json_output: Json = False,
 ) -> None:
     limit_spinning()
-    from headstart.assembly.build import build
     from headstart.checkpoint.hub import local_folder
     from headstart.checkpoint.reader import Checkpoint
-    from headstart.cli.progress import counted_progress
-    from headstart.cli.score_view import show
-    from headstart.data.prompt_reader import PromptReader
-    from headstart.engine.draft_vocabs import DraftVocabs
     from headstart.engine.options import MAX_DRAFTS
-    from headstart.engine.single_costs import single_costs
-    from headstart.simulate.cost import best, predict
-    from headstart.simulate.plan import make_plan
-    from headstart.simulate.scoring import WHOLE, score
     from headstart.simulate.source import open_records
 
     if not 1 <= max_drafts <= MAX_DRAFTS:
         raise ConfigError(f"--max-drafts is {max_drafts}; give a number from 1 to {MAX_DRAFTS}.")
     checkpoint = Checkpoint.open(local_folder(model))
-    records = open_records(data, split, checkpoint, limit)
+    records = open_records(data, split, checkpoint, limit)  # before torch is imported
+
+    from headstart.assembly.build import build
+    from headstart.cli.progress import counted_progress
+    from headstart.cli.score_view import show
+    from headstart.data.prompt_reader import PromptReader
+    from headstart.engine.draft_vocabs import DraftVocabs
+    from headstart.engine.single_costs import single_costs
+    from headstart.simulate.cost import best, predict
+    from headstart.simulate.plan import make_plan
+    from headstart.simulate.scoring import WHOLE, score
+
     plan = make_plan(records, temperature, rule)
     maps = DraftVocabs.open(vocab, checkpoint)
     built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)

@@ -8,6 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headstart.heads.operation import counted
+
 _RULE_NAMES = {
     "rejection": "rejection rule",
     "greedy_drafts": "greedy drafts",
@@ -24,7 +26,7 @@ def show(document: dict[str, Any]) -> None:
     console.print(escape(document["explanation"]), soft_wrap=True)
     for result in document["results"]:
         overall = result["overall"]
-        line = f"{overall['answers']} answers to {overall['prompts']} prompts"
+        line = f"{counted(overall['answers'], 'answer')} to {counted(overall['prompts'], 'prompt')}"
         if "coverage" in result:
             line += f", {100 * result['coverage']:.1f} % of their tokens can be drafted"
         console.print(f"\n[bold]{escape(result['vocabulary'])}[/]: {line}", soft_wrap=True)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headstart.cli.options import DryRun, Json, Model, Out, Overwrite
 from headstart.cli.spinning import limit_spinning
 from headstart.train.options import TrainOptions
+
+if TYPE_CHECKING:
+    from headstart.cli.train_watch import CommandWatch
+    from headstart.train.job import Job
 
 INTERRUPTED = 130
 
@@ -38,31 +42,52 @@ def run(
 ) -> int:
     limit_spinning()
     from headstart.checkpoint.hub import local_folder
-    from headstart.cli.train_watch import CommandWatch, describe
+    from headstart.cli.train_watch import CommandWatch
     from headstart.errors import ConfigError
+    from headstart.train.job import Job
     from headstart.train.options import resolve
-    from headstart.train.parallel import is_main_process
-    from headstart.train.session import Job, plan
-    from headstart.train.trainer import train
     from headstart.train.variants import read_variants
 
     if out is None and not dry_run:
         raise ConfigError("no --out given; say where the run goes, or add --dry-run.")
+    own = {"": resolve(options)} if variants is None else read_variants(variants, options)
     job = Job(
-        model=local_folder(model), data=data, out=out or Path(), head=head, overwrite=overwrite,
-        options={"": resolve(options)} if variants is None else read_variants(variants, options),
-    )  # fmt: skip
+        model=local_folder(model), data=data, out=out, head=head, overwrite=overwrite, options=own
+    )
+    job.check()  # before torch is imported
     with CommandWatch() as watch:
         if dry_run:
-            plan(job, watch)
-            watch.say("dry run: nothing was written")
-            return 0
-        outcomes = train(job, watch)
+            return _plan(job, watch, as_json=json_output)
+        return _train(job, watch, as_json=json_output)
+
+
+def _plan(job: Job, watch: CommandWatch, *, as_json: bool) -> int:
+    from headstart.train.parallel import is_main_process
+    from headstart.train.plan import plan
+
+    planned = plan(job, watch)
     if is_main_process():
-        if json_output:
+        print(json.dumps(planned.as_json()) if as_json else planned.describe())
+        watch.say("dry run: nothing was written")
+    return 0
+
+
+def _train(job: Job, watch: CommandWatch, *, as_json: bool) -> int:
+    from headstart.cli.train_watch import describe, ranking
+    from headstart.train.parallel import is_main_process
+    from headstart.train.trainer import train
+
+    outcomes = train(job, watch)
+    is_finished = outcomes[0].is_finished
+    if is_main_process():
+        if as_json:
             print(json.dumps([asdict(outcome) for outcome in outcomes]))
         else:
             print("\n".join(describe(outcome) for outcome in outcomes))
-        if not outcomes[0].is_finished:
-            watch.say(f"stopped and saved in {out}; run the same command to go on")
-    return 0 if outcomes[0].is_finished else INTERRUPTED
+        if len(outcomes) > 1 and not as_json:
+            print("\n".join(ranking(outcomes)))
+            if is_finished:
+                print(f"wrote {job.out}/report.html, which compares them")
+        if not is_finished:
+            watch.say(f"stopped and saved in {job.out}; run the same command to go on")
+    return 0 if is_finished else INTERRUPTED

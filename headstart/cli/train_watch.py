@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headstart.train.trainer import Outcome
 from headstart.train.watching import Watch
+
+if TYPE_CHECKING:
+    from headstart.train.trainer import Outcome
 
 
 class CommandWatch(Watch):
@@ -81,8 +83,21 @@ def describe(outcome: Outcome) -> str:
         lines.append(f"before  {_numbers(outcome.before)}")
         lines.append(f"after   {_numbers(outcome.after)} (best, step {outcome.best_step})")
     if outcome.is_finished:
+        if outcome.after is not None and outcome.best_step == 0:
+            lines.append("training did not help: the result is the head as it was")
         lines.append(f"wrote {outcome.folder}/head and {outcome.folder}/report.html")
     return "\n".join(lines)
+
+
+def ranking(outcomes: Sequence[Outcome]) -> list[str]:
+    """Heads trained side by side, the best first; nothing where they were not validated."""
+    found = [(outcome, outcome.after) for outcome in outcomes if outcome.after is not None]
+    found.sort(key=lambda pair: -pair[1]["acceptance_length"])
+    width = max((len(outcome.name) for outcome, _ in found), default=0)
+    return [
+        f"{place}. {outcome.name:<{width}}  {_numbers(after)} (step {outcome.best_step})"
+        for place, (outcome, after) in enumerate(found, 1)
+    ]
 
 
 def _numbers(metrics: Mapping[str, Any]) -> str:

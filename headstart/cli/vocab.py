@@ -79,6 +79,7 @@ def run(
     limit_spinning()
     from headstart.checkpoint.hub import local_folder
     from headstart.checkpoint.reader import Checkpoint
+    from headstart.data.dataset import Dataset
     from headstart.vocab.files import check_file_target, format_of, write
 
     if out is None and not dry_run:
@@ -98,6 +99,8 @@ def run(
     else:
         if data is None and not text:
             raise ConfigError("nothing to count; give --data, --text or both.")
+        if data is not None:
+            Dataset.open(data)  # before a tokenizer is loaded
         wanted = _sizes(size, sizes)
         predict = partial(simulated, checkpoint, head, device, dtype, bandwidth)
         made, notes = _made(checkpoint, data, text or [], by, wanted, min_tokens, only, predict)
@@ -143,7 +146,7 @@ def simulated(
         )[vocab.name]  # fmt: skip
         speeds = predict(found.overall.lengths, single_costs(built, [vocab], bandwidth))
         fastest = best(speeds)
-        return Prediction(fastest.acceptance_length, fastest.speed_up)
+        return Prediction(fastest.acceptance_length, fastest.speed_up, fastest.drafts)
 
     return simulate
 
@@ -164,7 +167,7 @@ def _made(
     from headstart.vocab.draft_vocab import ALL
     from headstart.vocab.forced import forced_ids
     from headstart.vocab.languages import language_of
-    from headstart.vocab.sizes import candidate_sizes
+    from headstart.vocab.sizes import candidate_sizes, check_sizes
 
     prompts = PromptReader(checkpoint)
     tokenizer = prompts.tokenizer
@@ -176,6 +179,8 @@ def _made(
         vocab_size=vocab_size, tokenizer_sha=tokenizer_sha(checkpoint), forced=forced,
         languages=by == "language",
     )  # fmt: skip
+    sizes = sizes or candidate_sizes(vocab_size, len(forced))
+    check_sizes(sizes, vocab_size, len(forced))
     group_of = {
         "language": ranking.by_language(lambda ids: str(tokenizer.decode(ids))),
         "category": ranking.by_category,
@@ -194,12 +199,12 @@ def _made(
     groups, notes = making.grouped(
         ranking.merged(*counts), heldout, group_of, min_tokens=min_tokens
     )
-    simulate = predictor() if heldout else None
-    sizes = sizes or candidate_sizes(vocab_size, len(forced))
     chosen = [group for group in groups if only in (None, group.name)]
     if not chosen:
         _absent(only, groups)
-    return [making.make(group, trait, sizes, simulate) for group in chosen], notes
+    simulate = predictor() if heldout else None
+    made = [making.make(group, trait, sizes, simulate) for group in chosen]
+    return made, [*notes, *(each.note for each in made if each.note is not None)]
 
 
 def _answers(data: Path | None, model: making.Model) -> tuple[list[Any], list[Any]]:
@@ -271,15 +276,15 @@ def _facts(vocab: DraftVocab, made: list[Made]) -> dict[str, Any]:
 
 def _table(made: list[Made]) -> list[str]:
     """One line per map and size; the one that was taken is marked."""
-    lines = [f"{'map':<12}{'size':>8}  {'coverage':>9}  {'acceptance length':>17}  {'speed':>6}"]
+    lines = [f"{'map':<12}{'size':>8}  {'coverage':>9}  {'acceptance length':>18}  {'speed':>6}"]
     for each in made:
         for tried in each.candidates:
             mark = "  <- taken" if tried.size == len(each.vocab.ids) else ""
             share = "-" if tried.coverage is None else f"{tried.coverage:.2%}"
             length, speed = tried.acceptance_length, tried.predicted_speed
+            shown = "-" if length is None else f"{length:.2f} at K = {tried.drafts}"
             lines.append(
-                f"{each.vocab.name:<12}{tried.size:>8}  {share:>9}  "
-                f"{'-' if length is None else f'{length:.2f}':>17}  "
+                f"{each.vocab.name:<12}{tried.size:>8}  {share:>9}  {shown:>18}  "
                 f"{'-' if speed is None else f'{speed:.2f}x':>6}{mark}"
             )
     return lines

@@ -119,7 +119,7 @@ def _conversation(entry: Any, default_id: str) -> Conversation:
     category = entry.get("category") or entry.get("source") or "general"
     if not isinstance(category, str):
         raise _Wrong(f"category is {category!r}; expected text")
-    return Conversation(str(given), category, messages)
+    return Conversation(_whole(str(given), "id"), _whole(category, "category"), messages)
 
 
 def _from_messages(value: Any) -> Iterator[Message]:
@@ -174,11 +174,15 @@ def _content(value: Any) -> str:
         value = "".join(part["text"] for part in value)
     if not isinstance(value, str) or not value.strip():
         raise _Wrong("a message has no text")
+    return _whole(value, "a message")
+
+
+def _whole(text: str, what: str) -> str:
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError:
-        raise _Wrong("a message has half of a surrogate pair in it") from None
-    return value
+        raise _Wrong(f"{what} has half of a surrogate pair in it") from None
+    return text
 
 
 def _is_text_part(part: Any) -> bool:

@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -40,6 +40,7 @@ class Header:
     sampling: dict[str, Any]
     seed: int | None
     chat_template_kwargs: dict[str, Any]
+    engine: dict[str, str] = field(default_factory=dict)  # its dtype, weights and device
     counts: dict[str, dict[str, int]]  # split -> records, prompts, tokens, answer_tokens
     report: dict[str, Any]  # what was dropped, and why
     stamp: str = ""
@@ -73,11 +74,15 @@ class Dataset:
     def open(cls, folder: str | Path) -> Dataset:
         """Read and check the header; DataError says what the folder is instead."""
         path = Path(folder)
-        if not path.is_dir():
-            kind = "is not a folder" if path.exists() else "does not exist"
+        if path.is_file():
             raise DataError(
-                f"{path} {kind}; expected a dataset. Make one: headstart distill MODEL --prompts "
-                f"FILE --out {path}"
+                f"{path} is a file; expected the folder of a dataset. If it holds prompts, let the "
+                f"model answer them: headstart distill MODEL --prompts {path} --out DATA"
+            )
+        if not path.is_dir():
+            raise DataError(
+                f"{path} does not exist; expected a dataset. Make one: headstart distill MODEL "
+                f"--prompts FILE --out {path}"
             )
         if not (path / HEADER_NAME).is_file():
             if (path / JOURNAL_NAME).is_file():
@@ -158,7 +163,7 @@ def _header(path: Path) -> Header:
             f"{path} has headstart_dataset {version!r}; this version reads {FORMAT_VERSION}. Make "
             "the dataset again, or update Headstart."
         )
-    names = {field.name for field in fields(Header)}
+    names = {each.name for each in fields(Header)}
     if set(found) != names:
         raise DataError(
             f"{path} lacks or has a strange {', '.join(sorted(set(found) ^ names))}; expected what "

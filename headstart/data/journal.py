@@ -13,7 +13,7 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -38,6 +38,8 @@ class Asked:
     sampling: dict[str, Any]  # temperature, top_k, top_p, max_tokens; empty for an import
     seed: int | None
     chat_template_kwargs: dict[str, Any]
+    # dtype, weights and device of the embedded engine; empty where it is not (yet) known
+    engine: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,8 +56,10 @@ class Answer:
     prompt_ids: Sequence[int]
     answer_ids: Sequence[int]
     finish_reason: str
-    seed: int | None  # of the noise
+    seed: int | None  # of the noise, where our engine made it
     exact_ids: bool  # False: the ids are a new tokenisation of the text
+    max_tokens: int | None = None  # how long it could have become, as the engine resolved it
+    server_seed: int | None = None  # what a server was sent; its noise is its own
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -201,7 +205,7 @@ def _answer(path: Path, number: int, entry: dict[str, Any]) -> Answer:
 
 
 def _check_names(path: Path, number: int, entry: dict[str, Any], kind: type) -> None:
-    expected = {field.name for field in fields(kind)}
+    expected = {each.name for each in fields(kind)}
     if set(entry) != expected:
         wrong = some(sorted(set(entry) ^ expected))
         raise _broken(path, number, f"lacks a field or has a strange one ({wrong})")
@@ -216,11 +220,14 @@ def _broken(path: Path, number: int, what: str) -> DataError:
 
 def _check_same(path: Path, known: Asked, asked: Asked) -> None:
     """Answers of two models, or asked for in two ways, do not belong into one dataset."""
-    for field in fields(Asked):
-        was, now = getattr(known, field.name), getattr(asked, field.name)
+    names = [each.name for each in fields(Asked) if each.name != "engine"]
+    pairs = [(name, getattr(known, name), getattr(asked, name)) for name in names]
+    # A run that has nothing left to ask starts no engine, and goes with any.
+    pairs += [(name, known.engine.get(name), value) for name, value in asked.engine.items()]
+    for name, was, now in pairs:
         if was != now:
             raise DataError(
-                f"{path} was begun with {field.name} {_short(was)}, this run has {_short(now)}. "
+                f"{path} was begun with {name} {_short(was)}, this run has {_short(now)}. "
                 "Run with the same model and settings to go on, or choose another --out."
             )
 

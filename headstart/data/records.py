@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 _ROW_FIELDS = (
     "id", "prompt_id", "category", "turn", "sample", "seed", "finish_reason", "exact_ids",
-    "num_prompt",
+    "num_prompt", "max_tokens",
 )  # fmt: skip
 _TENSORS = {"ids": "int32", "mask": "uint8", "offsets": "int64", "rows": "uint8"}
 
@@ -32,11 +33,43 @@ class Record:
     sample: int  # from 0
     ids: NDArray[np.int32]  # prompt, then the answer as it was decoded, its end token included
     mask: NDArray[np.bool_]  # True where a token is the model's (or, imported, the assistant's)
-    seed: int | None  # of the noise that chose the answer: the engine's Request.seed
+    seed: int | None  # of the noise that chose the answer: the engine's Request.seed; else None
     sampling: dict[str, Any]  # temperature, top_k, top_p, max_tokens; empty for an import
     finish_reason: str
     exact_ids: bool  # False: the ids are a new tokenisation of a text
     num_prompt: int  # tokens before the first masked one
+    max_tokens: int | None = None  # how long the answer could have become; None: not known
+
+    @property
+    def is_replayable(self) -> bool:
+        """Whether our engine chose these very tokens with noise that is known."""
+        return self.seed is not None and self.exact_ids
+
+
+def spread(records: Sequence[Record], limit: int | None) -> list[Record]:
+    """At most `limit` records, in their order, with the categories' shares of the whole.
+
+    Chosen by a hash of the prompt's id, so that neither the order nor records that are added
+    decide; answers to one prompt are taken together.
+    """
+    if limit is None or limit >= len(records):
+        return list(records)
+    by_category: dict[str, list[Record]] = {}
+    for record in sorted(records, key=_draw):
+        by_category.setdefault(record.category, []).append(record)
+    # Each record's place in its category, as a share: the smallest shares of all are taken.
+    places = [
+        ((index + 0.5) / len(part), _draw(record), record)
+        for part in by_category.values()
+        for index, record in enumerate(part)
+    ]
+    chosen = {id(record) for _, _, record in sorted(places, key=lambda p: p[:2])[:limit]}
+    return [record for record in records if id(record) in chosen]
+
+
+def _draw(record: Record) -> tuple[str, str]:
+    hashed = hashlib.sha256(record.prompt_id.encode(errors="backslashreplace")).hexdigest()
+    return hashed, record.id
 
 
 def pack(records: Sequence[Record], stamp: str) -> bytes:

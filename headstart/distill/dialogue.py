@@ -75,14 +75,15 @@ class Dialogue:
 
     def answer(
         self, *, text: str, prompt_ids: Sequence[int], answer_ids: Sequence[int],
-        finish_reason: str, seed: int | None, exact_ids: bool,
+        finish_reason: str, exact_ids: bool, seed: int | None = None,
+        server_seed: int | None = None, max_tokens: int | None = None,
     ) -> Answer:  # fmt: skip
         """The next turn's answer, as it goes into the journal."""
         return Answer(
             prompt_id=self.conversation.id, category=self.conversation.category, turn=self.turn,
             sample=self.sample, prompt_sha=self.prompt_sha, user=self.user, text=text,
             prompt_ids=prompt_ids, answer_ids=answer_ids, finish_reason=finish_reason, seed=seed,
-            exact_ids=exact_ids,
+            exact_ids=exact_ids, server_seed=server_seed, max_tokens=max_tokens,
         )  # fmt: skip
 
 

@@ -75,5 +75,5 @@ def _record(answer: Answer, sampling: dict[str, Any]) -> Record:
         id=answer.id, prompt_id=answer.prompt_id, category=answer.category, turn=answer.turn,
         sample=answer.sample, ids=ids, mask=np.arange(len(ids)) >= num_prompt, seed=answer.seed,
         sampling=sampling, finish_reason=answer.finish_reason, exact_ids=answer.exact_ids,
-        num_prompt=num_prompt,
+        num_prompt=num_prompt, max_tokens=answer.max_tokens,
     )  # fmt: skip

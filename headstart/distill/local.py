@@ -41,6 +41,14 @@ class LocalAsker:
                 engine.abort(request_id)
 
     @property
+    def facts(self) -> dict[str, str]:
+        """What else decides the text: for the journal's header."""
+        built = self._engine.built
+        dtype = str(built.dtype).removeprefix("torch.")
+        weights = self._engine.options.weights
+        return {"dtype": dtype, "weights": weights, "device": built.device.type}
+
+    @property
     def acceptance(self) -> dict[str, Any]:
         """What the drafts were worth on this text."""
         return self._engine.stats.acceptance.as_json()
@@ -63,6 +71,7 @@ class LocalAsker:
         answer = dialogue.answer(
             text=output.text, prompt_ids=result.prompt_token_ids, answer_ids=output.token_ids,
             finish_reason=str(output.finish_reason), seed=self._seed(dialogue), exact_ids=True,
+            max_tokens=output.stats.max_tokens,
         )  # fmt: skip
         dialogue.take(answer)
         return answer

@@ -51,7 +51,8 @@ class DistillOptions:
         default=0.8, metadata={"help": "drop answers this similar to another one; 1: only copies"}
     )
     keep_truncated: bool = field(
-        default=False, metadata={"help": "keep answers that were cut off at --max-tokens"}
+        default=False,
+        metadata={"help": "keep answers that were cut off at --max-tokens (dropped otherwise)"},
     )
     server: str | None = field(
         default=None, metadata={"help": "ask this OpenAI-compatible server instead"}

@@ -1,7 +1,8 @@
 """Answers from an OpenAI-compatible server.
 
 Token ids are taken from the server where it returns them (`return_token_ids`: vLLM, Headstart);
-else the text is tokenised again, which is nearly always the same, and marked as not exact.
+else the text is tokenised again, which is nearly always the same, and marked as not exact. What a
+server does with the seed that it is sent is its own business: its noise cannot be replayed.
 """
 
 from __future__ import annotations
@@ -146,7 +147,7 @@ class RemoteAsker:
             prompt_ids, answer_ids = self._tokenize(dialogue, message, text, finish_reason)
         return dialogue.answer(
             text=text, prompt_ids=prompt_ids, answer_ids=answer_ids, finish_reason=finish_reason,
-            seed=self._seed(dialogue), exact_ids=is_exact,
+            server_seed=self._seed(dialogue), exact_ids=is_exact,
         )  # fmt: skip
 
     def _are_ids(self, value: Any) -> bool:

@@ -7,7 +7,7 @@ where it was. The engine or server is only started when something is left to ask
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,9 +26,13 @@ from headstart.distill.options import DistillOptions
 from headstart.distill.remote import RemoteAsker, require_httpx
 from headstart.errors import ConfigError, DataError
 from headstart.heads.digest import trunk_digest
+from headstart.heads.operation import counted
 
 if TYPE_CHECKING:
     from headstart.engine.options import EngineOptions
+
+_MANY_CUT = 0.2  # a larger share of answers that were cut off deserves a word
+_NO_HELP = 1.05  # acceptance length of drafts that cost more than they bring
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,29 @@ class Outcome:
     header: Header
     num_new: int
     acceptance: dict[str, Any] | None  # of the embedded engine, where it was used
+
+    @property
+    def advice(self) -> list[str]:
+        """What a user should know before training on this."""
+        report, limit = self.header.report, self.header.sampling.get("max_tokens")
+        num_cut = report["dropped"].get("truncated", {"count": 0})["count"]
+        notes = []
+        if num_cut > _MANY_CUT * report["answers"]:
+            notes.append(
+                f"{num_cut} of {counted(report['answers'], 'answer')} were cut off at --max-tokens "
+                f"{limit} and dropped. Add --keep-truncated (they are in the journal, nothing is "
+                "asked again), or raise --max-tokens with another --out"
+            )
+        found = self.acceptance
+        if found is not None and any(found["drafted"]) and found["acceptance_length"] < _NO_HELP:
+            notes.append(
+                f"drafts were hardly ever right (acceptance length "
+                f"{found['acceptance_length']:.2f}): the head is fresh, or not this model's. Until "
+                "it is trained, --speculate 0 answers faster"
+            )
+        if not self.header.counts["heldout"]["records"]:
+            notes.append("nothing is held out for scoring; raise --heldout")
+        return notes
 
 
 class Asker(Protocol):
@@ -134,7 +161,8 @@ def distill(
     """Ask what is left to ask, then write the dataset. `report` hears of each answer."""
     asker = _asker(plan, options, engine_options, head, warn) if plan.num_left else None
     plan.out.mkdir(parents=True, exist_ok=True)
-    with Journal(plan.out / JOURNAL_NAME, plan.asked) as journal:
+    facts = asker.facts if isinstance(asker, LocalAsker) else {}
+    with Journal(plan.out / JOURNAL_NAME, replace(plan.asked, engine=facts)) as journal:
         if journal.num_answers != plan.num_known:
             raise DataError(f"{journal.path} grew meanwhile: another run wrote to it. Run again.")
 

@@ -9,29 +9,38 @@ from __future__ import annotations
 import hashlib
 import json
 from io import FileIO
+from typing import Any
 
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BrokenFile
+from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
+from headstart.heads.mimo_trunk import unspoken
 
 _SAMPLE_BYTES = 4096
-# What changes a trunk's text without changing a tensor. Names of classes are not among them: a
-# grafted Llama is called mimo and computes the same.
-_FIELDS = (
-    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size",
-    "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", "partial_rotary_factor",
-    "sliding_window", "use_sliding_window", "layer_types", "tie_word_embeddings",
-    "num_experts_per_tok", "norm_topk_prob", "routed_scaling_factor", "scoring_func",
-)  # fmt: skip
+# What cannot change a trunk's text: everything else in its config counts, known here or not.
+_SILENT = {
+    # Names, of classes too: a grafted Llama is called mimo and computes the same.
+    "_name_or_path", "name_or_path", "model_type", "architectures", "auto_map",
+    "transformers_version", "_commit_hash", "finetuning_task", "task_specific_params",
+    # How it is stored: the tensors say so themselves, a bias of zeros is none.
+    "dtype", "torch_dtype", "quantization_config", "compression_config", "attention_bias",
+    # How it is trained and run.
+    "initializer_range", "attention_dropout", "hidden_dropout", "use_cache", "pad_token_id",
+    "output_attentions", "output_hidden_states", "return_dict", "torchscript",
+    "_attn_implementation", "attn_implementation", "pretraining_tp", "ep_size",
+    "output_router_logits", "router_aux_loss_coef", "aux_loss_alpha", "seq_aux",
+    # Other parts; the fields of the text part were taken out of text_config.
+    "text_config", "vision_config", "audio_config",
+}  # fmt: skip
+_HEADS = ("mtp", "nextn")  # in the name of a field that is about a head
 
 
 def trunk_digest(checkpoint: Checkpoint) -> str:
-    """Of the config fields that matter and of every tensor that is not the head's."""
-    fields = checkpoint.config.fields
+    """Of the config but for what cannot matter, and of every tensor that is not the head's."""
     state = hashlib.sha256()
-    kept = {name: fields[name] for name in _FIELDS if name in fields}
-    state.update(json.dumps(kept, sort_keys=True).encode())
+    state.update(json.dumps(_meaning(checkpoint), sort_keys=True).encode())
     owner = find_family(checkpoint)
     head = set(find_head_of(checkpoint, owner).tensors.values()) if owner is not None else set()
     for name, info in sorted(checkpoint.tensors.items()):
@@ -42,6 +51,18 @@ def trunk_digest(checkpoint: Checkpoint) -> str:
             state.update(f"{name} {info.dtype} {info.shape}\n".encode())
             state.update(sample)
     return f"trunk-sha256:{state.hexdigest()}"
+
+
+def _meaning(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The config fields that change the text, with what silence means where grafting writes it."""
+    fields = checkpoint.config.fields
+    if fields.get("model_type") in GRAFTED_AS:
+        fields |= unspoken(fields, str(fields["model_type"]))
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in _SILENT and not any(part in name for part in _HEADS)
+    }
 
 
 def _sample(info: TensorInfo) -> bytes | None:

@@ -7,7 +7,7 @@ biases that the trunk does not have are to be added as zeros.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headstart.checkpoint.config import Config
@@ -42,11 +42,7 @@ def as_mimo(model: Checkpoint) -> Config:
             f"{model.folder} has biases (mlp_bias or attention_bias) that the mimo layout has no "
             "place for. Train a separate drafter for it instead."
         )
-    if raw.get("head_dim") is None:
-        raw["head_dim"] = raw["hidden_size"] // raw["num_attention_heads"]
-    for field, value in _DEFAULTS[str(model.config.model_type)].items():
-        if raw.get(field) is None:  # MiMo's config class would put other defaults in its place
-            raw[field] = raw["num_attention_heads"] if value is None else value
+    raw.update(unspoken(raw, str(model.config.model_type)))
     raw.update(
         model_type="mimo",
         architectures=["MiMoForCausalLM"],
@@ -54,6 +50,20 @@ def as_mimo(model: Checkpoint) -> Config:
         auto_map=dict(MIMO_AUTO_MAP),
     )
     return Config(raw)
+
+
+def unspoken(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    """What a config of model_type `kind` means where it is silent.
+
+    MiMo's config class would put other defaults in its place.
+    """
+    heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
+    defaults = {
+        name: heads if value is None else value for name, value in _DEFAULTS.get(kind, {}).items()
+    }
+    if isinstance(heads, int) and isinstance(hidden, int) and heads:
+        defaults["head_dim"] = hidden // heads
+    return {name: value for name, value in defaults.items() if fields.get(name) is None}
 
 
 def _check_sizes(model: Checkpoint, raw: dict[str, Any]) -> None:

@@ -11,18 +11,15 @@ import torch
 
 from headstart.models.config import ModelConfig
 from headstart.models.loading import LAYER_PARTS, places_of
-from headstart.models.mtp import MTPHead
-
-
-def head_tensors(head: MTPHead, config: ModelConfig) -> dict[str, torch.Tensor]:
-    """Our name -> values, with merged q, k, v and gate, up taken apart."""
-    return split_parameters(dict(head.named_parameters()), config)
 
 
 def split_parameters(
     parameters: Mapping[str, torch.Tensor], config: ModelConfig
 ) -> dict[str, torch.Tensor]:
-    """The same from a head's parameters by name, wherever they are kept."""
+    """Our name -> values, with merged q, k, v and gate, up taken apart.
+
+    From a head's parameters by name, wherever they are kept.
+    """
     return {
         name: value.detach()
         for parameter, whole in parameters.items()

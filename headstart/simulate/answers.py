@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 GREEDY = SamplingParams(temperature=0)
 NO_LIMIT = 1 << 40
-LOOPING = "looping"  # the finish reason of an answer that goes round in circles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,6 @@ class Answer:
     params: SamplingParams = GREEDY
     seed: int = 0  # of the engine's noise: Request.seed
     end_ids: frozenset[int] = frozenset()
-    is_looping: bool = False
 
     @property
     def num_tokens(self) -> int:
@@ -91,6 +89,8 @@ def answers_of(
     for start, stop in spans:
         # An imported conversation had no limit that anybody knows.
         limit = min(params.max_tokens or NO_LIMIT, max_len - start) if is_asked else NO_LIMIT
+        if record.max_tokens is not None:  # the engine's own limits may have been narrower
+            limit = min(limit, record.max_tokens)
         if record.finish_reason == "length":
             limit = stop - start
         result.append(
@@ -98,7 +98,6 @@ def answers_of(
                 record_id=record.id, prompt_id=record.prompt_id, category=record.category,
                 document=document, start=start, stop=stop, limit=limit, params=params,
                 seed=record.seed or 0, end_ids=end_ids | frozenset(params.stop_token_ids),
-                is_looping=record.finish_reason == LOOPING,
             )
         )  # fmt: skip
     return result

@@ -6,6 +6,7 @@ at a time, a pass costs the weights that it reads, whatever its number of rows.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,7 +46,7 @@ def from_bandwidth(
 
     K/V and activations are left out, and so are fixed overheads: right for short contexts.
     """
-    if bandwidth <= 0:
+    if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise ConfigError(f"the bandwidth is {bandwidth:g}; give bytes per second above 0.")
     layer = _layer_weights(config)
     lm_head = config.vocab * config.hidden

@@ -58,7 +58,7 @@ def make_plan(records: Sequence[Record], temperature: float | None, rule: str) -
         elif not all(record.exact_ids for record in records):
             reason += ", as far as re-tokenised ids are the model's own"
         return Plan("replay", rule, params, is_own, reason)
-    unknown = sum(not record.exact_ids or record.seed is None for record in records)
+    unknown = sum(not record.is_replayable for record in records)
     if unknown:
         reason = (
             f"by formula: {unknown} of {len(records)} answers have no seed or no exact ids (they "

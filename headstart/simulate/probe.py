@@ -238,9 +238,9 @@ def _judged(variants: list[Variant], own: dict[str, str], rows: int) -> tuple[Ve
         )
     if best.agreement < best.chance + _ALIVE:
         return "dead", (
-            f"the head is dead: at best it agrees with the trunk on {share}, chance gives "
-            f"{100 * best.chance:.0f} %. Its weights are fresh, shuffled or of another model; "
-            "train it, or restore the original one."
+            f"at best the head agrees with the trunk on {share}, chance gives "
+            f"{100 * best.chance:.0f} %. Its weights are fresh, shuffled, of another model, or "
+            "trained too little; train it, or restore the original one."
         )
     rivals = [variant for variant in variants[1:] if variant.margin < _CLEAR]
     unlike = [variant for variant in rivals if not variant.is_same]

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from headstart.vocab.draft_vocab import DraftVocab
 
 WHOLE = "whole vocabulary"
-LOOPS = "looping answers"
 _STATE_BYTES = 1 << 28  # of the unrolled head, per batch
 
 # What a record's drafts are chosen from; None: the whole vocabulary.
@@ -54,8 +53,7 @@ class Scored:
 
 @dataclass(frozen=True)
 class Scores:
-    """All answers, and parts of them: categories, and looping answers, which are left out of the
-    whole because they are easy to draft."""
+    """All answers, and the categories among them."""
 
     overall: Scored
     parts: Mapping[str, Scored]
@@ -90,7 +88,8 @@ def score(
                 for answer in batch.answers:
                     vocab = vocab_of(by_id[answer.record_id])
                     key = "" if vocab is None else vocab.name
-                    made.setdefault(key, _logits(built, vocab))
+                    if key not in made:
+                        made[key] = _logits(built, vocab)
                     choices.setdefault(key, []).append(answer)
                 for key, answers in choices.items():
                     kept[name] += _found(built, depths, batch, answers, made[key], plan)
@@ -170,20 +169,26 @@ def _logits(built: Built, vocab: DraftVocab | None) -> DraftLogits:
 
 
 def _summary(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scores:
-    usual = [each for each in found if not each.answer.is_looping]
-    loops = [each for each in found if each.answer.is_looping]
-    if not usual:
+    if not found:
         raise DataError("there are no answers to score; the split is empty.")
     parts: dict[str, list[Matches | Expected]] = {}
-    for each in usual:
+    for each in found:
         parts.setdefault(each.answer.category, []).append(each)
-    groups = dict(sorted(parts.items())) if len(parts) > 1 else {}
-    if loops:
-        groups[LOOPS] = loops
+    # A category without a round has no rates; its answers still count in the whole.
+    groups = {name: part for name, part in sorted(parts.items()) if _has_drafts(part)}
+    if not groups:
+        raise DataError(
+            f"every one of {len(found)} answers has a single token, which comes with the prompt: "
+            "there was nothing to draft. Distill prompts with longer answers."
+        )
     return Scores(
-        _scored(usual, plan, max_drafts),
-        {name: _scored(part, plan, max_drafts) for name, part in groups.items()},
+        _scored(found, plan, max_drafts),
+        {name: _scored(part, plan, max_drafts) for name, part in groups.items() if len(parts) > 1},
     )
+
+
+def _has_drafts(found: Sequence[Matches | Expected]) -> bool:
+    return any(each.answer.num_tokens > 1 for each in found)
 
 
 def _scored(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scored:

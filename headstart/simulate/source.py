@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import SPLITS, Dataset
 from headstart.data.fingerprints import tokenizer_sha
+from headstart.data.records import Record, spread
 from headstart.errors import ConfigError, DataError
 from headstart.heads.digest import trunk_digest
-
-if TYPE_CHECKING:
-    from headstart.data.records import Record
 
 
 def open_records(
     folder: Path, split: str, checkpoint: Checkpoint, limit: int | None = None
 ) -> list[Record]:
-    """The answers of one split, at most `limit`; DataError if another model wrote them."""
+    """The answers of one split, at most `limit`, taken from all categories.
+
+    DataError if another model wrote them.
+    """
     if split not in SPLITS:
         raise ConfigError(f"--split is {split!r}; expected {' or '.join(SPLITS)}.")
     if limit is not None and limit < 1:
@@ -40,7 +40,7 @@ def open_records(
             f"{folder} has no answers in its {split} split (records: {counts}). Choose another "
             "--split, or distill more prompts."
         )
-    return records[:limit]
+    return spread(records, limit)
 
 
 def _short(digest: str) -> str:

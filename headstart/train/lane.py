@@ -33,7 +33,7 @@ class Lane:
     def restore(self, step: int) -> None:
         """Go on from the checkpoint of `step`."""
         tensors, self.progress = self.folder.checkpoints.read(step)
-        self.learner.load(tensors, step)
+        self.learner.load(tensors)
 
     def update(self, step: int, num_steps: int, sums: Sums, counts: Counts) -> dict[str, Any]:
         """Use the gathered gradients for step number `step` (from 0); returns a metrics line."""
@@ -48,7 +48,7 @@ class Lane:
         if not math.isfinite(norm) or not math.isfinite(float(totals.total)):
             raise NotFinite
         self.progress = replace(self.progress, step=step + 1)
-        pairs = zip(totals.loss.tolist(), counts.by_depth, strict=True)
+        pairs = zip(totals.loss.tolist(), totals.kept.tolist(), strict=True)
         chains = zip(totals.matches.tolist(), totals.chains.tolist(), strict=True)
         return {
             "step": step + 1,

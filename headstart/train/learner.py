@@ -125,24 +125,27 @@ class Learner:
         result = {}
         for name, parameter in self.parameters.items():
             result[f"master.{name}"] = _whole(parameter.detach())
+            state = self.optimizer.state.get(parameter, {})
+            # A part of the head that no depth uses has never been updated.
+            result[f"updates.{name}"] = torch.as_tensor(state.get("step", 0.0)).clone()
             for moment in _MOMENTS:
-                state = self.optimizer.state.get(parameter, {})
                 value = state.get(moment)
                 kept = torch.zeros_like(parameter) if value is None else value
                 result[f"{moment}.{name}"] = _whole(kept)
         return {name: value.cpu() for name, value in result.items()}
 
     @torch.no_grad()
-    def load(self, tensors: dict[str, Tensor], num_updates: int) -> None:
-        """Go on from `tensors`, as they were after `num_updates` steps of the optimiser."""
+    def load(self, tensors: dict[str, Tensor]) -> None:
+        """Go on from what `tensors` gave."""
         for name, parameter in self.parameters.items():
             parameter.copy_(_like(tensors[f"master.{name}"], parameter))
-            if num_updates:
+            updates = tensors[f"updates.{name}"]
+            if updates > 0:
                 state = self.optimizer.state[parameter]
                 # Where AdamW itself keeps it: on the device only for its fused kernel.
                 is_fused = self.optimizer.param_groups[0]["fused"]
                 on = parameter.device if is_fused else torch.device("cpu")
-                state["step"] = torch.tensor(float(num_updates), device=on)
+                state["step"] = updates.to(on, copy=True)
                 for moment in _MOMENTS:
                     state[moment] = _like(tensors[f"{moment}.{name}"], parameter).clone()
 

@@ -19,23 +19,38 @@ from headstart.errors import ConfigError, some
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {
         "context": "prefix", "loss": "lk", "beta": 0.6, "learning_rate": 2e-4,
-        "batch_tokens": 65536, "batch_sequences": 0, "long_records": "cut",
+        "batch_tokens": 65536, "batch_sequences": 0, "min_steps": 50, "long_records": "cut",
         "adam_beta2": 0.95, "weight_decay": 0.0, "warmup": 0.05, "epochs": 3,
     },
     "fastmtp": {
         "context": "sequence", "loss": "ce", "beta": 0.6, "learning_rate": 5e-5,
-        "batch_tokens": 0, "batch_sequences": 64, "long_records": "drop",
+        "batch_tokens": 0, "batch_sequences": 64, "min_steps": 0, "long_records": "drop",
         "adam_beta2": 0.95, "weight_decay": 0.1, "warmup": 0.05, "epochs": 3,
     },
 }  # fmt: skip
 # What decides which records a step sees; heads trained side by side must agree on these.
 ORDER_FIELDS = (
-    "epochs", "batch_tokens", "batch_sequences", "pack_tokens", "max_len", "long_records", "seed",
+    "epochs", "max_steps", "batch_tokens", "batch_sequences", "min_steps", "pack_tokens", "max_len",
+    "long_records", "seed",
 )  # fmt: skip
 
 
 def _option(default: Any, text: str) -> Any:
     return field(default=default, metadata={"help": text})
+
+
+def _by_recipe(name: str, text: str) -> Any:
+    """An option that the recipe fills; its help says with what."""
+    shown = {recipe: _shown(values[name]) for recipe, values in RECIPES.items()}
+    if len(set(shown.values())) == 1:
+        said = f"recipes: {shown['default']}"
+    else:
+        said = ", ".join(f"recipe {recipe}: {value}" for recipe, value in shown.items())
+    return _option(None, f"{text} ({said})")
+
+
+def _shown(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,28 +59,38 @@ class TrainOptions:
 
     recipe: Literal["default", "fastmtp"] = _option("default", "what sets the options not given")
     num_depths: int = _option(3, "K: how many tokens ahead the head is trained to draft")
-    context: Literal["prefix", "sequence"] | None = _option(
-        None, "what deeper drafts attend to: prefix as in serving, sequence as FastMTP"
+    context: Literal["prefix", "sequence"] | None = _by_recipe(
+        "context", "what deeper drafts attend to: prefix as in serving, sequence as FastMTP"
     )
-    loss: Literal["ce", "kl", "lk", "tv", "e2e-tv"] | None = _option(
-        None, "ce on the text; kl, lk, tv, e2e-tv against the trunk's distribution"
+    loss: Literal["ce", "kl", "lk", "tv", "e2e-tv"] | None = _by_recipe(
+        "loss", "ce on the text; kl, lk, tv, e2e-tv against the trunk's distribution"
     )
-    beta: float | None = _option(None, "weight of depth k is beta^(k-1) over their sum")
+    beta: float | None = _by_recipe("beta", "weight of depth k is beta^(k-1) over their sum")
     lk_decay: float = _option(3.0, "loss lk: how soon it turns from kl to tv")
     teacher_temperature: float = _option(1.0, "temperature of both distributions in soft losses")
     draft_vocab: str | None = _option(None, "file of the draft vocabulary to train for")
-    learning_rate: float | None = _option(None, "at its peak")
+    learning_rate: float | None = _by_recipe("learning_rate", "at its peak")
     schedule: Literal["cosine", "linear", "constant"] = _option("cosine", "of the learning rate")
-    warmup: float | None = _option(None, "share of all steps")
-    epochs: int | None = _option(None, "passes over the data")
-    batch_tokens: int | None = _option(None, "tokens in one optimiser step, about; 0: see below")
-    batch_sequences: int | None = _option(None, "records in one optimiser step; 0: by tokens")
+    warmup: float | None = _by_recipe("warmup", "share of all steps")
+    epochs: int | None = _by_recipe("epochs", "passes over the data")
+    max_steps: int = _option(0, "end after so many steps; 0: all that the epochs give")
+    min_steps: int | None = _by_recipe(
+        "min_steps", "lower batch_tokens until the epochs give so many; 0 if a batch size is given"
+    )
+    batch_tokens: int | None = _by_recipe(
+        "batch_tokens", "tokens in one optimiser step, about; if given, batch_sequences is 0"
+    )
+    batch_sequences: int | None = _by_recipe(
+        "batch_sequences", "records in one optimiser step; if given, batch_tokens is 0"
+    )
     pack_tokens: int = _option(8192, "tokens in one packed row, the unit of memory")
     max_len: int = _option(4096, "longest record in tokens")
-    long_records: Literal["cut", "drop"] | None = _option(None, "what is done with longer ones")
+    long_records: Literal["cut", "drop"] | None = _by_recipe(
+        "long_records", "what is done with longer ones"
+    )
     adam_beta1: float = _option(0.9, "AdamW's first moment")
-    adam_beta2: float | None = _option(None, "AdamW's second moment")
-    weight_decay: float | None = _option(None, "AdamW's, on matrices only")
+    adam_beta2: float | None = _by_recipe("adam_beta2", "AdamW's second moment")
+    weight_decay: float | None = _by_recipe("weight_decay", "AdamW's, on matrices only")
     clip: float = _option(1.0, "largest norm of a step's gradient; 0: any")
     seed: int = _option(0, "of the order of the data")
     device: str = _option("auto", "cpu, cuda, or auto")
@@ -101,6 +126,7 @@ class TrainOptions:
 _LEAST: Mapping[str, float] = {
     "num_depths": 1, "epochs": 1, "batch_tokens": 0, "batch_sequences": 0, "pack_tokens": 1,
     "max_len": 3, "clip": 0, "eval_every": 0, "eval_limit": 0, "save_every": 0, "keep": 1,
+    "max_steps": 0, "min_steps": 0,
     "weight_decay": 0, "lk_decay": 0, "adam_beta1": 0, "adam_beta2": 0,
 }  # fmt: skip
 
@@ -124,11 +150,11 @@ def _check_type(name: str, value: Any) -> None:
 def resolve(options: TrainOptions) -> TrainOptions:
     """The options with everything that the recipe sets filled in."""
     recipe = dict(RECIPES[options.recipe])
-    # Whoever gives one size of a batch means that one.
+    # Whoever gives one size of a batch means that one, and exactly.
     if options.batch_tokens:
-        recipe["batch_sequences"] = 0
+        recipe.update(batch_sequences=0, min_steps=0)
     elif options.batch_sequences:
-        recipe["batch_tokens"] = 0
+        recipe.update(batch_tokens=0, min_steps=0)
     missing = {name: value for name, value in recipe.items() if getattr(options, name) is None}
     result = replace(options, **missing)
     if result.batch_tokens and result.batch_sequences:
@@ -137,6 +163,16 @@ def resolve(options: TrainOptions) -> TrainOptions:
             "a step is filled by one of them. Set the other to 0."
         )
     return result
+
+
+def sized(options: TrainOptions, num_tokens: int) -> TrainOptions:
+    """Resolved options with `batch_tokens` lowered where few tokens would give too few steps."""
+    assert options.epochs and options.min_steps is not None and options.batch_tokens is not None
+    if not options.min_steps or not options.batch_tokens:
+        return options
+    steps_per_epoch = -(-options.min_steps // options.epochs)
+    enough = max(1, num_tokens // steps_per_epoch)
+    return replace(options, batch_tokens=min(options.batch_tokens, enough))
 
 
 def changed(options: TrainOptions, overrides: Mapping[str, Any]) -> TrainOptions:

@@ -15,6 +15,7 @@ import torch
 
 from headstart.data.records import Record
 from headstart.errors import DataError
+from headstart.heads.operation import counted
 from headstart.models.documents import Documents
 from headstart.train.options import TrainOptions
 
@@ -58,7 +59,9 @@ class Kept:
     def describe(self) -> str:
         tokens = sum(len(record.ids) for record in self.records)
         learned = sum(int(record.mask.sum()) for record in self.records)
-        parts = [f"{len(self.records)} records, {tokens} tokens, {learned} of them to learn"]
+        parts = [
+            f"{counted(len(self.records), 'record')}, {tokens} tokens, {learned} of them to learn"
+        ]
         for count, what in (
             (self.num_cut, "cut to the longest length"),
             (self.num_dropped, "dropped as too long"),

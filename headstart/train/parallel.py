@@ -7,8 +7,9 @@ averaged.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -16,10 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, HeadstartError
 
 _PATIENCE = timedelta(days=1)  # the others wait while one process fills a cache of states
+_FAREWELL_SECONDS = 5.0  # for news of a process that leaves with an error
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,18 @@ class World:
         return values
 
     def sum_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        for parameter in parameters:
-            if parameter.grad is None:  # this process had no rows in the step
-                parameter.grad = torch.zeros_like(parameter)
-            self.sum_(parameter.grad)
+        """Over all processes. Parameters that none of them trains stay without a gradient, and so
+        untouched: gradients of zero would let the optimiser decay them."""
+        if self.size == 1:
+            return
+        every = list(parameters)
+        flags = [float(parameter.grad is not None) for parameter in every]
+        is_trained = self.sum_(torch.tensor(flags, device=every[0].device)).tolist()
+        for parameter, trained in zip(every, is_trained, strict=True):
+            if trained:
+                if parameter.grad is None:  # this process had no rows in the step
+                    parameter.grad = torch.zeros_like(parameter)
+                self.sum_(parameter.grad)
 
     def any(self, flag: bool, device: torch.device) -> bool:
         """Whether any process says so; all hear the same."""
@@ -86,8 +98,55 @@ def joined(device: str) -> Iterator[tuple[World, str]]:
         device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
         torch.cuda.set_device(device)
     backend = "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=_PATIENCE)
+    store, rank, size = next(rendezvous("env://", timeout=_PATIENCE))
+    dist.init_process_group(
+        backend, store=PrefixStore("run", store), rank=rank, world_size=size, timeout=_PATIENCE
+    )
+    leaving = _Leaving(PrefixStore("leaving", store), rank, size)
     try:
-        yield World(dist.get_rank(), dist.get_world_size()), device
+        yield World(rank, size), device
+    except (HeadstartError, OSError):
+        leaving.tell()
+        if rank != 0 and leaving.hears_of([0]):
+            raise SystemExit(1) from None  # the first process says it for all
+        raise
+    except RuntimeError:
+        # Most likely a collective that has lost its partner. Who left has said why.
+        if leaving.hears_of([other for other in range(size) if other != rank]):
+            leaving.tell()
+            raise SystemExit(1) from None
+        raise
     finally:
-        dist.destroy_process_group()
+        dist.destroy_process_group()  # the others' collectives end here
+        leaving.wait_for_others()
+
+
+class _Leaving:
+    """Processes that end with an error tell the others, so that one message is printed."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._store, self._rank, self._size = store, rank, size
+        self._has_told = False
+
+    def tell(self) -> None:
+        self._has_told = True
+        with suppress(RuntimeError):
+            self._store.set(str(self._rank), "error")
+
+    def hears_of(self, ranks: Sequence[int]) -> bool:
+        """Whether one of them has left, or does so soon."""
+        end = time.monotonic() + _FAREWELL_SECONDS
+        while time.monotonic() < end:
+            try:
+                if any(self._store.check([str(rank)]) for rank in ranks):
+                    return True
+            except RuntimeError:  # the process that kept the store is gone
+                return True
+            time.sleep(0.05)
+        return False
+
+    def wait_for_others(self) -> None:
+        """After an error, before this process ends: torchrun would end the others at once."""
+        if self._has_told and self._rank == 0:
+            for rank in range(1, self._size):
+                self.hears_of([rank])

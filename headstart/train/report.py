@@ -1,7 +1,9 @@
-"""report.html of a run: curves, before and after, by depth and by category."""
+"""report.html of a run: curves, before and after, by depth and by category; and of several runs
+that were trained side by side, what sets them apart."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,16 +35,59 @@ def write_report(path: Path, lane: Lane, session: Session) -> None:
         page.line_chart("Loss by depth", _by_depth(steps, "loss_by_depth"), "step", "loss")
         matches = _by_depth(steps, "cumulative_match")
         page.line_chart("Cumulative match on training text", matches, "step", "share of chains")
-    found = {line["step"]: line["validation"] for line in lines if "validation" in line}
+    found = _found(lines)
     if found:
         _validations(page, found, lane.progress.best_step)
     page.json("options", options.document())
     page.write(path)
 
 
+def write_comparison(path: Path, lanes: Sequence[Lane], session: Session) -> None:
+    """One page on heads that were trained side by side, the best first."""
+    page = Page("Heads trained side by side", session.job.model.name)
+    page.facts({"records": len(session.records), "steps": session.num_steps})
+    found = {lane.name: _found(lane.folder.metrics.lines()) for lane in lanes}
+    if session.heldout:
+        ranked = sorted(lanes, key=lambda lane: -(lane.progress.best_length or 0.0))
+        lengths = {
+            lane.name: [(s, part["acceptance_length"]) for s, part in found[lane.name].items()]
+            for lane in ranked
+        }
+        title = "Acceptance length on held-out answers"
+        page.line_chart(title, lengths, "step", "tokens per round")
+        page.table(
+            ["head", "acceptance length before", "after", "best step", "options of its own"],
+            [
+                [
+                    lane.name, found[lane.name][0]["acceptance_length"],
+                    found[lane.name][lane.progress.best_step]["acceptance_length"],
+                    lane.progress.best_step, _own_options(lane, lanes),
+                ]
+                for lane in ranked
+            ],
+        )  # fmt: skip
+    page.json("options", {lane.name: lane.learner.options.document() for lane in lanes})
+    page.write(path)
+
+
+def _own_options(lane: Lane, lanes: Sequence[Lane]) -> str:
+    """What this head was told and not all others."""
+    documents = [other.learner.options.document() for other in lanes]
+    own = lane.learner.options.document()
+    names = [n for n in own if any(document[n] != own[n] for document in documents)]
+    return ", ".join(f"{name} {own[name]}" for name in names)
+
+
+def _found(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
+    """Validations by step."""
+    return {line["step"]: line["validation"] for line in lines if "validation" in line}
+
+
 def _validations(page: Page, found: dict[int, dict[str, Any]], best: int) -> None:
     before, after = found[0], found[best]
     page.heading("Held-out answers, walked round by round")
+    if best == 0:
+        page.text("Training did not help: the result is the head as it was.")
     page.line_chart(
         "Acceptance length",
         {"held out": [(step, part["acceptance_length"]) for step, part in found.items()]},

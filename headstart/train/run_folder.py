@@ -17,42 +17,44 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import TrainError
+from headstart.errors import TrainError, some
 from headstart.train.checkpoints import Checkpoints, sync
 
-OPTIONS, METRICS, HEAD, REPORT = "options.json", "metrics.jsonl", "head", "report.html"
+OPTIONS, METRICS, REPORT = "options.json", "metrics.jsonl", "report.html"
+_OTHERS = {
+    "trunk": "another model (the trunk's weights differ)",
+    "tokenizer": "another tokenizer",
+    "data": "other data (another dataset, or `headstart distill` has written it again since)",
+    "head": "another head to start from",
+}
 
 
 class RunFolder:
     """One run on disk."""
 
-    def __init__(self, path: Path, keep: int) -> None:
-        self.path = path
+    def __init__(self, path: Path, keep: int, identity: Mapping[str, Any]) -> None:
+        self.path, self.identity = path, identity
         self.checkpoints = Checkpoints(path / "checkpoints", keep)
         self.metrics = Metrics(path / METRICS)
 
-    @property
-    def is_finished(self) -> bool:
-        return (self.path / HEAD).is_dir()
-
-    def check(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+    def check(self, *, overwrite: bool) -> None:
         """Refuse a folder that is something else, or another run."""
         if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
             return
-        document = self._identity()  # also before overwriting: only runs are replaced
+        found = self._stored()  # also before overwriting: only runs are replaced
         if not overwrite:
-            _compare(self.path, document, identity)
+            _compare(self.path, found, self.identity)
 
-    def start(self, identity: Mapping[str, Any], *, overwrite: bool) -> None:
+    def start(self, *, overwrite: bool) -> None:
         """Make the folder, or clear what a stopped run left half-written."""
         if overwrite and self.path.exists():
             shutil.rmtree(self.path)
         self.path.mkdir(parents=True, exist_ok=True)
         self.checkpoints.clear_partial()
         if not (self.path / OPTIONS).exists():
-            write_text(self.path / OPTIONS, json.dumps(identity, indent=2) + "\n")
+            write_text(self.path / OPTIONS, json.dumps(self.identity, indent=2) + "\n")
 
-    def _identity(self) -> dict[str, Any]:
+    def _stored(self) -> dict[str, Any]:
         path = self.path / OPTIONS
         try:
             found = json.loads(path.read_bytes())
@@ -61,8 +63,8 @@ class RunFolder:
                 f"{self.path} exists and is no run of `headstart train` ({OPTIONS} cannot be "
                 "read). Choose another --out."
             ) from error
-        if not isinstance(found, dict):
-            raise TrainError(f"{path} is not a JSON object. Choose another --out.")
+        if not isinstance(found, dict) or not isinstance(found.get("options"), dict):
+            raise TrainError(f"{path} holds no options of a run. Choose another --out.")
         return found
 
 
@@ -109,13 +111,24 @@ def write_text(path: Path, text: str) -> None:
     os.replace(partial, path)
 
 
-def _compare(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any], at: str = "") -> None:
-    for name in [*wanted, *(n for n in found if n not in wanted)]:
-        here, now = found.get(name), wanted.get(name)
-        if isinstance(here, dict) and isinstance(now, dict):
-            _compare(path, here, now, f"{at}{name}.")
-        elif here != now:
+def _compare(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Words first, digests last: what differs is what a user can act on."""
+    advice = "Run it as it was begun, choose another --out, or add --overwrite to begin anew."
+    for name, what in _OTHERS.items():
+        was, now = found.get(name), wanted[name]
+        if was != now:
             raise TrainError(
-                f"{path} is a run with {at}{name} {here!r}; now it is {now!r}. Run it as it was "
-                "begun, choose another --out, or add --overwrite to begin anew."
+                f"{path} was begun with {what}. {advice} ({name} {_short(was)}, now {_short(now)})"
             )
+    before, after = found["options"], wanted["options"]
+    changes = [
+        f"{name} {before.get(name)!r}, now {after.get(name)!r}"
+        for name in {**after, **before}
+        if before.get(name) != after.get(name)
+    ]
+    if changes:
+        raise TrainError(f"{path} was begun with {some(changes)}. {advice}")
+
+
+def _short(digest: object) -> str:
+    return str(digest).rpartition(":")[2][:12]

@@ -38,11 +38,11 @@ class Batch:
 class Sums:
     """Sums over loss rows; they add up over packed rows and processes."""
 
-    values: Tensor  # [3, K + 1] fp64: see the properties; the last column holds the whole loss
+    values: Tensor  # [4, K + 1] fp64: see the properties; the last column holds the whole loss
 
     @classmethod
     def zero(cls, num_depths: int, device: torch.device) -> Sums:
-        return cls(torch.zeros(3, num_depths + 1, dtype=torch.float64, device=device))
+        return cls(torch.zeros(4, num_depths + 1, dtype=torch.float64, device=device))
 
     def __add__(self, other: Sums) -> Sums:
         return Sums(self.values + other.values)
@@ -66,6 +66,11 @@ class Sums:
     def chains(self) -> Tensor:
         """[K] chains that have a label at every depth up to it."""
         return self.values[2, :-1]
+
+    @property
+    def kept(self) -> Tensor:
+        """[K] rows that have a loss: a draft vocabulary may leave nothing to learn in others."""
+        return self.values[3, :-1]
 
 
 def learn(learner: Learner, batch: Batch, counts: Counts, *, is_filler: bool = False) -> Sums:
@@ -114,7 +119,11 @@ def _total(
     num_rows: int,
     counts: Counts,
 ) -> Tensor:
-    """This row's share of the step's loss: a mean over the whole step at each depth."""
+    """This row's share of the step's loss: a mean over the whole step at each depth.
+
+    The mean is over all labels, also those that a draft vocabulary makes the loss drop: how many
+    `kl` drops is only known when the step is over. So such a step weighs as much as it can teach.
+    """
     options = learner.options
     if options.loss == "e2e-tv":
         return end_to_end_loss(gathered, losses, wanted.starts, num_rows, max(1, counts.complete))
@@ -128,10 +137,11 @@ def _sums(total: Tensor, losses: list[RowLosses], wanted: Targets, num_rows: int
     device = wanted.places.device
     is_right = torch.ones(num_rows + 1, dtype=torch.bool, device=device)
     has_label = is_right.clone()
-    loss, matches, chains = [], [], []
+    loss, matches, chains, kept = [], [], [], []
     for part, starts in zip(losses, wanted.starts, strict=True):
         counts = starts >= 0
         loss.append((part.loss.double() * counts).sum())
+        kept.append((part.is_kept & counts).sum())
         # The spare last place takes what has no row.
         place = torch.where(counts, starts, num_rows)
         labelled = torch.zeros_like(has_label).index_put_((place,), counts)
@@ -139,5 +149,5 @@ def _sums(total: Tensor, losses: list[RowLosses], wanted: Targets, num_rows: int
         has_label, is_right = has_label & labelled, is_right & right
         matches.append((is_right & has_label)[:-1].sum())
         chains.append(has_label[:-1].sum())
-    rows = [[*loss, total], [*matches, matches[0]], [*chains, chains[0]]]
+    rows = [[*loss, total], *([*each, each[0]] for each in (matches, chains, kept))]
     return Sums(torch.stack([torch.stack([v.double() for v in row]) for row in rows]))

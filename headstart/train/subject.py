@@ -11,7 +11,6 @@ import torch
 from headstart.assembly.build import Built, build
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import HeadNotFound
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, dequantize, head_of
 from headstart.models.config import ModelConfig, model_config
@@ -68,11 +67,7 @@ def load_subject(
 ) -> Subject:
     """Load a model and the head to train: `head_folder`, else the checkpoint's own."""
     built = build(checkpoint, head_folder, device=device, dtype=dtype)
-    if built.head is None:
-        raise HeadNotFound(
-            f"{checkpoint.folder} has no head to train. Add a fresh one with `headstart graft`, "
-            "give the lost one back with `headstart restore`, or name one with --head."
-        )
+    assert built.head is not None, "a plan without a head is refused"
     for module in (built.trunk, built.head):
         module.requires_grad_(False)
         for child in module.modules():

@@ -19,13 +19,14 @@ import torch
 
 from headstart.errors import TrainError
 from headstart.models.unroll import teacher_states
+from headstart.train.job import HEAD, Job
 from headstart.train.lane import Lane, NotFinite, not_finite
 from headstart.train.packing import Row, plan_epoch
 from headstart.train.parallel import joined
-from headstart.train.report import write_report
+from headstart.train.report import write_comparison, write_report
 from headstart.train.result import write_head
-from headstart.train.run_folder import HEAD, REPORT
-from headstart.train.session import Job, Session, open_session, restore
+from headstart.train.run_folder import REPORT
+from headstart.train.session import Session, open_session, restore
 from headstart.train.step import Batch, Sums, learn
 from headstart.train.targets import count
 from headstart.train.validation import validate
@@ -149,6 +150,9 @@ class Trainer:
         """The best head of each run and its report; the head last, for it marks the end."""
         if not self.world.is_main:
             return
+        out = self.session.job.out
+        if len(self.lanes) > 1 and out is not None:
+            write_comparison(out / REPORT, self.lanes, self.session)
         for lane in self.lanes:
             folder = lane.folder
             write_report(folder.path / REPORT, lane, self.session)

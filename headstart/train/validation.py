@@ -1,7 +1,8 @@
 """Validation by the exact simulator: what the head in training would do for held-out answers.
 
 Always in context `prefix`, which is what serving has, and with the sampling under which an answer
-was written where that is known.
+was written where its noise is known. Of other answers (a server's, imported ones) the arg-max
+drafts are compared with the text: lower than what sampling would accept, and good to compare heads.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def _walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tupl
     """Category and counters of each answer in a packed row."""
     num_drafts = learner.options.num_depths
     answers = [
-        answer for i, record in enumerate(row.records) for answer in _answers(record, i, max_len)
+        answer
+        for i, record in enumerate(row.records)
+        for answer in validated_answers(record, i, max_len)
     ]
     depths = learner.draft(
         batch.embedded, batch.rotary, batch.states, batch.documents,
@@ -95,9 +98,9 @@ def _walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tupl
     return [(found.answer.category, walk(found, num_drafts)) for found in matches]
 
 
-def _answers(record: Record, document: int, max_len: int) -> list[Answer]:
-    is_known = record.seed is not None and record.exact_ids
-    params = params_of(record.sampling) if is_known else GREEDY
+def validated_answers(record: Record, document: int, max_len: int) -> list[Answer]:
+    """Answers with the noise that chose them, else to be compared with arg-max drafts."""
+    params = params_of(record.sampling) if record.is_replayable else GREEDY
     return answers_of(record, document=document, max_len=max_len, params=params)
 
 

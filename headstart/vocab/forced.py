@@ -19,7 +19,6 @@ MARKERS = (
     "<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>",
 )  # fmt: skip
 _BYTE_FALLBACK = re.compile(r"<0x[0-9A-Fa-f]{2}>")
-_SPACED_DIGIT = re.compile(rb" [0-9]")
 _CONVERSATIONS = (
     ("system", "user", "assistant"),
     ("user", "assistant"),

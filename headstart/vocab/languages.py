@@ -75,12 +75,6 @@ def script_units(text: str) -> Counter[str]:
     return Counter(match.lastgroup or OTHER for match in _UNITS.finditer(text))
 
 
-def cjk_share(text: str) -> float:
-    """Share of Chinese, Japanese and Korean characters among the words of all scripts."""
-    units = script_units(text)
-    return sum(units[name] for name in (CHINESE, JAPANESE, "ko")) / max(1, units.total())
-
-
 def is_code(text: str) -> bool:
     """Whether most of a text is code: inside fences or, without any, by the look of its lines."""
     fenced = sum(len(match[1].strip()) for match in _FENCED.finditer(text))

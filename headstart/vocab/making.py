@@ -14,7 +14,7 @@ from typing import Any
 from headstart.errors import DataError
 from headstart.vocab.draft_vocab import ALL, DraftVocab
 from headstart.vocab.ranking import Answer, Counts, GroupOf, answer_ids, coverage, rank
-from headstart.vocab.sizes import SizeResult, choose_size
+from headstart.vocab.sizes import ENOUGH_COVERAGE, SizeResult, choose_size, drafting_pays
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,7 @@ class Prediction:
 
     acceptance_length: float
     speed: float  # relative to no drafts at all
+    drafts: int | None = None  # the K that both are of
 
 
 # Told a vocabulary and the held-out answers that it is for.
@@ -49,6 +50,18 @@ class Made:
     vocab: DraftVocab
     candidates: tuple[SizeResult, ...]
     num_counted: int
+
+    @property
+    def note(self) -> str | None:
+        """Why the size was not chosen by speed although speeds were predicted."""
+        tried = self.candidates
+        if len(tried) < 2 or tried[0].predicted_speed is None or drafting_pays(tried):
+            return None
+        return (
+            f"{self.vocab.name}: no size is predicted to be faster than another, because this "
+            f"head's drafts do not pay; taken is the smallest that covers {ENOUGH_COVERAGE:.0%}, "
+            "else the largest. A better trained head may choose otherwise (--head)"
+        )
 
     def as_json(self) -> dict[str, Any]:
         vocab = {k: v for k, v in asdict(self.vocab).items() if k != "ids"}
@@ -116,8 +129,9 @@ def make(group: Group, model: Model, sizes: Sequence[int], simulate: Simulate | 
         if simulate is not None and group.heldout:
             found = simulate(vocab, group.heldout)
             result = replace(
-                result, acceptance_length=found.acceptance_length, predicted_speed=found.speed
-            )
+                result, acceptance_length=found.acceptance_length, predicted_speed=found.speed,
+                drafts=found.drafts,
+            )  # fmt: skip
         tried.append((result, vocab))
     candidates = tuple(result for result, _ in tried)
     chosen = candidates[0] if len(candidates) == 1 else choose_size(candidates)

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
-from headstart.errors import ConfigError
 from headstart.vocab.draft_vocab import ALL
 from headstart.vocab.languages import language_of
+from headstart.vocab.sizes import check_sizes
 
 _CHUNK_CHARACTERS, _LANGUAGE_TOKENS = 4000, 2000
 
@@ -100,13 +100,7 @@ def merged(*many: Mapping[str, Counter[int]]) -> dict[str, Counter[int]]:
 
 def rank(counts: Counts, *, size: int, forced: frozenset[int], vocab_size: int) -> tuple[int, ...]:
     """`size` ids, ascending: the forced ones, then the most frequent; ties to the lowest id."""
-    if size < len(forced):
-        raise ConfigError(
-            f"--size is {size}; {len(forced)} tokens (special, chat template, digits, whitespace, "
-            f"bytes) must be in. Give at least {len(forced)}."
-        )
-    if size > vocab_size:
-        raise ConfigError(f"--size is {size}; the model has {vocab_size} tokens. Give fewer.")
+    check_sizes([size], vocab_size, len(forced))
     free = (token for token in range(vocab_size) if token not in forced)
     best = sorted(free, key=lambda token: (-counts.get(token, 0), token))
     return tuple(sorted([*forced, *best[: size - len(forced)]]))

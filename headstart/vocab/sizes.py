@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from headstart.errors import ConfigError
@@ -19,6 +19,7 @@ class SizeResult:
     size: int
     coverage: float | None = None
     acceptance_length: float | None = None
+    drafts: int | None = None  # the K that both are of, the fastest one
     predicted_speed: float | None = None  # of the whole decoding, relative to no drafts at all
 
 
@@ -35,8 +36,26 @@ def candidate_sizes(vocab_size: int, num_forced: int) -> tuple[int, ...]:
     return found
 
 
+def drafting_pays(candidates: Sequence[SizeResult]) -> bool:
+    """Whether predicted speeds tell sizes apart: some K is worth it, and not all are as fast."""
+    speeds = {candidate.predicted_speed for candidate in candidates}
+    return len(speeds) > 1 and any(candidate.drafts != 0 for candidate in candidates)
+
+
+def check_sizes(sizes: Iterable[int], vocab_size: int, num_forced: int) -> None:
+    """ConfigError for a size that no vocabulary of the model can have."""
+    for size in sizes:
+        if size < num_forced:
+            raise ConfigError(
+                f"--size is {size}; {num_forced} tokens (special, chat template, digits, "
+                f"whitespace, bytes) must be in. Give at least {num_forced}."
+            )
+        if size > vocab_size:
+            raise ConfigError(f"--size is {size}; the model has {vocab_size} tokens. Give fewer.")
+
+
 def choose_size(candidates: Sequence[SizeResult]) -> SizeResult:
-    """The highest predicted speed; without predictions the smallest size that covers enough.
+    """The highest predicted speed; where that decides nothing, the smallest that covers enough.
 
     Ties go to the smaller size. Candidates with and without a prediction cannot be compared.
     """
@@ -46,7 +65,7 @@ def choose_size(candidates: Sequence[SizeResult]) -> SizeResult:
     speeds = [c.predicted_speed for c in ordered if c.predicted_speed is not None]
     if speeds and len(speeds) < len(ordered):
         raise ConfigError("a speed was predicted for some sizes only; predict it for all or none.")
-    if speeds:
+    if speeds and drafting_pays(ordered):
         return ordered[speeds.index(max(speeds))]
     if any(c.coverage is None for c in ordered):
         raise ConfigError(

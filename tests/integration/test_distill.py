@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,18 @@ import pytest
 from distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
 from tiny_fixture import Tiny
 
+from headstart.assembly.build import build
+from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
 from headstart.data.journal import read_journal
+from headstart.data.prompt_reader import PromptReader
+from headstart.data.records import Record
 from headstart.engine.engine import Engine
 from headstart.errors import CheckpointError, DataError
 from headstart.sampling.params import SamplingParams
+from headstart.simulate.plan import make_plan
+from headstart.simulate.rates import Rates
+from headstart.simulate.scoring import WHOLE, score
 
 FLAGS = [
     "--temperature", "1", "--top-k", "0", "--top-p", "1", "--max-tokens", "40", "--heldout", "0.3",
@@ -70,6 +78,47 @@ def test_a_recorded_seed_gives_the_recorded_answer_whatever_is_drafted(
     assert changed != [record.ids[record.num_prompt :].tolist() for record in records]  # control
     assert {record.turn for record in records} == {0, 1}
     assert len({record.seed for record in records}) == len(records)
+
+
+def test_simulator_equals_engine_where_the_engines_own_length_was_the_limit(
+    model: Path, tmp_path: Path
+) -> None:
+    """max_model_len is shorter than the model's and than --max-tokens: fewer drafts fit in."""
+    out, many = tmp_path / "d", write_prompts(tmp_path / "many.jsonl", 40)
+    outcome = run(
+        model, many, out, engine={"max_model_len": 24, "speculate": 3}, heldout=1.0,
+        keep_truncated=True, min_answer_tokens=0, max_similarity=1.0, seed=0,
+    )  # fmt: skip
+    assert not outcome.header.report["dropped"], "all answers are to be compared"
+    records = Dataset.open(out).records("heldout")
+    assert all(record.max_tokens == 24 - record.num_prompt for record in records)
+    assert {record.finish_reason for record in records} == {"stop", "length"}
+    built = build(Checkpoint.open(model), device="cpu", dtype="float64")
+    end_ids = PromptReader(Checkpoint.open(model)).end_ids
+
+    def counters(given: list[Record]) -> dict[str, Any]:
+        plan = make_plan(given, None, "match")
+        assert plan.method == "replay"
+        found = score(built, given, plan, max_drafts=3, end_ids=end_ids)[WHOLE].overall.found
+        assert isinstance(found, Rates)
+        return found.walked[3].as_json()
+
+    assert outcome.acceptance is not None and outcome.acceptance["accepted"][1] > 0
+    assert counters(records) == outcome.acceptance
+    # Control: without the limit that the engine had, rounds near the end would draft more.
+    unknown = [replace(record, max_tokens=None) for record in records]
+    assert counters(unknown)["drafted"] != outcome.acceptance["drafted"]
+
+
+def test_the_engines_precision_is_recorded_and_not_mixed(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "d"
+    header = run(model, prompts, out, limit=6).header
+    assert header.engine == {"dtype": "float64", "weights": "as-dtype", "device": "cpu"}
+    with pytest.raises(DataError, match="begun with dtype 'float64', this run has 'float32'"):
+        run(model, prompts, out, engine={"dtype": "float32"})
+    assert run(model, prompts, out).num_new > 0
 
 
 def test_the_second_turn_is_asked_with_the_models_own_answer(whole: Path) -> None:
@@ -127,6 +176,16 @@ def test_other_filters_need_no_new_answers(model: Path, prompts: Path, tmp_path:
     assert outcome.num_new == 0
     assert len(contents(out)["train"]) < kept
     assert outcome.header.report["dropped"]["truncated"]["count"] > 0
+
+
+def test_many_answers_that_were_cut_off_are_told_and_what_to_do(
+    model: Path, prompts: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "d"
+    (told,) = (n for n in run(model, prompts, out, max_tokens=8).advice if "cut off" in n)
+    assert "at --max-tokens 8 and dropped" in told and "--keep-truncated" in told
+    again = run(model, prompts, out, max_tokens=8, keep_truncated=True)
+    assert not any("cut off" in note for note in again.advice)
 
 
 @pytest.mark.parametrize(
@@ -192,6 +251,8 @@ def test_a_stopped_run_goes_on_without_asking_twice(
         assert process.returncode == 130
         assert "Run the same command again to go on" in errors
     _, before = read_journal(journal)
+    if stop == signal.SIGINT:
+        assert f"interrupted: {len(before)} answers so far" in errors
     assert 3 <= len(before) < 16
     with pytest.raises(DataError, match="not finished"):
         Dataset.open(out)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,14 @@ from distill_runs import chat_model, contents, run, write_prompts
 from tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
+from headstart.data.dataset import Dataset
 from headstart.data.journal import read_journal
 from headstart.data.prompt_reader import PromptReader
 from headstart.distill import retrying
 from headstart.errors import DataError, HeadstartError, MissingExtra, ServerError
+from headstart.simulate.answers import GREEDY
+from headstart.simulate.plan import make_plan
+from headstart.train.validation import validated_answers
 
 NUM_ANSWERS = 16  # of 12 prompts, every third with two turns
 
@@ -72,7 +77,7 @@ def test_exact_ids_and_turns_come_from_a_healthy_server(
     assert all(answer.exact_ids for answer in answers)
     assert server.headers[0]["Authorization"] == "Bearer secret"
     assert server.most_open == 4
-    by_seed = {answer.seed: answer for answer in answers}
+    by_seed = {answer.server_seed: answer for answer in answers}
     assert len(by_seed) == NUM_ANSWERS
     for body in server.asked:
         answer = by_seed[body["seed"]]
@@ -84,6 +89,23 @@ def test_exact_ids_and_turns_come_from_a_healthy_server(
     second = next(body for body in server.asked if len(body["messages"]) == 3)
     first = next(a for a in answers if a.key == (by_seed[second["seed"]].prompt_id, 0, 0))
     assert second["messages"][1] == {"role": "assistant", "content": first.text}
+
+
+def test_a_servers_noise_is_never_replayed_as_ours(
+    model: Path, prompts: Path, render: Callable[[Any], list[int]], tmp_path: Path
+) -> None:
+    """Exact ids and a seed that was sent do not make the server's text ours."""
+    ask(ChatServer(render), model, prompts, tmp_path / "d", heldout=1.0)
+    records = Dataset.open(tmp_path / "d").records("heldout")
+    assert all(record.exact_ids and record.seed is None for record in records)
+    plan = make_plan(records, None, "match")
+    assert plan.method == "formula" and "cannot be replayed" in plan.reason
+    for record in records:
+        (answer,) = validated_answers(record, 0, 64)
+        assert answer.params == GREEDY  # arg-max drafts against the text, as documented
+    own = [replace(record, seed=1) for record in records]  # control: as the engine's would be
+    assert make_plan(own, None, "match").method == "replay"
+    assert validated_answers(own[0], 0, 64)[0].params.temperature == 1.0
 
 
 def test_a_server_that_fails_now_and_then_gives_the_same_dataset(

@@ -133,7 +133,7 @@ def forget_count(document: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("name", "form"), ROUND_TRIPS)
-def test_export_then_stitch_gives_a_bare_trunk_its_head_back(
+def test_stitch_gives_a_bare_trunk_its_exported_head_back(
     tiny: Tiny, exported: Exported, tmp_path: Path, name: str, form: str
 ) -> None:
     model = make(tiny, name)
@@ -143,7 +143,7 @@ def test_export_then_stitch_gives_a_bare_trunk_its_head_back(
 
 
 @pytest.mark.parametrize(("name", "form"), ROUND_TRIPS)
-def test_export_then_stitch_into_the_same_model_changes_nothing(
+def test_stitch_of_an_export_into_the_same_model_changes_nothing(
     tiny: Tiny, exported: Exported, tmp_path: Path, name: str, form: str
 ) -> None:
     model = make(tiny, name)
@@ -269,7 +269,7 @@ def test_a_head_with_another_number_of_experts_is_refused(
 
 
 @pytest.mark.parametrize("variant", ["qwen3_5_moe", "qwen3_next"])
-def test_stitching_keeps_the_expert_layout_of_the_model(
+def test_stitch_keeps_the_expert_layout_of_the_model(
     tiny: Tiny, tmp_path: Path, variant: str
 ) -> None:
     apart, fused = tiny(variant), tiny(variant, fused_experts=True)
@@ -363,7 +363,7 @@ def test_a_trained_lm_head_is_never_replaced_by_the_trunks(tiny: Tiny, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3-sharded", "qwen3_5_moe-sharded"])
-def test_the_index_of_a_stitched_model_covers_every_tensor(
+def test_stitch_writes_an_index_that_covers_every_tensor(
     tiny: Tiny, tmp_path: Path, name: str
 ) -> None:
     result = stitch(make(tiny, name), make(tiny, name, with_head=False), tmp_path / "result")

@@ -24,7 +24,9 @@ from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams
+from headstart.simulate import scoring
 from headstart.simulate.acceptance import Acceptance
+from headstart.simulate.plan import make_plan
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write
 
@@ -169,14 +171,35 @@ def test_a_head_of_its_own_folder_is_scored_instead(
     assert sum(strange["accepted"]) < sum(same["accepted"])
 
 
-def test_looping_answers_are_counted_apart(
+def first_token(record: Record) -> Record:
+    stop = record.num_prompt + 1
+    return replace(record, ids=record.ids[:stop], mask=record.mask[:stop], finish_reason="stop")
+
+
+def test_answers_of_one_token_have_nothing_to_draft(
     model: Path, answered: Any, scored: Any, tmp_path: Path
 ) -> None:
     made, _ = answered[0.0]
-    marked = [replace(made[0], finish_reason="looping"), *made[1:]]
-    (result,) = scored(model, dataset(model, tmp_path / "data", marked))["results"]
-    assert result["overall"]["answers"] == 5
-    assert result["by_category"]["looping answers"]["answers"] == 1
+    with pytest.raises(DataError, match=r"6 answers has a single token.*nothing to draft"):
+        scored(model, dataset(model, tmp_path / "data", [first_token(r) for r in made]))
+    some = [first_token(r) if r.category == "a" else r for r in made]
+    (result,) = scored(model, dataset(model, tmp_path / "some", some))["results"]
+    assert result["overall"]["answers"] == 6
+    assert list(result["by_category"]) == ["b"], "a category without rounds has no rates"
+
+
+def test_each_reduced_lm_head_is_made_once(
+    model: Path, answered: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, _ = answered[0.0]
+    vocabs = [DraftVocab(ids=tuple(range(0, VOCAB, n)), name=f"every {n}") for n in (2, 3)]
+    built: list[Any] = []
+    real = scoring._logits
+    monkeypatch.setattr(scoring, "_logits", lambda b, v: built.append(v) or real(b, v))
+    ways: dict[str, scoring.VocabOf] = {"by category": lambda r: vocabs[r.category == "a"]}
+    engine = start(model, speculate=3, slots=8000)
+    scoring.score(engine.built, made, make_plan(made, None, "match"), vocabs=ways)
+    assert len(made) == 6 and sorted(v.name for v in built) == ["every 2", "every 3"]
 
 
 def test_costs_are_measured_here_unless_a_bandwidth_is_given(

@@ -66,7 +66,9 @@ def predicted(engine: Engine, plain: list[Result], params: SamplingParams) -> di
 
 @pytest.mark.parametrize("setting", SETTINGS)
 @pytest.mark.parametrize("family", ["mimo", "llama", "qwen3"])
-def test_counters_per_depth_are_equal_for_every_k(family: str, setting: str, tiny: Tiny) -> None:
+def test_simulator_equals_engine_per_depth_for_every_k(
+    family: str, setting: str, tiny: Tiny
+) -> None:
     params = SamplingParams(max_tokens=26, stop_token_ids=(11, 29), **SETTINGS[setting])
     folder = (soft if params.temperature > 1 else checkpoint)(tiny, family)
     engine = start(folder, speculate=1, slots=60000, draft_vocab=[REDUCED])

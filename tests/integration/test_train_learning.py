@@ -12,8 +12,8 @@ from markov_model import write_answers, write_model
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.graft import plan_graft
+from headstart.train.job import Job
 from headstart.train.options import TrainOptions, resolve
-from headstart.train.session import Job
 from headstart.train.trainer import Outcome, train
 from headstart.train.variants import read_variants
 

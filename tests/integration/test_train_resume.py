@@ -48,7 +48,7 @@ def test_resume(inputs: Path, whole: Path, tmp_path: Path) -> None:
     assert metrics(run) == metrics(whole)
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(
+def test_resume_after_a_kill_is_as_if_nothing_had_happened(
     inputs: Path, whole: Path, tmp_path: Path
 ) -> None:
     run, moments = tmp_path / "run", random.Random(4)
@@ -123,7 +123,7 @@ def test_a_finished_run_is_refused_without_overwrite(inputs: Path, tmp_path: Pat
 def test_another_option_is_refused_by_name(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     trained(inputs, run, StopAt(2))
-    with pytest.raises(TrainError, match=r"options\.seed 0; now it is 4"):
+    with pytest.raises(TrainError, match="was begun with seed 0, now 4"):
         trained(inputs, run, seed=4)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from training_data import random_records, write_data
 
 from headstart.calibrate.tiny import write_tiny
+from headstart.train.job import Job
 from headstart.train.options import TrainOptions, resolve
-from headstart.train.session import Job
 from headstart.train.trainer import Outcome, train
 from headstart.train.watching import Watch
 

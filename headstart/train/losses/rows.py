@@ -22,6 +22,7 @@ from headstart.train.losses.streamed import score_streamed
 from headstart.train.losses.whole import Labels, Scored, score_whole
 
 DEFAULT_MAX_ELEMENTS = 2**26
+_FEWEST_ROWS = 32  # products of fewer rows read the whole LM head for next to nothing
 
 
 @dataclass(frozen=True)
@@ -50,32 +51,6 @@ class RowLosses:
         self.is_kept[rows] = scored.terms.is_kept
 
 
-def row_losses(
-    kind: str,
-    states: Tensor,
-    head: LmHead,
-    *,
-    labels: Tensor,
-    teacher: Tensor | None = None,
-    temperature: float = 1.0,
-    lk_decay: float = 3.0,
-    max_elements: int | None = DEFAULT_MAX_ELEMENTS,
-    vocab_chunk: int | None = None,
-) -> RowLosses:
-    """The losses of one depth: `depth_losses` for a single tensor of states [R, D]."""
-    return depth_losses(
-        kind,
-        [states],
-        head,
-        labels=labels,
-        teacher=teacher,
-        temperature=temperature,
-        lk_decay=lk_decay,
-        max_elements=max_elements,
-        vocab_chunk=vocab_chunk,
-    )[0]
-
-
 @torch.no_grad()
 def depth_losses(
     kind: str,
@@ -95,13 +70,16 @@ def depth_losses(
     ids). teacher [R, D]: the trunk's states after its final norm that choose those tokens. Both
     p and q are taken at `temperature`; nothing is multiplied by its square.
 
-    A chunk of n rows has n * V <= max_elements (one row at least); None: all rows at once.
-    vocab_chunk: only so many tokens at a time, n * vocab_chunk <= max_elements; slower, for
-    vocabularies so large that a useful number of rows does not fit.
+    A chunk of n rows has n * V <= max_elements; None: all rows at once. Where the vocabulary is so
+    large that hardly a row fits, it is cut as well: n * vocab_chunk <= max_elements, which is
+    slower. `vocab_chunk` asks for that with so many tokens at a time.
     """
     loss = loss_kind(kind)
     _check(kind, loss, temperature, vocab_chunk, has_teacher=teacher is not None)
-    width = len(head.weight) if vocab_chunk is None else min(vocab_chunk, len(head.weight))
+    size = len(head.weight)
+    if vocab_chunk is None:
+        vocab_chunk = fitting_vocab_chunk(len(labels), size, max_elements)
+    width = size if vocab_chunk is None else min(vocab_chunk, size)
     results = [RowLosses.empty(states, head.wide) for states in depths]
     places, is_inside = head.place_labels(labels)
 
@@ -124,6 +102,13 @@ def depth_losses(
         for result in results:
             result.gradient.div_(temperature)
     return results
+
+
+def fitting_vocab_chunk(num_rows: int, vocab_size: int, max_elements: int | None) -> int | None:
+    """Tokens at a time, where whole rows would be too few; None: the vocabulary need not be cut."""
+    if max_elements is None or max_elements // vocab_size >= min(num_rows, _FEWEST_ROWS):
+        return None
+    return max(1, max_elements // min(num_rows, _FEWEST_ROWS))
 
 
 def row_chunks(num_rows: int, width: int, max_elements: int | None) -> Iterator[slice]:

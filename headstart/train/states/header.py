@@ -18,7 +18,7 @@ from torch import Tensor
 
 from headstart.errors import ConfigError, DataError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 HEADER_NAME, INDEX_NAME, JOURNAL_NAME = "header.json", "index.json", "journal.jsonl"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
 HIDDEN_KINDS = ("after_final_norm", "before_final_norm")
@@ -28,24 +28,35 @@ _REMEDIES = {
     "format_version": "It was written by another version of Headstart",
     "trunk_digest": "The states are another trunk's",
     "tokenizer_sha": "The states belong to text of another tokenizer",
+    "template_sha": "The states belong to text of another chat template",
     "dataset_fingerprint": "The states belong to another dataset",
     "hidden_kind": "The head's contract names the other side of the final norm",
-    "dtype": "The states are stored in another precision",
+    "fuse_order": "The head's contract fuses in the other order",
+    "recycled_hidden": "The head's contract recycles another state",
+    "compute_dtype": "The trunk computed in another precision (--dtype, or another device)",
+    "dtype": "The states are stored in another precision (--cache-dtype)",
     "hidden_size": "The states are another trunk's",
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheHeader:
-    """The hidden-state contract: a cache is used only where every field is as expected."""
+    """The hidden-state contract: a cache is used only where every field is as expected.
 
+    Fields that are None are not known yet, and not compared; a cache is written with all of them.
+    """
+
+    format_version: int = FORMAT_VERSION
     trunk_digest: str
     tokenizer_sha: str
-    dataset_fingerprint: str
+    template_sha: str | None = None
+    dataset_fingerprint: str  # of states/source.py
     hidden_kind: str  # one of HIDDEN_KINDS
-    dtype: str  # one of DTYPES
+    fuse_order: str | None = None
+    recycled_hidden: str | None = None
+    compute_dtype: str | None = None  # of the trunk
+    dtype: str  # as stored, one of DTYPES
     hidden_size: int
-    format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
@@ -65,11 +76,30 @@ def check_header(folder: Path, expected: CacheHeader) -> None:
     found = read_object(path)
     for field in fields(CacheHeader):
         here, wanted = found.get(field.name), getattr(expected, field.name)
-        if here != wanted:
+        if wanted is not None and here != wanted:
+            is_text = field.name == "dataset_fingerprint"
+            why = other_text(str(here), str(wanted)) if is_text else _REMEDIES[field.name]
             raise DataError(
-                f"{path}: {field.name} is {here!r}, expected {wanted!r}. "
-                f"{_REMEDIES[field.name]}; give another --cache folder, or remove this one."
+                f"{folder} is no cache for this run. {why}; give another --cache "
+                f"folder, or remove this one. ({field.name} is {here!r}, expected {wanted!r})"
             )
+
+
+def other_text(here: str, wanted: str) -> str:
+    """What differs between two fingerprints, `<records>-<longest>-<tokens>`."""
+    (names, longest, _), (own_names, own_longest, _) = (
+        f"{x}--".split("-", 2) for x in (here, wanted)
+    )
+    if names != own_names:
+        return _REMEDIES["dataset_fingerprint"]
+    if longest != own_longest:
+        return (
+            f"The states belong to these records cut at another length ({longest} tokens, now "
+            f"{own_longest}: --max-len or --long-records has changed)"
+        )
+    return (
+        "The states belong to these records with another text (distilled again, or cut otherwise)"
+    )
 
 
 def read_object(path: Path) -> dict[str, Any]:

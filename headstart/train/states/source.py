@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from headstart.data.fingerprints import template_sha
 from headstart.data.records import Record
 from headstart.errors import DataError
+from headstart.heads.operation import megabytes
 from headstart.models.unroll import trunk_states
 from headstart.train.packing import Row, pack
 from headstart.train.parallel import World
@@ -25,6 +27,7 @@ from headstart.train.states.writer import CacheWriter
 from headstart.train.subject import Subject
 
 Say = Callable[[str], None]
+Progress = Callable[[int, int], None]
 
 
 class StateSource(Protocol):
@@ -66,12 +69,30 @@ class Cached:
 
 
 def fingerprint(records: Sequence[Record]) -> str:
-    """Of the texts that states belong to."""
-    state = hashlib.sha256()
+    """Of the texts that states belong to: which records, the longest, and their tokens.
+
+    Apart, so that a refusal can say which of them has changed.
+    """
+    names, tokens = hashlib.sha256(), hashlib.sha256()
     for record in records:
-        state.update(f"{record.id} {len(record.ids)}\n".encode())
-        state.update(record.ids.tobytes())
-    return state.hexdigest()
+        names.update(f"{record.id}\n".encode(errors="backslashreplace"))
+        tokens.update(f"{len(record.ids)}\n".encode())
+        tokens.update(record.ids.tobytes())
+    longest = max((len(record.ids) for record in records), default=0)
+    return f"{names.hexdigest()[:16]}-{longest}-{tokens.hexdigest()}"
+
+
+def completed(header: CacheHeader, subject: Subject) -> CacheHeader:
+    """With the rest of the contract, which is known when the model is loaded."""
+    assert subject.built.head is not None
+    layout = subject.built.head.layout
+    return replace(
+        header,
+        template_sha=template_sha(subject.checkpoint),
+        fuse_order=layout.fuse_order,
+        recycled_hidden=layout.recycled_hidden,
+        compute_dtype=str(subject.dtype).removeprefix("torch."),
+    )
 
 
 def cached(
@@ -83,11 +104,20 @@ def cached(
     pack_tokens: int,
     world: World,
     say: Say,
+    is_stopped: Callable[[], bool] = lambda: False,
+    progress: Progress = lambda done, total: None,
 ) -> Cached:
-    """The cache in `folder`, filled first where it is not finished."""
+    """The cache in `folder`, filled first where it is not finished.
+
+    KeyboardInterrupt if it is stopped meanwhile: what was stored is kept and gone on with.
+    `progress` hears of tokens done, and of how many.
+    """
+    header = completed(header, subject)
+    is_cut = False
     if not StateCache.is_finished(folder) and world.is_main:
-        _fill(folder, header, subject, records, pack_tokens, say)
-    world.wait()
+        is_cut = not _fill(folder, header, subject, records, pack_tokens, say, is_stopped, progress)
+    if world.any(is_cut, subject.device):  # the others wait here
+        raise KeyboardInterrupt
     cache = StateCache.open(folder, header, verify=world.is_main)
     return Cached(cache, subject.device, subject.dtype)
 
@@ -99,18 +129,31 @@ def _fill(
     records: Sequence[Record],
     pack_tokens: int,
     say: Say,
-) -> None:
+    is_stopped: Callable[[], bool],
+    progress: Progress,
+) -> bool:
+    """Whether the cache is finished now."""
     num_tokens = sum(len(record.ids) for record in records)
     bill = disk_bill(num_tokens, header.hidden_size, header.dtype)
     say(
         f"cached states: {num_tokens} tokens x {header.hidden_size} in {header.dtype} take "
-        f"{bill / 1e9:.2f} GB in {folder}"
+        f"{megabytes(bill)} in {folder}"
     )
     check_free_space(folder, bill)
     source = InProcess(subject)
     with CacheWriter(folder, header) as writer:
+        done = sum(len(record.ids) for record in records if record.id in writer)
         for row in pack([r for r in records if r.id not in writer], pack_tokens):
+            if is_stopped():
+                say(
+                    f"stopped while caching states: {len(writer)} of {len(records)} records are in "
+                    f"{folder}; run the same command to go on"
+                )
+                return False
             parts = torch.split(source.states(row), list(row.documents.lengths))
             for record, states in zip(row.records, parts, strict=True):
                 writer.add(record.id, states)
+            done += row.documents.num_rows
+            progress(done, num_tokens)
         writer.finish()
+    return True

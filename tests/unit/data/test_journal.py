@@ -90,6 +90,21 @@ def test_answers_asked_for_otherwise_are_refused(change: dict[str, object], path
     Journal(path, ASKED).close()  # the lock is free again
 
 
+def test_an_engine_that_computes_otherwise_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    facts = {"dtype": "float32", "weights": "as-dtype", "device": "cpu"}
+    begun = replace(ASKED, engine=facts)
+    Journal(path, begun).close()
+    assert read_journal(path)[0].engine == facts
+    for name in facts:
+        other = replace(ASKED, engine={**facts, name: "other"})
+        with pytest.raises(DataError, match=f"was begun with {name} .*'other'"):
+            Journal(path, other)
+    # Nothing is left to ask: no engine was started, none can be compared.
+    assert earlier_answers(path, ASKED) == []
+    Journal(path, ASKED).close()
+
+
 def test_two_runs_cannot_write_at_once(path: Path) -> None:
     with Journal(path, ASKED), pytest.raises(DataError, match="another run is writing"):
         Journal(path, ASKED)

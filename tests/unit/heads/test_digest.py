@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -49,9 +50,42 @@ def test_grafting_does_not_change_it(variant: str, tiny: Tiny, tmp_path: Path) -
     assert of(tmp_path / "grafted") == of(source)
 
 
-def test_a_field_that_changes_the_text_changes_it(tiny: Tiny, tmp_path: Path) -> None:
+def told(source: Path, out: Path, **fields: Any) -> Path:
+    """A copy whose config says something else; None takes a field out."""
+    shutil.copytree(source, out)
+    path = out / "config.json"
+    config = {**json.loads(path.read_text()), **fields}
+    path.write_text(json.dumps({n: v for n, v in config.items() if v is not None}))
+    return out
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"rope_theta": 123.0}, {"rms_norm_eps": 1e-2}, {"max_window_layers": 1}, {"new_scale": 2.0},
+     {"num_key_value_heads": 1}, {"eos_token_id": 5}],
+    ids=lambda fields: next(iter(fields)),
+)  # fmt: skip
+def test_a_field_that_changes_the_text_changes_it(
+    fields: dict[str, Any], tiny: Tiny, tmp_path: Path
+) -> None:
+    """Also one that nobody here has heard of."""
     source = tiny("mimo")
-    shutil.copytree(source, tmp_path / "m")
-    path = tmp_path / "m" / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "rope_theta": 123.0}))
-    assert of(tmp_path / "m") != of(source)
+    assert of(told(source, tmp_path / "m", **fields)) != of(source)
+
+
+def test_names_and_the_heads_own_fields_do_not(tiny: Tiny, tmp_path: Path) -> None:
+    source = tiny("mimo")
+    silent = {
+        "_name_or_path": "elsewhere", "transformers_version": "9", "torch_dtype": "float16",
+        "num_nextn_predict_layers": 2, "mtp_new": 1, "use_cache": False,
+    }  # fmt: skip
+    assert of(told(source, tmp_path / "m", **silent)) == of(source)
+
+
+def test_grafting_that_writes_down_defaults_does_not_change_it(tiny: Tiny, tmp_path: Path) -> None:
+    bare = told(
+        tiny("llama", with_head=False), tmp_path / "bare",
+        head_dim=None, rms_norm_eps=None, max_position_embeddings=None,
+    )  # fmt: skip
+    plan_graft(Checkpoint.open(bare)).write(tmp_path / "grafted")
+    assert of(tmp_path / "grafted") == of(bare)

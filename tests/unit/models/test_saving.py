@@ -12,7 +12,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load
 from headstart.heads.head import head_of
 from headstart.models.config import model_config
-from headstart.models.saving import head_tensors
+from headstart.models.saving import split_parameters
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])
@@ -22,7 +22,7 @@ def test_saved_tensors_are_the_stored_ones(tiny: Tiny, dtype: str) -> None:
     stored = head_of(checkpoint)
     assert built.head is not None
     config = model_config(Config(dict(stored.config)).fields)
-    found = head_tensors(built.head, config)
+    found = split_parameters(dict(built.head.named_parameters()), config)
     assert set(found) == set(stored.tensors)
     for name, source in stored.tensors.items():
         assert torch.equal(found[name], load(source).float()), name

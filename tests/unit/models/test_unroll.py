@@ -151,7 +151,7 @@ def _dense(
     return torch.cat([one(*part) for part in zip(*parts, strict=True)])
 
 
-def test_only_the_head_gets_gradients() -> None:
+def test_freezing_only_the_head_gets_gradients() -> None:
     trunk, head = models("qwen3", HeadLayout(trunk_hidden="before_final_norm"), 1)
     head.requires_grad_(True)
     ids = random_ids(trunk)

@@ -27,8 +27,9 @@ def test_bytes_read_give_the_published_times_of_mimo_7b() -> None:
     pruned = from_bandwidth(MIMO_7B, bytes_per_weight=2, bandwidth=A10, draft_tokens=32768)
     assert pruned.draft == pytest.approx(0.00070 + 0.00045, rel=0.05)
     assert pruned.trunk == whole.trunk
-    with pytest.raises(ConfigError, match="bandwidth is 0"):
-        from_bandwidth(MIMO_7B, bytes_per_weight=2, bandwidth=0)
+    for wrong in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ConfigError, match=f"bandwidth is {wrong:g}"):
+            from_bandwidth(MIMO_7B, bytes_per_weight=2, bandwidth=wrong)
 
 
 def test_the_best_k_weighs_tokens_against_time() -> None:

@@ -15,8 +15,8 @@ from headstart.models.documents import Documents, Passage
 from headstart.models.unroll import trunk_states
 from headstart.simulate.acceptance import Acceptance
 from headstart.simulate.answers import GREEDY, Answer, Batch
-from headstart.simulate.rates import Rates
-from headstart.simulate.validate import validate
+from headstart.simulate.matches import DraftLogits, answer_matches, unrolled
+from headstart.simulate.rates import Rates, rates
 
 SIZES: dict[str, Any] = {
     "hidden_size": 128, "vocab_size": 64, "head_dim": 16, "intermediate_size": 64,
@@ -96,10 +96,17 @@ def batches(built: Built, texts: list[list[int]], dtype: torch.dtype | None = No
     return result
 
 
-def simulated(built: Built, given: list[Batch], **options: Any) -> Rates:
+def simulated(
+    built: Built, given: list[Batch], max_drafts: int = 8, draft_ids: torch.Tensor | None = None
+) -> Rates:
+    """As scoring and validation put the parts together, from states that are given."""
     assert built.head is not None
-    trunk = built.trunk
-    return validate(built.head, trunk.lm_head.weight, trunk.embed, trunk.rotary, given, **options)
+    trunk, found = built.trunk, []
+    logits = DraftLogits.of_weight(trunk.lm_head.weight, draft_ids)
+    for batch in given:
+        depths = unrolled(built.head, trunk.embed, trunk.rotary, batch, max_drafts)
+        found += answer_matches(depths, batch, batch.answers, logits)
+    return rates(found, max_drafts)
 
 
 def test_simulator(folder: Path) -> None:

@@ -111,6 +111,7 @@ def answered(changed: Record) -> list[tuple[int, int, int]]:
 def test_answers_are_the_masked_spans_with_their_limits() -> None:
     assert answered(record()) == [(4, 9, 36)]  # the model's length comes before max_tokens
     assert answered(record(sampling={"max_tokens": 7})) == [(4, 9, 7)]
+    assert answered(record(max_tokens=6)) == [(4, 9, 6)]  # as the engine had resolved it
     assert answered(record(finish_reason="length")) == [(4, 9, 5)]
     several = np.array([1, 1, 1, 0, 0, 1, 1, 0, 1], dtype=bool)
     spans = [(1, 3, NO_LIMIT), (5, 7, NO_LIMIT), (8, 9, NO_LIMIT)]

@@ -14,8 +14,12 @@ from headstart.train.states.writer import CacheWriter
 HEADER = CacheHeader(
     trunk_digest="trunk-a",
     tokenizer_sha="tok-a",
+    template_sha="template-a",
     dataset_fingerprint="data-a",
     hidden_kind="after_final_norm",
+    fuse_order="embed_first",
+    recycled_hidden="after_out_norm",
+    compute_dtype="float32",
     dtype="fp32",
     hidden_size=24,
 )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from headstart.train.losses.lm_head import LmHead
-from headstart.train.losses.rows import RowLosses, row_losses
+from headstart.train.losses.rows import RowLosses, depth_losses
 
 KINDS = ("ce", "kl", "lk", "tv", "e2e-tv")
 
@@ -27,7 +27,7 @@ class Case:
     def losses(self, kind: str, **options: Any) -> RowLosses:
         options.setdefault("teacher", self.teacher if kind != "ce" else None)
         head = LmHead.of(self.weight, self.ids)
-        return row_losses(kind, self.states, head, labels=self.labels, **options)
+        return depth_losses(kind, [self.states], head, labels=self.labels, **options)[0]
 
 
 def case(num_rows: int = 13, *, vocab: int = 41, hidden: int = 6, pruned: bool = False) -> Case:

@@ -10,10 +10,13 @@ from typing import Any
 import pytest
 import torch
 from cache_records import HEADER, check_whole, fill, states
+from training_data import record
 
+from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError
 from headstart.train.states.cache import StateCache
-from headstart.train.states.header import check_free_space, disk_bill
+from headstart.train.states.header import check_free_space, check_header, disk_bill
+from headstart.train.states.source import fingerprint
 from headstart.train.states.writer import CacheWriter
 
 
@@ -104,11 +107,15 @@ def test_a_shard_of_another_length_is_found_even_without_checksums(tmp_path: Pat
     [
         ("trunk_digest", "trunk-b"),
         ("tokenizer_sha", "tok-b"),
+        ("template_sha", "template-b"),
         ("dataset_fingerprint", "data-b"),
         ("hidden_kind", "before_final_norm"),
+        ("fuse_order", "hidden_first"),
+        ("recycled_hidden", "before_out_norm"),
+        ("compute_dtype", "bfloat16"),
         ("dtype", "bf16"),
         ("hidden_size", 48),
-        ("format_version", 2),
+        ("format_version", 1),
     ],
 )
 def test_a_mismatch_is_refused_with_the_field_and_both_values(
@@ -118,13 +125,39 @@ def test_a_mismatch_is_refused_with_the_field_and_both_values(
     expected = replace(HEADER, **{field: value})
     here = getattr(HEADER, field)
     with pytest.raises(
-        DataError, match=f"{field} is {here!r}, expected {value!r}.*--cache"
+        DataError, match=rf"--cache .*\({field} is {here!r}, expected {value!r}\)$"
     ) as told:
         StateCache.open(tmp_path, expected)
     assert "\n" not in str(told.value)
     (tmp_path / "index.json").unlink()
     with pytest.raises(DataError, match=f"{field} is"):  # nor may a writer go on with it
         CacheWriter(tmp_path, expected)
+
+
+def test_fields_that_are_not_known_yet_are_not_compared(tmp_path: Path) -> None:
+    fill(tmp_path)
+    check_header(tmp_path, replace(HEADER, compute_dtype=None, fuse_order=None))
+    with pytest.raises(DataError, match="trunk_digest"):
+        check_header(tmp_path, replace(HEADER, compute_dtype=None, trunk_digest="b"))
+
+
+@pytest.mark.parametrize(
+    ("now", "said"),
+    [
+        ([record("a", range(9), 2), record("b", range(6), 2)], "cut at another length .*12.*9"),
+        ([record("a", range(12), 2), record("c", range(6), 2)], "belong to another dataset"),
+        ([record("a", range(1, 13), 2), record("b", range(6), 2)], "with another text"),
+    ],
+    ids=["max-len", "data", "text"],
+)
+def test_a_refusal_says_whether_texts_or_lengths_have_changed(
+    now: list[Record], said: str, tmp_path: Path
+) -> None:
+    before = [record("a", range(12), 2), record("b", range(6), 2)]
+    fill(tmp_path, replace(HEADER, dataset_fingerprint=fingerprint(before)))
+    check_header(tmp_path, replace(HEADER, dataset_fingerprint=fingerprint(before)))
+    with pytest.raises(DataError, match=said):
+        check_header(tmp_path, replace(HEADER, dataset_fingerprint=fingerprint(now)))
 
 
 def test_two_writers_at_once_are_refused(tmp_path: Path) -> None:

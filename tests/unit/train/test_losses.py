@@ -12,10 +12,16 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headstart.errors import ConfigError, DataError
+from headstart.train.losses import rows as loss_rows
 from headstart.train.losses.combine import end_to_end_loss, weighted_loss
 from headstart.train.losses.kinds import KINDS as REGISTRY
 from headstart.train.losses.lm_head import LmHead
-from headstart.train.losses.rows import RowLosses, depth_losses, row_chunks, row_losses
+from headstart.train.losses.rows import (
+    RowLosses,
+    depth_losses,
+    fitting_vocab_chunk,
+    row_chunks,
+)
 
 every_kind = pytest.mark.parametrize("kind", KINDS)
 pruned_or_not = pytest.mark.parametrize("pruned", [False, True], ids=["whole", "draft vocabulary"])
@@ -60,13 +66,14 @@ def test_values_and_gradients_equal_autograd_of_the_plain_formula(
 @pytest.mark.parametrize(
     "chunks",
     [
+        {"max_elements": 41 * 13},
         {"max_elements": 41 * 4},
         {"max_elements": 1},
         {"max_elements": None, "vocab_chunk": 7},
         {"max_elements": 30, "vocab_chunk": 10},
         {"vocab_chunk": 1000},
     ],
-    ids=["rows", "single rows", "vocabulary", "both", "one chunk"],
+    ids=["rows", "too few rows", "a row", "vocabulary", "both", "one chunk"],
 )
 def test_chunking_changes_neither_losses_nor_gradients(
     kind: str, has_teacher: bool, pruned: bool, chunks: dict[str, Any]
@@ -83,6 +90,25 @@ def test_row_chunks_cover_all_rows_once_within_the_limit() -> None:
         assert [r for part in parts for r in range(num_rows)[part]] == list(range(num_rows))
         longest = max((part.stop - part.start for part in parts), default=0)
         assert limit is None or longest <= max(1, limit // 41)
+
+
+def test_chunking_cuts_the_vocabulary_where_hardly_a_row_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert fitting_vocab_chunk(1000, 150_000, 2**26) is None  # the usual case
+    assert fitting_vocab_chunk(1000, 150_000, None) is None
+    assert fitting_vocab_chunk(3, 2**24, 2**26) is None  # all rows fit as they are
+    assert fitting_vocab_chunk(1000, 2**22, 2**26) == 2**21
+    used = []
+    real = loss_rows.score_streamed
+    monkeypatch.setattr(
+        loss_rows, "score_streamed", lambda *a, **k: used.append(k["vocab_chunk"]) or real(*a, **k)
+    )
+    rows = case(num_rows=40)
+    rows.losses("lk", max_elements=41 * 32)
+    assert not used
+    rows.losses("lk", max_elements=41 * 31)
+    assert used == [41 * 31 // 32] * 2
 
 
 @pruned_or_not
@@ -262,9 +288,9 @@ def test_misuse_is_refused() -> None:
     rows = case()
     head = LmHead.of(rows.weight)
     with pytest.raises(ConfigError, match="loss is 'mse'; expected one of ce, kl"):
-        row_losses("mse", rows.states, head, labels=rows.labels)
+        depth_losses("mse", [rows.states], head, labels=rows.labels)
     with pytest.raises(ConfigError, match="loss kl compares with the trunk's distribution"):
-        row_losses("kl", rows.states, head, labels=rows.labels)
+        depth_losses("kl", [rows.states], head, labels=rows.labels)
     with pytest.raises(ConfigError, match="temperature is 0"):
         rows.losses("tv", temperature=0)
     with pytest.raises(ConfigError, match="vocab_chunk is 0"):

@@ -12,7 +12,7 @@ import pytest
 from headstart.errors import ConfigError
 from headstart.train.losses.combine import step_weights
 from headstart.train.losses.kinds import KINDS
-from headstart.train.options import RECIPES, TrainOptions, resolve
+from headstart.train.options import RECIPES, TrainOptions, resolve, sized
 from headstart.train.schedule import learning_rate
 from headstart.train.variants import read_variants
 
@@ -23,6 +23,25 @@ def test_a_recipe_fills_every_option_that_was_not_given() -> None:
         open_ = {f.name for f in fields(whole) if getattr(whole, f.name) is None}
         assert open_ == {"draft_vocab", "cache"}
     assert resolve(TrainOptions(loss="tv", beta=0.9)).loss == "tv"
+
+
+def test_help_says_what_each_recipe_sets() -> None:
+    texts = {field.name: field.metadata["help"] for field in fields(TrainOptions)}
+    assert texts["learning_rate"].endswith("(recipe default: 0.0002, recipe fastmtp: 5e-05)")
+    assert texts["beta"].endswith("(recipes: 0.6)")
+    for name in RECIPES["default"]:
+        assert "(recipe" in texts[name], name
+
+
+def test_little_data_gets_smaller_steps_unless_a_size_was_given() -> None:
+    options = resolve(TrainOptions())
+    assert sized(options, 10**9) == options
+    small = sized(options, 9000).batch_tokens
+    assert small is not None and 9000 // small * 3 >= 50
+    assert sized(resolve(TrainOptions(batch_tokens=4000)), 9000).batch_tokens == 4000
+    assert sized(resolve(TrainOptions(batch_sequences=8)), 9000).batch_sequences == 8
+    fastmtp = resolve(TrainOptions(recipe="fastmtp"))
+    assert sized(fastmtp, 9000) == fastmtp
 
 
 def test_the_fastmtp_recipe_is_the_papers() -> None:

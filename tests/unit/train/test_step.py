@@ -15,6 +15,7 @@ from headstart.simulate.answers import Batch as Scored
 from headstart.simulate.matches import DraftLogits, answer_matches
 from headstart.train.learner import Learner
 from headstart.train.losses.combine import complete_rows
+from headstart.train.losses.lm_head import LmHead
 from headstart.train.step import Batch, learn
 from headstart.train.targets import Counts, targets
 
@@ -142,7 +143,7 @@ def test_freezing() -> None:
             saved = own.tensors()
             trunk, head = toy(dtype=torch.float32)
             own = learner(trunk, head, learning_rate=1e-2)
-            own.load(saved, 1)
+            own.load(saved)
             made = batch(trunk, ids, mask, LENGTHS)
 
 
@@ -166,6 +167,47 @@ def test_weights_in_half_precision_have_masters_in_full() -> None:
     # An update that bf16 weights could not have taken in.
     assert not torch.equal(after, before)
     assert (after.bfloat16() == before.bfloat16()).double().mean() > 0.99
+
+
+def test_parts_of_a_head_that_no_depth_uses_are_left_as_they_are() -> None:
+    """Gradients of zero would let weight decay eat them."""
+    trunk, head = toy(dtype=torch.float32, modules=3)
+    own = learner(trunk, head, num_depths=1, learning_rate=1e-2, weight_decay=0.5)
+    ids, mask = texts()
+    before = {name: value.detach().clone() for name, value in own.parameters.items()}
+    for _ in range(2):
+        learn(own, batch(trunk, ids, mask, LENGTHS), counts_of(mask, LENGTHS, 1))
+        own.update(1e-2)
+    for name, value in own.parameters.items():
+        assert torch.equal(value, before[name]) is not name.startswith("modules_.0."), name
+    saved = own.tensors()
+    assert {name: float(v) for name, v in saved.items() if name.startswith("updates.")} == {
+        f"updates.{name}": 2.0 * name.startswith("modules_.0.") for name in before
+    }
+    trunk, head = toy(dtype=torch.float32, modules=3)
+    again = learner(trunk, head, learning_rate=1e-2, weight_decay=0.5)
+    again.load(saved)
+    assert len(again.optimizer.state) == len(own.optimizer.state) < len(before)
+
+
+@pytest.mark.parametrize("loss", ["ce", "kl", "tv"])
+def test_the_loss_by_depth_is_a_mean_of_rows_that_have_one(loss: str) -> None:
+    """Rows that a draft vocabulary drops must not make the head look better."""
+    trunk, head = toy()
+    own = learner(trunk, head, loss=loss)
+    kept = torch.arange(0, VOCAB, 2)
+    own.lm_head = LmHead.of(trunk.lm_head.weight, kept)
+    ids, mask = texts()
+    made, counts = batch(trunk, ids, mask, LENGTHS), counts_of(mask, LENGTHS)
+    found = learn(own, made, counts)
+    wanted = targets(mask, made.documents, 3)
+    chosen = {
+        "ce": ids[wanted.places], "kl": trunk.logits(made.teachers[wanted.teachers]).argmax(-1),
+    }  # fmt: skip
+    for depth, starts in enumerate(wanted.starts):
+        rows = torch.isin(chosen[loss], kept) if loss in chosen else torch.ones_like(starts).bool()
+        assert int(found.kept[depth]) == int((rows & (starts >= 0)).sum())
+    assert (found.kept < torch.tensor(counts.by_depth)).all() or loss == "tv"
 
 
 # Alignment: a target whose next token is a function of the last two, and nothing else.

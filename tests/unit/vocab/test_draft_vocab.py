@@ -28,7 +28,7 @@ def test_d2t_holds_offsets_and_not_ids() -> None:
 
 
 @given(ids_of_any_kind, st.integers(0, 2**31))
-def test_the_argmax_over_pruned_rows_maps_back_to_the_best_token_that_is_in(
+def test_maps_lead_the_pruned_argmax_back_to_the_best_token_that_is_in(
     ids: list[int], seed: int
 ) -> None:
     weight = torch.randn(100, 8, generator=torch.Generator().manual_seed(seed))

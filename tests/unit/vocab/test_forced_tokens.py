@@ -34,7 +34,7 @@ def byte_level(template: str | None = None) -> Any:
     return tokenizer
 
 
-def test_forced_specials_are_present() -> None:
+def test_maps_hold_the_forced_specials() -> None:
     tokenizer = byte_level(TEMPLATE)
     forced = forced_ids(tokenizer, [3])
     for text in ("<|im_start|>", "<|im_end|>", "<think>", "</think>", "<box>"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.vocab.languages import cjk_share, code_line_share, is_code, language_of
+from headstart.vocab.languages import code_line_share, is_code, language_of, script_units
 
 PYTHON = "def add(a, b):\n    total = a + b\n    return total\n\nprint(add(1, 2))\n"
 C = '#include <stdio.h>\nint main(void) {\n    puts("hi");\n    return 0;\n}\n'
@@ -50,9 +50,9 @@ def test_the_language_of_a_text(case: str) -> None:
     assert language_of(text) == language
 
 
-def test_shares_are_of_words_so_that_one_long_word_does_not_outvote_many_characters() -> None:
-    assert cjk_share("中文 internationalisation 中") == pytest.approx(3 / 4)
-    assert cjk_share("plain words") == 0 == cjk_share("12 + 3")
+def test_words_are_counted_so_that_one_long_word_does_not_outvote_many_characters() -> None:
+    assert script_units("中文 internationalisation 中") == {"zh": 3, "en": 1}
+    assert language_of("中文 internationalisation 中") == "zh"
 
 
 def test_one_line_is_too_little_to_call_it_code() -> None:

@@ -178,6 +178,20 @@ def test_without_predictions_the_smallest_size_that_covers_enough_is_chosen() ->
         choose_size(sized(None, None, None))
 
 
+def test_where_drafting_does_not_pay_coverage_decides_and_a_note_says_so() -> None:
+    """Every size was 1.00 times as fast, at K = 0, and the smallest was taken, of little use."""
+    flat = [
+        SizeResult(size=size, coverage=share, predicted_speed=1.0, drafts=0, acceptance_length=1.0)
+        for size, share in ((8, 0.5), (16, 0.995), (32, 1.0))
+    ]
+    assert choose_size(flat).size == 16
+    made = make(GROUP, MODEL, [4, 8], lambda vocab, held: Prediction(1.0, 1.0, 0))
+    assert made.note is not None and "drafts do not pay" in made.note
+    paid = make(GROUP, MODEL, [4, 8], lambda v, held: Prediction(2.0, 1 + len(v.ids) / 100, 3))
+    assert paid.note is None and len(paid.vocab.ids) == 8
+    assert paid.as_json()["candidates"][0]["drafts"] == 3
+
+
 def test_sizes_with_and_without_a_prediction_are_not_compared() -> None:
     with pytest.raises(ConfigError, match="for some sizes only"):
         choose_size(speeds(1.5, None, 1.7))

@@ -1,0 +1,53 @@
+"""What is wrong with names and files is said before torch is imported, in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_runs import write_inputs
+
+CODE = """
+import sys
+from headstart.cli.main import main
+try:
+    main()
+finally:
+    assert "torch" not in sys.modules, "torch was imported"
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_inputs(tmp_path_factory.mktemp("inputs"))
+    (folder / "prompts.jsonl").write_text('{"prompt": "t5"}\n')
+    (folder / "bad.json").write_text('[{"name": "a", "overrides": {"los": "kl"}}]')
+    (folder / "finished" / "head").mkdir(parents=True)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "said"),
+    [
+        ("train model --data none --out run", 1, "none does not exist"),
+        ("train none --data data --out run", 1, "none does not exist"),
+        ("train model --data data --out run --head none", 1, "none does not exist"),
+        ("train model --data data --out finished", 1, "holds a finished run"),
+        ("train model --data data --out finished --dry-run", 1, "holds a finished run"),
+        ("train model --data data --out run --variants bad.json", 2, "'los' is no option"),
+        ("score model --data prompts.jsonl", 1, "distill MODEL --prompts prompts.jsonl --out DATA"),
+        ("score model --data none", 1, "none does not exist"),
+        ("vocab model --data none --out v.json", 1, "none does not exist"),
+        ("distill model --prompts none --out run", 1, "none cannot be read"),
+    ],
+    ids=lambda value: str(value) if isinstance(value, str) and " --" in value else "",
+)
+def test_it_is_said_at_once(inputs: Path, command: str, code: int, said: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", CODE, *command.split()], cwd=inputs, capture_output=True, text=True
+    )
+    assert result.returncode == code and said in result.stderr, result.stderr
+    assert len(result.stderr.splitlines()) == 1 and result.stdout == ""
+    assert not (inputs / "run").exists()
