@@ -7,7 +7,7 @@ import torch
 from headstart.assembly.build import Built
 from headstart.engine.drafter import Drafter
 from headstart.engine.loop import Loop
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
@@ -73,7 +73,8 @@ def make_loop(
     draft_vocab = vocabs[0] if len(vocabs) == 1 else None
     seating = Seating.create(
         runner, scheduler, count=options.max_running_requests,
-        max_drafts=options.max_drafts if drafter is not None else 0,
+        # A request may ask for more drafts than the engine does by itself.
+        max_drafts=MAX_DRAFTS if drafter is not None else 0,
         max_len=min(built.max_len, scheduler.pool.num_slots), draft_vocab=draft_vocab,
     )  # fmt: skip
     loop = DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)

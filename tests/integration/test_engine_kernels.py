@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,17 @@ def test_without_a_head_rounds_have_no_drafts(tiny: Tiny) -> None:
     wanted = ids_of(start(folder, "off", speculate=0).generate(PROMPTS[:2], settings()[:2]))
     fused = start(folder, "on", speculate=0)
     assert ids_of(fused.generate(PROMPTS[:2], settings()[:2])) == wanted
+
+
+def test_a_request_may_ask_for_more_drafts_than_the_engine(tiny: Tiny) -> None:
+    folder = model(tiny)
+    each = [replace(s, speculate=k) for s, k in zip(settings()[:2], (4, 1), strict=True)]
+    found, wanted = (
+        start(folder, kernels, speculate=1).generate(PROMPTS[:2], each) for kernels in ("on", "off")
+    )
+    assert ids_of(found) == ids_of(wanted)
+    assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
+    assert len(found[0].stats.acceptance.drafted) == 4
 
 
 def test_warming_up_changes_nothing(tiny: Tiny) -> None:
