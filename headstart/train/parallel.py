@@ -23,7 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 from headstart.errors import ConfigError, HeadstartError
 
 _PATIENCE = timedelta(days=1)  # the others wait while one process fills a cache of states
-_FAREWELL_SECONDS = 5.0  # for news of a process that leaves with an error
+_FAREWELL_SECONDS = 3.0  # for news of a process that leaves with an error
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Processes that leave a run: one says why, the others go quietly."""
+"""Processes together: sums of gradients, and refusals that are told once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-SCRIPT = """
+REFUSING = """
 import sys
 from headstart.errors import DataError
 from headstart.train.parallel import joined
@@ -24,8 +24,22 @@ except DataError as error:
     sys.exit(1)
 """
 
+SUMMING = """
+import torch
+from torch import nn
+from headstart.train.parallel import joined
 
-def two(refusing: str) -> list[tuple[int | None, str, str]]:
+with joined("cpu") as (world, device):
+    both, first, nobody = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    both.grad = torch.full((2,), 1.0 + world.rank)
+    if world.is_main:
+        first.grad = torch.full((2,), 5.0)
+    world.sum_gradients([both, first, nobody])
+    print([None if p.grad is None else p.grad.tolist() for p in (both, first, nobody)])
+"""
+
+
+def two(script: str, *words: str) -> list[tuple[int | None, str, str]]:
     """Exit code and output of both processes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -33,7 +47,7 @@ def two(refusing: str) -> list[tuple[int | None, str, str]]:
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, refusing], stdout=subprocess.PIPE,
+            [sys.executable, "-c", script, *words], stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)},
         )
         for rank in range(2)
@@ -48,7 +62,12 @@ def two(refusing: str) -> list[tuple[int | None, str, str]]:
     ids=["the first", "another", "all"],
 )
 def test_a_refusal_is_told_once_and_without_tracebacks(refusing: str, said: list[str]) -> None:
-    found = two(refusing)
+    found = two(REFUSING, refusing)
     assert [out for _, out, _ in found] == said
     assert all("Traceback" not in err for _, _, err in found), found
     assert [code for code, _, _ in found] == [1, 1]
+
+
+def test_parameters_that_no_process_trains_have_no_gradient() -> None:
+    """Zeros in its place would let the optimiser decay them."""
+    assert [out for _, out, _ in two(SUMMING)] == ["[[3.0, 3.0], [5.0, 5.0], None]\n"] * 2
