@@ -13,6 +13,7 @@ from headstart.cli.options import DryRun, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.distill.options import DistillOptions
 from headstart.engine.options import EngineOptions
+from headstart.errors import ConfigError
 from headstart.heads.operation import counted
 
 if TYPE_CHECKING:
@@ -37,6 +38,9 @@ def run(
         typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
     ] = None,
     engine_options: EngineOptions,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Refused: a dataset is only ever added to.")
+    ] = False,
     dry_run: DryRun = False,
     json_output: Json = False,
 ) -> int:
@@ -44,6 +48,11 @@ def run(
     from headstart.cli.progress import counted_progress
     from headstart.distill.run import distill, plan
 
+    if overwrite:
+        raise ConfigError(
+            "distill adds to a dataset and never replaces one: its answers cost too much. To start "
+            f"anew, choose another --out, or remove {out} yourself."
+        )
     planned = plan(model, prompts, out, options, as_given=as_given)
     if dry_run:
         _print_plan(planned, as_json=json_output)
@@ -62,11 +71,8 @@ def run(
                 warn=lambda text: print(f"note: {text}", file=sys.stderr),
             )  # fmt: skip
     except KeyboardInterrupt:
-        print(
-            f"interrupted: {counted(num_kept, 'answer')} so far, kept in {out}. Run the same "
-            "command again to go on.",
-            file=sys.stderr,
-        )
+        said = f": {counted(num_kept, 'answer')} so far, kept in {out}" if num_kept else ""
+        print(f"interrupted{said}. Run the same command again to go on.", file=sys.stderr)
         return 130
     _print_outcome(planned, outcome, as_json=json_output)
     return 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from importlib import import_module
 from types import FrameType
 from typing import Any
@@ -20,6 +21,7 @@ from headstart import __version__
 from headstart.cli.options import flattened
 from headstart.errors import ConfigError, HeadstartError
 
+_PATIENCE_SECONDS = 5.0
 # command -> what it does; its code is headstart/cli/<command>.py, function `run`
 COMMANDS = {
     "inspect": "Say whether a checkpoint has a head, which, and how to serve with it.",
@@ -41,6 +43,13 @@ COMMANDS = {
 
 class _Commands(TyperGroup):
     _is_listing = False
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:  # here, because typer would end without a word
+            print("interrupted", file=sys.stderr)
+            raise SystemExit(130) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         self._is_listing = True
@@ -112,7 +121,10 @@ def main() -> None:
     except HeadstartError as error:
         if debug:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        if _is_said_elsewhere():
+            time.sleep(_PATIENCE_SECONDS)  # torchrun ends all when one has ended: let that one talk
+        else:
+            print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)  # a bad option is misuse
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
@@ -122,6 +134,15 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
+
+
+def _is_said_elsewhere() -> bool:
+    """Whether torchrun started several processes, which refuse the same: the first one says it.
+
+    Once they work together (train/parallel.py) an error may be of one process alone.
+    """
+    is_other = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
+    return is_other and "headstart.train.parallel" not in sys.modules
 
 
 def _end_quietly(error: OSError) -> None:

@@ -65,8 +65,8 @@ def _plan(job: Job, watch: CommandWatch, *, as_json: bool) -> int:
     from headstart.train.parallel import is_main_process
     from headstart.train.plan import plan
 
-    planned = plan(job, watch)
     if is_main_process():
+        planned = plan(job, watch)
         print(json.dumps(planned.as_json()) if as_json else planned.describe())
         watch.say("dry run: nothing was written")
     return 0
@@ -84,7 +84,7 @@ def _train(job: Job, watch: CommandWatch, *, as_json: bool) -> int:
             print(json.dumps([asdict(outcome) for outcome in outcomes]))
         else:
             print("\n".join(describe(outcome) for outcome in outcomes))
-        if len(outcomes) > 1 and not as_json:
+        if "" not in job.options and not as_json:
             print("\n".join(ranking(outcomes)))
             if is_finished:
                 print(f"wrote {job.out}/report.html, which compares them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Mapping, Sequence
@@ -15,10 +16,13 @@ if TYPE_CHECKING:
 
 
 class CommandWatch(Watch):
-    """Ctrl-C (or SIGTERM) once: save after this step and leave; twice: leave at once."""
+    """Ctrl-C (or SIGTERM) once: save after this step and leave; twice, or while nothing is there
+    to be saved: leave at once."""
 
     def __init__(self) -> None:
         self._is_stopped = False
+        # Of several processes none may leave the others alone in the middle of loading.
+        self._is_heeded = int(os.environ.get("WORLD_SIZE", "1")) > 1
         self._bar: Any = None
         self._task: Any = None
         self._before: dict[int, Any] = {}
@@ -37,10 +41,15 @@ class CommandWatch(Watch):
             self._bar.stop()
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
-        if self._is_stopped:
+        if self._is_stopped or not self._is_heeded:
+            if number == signal.SIGTERM:
+                raise SystemExit(128 + number)
             raise KeyboardInterrupt
         self._is_stopped = True
         self.say("stopping after this step; once more stops at once")
+
+    def heeds_stops(self) -> None:
+        self._is_heeded = True
 
     def is_stopped(self) -> bool:
         return self._is_stopped
@@ -77,11 +86,13 @@ class CommandWatch(Watch):
 
 def describe(outcome: Outcome) -> str:
     """A few lines on how a head came out."""
-    state = "finished" if outcome.is_finished else "stopped"
+    state = "finished" if outcome.is_finished else "dropped" if outcome.failure else "stopped"
     lines = [f"{outcome.name}  {state} at step {outcome.step} of {outcome.num_steps}"]
     if outcome.before is not None and outcome.after is not None:
         lines.append(f"before  {_numbers(outcome.before)}")
         lines.append(f"after   {_numbers(outcome.after)} (best, step {outcome.best_step})")
+    if outcome.failure is not None:
+        lines.append(f"it diverged; {outcome.folder}/failed.json says where")
     if outcome.is_finished:
         if outcome.after is not None and outcome.best_step == 0:
             lines.append("training did not help: the result is the head as it was")
@@ -91,7 +102,7 @@ def describe(outcome: Outcome) -> str:
 
 def ranking(outcomes: Sequence[Outcome]) -> list[str]:
     """Heads trained side by side, the best first; nothing where they were not validated."""
-    found = [(outcome, outcome.after) for outcome in outcomes if outcome.after is not None]
+    found = [(o, o.after) for o in outcomes if o.after is not None and o.failure is None]
     found.sort(key=lambda pair: -pair[1]["acceptance_length"])
     width = max((len(outcome.name) for outcome, _ in found), default=0)
     return [

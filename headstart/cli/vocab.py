@@ -13,6 +13,7 @@ import typer
 
 from headstart.cli.options import DryRun, Json, Model, Overwrite
 from headstart.cli.spinning import limit_spinning
+from headstart.cli.vocab_view import facts, table
 from headstart.errors import ConfigError, DataError, some
 
 if TYPE_CHECKING:
@@ -110,11 +111,11 @@ def run(
         write(vocabs, out, format=format, overwrite=overwrite)
     if json_output:
         done = {"out": None if out is None else str(out), "dry_run": dry_run, "notes": notes}
-        print(json.dumps({"maps": [_facts(vocab, made) for vocab in vocabs], **done}))
+        print(json.dumps({"maps": [facts(vocab, made) for vocab in vocabs], **done}))
         return
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
-    print("\n".join(_table(made) if made else [f"{v.name}: {len(v.ids)} tokens" for v in vocabs]))
+    print("\n".join(table(made) if made else [f"{v.name}: {len(v.ids)} tokens" for v in vocabs]))
     if dry_run:
         print("dry run: nothing was written", file=sys.stderr)
     else:
@@ -127,6 +128,7 @@ def simulated(
     """Predicts acceptance length and speed of a vocabulary; None where there is no head for it."""
     from headstart.assembly.build import build
     from headstart.data.prompt_reader import PromptReader
+    from headstart.data.records import spread
     from headstart.engine.single_costs import single_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
@@ -139,7 +141,7 @@ def simulated(
     end_ids = PromptReader(checkpoint).end_ids
 
     def simulate(vocab: DraftVocab, answers: Any) -> Prediction:
-        records = list(answers)[:_MAX_ANSWERS]
+        records = spread(list(answers), _MAX_ANSWERS)
         plan = make_plan(records, None, "match")
         found = score(
             built, records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=end_ids
@@ -203,8 +205,36 @@ def _made(
     if not chosen:
         _absent(only, groups)
     simulate = predictor() if heldout else None
-    made = [making.make(group, trait, sizes, simulate) for group in chosen]
-    return made, [*notes, *(each.note for each in made if each.note is not None)]
+    made, more = _sized_groups(chosen, groups, trait, sizes, simulate)
+    return made, [*notes, *more, *(each.note for each in made if each.note is not None)]
+
+
+def _sized_groups(
+    chosen: list[making.Group],
+    groups: list[making.Group],
+    trait: making.Model,
+    sizes: tuple[int, ...],
+    simulate: Simulate | None,
+) -> tuple[list[Made], list[str]]:
+    """Groups without held-out answers take the size that is best for all answers together."""
+    from headstart.vocab import making
+    from headstart.vocab.draft_vocab import ALL
+
+    blind = {group.name for group in chosen if not group.heldout and len(sizes) > 1}
+    everything = next((group for group in groups if group.name == ALL), None)
+    if not blind or everything is None or not everything.heldout:
+        return [making.make(group, trait, sizes, simulate) for group in chosen], []
+    made = {ALL: making.make(everything, trait, sizes, simulate)}
+    shared = len(made[ALL].vocab.ids)
+    for group in (group for group in chosen if group.name != ALL):
+        own = (shared,) if group.name in blind else sizes
+        made[group.name] = making.make(group, trait, own, simulate)
+    notes = [
+        f"{name}: no held-out answer is in it, so its size is that of {ALL}, {shared}; "
+        "distill more prompts of this kind, or give --size"
+        for name in sorted(blind)
+    ]
+    return [made[group.name] for group in chosen], notes
 
 
 def _answers(data: Path | None, model: making.Model) -> tuple[list[Any], list[Any]]:
@@ -243,14 +273,14 @@ def _converted(source: Path, checkpoint: Checkpoint) -> list[DraftVocab]:
     from headstart.vocab.files import read
 
     sha = tokenizer_sha(checkpoint)
-    facts: dict[str, Any] = {
+    known: dict[str, Any] = {
         "vocab_size": int(checkpoint.config.get("vocab_size", 0)),
         "tokenizer_sha": None if sha == ABSENT else sha,
     }
     vocabs = read(source)
     for vocab in vocabs:
-        vocab.check(**facts, where=str(source))
-    return [replace(vocab, **facts) for vocab in vocabs]
+        vocab.check(**known, where=str(source))
+    return [replace(vocab, **known) for vocab in vocabs]
 
 
 def _sizes(size: int | None, sizes: str | None) -> tuple[int, ...]:
@@ -267,24 +297,3 @@ def _sizes(size: int | None, sizes: str | None) -> tuple[int, ...]:
 
 def _absent(only: str | None, there: list[Any]) -> list[Any]:
     raise ConfigError(f"--only is {only!r}; there are {some((v.name for v in there), 8)}.")
-
-
-def _facts(vocab: DraftVocab, made: list[Made]) -> dict[str, Any]:
-    tried = [each for each in made if each.vocab is vocab]
-    return tried[0].as_json() if tried else {"name": vocab.name, "size": len(vocab.ids)}
-
-
-def _table(made: list[Made]) -> list[str]:
-    """One line per map and size; the one that was taken is marked."""
-    lines = [f"{'map':<12}{'size':>8}  {'coverage':>9}  {'acceptance length':>18}  {'speed':>6}"]
-    for each in made:
-        for tried in each.candidates:
-            mark = "  <- taken" if tried.size == len(each.vocab.ids) else ""
-            share = "-" if tried.coverage is None else f"{tried.coverage:.2%}"
-            length, speed = tried.acceptance_length, tried.predicted_speed
-            shown = "-" if length is None else f"{length:.2f} at K = {tried.drafts}"
-            lines.append(
-                f"{each.vocab.name:<12}{tried.size:>8}  {share:>9}  {shown:>18}  "
-                f"{'-' if speed is None else f'{speed:.2f}x':>6}{mark}"
-            )
-    return lines

@@ -1,15 +1,16 @@
 """A dataset folder: what a model wrote, as token ids ready for training and scoring.
 
 docs/data-format.md is the specification. The derived files (train, heldout, dataset.json) are
-written whole and renamed, dataset.json last; all three carry one stamp, so that files of two
-writings are never read together. A folder with only a journal is a dataset that is not finished.
+written whole and renamed, dataset.json last; all three carry one stamp, a hash of what the dataset
+is, so that files of two are never read together, and writing the same again changes nothing. A
+folder with only a journal is a dataset that is not finished.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -113,7 +114,7 @@ class Dataset:
 
 def write_dataset(folder: Path, header: Header, splits: dict[Split, Sequence[Record]]) -> Header:
     """Write the derived files; each appears whole, and readers see old or new or neither."""
-    stamp = secrets.token_hex(16)
+    stamp = _stamp(header, splits)
     header = replace(
         header, stamp=stamp, counts={name: _count(splits.get(name, ())) for name in SPLITS}
     )
@@ -128,6 +129,15 @@ def write_dataset(folder: Path, header: Header, splits: dict[Split, Sequence[Rec
             f"{JOURNAL_NAME}. Make room and run the same command again."
         ) from error
     return header
+
+
+def _stamp(header: Header, splits: dict[Split, Sequence[Record]]) -> str:
+    """Of the records, and of whose they are; not of the report, which tells of the last run."""
+    own = {k: v for k, v in asdict(header).items() if k not in ("stamp", "counts", "report")}
+    found = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
+    for name in SPLITS:
+        found.update(hashlib.sha256(pack(splits.get(name, ()), "")).digest())
+    return found.hexdigest()[:32]
 
 
 def _count(records: Sequence[Record]) -> dict[str, int]:

@@ -6,11 +6,14 @@ where it was. The engine or server is only started when something is left to ask
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from headstart.checkpoint.atomic import write_failed
 from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Conversation, read_conversations
@@ -88,6 +91,11 @@ class Outcome:
                 f"{found['acceptance_length']:.2f}): the head is fresh, or not this model's. Until "
                 "it is trained, --speculate 0 answers faster"
             )
+        if not self.header.counts["train"]["records"]:
+            notes.append(
+                "nothing is left to train on: all that the filters kept is held out; lower "
+                "--heldout or give more prompts"
+            )
         if not self.header.counts["heldout"]["records"]:
             notes.append("nothing is held out for scoring; raise --heldout")
         return notes
@@ -146,6 +154,11 @@ def _known(out: Path, asked: Asked) -> list[Answer]:
         raise DataError(
             f"{out} exists and is no dataset (it has no {JOURNAL_NAME}). Choose another --out."
         )
+    above = next(path for path in (out, *out.absolute().parents) if path.exists())
+    if not above.is_dir():
+        raise write_failed(out, NotADirectoryError(errno.ENOTDIR, "it is a file", str(above)))
+    if not os.access(above, os.W_OK | os.X_OK):
+        raise write_failed(out, PermissionError(errno.EACCES, "not allowed", str(above)))
     return []
 
 
@@ -160,9 +173,8 @@ def distill(
 ) -> Outcome:
     """Ask what is left to ask, then write the dataset. `report` hears of each answer."""
     asker = _asker(plan, options, engine_options, head, warn) if plan.num_left else None
-    plan.out.mkdir(parents=True, exist_ok=True)
     facts = asker.facts if isinstance(asker, LocalAsker) else {}
-    with Journal(plan.out / JOURNAL_NAME, replace(plan.asked, engine=facts)) as journal:
+    with _journal(plan.out, replace(plan.asked, engine=facts)) as journal:
         if journal.num_answers != plan.num_known:
             raise DataError(f"{journal.path} grew meanwhile: another run wrote to it. Run again.")
 
@@ -176,6 +188,14 @@ def distill(
     header = finish(plan.out, options, asker.refused if asker is not None else {})
     acceptance = asker.acceptance if isinstance(asker, LocalAsker) else None
     return Outcome(header, num_new, acceptance)
+
+
+def _journal(out: Path, asked: Asked) -> Journal:
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        return Journal(out / JOURNAL_NAME, asked)
+    except OSError as error:
+        raise write_failed(out, error) from error
 
 
 def _asker(

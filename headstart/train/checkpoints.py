@@ -2,7 +2,8 @@
 
 A file holds master weights, both moments, and as metadata the step and the best so far. The order
 of the data is a function of the step, so nothing else is needed to go on exactly. Files are written
-beside their place, flushed and renamed; the newest ones and the best are kept.
+beside their place, flushed and renamed. The newest ones are kept, and of each of them the best so
+far: a run can go back to any of them.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -20,6 +22,7 @@ from torch import Tensor
 
 from headstart.errors import TrainError
 
+T = TypeVar("T")
 _NAME = re.compile(r"step-(\d{8})\.safetensors")
 
 
@@ -49,7 +52,7 @@ class Checkpoints:
         return self.folder / f"step-{step:08d}.safetensors"
 
     def write(self, tensors: Mapping[str, Tensor], progress: Progress) -> None:
-        """Add a checkpoint, then remove those that are no longer kept."""
+        """Add a checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(progress.step)
         partial = path.with_name(f".{path.name}.partial")  # one name: the next run overwrites it
@@ -64,18 +67,33 @@ class Checkpoints:
                 f"{path} could not be written ({error.strerror}); earlier checkpoints are whole. "
                 "Make room and run the same command again: it goes on from the last one."
             ) from error
-        kept = {*self.steps()[-self.keep :], progress.best_step}
+
+    def prune(self) -> None:
+        """Remove those that are no longer kept."""
+        newest = self.steps()[-self.keep :]
+        kept = {*newest, *(self._open(step, lambda file: None)[1].best_step for step in newest)}
         for step in self.steps():
             if step not in kept:
                 self.path(step).unlink()
 
+    def remove_above(self, last: int) -> None:
+        """Remove those of later steps: left alone, they would count as newer than new ones."""
+        for step in self.steps():
+            if step > last:
+                self.path(step).unlink()
+
     def read(self, step: int) -> tuple[dict[str, Tensor], Progress]:
+        return self._open(
+            step, lambda file: {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        )  # fmt: skip
+
+    def _open(self, step: int, get: Callable[[Any], T]) -> tuple[T, Progress]:
         path = self.path(step)
         try:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, Progress(**json.loads(metadata["progress"]))
+                found = get(file)
+            return found, Progress(**json.loads(metadata["progress"]))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TrainError(
                 f"{path} is damaged ({error}). Remove it: the run then goes on from the one before."

@@ -12,6 +12,7 @@ from headstart.errors import TrainError, some
 from headstart.train.options import TrainOptions
 
 HEAD = "head"  # in a run's folder; written last, so a run that has it is finished
+FAILED = "failed.json"  # of a head that was dropped while others went on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +43,11 @@ class Job:
         Dataset.open(self.data)
         if self.out is None or self.overwrite:
             return
-        if all((self.folder(name) / HEAD).is_dir() for name in self.options):
-            heads = some(self.folder(name) / HEAD for name in self.options)
+        runs = [self.folder(name) for name in self.options]
+        heads = [run / HEAD for run in runs if (run / HEAD).is_dir()]
+        num_failed = sum((run / FAILED).is_file() for run in runs)
+        if heads and len(heads) + num_failed == len(runs):
             raise TrainError(
-                f"{self.out} holds a finished run; the result is in {heads}. Choose another --out, "
-                "or add --overwrite to train again."
+                f"{self.out} holds a finished run; the result is in {some(heads)}. Choose "
+                "another --out, or add --overwrite to train again."
             )

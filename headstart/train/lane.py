@@ -44,7 +44,12 @@ class Lane:
             schedule=options.schedule,
         )  # fmt: skip
         totals = Sums(self.learner.world.sum_(sums.values))
-        norm = self.learner.update(rate)
+        try:
+            norm = self.learner.update(rate)
+        except RuntimeError as error:
+            if "overflow" not in str(error):  # a rate that the weights' dtype cannot hold
+                raise
+            raise NotFinite from error
         if not math.isfinite(norm) or not math.isfinite(float(totals.total)):
             raise NotFinite
         self.progress = replace(self.progress, step=step + 1)

@@ -6,6 +6,7 @@ what a run stores and what a re-run is compared with. Recipes are data.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from types import NoneType
@@ -112,8 +113,10 @@ class TrainOptions:
                 raise ConfigError(f"{name} is {value}; give at least {least}.")
         for name in ("learning_rate", "beta", "teacher_temperature"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{name} is {value}; give a value above 0.")
+        if self.num_depths > _MAX_DEPTHS:
+            raise ConfigError(f"num_depths is {self.num_depths}; give at most {_MAX_DEPTHS}.")
         if self.warmup is not None and not 0 <= self.warmup < 1:
             raise ConfigError(f"warmup is {self.warmup}; give a share from 0 to below 1.")
         if self.batch_tokens == 0 and self.batch_sequences == 0:
@@ -123,6 +126,7 @@ class TrainOptions:
         return asdict(self)
 
 
+_MAX_DEPTHS = 16  # what the engine drafts at most, so what can be scored and served
 _LEAST: Mapping[str, float] = {
     "num_depths": 1, "epochs": 1, "batch_tokens": 0, "batch_sequences": 0, "pack_tokens": 1,
     "max_len": 3, "clip": 0, "eval_every": 0, "eval_limit": 0, "save_every": 0, "keep": 1,

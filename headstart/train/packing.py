@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from headstart.data.records import Record
-from headstart.errors import DataError
 from headstart.heads.operation import counted
 from headstart.models.documents import Documents
 from headstart.train.options import TrainOptions
@@ -95,11 +94,7 @@ def plan_epoch(records: Sequence[Record], options: TrainOptions, epoch: int) -> 
     The records are shuffled, cut into steps of about equal size, and each step's records packed
     longest first.
     """
-    if not records:
-        raise DataError(
-            "no record is left to train on; the data is empty, or all of it is longer than "
-            "--max-len. Distill more prompts, or raise --max-len."
-        )
+    assert records, "a plan without records is refused"
     order = np.random.default_rng([options.seed, epoch]).permutation(len(records))
     weights = np.array([len(records[i].ids) if options.batch_tokens else 1 for i in order])
     size = options.batch_tokens or options.batch_sequences

@@ -7,26 +7,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.atomic import check_target
 from headstart.checkpoint.provenance import digest
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import tokenizer_sha
-from headstart.data.records import Record
-from headstart.errors import ConfigError, HeadNotFound, TrainError, some
+from headstart.data.records import Record, spread
+from headstart.errors import ConfigError, DataError, HeadNotFound, TrainError, some
 from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.digest import trunk_digest
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.operation import counted, megabytes
 from headstart.models.config import model_config
+from headstart.train.folders import check_together, common_step, run_folders
 from headstart.train.job import HEAD, Job
 from headstart.train.options import TrainOptions, sized
-from headstart.train.packing import fit, plan_epoch
-from headstart.train.run_folder import OPTIONS, RunFolder
+from headstart.train.packing import Kept, fit, pack, plan_epoch
+from headstart.train.run_folder import RunFolder
 from headstart.train.states.cache import StateCache
 from headstart.train.states.header import HEADER_NAME, CacheHeader, check_header, disk_bill
 from headstart.train.states.source import fingerprint
+from headstart.train.targets import count
 from headstart.train.watching import Watch
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import read as read_vocabs
@@ -52,8 +53,7 @@ class Plan:
         """The step that the run would go on from."""
         if self.job.overwrite or not self.folders:
             return None
-        steps = (set(folder.checkpoints.steps()) for folder in self.folders.values())
-        return max(set.intersection(*steps), default=None)
+        return common_step(self.folders.values())
 
     @property
     def cache_bytes(self) -> int:
@@ -77,6 +77,11 @@ class Plan:
             "resumed_step": self.resumed, "cache_bytes": self.cache_bytes,
             "options": {name or HEAD: own.document() for name, own in job.options.items()},
         }  # fmt: skip
+
+    @property
+    def validated(self) -> list[Record]:
+        """The held-out records that heads are compared on."""
+        return spread(self.tested, self.job.shared.eval_limit)
 
     @property
     def num_validated(self) -> int:
@@ -116,16 +121,22 @@ def plan(job: Job, watch: Watch) -> Plan:
     }
     longest = min(job.shared.max_len, config.max_positions)
     kept = fit(data.records("train"), longest, job.shared.long_records or "cut")
+    _check_records(data, kept, job)
     tested = fit(data.records("heldout"), longest, "cut").records
     job = _sized(job, sum(len(record.ids) for record in kept.records), watch)
     options = job.shared
     assert options.epochs is not None
     steps_per_epoch = len(plan_epoch(kept.records, options, 0))
     num_steps = steps_per_epoch * options.epochs
+    steps = min(num_steps, options.max_steps or num_steps)
+    folders = {} if job.out is None else run_folders(job, identity, vocabs)
+    if folders and not job.overwrite:
+        folders = _not_failed(folders, watch)
+        check_together(folders, steps)
+        job = replace(job, options={name: job.options[name] for name in folders})
     result = Plan(
         job=job, checkpoint=checkpoint, identity=identity, records=kept.records, tested=tested,
-        steps_per_epoch=steps_per_epoch, num_steps=min(num_steps, options.max_steps or num_steps),
-        folders={} if job.out is None else _folders(job, identity), vocabs=vocabs,
+        steps_per_epoch=steps_per_epoch, num_steps=steps, folders=folders, vocabs=vocabs,
         cache=_cache(options, identity, head, kept.records + tested, config.hidden),
     )  # fmt: skip
     done = f"{result.num_steps} of " if result.num_steps < num_steps else ""
@@ -177,6 +188,45 @@ def _vocab(file: str | None, vocab_size: int, tokenizer: str) -> DraftVocab | No
     return found[0]
 
 
+def _check_records(data: Dataset, kept: Kept, job: Job) -> None:
+    """DataError where nothing is left to learn from, or a head would learn nothing from it."""
+    counts = data.header.counts
+    if not counts["train"]["records"]:
+        raise DataError(
+            f"{data.folder} has no record to train on (train 0, held out "
+            f"{counts['heldout']['records']}). Run `headstart distill` again with a lower "
+            "--heldout, with more prompts, or with other filters (--keep-truncated, "
+            "--max-repetition, --max-similarity)."
+        )
+    if not kept.records:
+        raise DataError(
+            f"no record is left to train on ({kept.describe()}). Raise --max-len, or distill more "
+            "prompts."
+        )
+    rows = pack(kept.records, job.shared.pack_tokens)
+    for own in job.options.values():
+        if own.loss == "e2e-tv" and not count(rows, own.num_depths).complete:
+            raise DataError(
+                f"loss e2e-tv with K {own.num_depths} has nothing to learn: no answer in "
+                f"{data.folder} has {own.num_depths} tokens in a row to draft. Lower --num-depths, "
+                "or distill longer answers."
+            )
+
+
+def _not_failed(folders: dict[str, RunFolder], watch: Watch) -> dict[str, RunFolder]:
+    """Heads that were not dropped in an earlier start of this run."""
+    failures = {name: folder.failure for name, folder in folders.items()}
+    left = {name: folder for name, folder in folders.items() if failures[name] is None}
+    if not left:
+        raise TrainError(
+            f"{some(folder.path for folder in folders.values())} was dropped from training: "
+            f"{next(iter(failures.values()))} Add --overwrite to begin anew."
+        )
+    for name in folders.keys() - left.keys():
+        watch.say(f"{name} stays left out. {failures[name]}")
+    return left
+
+
 def _sized(job: Job, num_tokens: int, watch: Watch) -> Job:
     options = {name: sized(own, num_tokens) for name, own in job.options.items()}
     result = replace(job, options=options)
@@ -203,21 +253,3 @@ def _cache(
     if (Path(options.cache) / HEADER_NAME).exists():
         check_header(Path(options.cache), header)
     return header
-
-
-def _folders(job: Job, identity: dict[str, Any]) -> dict[str, RunFolder]:
-    """The runs' folders, all of them checked and none touched."""
-    assert job.out is not None
-    if "" not in job.options and (job.out / OPTIONS).exists():
-        raise TrainError(
-            f"{job.out} is a run of one head; several need a folder of their own. Choose another "
-            "--out."
-        )
-    inputs = tuple(path for path in (job.model, job.head, job.data) if path is not None)
-    folders = {}
-    for name, own in job.options.items():
-        folder = RunFolder(job.folder(name), own.keep, {"options": own.document(), **identity})
-        folder.check(overwrite=job.overwrite)
-        check_target(folder.path / HEAD, overwrite=True, inputs=inputs)
-        folders[name] = folder
-    return folders

@@ -6,26 +6,33 @@ tensorboard/     the same, where TensorBoard is installed
 checkpoints/     to go on from
 head/            the best head; it is written last, so a run that has it is finished
 report.html
+failed.json      instead of a head, where others went on without this one
+.replaced/       an older run, until this one has begun (replacing.py)
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headstart.errors import TrainError, some
 from headstart.train.checkpoints import Checkpoints, sync
+from headstart.train.job import FAILED, HEAD
+from headstart.train.replacing import Replaced
 
 OPTIONS, METRICS, REPORT = "options.json", "metrics.jsonl", "report.html"
+FORMAT = {"headstart_run": 1}  # in options.json: no other file of that name has it
+_BOARD, _CHECKPOINTS = "tensorboard", "checkpoints"
+_NAMES = (OPTIONS, HEAD, REPORT, _CHECKPOINTS, METRICS, _BOARD, FAILED)
 _OTHERS = {
     "trunk": "another model (the trunk's weights differ)",
     "tokenizer": "another tokenizer",
     "data": "other data (another dataset, or `headstart distill` has written it again since)",
     "head": "another head to start from",
+    "vocabulary": "another draft vocabulary (its ids differ)",
 }
 
 
@@ -33,13 +40,19 @@ class RunFolder:
     """One run on disk."""
 
     def __init__(self, path: Path, keep: int, identity: Mapping[str, Any]) -> None:
-        self.path, self.identity = path, identity
-        self.checkpoints = Checkpoints(path / "checkpoints", keep)
+        self.path, self.identity = path, {**FORMAT, **identity}
+        self.checkpoints = Checkpoints(path / _CHECKPOINTS, keep)
         self.metrics = Metrics(path / METRICS)
+        self.board = path / _BOARD
+        self.replaced = Replaced(path, _NAMES)
 
     def check(self, *, overwrite: bool) -> None:
         """Refuse a folder that is something else, or another run."""
-        if not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir())):
+        if not self.path.exists() or self.replaced.is_half_done:
+            return
+        # What a kill left of the very first file does not make a folder somebody's.
+        partial = _partial(self.path / OPTIONS)
+        if self.path.is_dir() and all(path == partial for path in self.path.iterdir()):
             return
         found = self._stored()  # also before overwriting: only runs are replaced
         if not overwrite:
@@ -47,12 +60,38 @@ class RunFolder:
 
     def start(self, *, overwrite: bool) -> None:
         """Make the folder, or clear what a stopped run left half-written."""
-        if overwrite and self.path.exists():
-            shutil.rmtree(self.path)
+        if overwrite or self.replaced.is_half_done:
+            self.replaced.set_aside(has_begun=bool(self.checkpoints.steps()))
         self.path.mkdir(parents=True, exist_ok=True)
         self.checkpoints.clear_partial()
-        if not (self.path / OPTIONS).exists():
+        if overwrite or not (self.path / OPTIONS).exists():
             write_text(self.path / OPTIONS, json.dumps(self.identity, indent=2) + "\n")
+
+    @property
+    def is_finished(self) -> bool:
+        return (self.path / HEAD).is_dir()
+
+    @property
+    def failure(self) -> str | None:
+        """Why the head was dropped, if it was."""
+        try:
+            return str(json.loads((self.path / FAILED).read_bytes())["error"])
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise TrainError(
+                f"{self.path / FAILED} cannot be read ({error}). Remove it to try this head again."
+            ) from error
+
+    def fail(self, step: int, error: str) -> None:
+        """Note that the head was dropped, so that nobody goes on with it."""
+        write_text(self.path / FAILED, json.dumps({"step": step, "error": error}) + "\n")
+
+    def go_back(self, step: int | None) -> None:
+        """Forget what came after `step` (None: everything): it will be done again."""
+        last = -1 if step is None else step
+        self.metrics.go_back(last)
+        self.checkpoints.remove_above(last)
 
     def _stored(self) -> dict[str, Any]:
         path = self.path / OPTIONS
@@ -63,9 +102,13 @@ class RunFolder:
                 f"{self.path} exists and is no run of `headstart train` ({OPTIONS} cannot be "
                 "read). Choose another --out."
             ) from error
-        if not isinstance(found, dict) or not isinstance(found.get("options"), dict):
-            raise TrainError(f"{path} holds no options of a run. Choose another --out.")
-        return found
+        is_run = isinstance(found, dict) and isinstance(found.get("options"), dict)
+        if not is_run or any(found.get(name) != value for name, value in FORMAT.items()):
+            raise TrainError(
+                f"{self.path} exists and is no run of `headstart train` ({OPTIONS} has no "
+                f"{json.dumps(FORMAT)[1:-1]}). Choose another --out."
+            )
+        return dict(found)
 
 
 class Metrics:
@@ -103,12 +146,16 @@ class Metrics:
 
 def write_text(path: Path, text: str) -> None:
     """Write a small file whole or not at all."""
-    partial = path.with_name(f".{path.name}.partial")
+    partial = _partial(path)
     with open(partial, "w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     os.replace(partial, path)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _compare(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

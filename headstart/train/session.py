@@ -13,6 +13,7 @@ import torch
 from headstart.data.records import Record
 from headstart.train.board import Board
 from headstart.train.checkpoints import Progress
+from headstart.train.folders import begin, common_step
 from headstart.train.job import Job
 from headstart.train.lane import Lane
 from headstart.train.learner import Learner
@@ -59,27 +60,26 @@ def open_session(job: Job, world: World, device: str, watch: Watch) -> Session:
     source = _states(planned, subject, world, watch)
     world.wait()  # nobody checks a folder any more
     if world.is_main:
-        for lane in lanes:
-            lane.folder.start(overwrite=job.overwrite)
+        begin([lane.folder for lane in lanes], overwrite=job.overwrite)
     world.wait()
     return Session(
         job, world, watch, subject, source, planned.records,
-        planned.tested[: options.eval_limit], lanes, planned.num_steps, planned.steps_per_epoch,
+        planned.validated, lanes, planned.num_steps, planned.steps_per_epoch,
     )  # fmt: skip
 
 
 def restore(session: Session) -> int | None:
     """Bring all heads to the newest step that all of them have; None for a fresh run."""
     lanes = session.lanes
-    common = set.intersection(*(set(lane.folder.checkpoints.steps()) for lane in lanes))
-    step = max(common, default=None)
+    step = common_step(lane.folder for lane in lanes)
     if step is not None:
         for lane in lanes:
             lane.restore(step)
+    session.world.wait()  # everybody has seen which checkpoints there are
     if session.world.is_main:
         for lane in lanes:
-            lane.folder.metrics.go_back(-1 if step is None else step)
-            lane.board = Board(lane.folder.path / "tensorboard", lane.folder.metrics.lines())
+            lane.folder.go_back(step)
+            lane.board = Board(lane.folder.board, lane.folder.metrics.lines())
         if not any(lane.board.is_there for lane in lanes if lane.board is not None):
             session.watch.say("TensorBoard is not installed: curves are in metrics.jsonl only")
         if step is not None:
@@ -101,6 +101,7 @@ def _states(planned: Plan, subject: Subject, world: World, watch: Watch) -> Stat
     options = planned.job.shared
     if options.cache is None or planned.cache is None:
         return InProcess(subject)
+    watch.heeds_stops()
     return cached(
         Path(options.cache), planned.cache, subject, planned.records + planned.tested,
         pack_tokens=options.pack_tokens, world=world, say=watch.say, is_stopped=watch.is_stopped,

@@ -45,6 +45,7 @@ class Outcome:
     best_step: int
     before: dict[str, Any] | None  # validations; None without held-out records
     after: dict[str, Any] | None
+    failure: str | None = None  # why the head was dropped while others went on
 
 
 def train(job: Job, watch: Watch | None = None) -> list[Outcome]:
@@ -62,6 +63,7 @@ class Trainer:
         self.session, self._stopper = session, stopper
         self.world, self.lanes, self.watch = session.world, session.lanes, session.watch
         self.num_steps, self.step = session.num_steps, 0
+        self.dropped: list[Outcome] = []
         options = session.job.shared
         self.eval_every = options.eval_every or -(-self.num_steps // 10)
         self.save_every = options.save_every or self.eval_every
@@ -71,10 +73,13 @@ class Trainer:
         """All steps that are left; ends early, with everything saved, when told to stop."""
         reached = restore(self.session)
         self.step = reached or 0
+        self._stopper.heeds_stops()
         self.watch.started(self.step, self.num_steps)
         if reached is None:
-            self.validate()  # what the head is worth before
-            self.save()
+            self.begin()
+        if self.world.is_main:
+            for lane in self.lanes:
+                lane.folder.replaced.drop()
         while self.step < self.num_steps:
             if self.is_stopped():
                 self.save()
@@ -87,6 +92,19 @@ class Trainer:
         self.finish()
         return self.outcomes(is_finished=True)
 
+    def begin(self) -> None:
+        """What the head is worth before. A run that fails here leaves the one it was to replace."""
+        try:
+            self.validate()
+            self.save()
+        except BaseException:
+            if self.world.is_main:
+                for lane in self.lanes:
+                    if lane.board is not None:
+                        lane.board.close()  # it writes in a thread of its own
+                    lane.folder.replaced.put_back()
+            raise
+
     def advance(self) -> None:
         """One optimiser step of every head, on one pass of the trunk."""
         started = time.monotonic()
@@ -95,6 +113,7 @@ class Trainer:
         counts = {num_depths: count(rows, num_depths) for num_depths in depths}
         parts: list[list[Sums]] = [[] for _ in self.lanes]
         mine = list(self.share(rows))
+        failures: dict[str, TrainError] = {}
         with memory_advice():
             for row, is_filler in mine:
                 batch = self.prepare(row)
@@ -110,14 +129,30 @@ class Trainer:
                     )
                 except NotFinite:
                     names = [row.names for row, _ in mine]
-                    raise not_finite(lane, self.step, self.blame(names, sums)) from None
+                    records = self.blame(names, sums)
+                    failures[lane.name] = not_finite(lane, self.step, records)
+                    continue
                 line["epoch"] = self.step / self.session.steps_per_epoch
                 line["tokens"] = sum(row.documents.num_rows for row in rows)
                 line["seconds"] = time.monotonic() - started
                 lane.write(line)
-                if lane is self.lanes[0]:
+                if lane.name == next(n.name for n in self.lanes if n.name not in failures):
                     self.watch.stepped(self.step + 1, line)
+        if len(failures) == len(self.lanes):
+            raise next(iter(failures.values()))
+        for lane in [lane for lane in self.lanes if lane.name in failures]:
+            self.drop(lane, str(failures[lane.name]))
         self.step += 1
+
+    def drop(self, lane: Lane, error: str) -> None:
+        """Go on without a head that has diverged; the others are worth their time."""
+        self.watch.say(f"{error} The other heads go on without it.")
+        self.dropped.append(replace(self._outcome(lane, is_finished=False), failure=error))
+        self.lanes.remove(lane)
+        if self.world.is_main:
+            lane.folder.fail(self.step, error)
+            if lane.board is not None:
+                lane.board.close()
 
     def validate(self) -> None:
         """Walk the held-out answers with every head as it is now."""
@@ -136,7 +171,10 @@ class Trainer:
             self.watch.validated(lane.name, self.step, found_here)
 
     def save(self) -> None:
-        """Checkpoints of all heads, by the one process that writes."""
+        """Checkpoints of all heads, by the one process that writes.
+
+        Older ones are removed when all heads have the new one: there is always one in common.
+        """
         for lane in self.lanes:
             if not self.session.heldout:
                 lane.progress = replace(lane.progress, best_step=self.step)
@@ -144,6 +182,9 @@ class Trainer:
             if self.world.is_main:
                 lane.folder.metrics.sync()
                 lane.folder.checkpoints.write(tensors, lane.progress)
+        if self.world.is_main:
+            for lane in self.lanes:
+                lane.folder.checkpoints.prune()
         self.world.wait()
 
     def finish(self) -> None:
@@ -151,7 +192,7 @@ class Trainer:
         if not self.world.is_main:
             return
         out = self.session.job.out
-        if len(self.lanes) > 1 and out is not None:
+        if "" not in self.session.job.options and out is not None:
             write_comparison(out / REPORT, self.lanes, self.session)
         for lane in self.lanes:
             folder = lane.folder
@@ -200,7 +241,7 @@ class Trainer:
         return self.world.any(self._stopper.is_stopped(), self.session.subject.device)
 
     def outcomes(self, *, is_finished: bool) -> list[Outcome]:
-        return [self._outcome(lane, is_finished) for lane in self.lanes]
+        return [*(self._outcome(lane, is_finished) for lane in self.lanes), *self.dropped]
 
     def _outcome(self, lane: Lane, is_finished: bool) -> Outcome:
         lines = lane.folder.metrics.lines() if self.world.is_main else []

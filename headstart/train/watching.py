@@ -21,6 +21,9 @@ class Watch:
     def validated(self, name: str, step: int, metrics: Mapping[str, Any]) -> None:
         """After each validation of each head."""
 
+    def heeds_stops(self) -> None:
+        """From now on `is_stopped` is asked for; before, only an exception ends anything."""
+
     def is_stopped(self) -> bool:
         """Whether to save and leave after this step."""
         return False

@@ -22,7 +22,7 @@ from headstart.data.journal import read_journal
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
 from headstart.engine.engine import Engine
-from headstart.errors import CheckpointError, DataError
+from headstart.errors import CheckpointError, DataError, WriteFailed
 from headstart.sampling.params import SamplingParams
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import Rates
@@ -150,10 +150,12 @@ def test_running_again_asks_nothing_and_writes_the_same(
     model: Path, prompts: Path, whole: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before, journal = contents(whole), (whole / "journal.jsonl").read_bytes()
+    stamp = Dataset.open(whole).header.stamp
     monkeypatch.setattr(Engine, "__init__", None)  # nobody may start one
     outcome = run(model, prompts, whole)
     assert outcome.num_new == 0
     assert contents(whole) == before
+    assert outcome.header.stamp == stamp, "a run that was begun with the dataset goes on"
     assert (whole / "journal.jsonl").read_bytes() == journal
 
 
@@ -309,3 +311,30 @@ def test_a_run_that_keeps_nothing_says_why(model: Path, prompts: Path, tmp_path:
     with pytest.raises(DataError, match=r"no answer to keep \(\d+ truncated.*raise --max-tokens"):
         run(model, prompts, tmp_path / "d", max_tokens=1, min_answer_tokens=0)
     assert (tmp_path / "d" / "journal.jsonl").is_file()
+
+
+def test_an_out_that_cannot_be_made_is_said_before_a_model_is_loaded(
+    model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("x")
+    monkeypatch.setattr(Engine, "__init__", None)  # nobody may start one
+    with pytest.raises(WriteFailed, match=r"cannot write .*file/d: .*A part of the path is a file"):
+        run(model, prompts, tmp_path / "file" / "d")
+    monkeypatch.setattr("os.access", lambda path, mode: False)
+    with pytest.raises(WriteFailed, match=r"cannot write .*an --out that you may write to"):
+        run(model, prompts, tmp_path / "d")
+
+
+def test_a_dataset_is_never_overwritten(model: Path, prompts: Path, whole: Path) -> None:
+    before = {path.name: path.read_bytes() for path in whole.iterdir()}
+    command = (str(model), "--prompts", str(prompts), "--out", str(whole), *FLAGS)
+    result = headstart(*command, "--overwrite")
+    assert result.returncode == 2
+    assert "adds to a dataset and never replaces one" in result.stderr
+    assert f"another --out, or remove {whole}" in result.stderr
+    assert {path.name: path.read_bytes() for path in whole.iterdir()} == before
+
+
+def test_everything_held_out_is_told(model: Path, prompts: Path, tmp_path: Path) -> None:
+    (told,) = (n for n in run(model, prompts, tmp_path / "d", heldout=1.0).advice if "train" in n)
+    assert told.startswith("nothing is left to train on") and "lower --heldout" in told

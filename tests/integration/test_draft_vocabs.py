@@ -292,6 +292,26 @@ def test_the_command_makes_a_map_per_language_that_the_engine_takes(
     assert answer.stats.draft_vocab == "zh"
 
 
+def test_a_label_without_held_out_answers_takes_the_size_of_all(
+    model: Path, data: Path, tmp_path: Path, vocab: Command
+) -> None:
+    """It made the whole command fail."""
+    text = tmp_path / "letters.txt"
+    text.write_text(f"{CHINESE[0]} {CHINESE[1]}\n" * 20)
+    code, printed, errors = vocab(
+        model, "--data", data, "--by", "category", "--text", text, "--sizes", "9,12",
+        "--min-tokens", 10, "--bandwidth", 100, "--json", "--dry-run",
+    )  # fmt: skip
+    assert code == 0, errors
+    document = json.loads(printed)
+    said = {each["name"]: each for each in document["maps"]}
+    assert said["letters"]["size"] == said["all"]["size"]
+    assert any(note.startswith("letters: no held-out answer") for note in document["notes"])
+    alone = (model, "--text", text, "--sizes", "9,12", "--min-tokens", 10, "--dry-run")
+    code, _, errors = vocab(*alone)
+    assert code == 2 and "no held-out answers to measure coverage on" in errors
+
+
 def test_maps_by_label_have_the_names_of_the_labels(
     model: Path, data: Path, tmp_path: Path, vocab: Command
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,3 +163,19 @@ def test_a_model_with_another_tokenizer_is_refused(folder: Path) -> None:
         own.check(tokenizer_sha="u" * 64, vocab_size=64)
     with pytest.raises(DataError, match="token ids of another tokenizer"):
         own.check(tokenizer_sha="t" * 64, vocab_size=65)
+
+
+def test_the_stamp_is_of_the_content(tmp_path: Path) -> None:
+    """A new one each time made a training run refuse data that had not changed."""
+
+    def stamp(name: str, **changes: Any) -> str:
+        (tmp_path / name).mkdir()
+        own = replace(header(), **{k: v for k, v in changes.items() if k != "records"})
+        records = changes.get("records", [record(0, 4), record(1, 5)])
+        return write_dataset(tmp_path / name, own, {"train": records}).stamp
+
+    first = stamp("a")
+    assert first == stamp("b", report={"refused": 1}), "the report is of one run"
+    moved = write_dataset(tmp_path, header(), {"heldout": [record(0, 4), record(1, 5)]}).stamp
+    others = [stamp("c", seed=2), stamp("d", records=[record(0, 4)]), moved]
+    assert len({first, *others}) == 4

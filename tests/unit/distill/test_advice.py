@@ -13,7 +13,8 @@ def advice(*, num_cut: int = 0, num_heldout: int = 1, acceptance: Any = None) ->
     header = Header(
         origin="engine", trunk_digest="", tokenizer_sha="", template_sha="", vocab_size=9,
         hidden_size=8, sampling={"max_tokens": 512}, seed=0, chat_template_kwargs={},
-        counts={"heldout": {"records": num_heldout}}, report={"answers": 10, "dropped": dropped},
+        counts={"train": {"records": 9}, "heldout": {"records": num_heldout}},
+        report={"answers": 10, "dropped": dropped},
     )  # fmt: skip
     return Outcome(header, 10, acceptance).advice
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import ConfigError
 from headstart.train.losses.combine import step_weights
 from headstart.train.losses.kinds import KINDS
@@ -125,3 +126,11 @@ def test_variants_are_the_base_with_some_options_replaced(tmp_path: Path) -> Non
 def test_bad_variants_are_refused(tmp_path: Path, entries: object, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         read_variants(variants_file(tmp_path, entries), TrainOptions())
+
+
+def test_as_many_depths_can_be_trained_as_the_engine_drafts() -> None:
+    TrainOptions(num_depths=MAX_DRAFTS)
+    with pytest.raises(ConfigError, match=f"num_depths is 17; give at most {MAX_DRAFTS}"):
+        TrainOptions(num_depths=MAX_DRAFTS + 1)
+    with pytest.raises(ConfigError, match="learning_rate is inf"):
+        TrainOptions(learning_rate=float("inf"))

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from training_data import random_records, record
 
-from headstart.errors import DataError
 from headstart.train.options import TrainOptions, resolve
 from headstart.train.packing import Row, fit, pack, plan_epoch
 from headstart.train.targets import count
@@ -83,8 +82,3 @@ def test_what_follows_the_last_token_to_learn_is_left_out() -> None:
     one.mask[5:] = False
     (kept,) = fit([one], 100, "cut").records
     assert np.array_equal(kept.ids, range(5)) and len(kept.mask) == 5
-
-
-def test_no_records_are_refused() -> None:
-    with pytest.raises(DataError, match="no record is left to train on"):
-        plan_epoch([], resolve(TrainOptions()), 0)

@@ -1,0 +1,99 @@
+"""Ctrl-C before anything is worth keeping: one line, exit 130; and torchrun's refusals, once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from training_runs import flags, write_inputs
+
+# The command line, with Ctrl-C pressed at the moment that a function is called.
+CODE = """
+import os, signal, sys
+from importlib import import_module
+from headstart.cli.main import main
+
+module, name = sys.argv.pop(1).rsplit(".", 1)
+sent = getattr(signal, sys.argv.pop(1))
+module = import_module(module)
+real = getattr(module, name)
+
+def pressed(*arguments, **more):
+    os.kill(os.getpid(), sent)
+    return real(*arguments, **more)
+
+setattr(module, name, pressed)
+main()
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_inputs(tmp_path_factory.mktemp("inputs"))
+    (folder / "prompts.jsonl").write_text('{"prompt": "t5"}\n')
+    (folder / "model" / "chat_template.jinja").write_text("{{ messages[0]['content'] }}")
+    return folder
+
+
+def stopped(
+    inputs: Path, moment: str, *words: str, sent: str = "SIGINT"
+) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", CODE, moment, sent, *words]
+    return subprocess.run(command, cwd=inputs, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("moment", "command"),
+    [
+        ("headstart.checkpoint.hub.local_folder", "score model --data data"),
+        ("headstart.assembly.build.build", "score model --data data --bandwidth 9"),
+        ("headstart.checkpoint.hub.local_folder", "vocab model --data data --out v.json"),
+        ("headstart.train.session.load_subject", "train model --data data --out run"),
+        ("headstart.distill.run.open_dialogues", "distill model --prompts prompts.jsonl --out d"),
+    ],
+    ids=["score start", "score", "vocab", "train", "distill"],
+)
+def test_an_interrupted_command_says_so_and_leaves_nothing(
+    inputs: Path, moment: str, command: str
+) -> None:
+    before = set(inputs.iterdir())
+    result = stopped(inputs, moment, *command.split())
+    assert result.returncode == 130 and result.stdout == ""
+    *said, last = result.stderr.splitlines()
+    assert last == "interrupted"
+    assert not any("Traceback" in line or "stopping" in line for line in said)
+    assert set(inputs.iterdir()) == before
+
+
+def test_distilling_that_has_no_answer_yet_does_not_claim_to_keep_some(inputs: Path) -> None:
+    words = ["distill", "model", "--prompts", "prompts.jsonl", "--out", "d"]
+    result = stopped(inputs, "headstart.distill.run._asker", *words)
+    assert result.returncode == 130
+    assert result.stderr == "interrupted. Run the same command again to go on.\n"
+    assert not (inputs / "d").exists()
+
+
+def test_a_terminated_start_ends_with_the_signals_code(inputs: Path) -> None:
+    words = ["train", "model", "--data", "data", "--out", "run", *flags()]
+    moment = "headstart.train.session.load_subject"
+    assert stopped(inputs, moment, *words, sent="SIGTERM").returncode == 143
+    assert not (inputs / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [(["--data", "none"], "none does not exist"),
+     (["--data", "data", "--num-depths", "0"], "num_depths is 0")],
+    ids=["data", "option"],
+)  # fmt: skip
+def test_what_all_processes_refuse_is_said_once(inputs: Path, more: list[str], said: str) -> None:
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]
+    words = ["-m", "headstart", "train", "model", "--out", "run", *more]
+    result = subprocess.run(
+        [*launcher, *rendezvous, *words], cwd=inputs, capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode != 0
+    assert result.stderr.count("error: ") == 1 and said in result.stderr
