@@ -43,6 +43,16 @@ Link = Annotated[
 ]
 
 
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
+Dtype = Annotated[
+    str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")
+]
+Bandwidth = Annotated[
+    float | None,
+    typer.Option("--bandwidth", help="GB/s: costs from sizes instead of measuring them."),
+]
+
+
 def flattened(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` with every dataclass parameter replaced by one parameter per field."""
     hints = get_type_hints(function, include_extras=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import Json, Model
+from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.errors import ConfigError, HeadNotFound
 
@@ -41,14 +41,9 @@ def run(
     limit: Annotated[
         int | None, typer.Option("--limit", help="Score this many answers at most.")
     ] = None,
-    bandwidth: Annotated[
-        float | None,
-        typer.Option("--bandwidth", help="GB/s: costs from sizes instead of measuring them."),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")
-    ] = "auto",
+    bandwidth: Bandwidth = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     json_output: Json = False,
 ) -> None:
     limit_spinning()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import DryRun, Json, Model, Overwrite
+from headstart.cli.options import Bandwidth, Device, DryRun, Dtype, Json, Model, Overwrite
 from headstart.cli.spinning import limit_spinning
 from headstart.cli.vocab_view import facts, table
 from headstart.errors import ConfigError, DataError, some
@@ -61,14 +61,9 @@ def run(
         Path | None,
         typer.Option("--head", "--draft-model", help="A head to try sizes with; else the model's."),
     ] = None,
-    bandwidth: Annotated[
-        float | None,
-        typer.Option("--bandwidth", help="GB/s: costs from sizes instead of measuring them."),
-    ] = None,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
-    dtype: Annotated[
-        str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")
-    ] = "auto",
+    bandwidth: Bandwidth = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
     format: Annotated[
         str | None,
         typer.Option("--format", help="headstart, sglang, d2t or t2d; default: by the file name."),

@@ -14,22 +14,9 @@ from engine_runs import (
     make_prompts,
     run,
     seeded,
-    soft,
-    start,
 )
-from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-
-
-@pytest.fixture(scope="module")
-def plain(tiny: Tiny) -> Engine:
-    return start(soft(tiny), speculate=0)
-
-
-@pytest.fixture(scope="module")
-def drafting(tiny: Tiny) -> Engine:
-    return start(soft(tiny), speculate=3)
 
 
 class Parity:

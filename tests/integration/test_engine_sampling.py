@@ -25,16 +25,6 @@ from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
 
-@pytest.fixture(scope="module")
-def plain(tiny: Tiny) -> Engine:
-    return start(soft(tiny), speculate=0)
-
-
-@pytest.fixture(scope="module")
-def drafting(tiny: Tiny) -> Engine:
-    return start(soft(tiny), speculate=3)
-
-
 def test_n_samples_differ_from_each_other_and_not_with_k(plain: Engine, drafting: Engine) -> None:
     expected, found = (run(e, [PROMPT], seeded(n=4)) for e in (plain, drafting))
     assert ids_of(found) == ids_of(expected)

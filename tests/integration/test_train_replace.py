@@ -178,6 +178,9 @@ def test_a_first_file_that_a_kill_tore_does_not_block_the_folder(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / ".options.json.partial").write_text('{"opt')
     trained(inputs, tmp_path / "run", StopAt(1), **SHORT)
+    begun = json.loads((tmp_path / "run" / "options.json").read_text())
+    assert begun["headstart_run"] == 1
+    assert not (tmp_path / "run" / ".options.json.partial").exists()
 
 
 def test_another_content_of_the_draft_vocabulary_is_refused(inputs: Path, tmp_path: Path) -> None:

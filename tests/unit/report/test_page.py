@@ -90,7 +90,8 @@ def test_every_svg_is_well_formed_and_every_id_unique() -> None:
 
 def test_the_body_is_well_formed() -> None:
     html = full_page(HOSTILE).render()
-    ET.fromstring(html[html.index("<body>") : html.index("</html>")])
+    body = ET.fromstring(html[html.index("<body>") : html.index("</html>")])
+    assert body.tag == "body" and len(list(body.iter("svg"))) == html.count("<svg")
 
 
 def test_data_is_read_back_as_it_was_given() -> None:

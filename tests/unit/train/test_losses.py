@@ -27,7 +27,7 @@ every_kind = pytest.mark.parametrize("kind", KINDS)
 pruned_or_not = pytest.mark.parametrize("pruned", [False, True], ids=["whole", "draft vocabulary"])
 
 
-def same(found: RowLosses, expected: RowLosses) -> None:
+def assert_same(found: RowLosses, expected: RowLosses) -> None:
     assert close(found.loss, expected.loss)
     assert close(found.gradient, expected.gradient)
     assert close(found.overlap, expected.overlap)
@@ -81,7 +81,7 @@ def test_chunking_changes_neither_losses_nor_gradients(
     rows = case(pruned=pruned)
     options = {"teacher": rows.teacher if has_teacher else None, "temperature": 0.7}
     full = rows.losses(kind, max_elements=None, **options)
-    same(rows.losses(kind, **options, **chunks), full)
+    assert_same(rows.losses(kind, **options, **chunks), full)
 
 
 def test_row_chunks_cover_all_rows_once_within_the_limit() -> None:
@@ -209,7 +209,7 @@ def test_depths_that_share_a_teacher_equal_separate_calls(
         max_elements=100, **options,
     )  # fmt: skip
     for states, found in zip(depths, together, strict=True):
-        same(found, replace(rows, states=states).losses(kind, teacher=rows.teacher))
+        assert_same(found, replace(rows, states=states).losses(kind, teacher=rows.teacher))
 
 
 @every_kind
