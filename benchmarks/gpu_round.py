@@ -37,10 +37,10 @@ def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> M
     def cache() -> LayerCache:
         return LayerCache(*(torch.randn(shape, device=DEVICE, dtype=torch.bfloat16) for _ in "kv"))
 
-    lm_head: torch.Tensor = trunk.lm_head.weight
-    ids = None
+    lm_head, ids = trunk.lm_head, None
     if draft_rows:
-        lm_head, ids = lm_head[:draft_rows].contiguous(), torch.arange(draft_rows, device=DEVICE)
+        ids = torch.arange(draft_rows, device=DEVICE)
+        lm_head = lm_head.only_rows(ids)
     return Model(
         trunk, head, [cache() for _ in range(config.num_layers)], cache(),
         torch.zeros(slots // PAGE, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
@@ -82,7 +82,7 @@ def floor_bytes(model: Model, count: int, drafts: int, context: int) -> int:
     trunk = model.trunk
     weights = sum(p.numel() for n, p in trunk.named_parameters() if n != "embed")
     assert model.head is not None
-    head = sum(p.numel() for p in model.head.parameters()) + model.draft_lm_head.numel()
+    head = sum(p.numel() for p in model.head.parameters()) + model.draft_lm_head.weight.numel()
     entry = 2 * trunk.config.num_kv_heads * trunk.config.head_dim
     kv = count * context * entry * (trunk.config.num_layers + drafts)
     return 2 * (weights + drafts * head + kv)

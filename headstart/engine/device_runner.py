@@ -15,6 +15,7 @@ from headstart.gpu.seats import signed
 from headstart.gpu.transfer import on_device
 from headstart.kernels.choice import choose_truncated
 from headstart.models.attention import Span
+from headstart.models.linear import Linear
 
 
 class DeviceRunner(Runner):
@@ -51,10 +52,11 @@ class DeviceRunner(Runner):
 
     def round_model(self, max_context: int, draft_vocab: str | None) -> Model:
         """What a captured round runs; drafts come from one vocabulary, or from all tokens."""
-        lm_head, ids = self.trunk_model.lm_head.weight.data, None
+        lm_head, ids = self.trunk_model.lm_head, None
         if draft_vocab is not None:
             vocab = self.draft_vocabs[draft_vocab]
-            lm_head, ids = vocab.lm_head.weight.data, vocab.ids
+            assert isinstance(vocab.lm_head, Linear)  # kernels run with no others
+            lm_head, ids = vocab.lm_head, vocab.ids
         return Model(
             trunk=self.trunk_model, head=self.head, caches=self._caches,
             head_cache=self._head_caches[0] if self.head is not None else None,

@@ -17,6 +17,7 @@ from headstart.kernels.linear import gated_linear, partial_linear
 from headstart.kernels.rows import add_norm, place_qkv, silu_product
 from headstart.models.attention import LayerCache
 from headstart.models.layers import DecoderLayer
+from headstart.models.linear import Linear
 from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
@@ -39,26 +40,29 @@ class Rows:
 class Kernels:
     """Products by the skinny kernels for few rows, by the library for many."""
 
-    def product(self, x: Tensor, weight: Tensor) -> Tensor:
-        """Partial sums [S, M, N] of x W^T."""
+    def product(self, x: Tensor, layer: Linear) -> Tensor:
+        """Partial sums [S, M, N] of x W^T; a bias is left to who adds them up."""
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return partial_linear(x, weight)
-        return torch.mm(x, weight.t()).unsqueeze(0)
+            return partial_linear(x, layer.weight)
+        return self.whole(x, layer).unsqueeze(0)
 
-    def gated(self, x: Tensor, weight: Tensor) -> Tensor:
+    def whole(self, x: Tensor, layer: Linear) -> Tensor:
+        """x W^T [M, N] in x's type, for many rows."""
+        return torch.mm(x, layer.weight.t())
+
+    def gated(self, x: Tensor, layer: Linear) -> Tensor:
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return gated_linear(x, weight)
-        return silu_product(torch.mm(x, weight.t()))
+            return gated_linear(x, layer.weight)
+        return silu_product(self.whole(x, layer))
 
     def choose(
-        self, x: Tensor, weight: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
+        self, x: Tensor, layer: Linear, heat: Tensor, seeds: Tensor, positions: Tensor,
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
-        """Token ids [M] that the LM head `weight` and the noise choose."""
+        """Token ids [M] that the LM head `layer` and the noise choose."""
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return choose_rows(x, weight, heat, seeds, positions, token_ids)
-        logits = torch.mm(x, weight.t())
-        return choose_logits(logits, heat, seeds, positions, token_ids)
+            return choose_rows(x, layer.weight, heat, seeds, positions, token_ids)
+        return choose_logits(self.whole(x, layer), heat, seeds, positions, token_ids)
 
     def trunk(
         self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache]
@@ -84,7 +88,7 @@ class Kernels:
         token = add_norm(embedded, None, module.embed_norm.weight, module.embed_norm.eps)
         state = add_norm(hidden, None, module.hidden_norm.weight, module.hidden_norm.eps)
         pair = (token, state) if layout.fuse_order == "embed_first" else (state, token)
-        fused = self.product(torch.cat(pair, dim=-1), module.fuse.weight)
+        fused = self.product(torch.cat(pair, dim=-1), module.fuse)
         stream = torch.zeros_like(embedded)
         block = module.block
         normed = add_norm(stream, fused, block.attention_norm.weight, block.attention_norm.eps)
@@ -105,13 +109,13 @@ class Kernels:
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = (attention.q_norm.weight, attention.k_norm.weight)
         q = place_qkv(
-            self.product(normed, attention.qkv.weight), attention.qkv.bias, norms,
+            self.product(normed, attention.qkv), attention.qkv.bias, norms,
             layer.attention_norm.eps, rotary.cos, rotary.sin, rows.positions, rows.places,
             cache.k, cache.v, attention.heads,
         )  # fmt: skip
-        partial = self.product(rows.attend(q, cache), attention.o.weight)
+        partial = self.product(rows.attend(q, cache), attention.o)
         normed = add_norm(stream, partial, layer.mlp_norm.weight, layer.mlp_norm.eps)
-        return self.product(self.gated(normed, layer.mlp.gate_up.weight), layer.mlp.down.weight)
+        return self.product(self.gated(normed, layer.mlp.gate_up), layer.mlp.down)
 
 
 def why_unsupported(trunk: Trunk) -> str | None:

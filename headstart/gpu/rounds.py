@@ -18,6 +18,7 @@ from headstart.kernels.attention import paged_attention
 from headstart.kernels.choice import choose_truncated
 from headstart.kernels.rounds import accept, chain_rows, head_rows, keep_states, trunk_rows
 from headstart.models.attention import LayerCache
+from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
 
@@ -32,7 +33,7 @@ class Model:
     head_cache: LayerCache | None
     boundary: Tensor  # [blocks, D]: the state that the slot after each block needs
     block_size: int
-    draft_lm_head: Tensor  # [N, D]
+    draft_lm_head: Linear  # N outputs
     draft_ids: Tensor | None  # [N] where the draft vocabulary is reduced
     max_context: int
     kernels: Kernels = field(default_factory=Kernels)
@@ -62,7 +63,7 @@ def run_round(model: Model, seats: Seats, kind: Kind) -> None:
     where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=0))
     stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
     choices = _choose(
-        model, seats, kind, normed, _chosen_positions(lengths, rows), model.trunk.lm_head.weight,
+        model, seats, kind, normed, _chosen_positions(lengths, rows), model.trunk.lm_head,
         None,
     ).view(count, rows)  # fmt: skip
     accept(
@@ -128,7 +129,7 @@ def _guess(model: Model, seats: Seats, kind: Kind, normed: Tensor, ahead: int) -
 
 
 def _choose(
-    model: Model, seats: Seats, kind: Kind, normed: Tensor, positions: Tensor, lm_head: Tensor,
+    model: Model, seats: Seats, kind: Kind, normed: Tensor, positions: Tensor, lm_head: Linear,
     token_ids: Tensor | None,
 ) -> Tensor:  # fmt: skip
     """[M] choices of rows that belong to the seats in order, equally many to each."""
@@ -141,7 +142,7 @@ def _choose(
     if not kind.is_truncated:
         return model.kernels.choose(normed, lm_head, *noise, token_ids)
     cuts = by_row(seats.top_k), by_row(seats.top_p), by_row(seats.min_p)
-    return choose_truncated(torch.mm(normed, lm_head.t()), *noise, *cuts, token_ids)
+    return choose_truncated(model.kernels.whole(normed, lm_head), *noise, *cuts, token_ids)
 
 
 def _attention(model: Model, seen: Tensor, tables: Tensor, rows: int, *, first_slot: int) -> Attend:

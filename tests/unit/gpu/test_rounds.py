@@ -52,7 +52,7 @@ class Rig:
             trunk, head, [cache() for _ in range(config.num_layers)],
             cache() if head is not None else None,
             torch.zeros(shape[0] // PAGE, config.hidden, device=DEVICE), PAGE,
-            trunk.lm_head.weight, None, BLOCKS * PAGE, Kernels(),
+            trunk.lm_head, None, BLOCKS * PAGE, Kernels(),
         )  # fmt: skip
         self.seats = Seats(
             4, max_drafts=num_drafts, window=4, max_blocks=BLOCKS, hidden=config.hidden,
