@@ -24,20 +24,22 @@ from headstart.heads.head import Head, dequantize, head_of
 from headstart.heads.quantization import dequantized, is_quantized, is_scale, scale_of
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.exact import make_exact
-from headstart.models.linear import quantize
+from headstart.models.fp8 import Fp8Linear
+from headstart.models.linear import Int8Linear, quantize
 from headstart.models.loading import load_head, load_trunk, materialize
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 from headstart.models.tuning import tune
 
-Weights = Literal["as-dtype", "int8"]
+Weights = Literal["as-dtype", "int8", "fp8"]
 Layout = Literal["own", "vllm", "sglang"]
 
 _DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
     "float16": torch.float16,
 }  # fmt: skip
+FORMS = {"int8": Int8Linear, "fp8": Fp8Linear}
 # Scales of what this engine keeps in full precision: activations, keys and values.
 _UNUSED_SCALES = {
     "activations": ("input_scale", "input_global_scale"),
@@ -71,14 +73,19 @@ def build(
     with_head: bool = True,
     is_exact: bool = False,
     measure_threads: bool = False,
+    asks_for_kernels: bool = False,
 ) -> Built:
     """Load trunk and head; what was decided on the way is in `notes`.
 
     `measure_threads` may change the number of CPU threads, a setting of the whole process.
+    `asks_for_kernels`: a GPU's formats are wanted on a CPU, too, where kernels are interpreted.
     """
     place = _device(device)
     kind = _dtype(dtype, place)
-    _check_formats(place, kind, weights, is_exact)
+    by_blocks = is_exact and place.type == "cpu" and not asks_for_kernels
+    _check_formats(place, kind, weights, by_blocks)
+    if weights == "fp8" and place.type == "cpu" and not asks_for_kernels:
+        raise ConfigError("weights fp8 is a GPU format; use weights int8 on a CPU.")
     config = model_config(checkpoint.config.fields)
     max_len = max_model_len or config.max_positions
     if max_len > config.max_positions:
@@ -97,15 +104,17 @@ def build(
     load_trunk(trunk, _trunk_tensors(checkpoint, notes))
     head = _load_head(found, config, kind, place, layout, max_len) if found is not None else None
     modules = [module for module in (trunk, head) if module is not None]
-    if weights == "int8":
+    if weights != "as-dtype":
         for module in modules:
-            quantize(module)
+            quantize(module, FORMS[weights])
+        if place.type == "cuda":
+            torch.cuda.empty_cache()  # what was replaced counts as free memory
     if place.type == "cpu":
         if measure_threads and (note := set_threads(trunk)):
             notes.append(note)
-        if is_exact:
+        if by_blocks:
             make_exact(trunk)
-        tune(*(modules[1:] if is_exact else modules))
+        tune(*(modules[1:] if by_blocks else modules))
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
 
 
@@ -210,22 +219,25 @@ def _load_head(
 
 
 def _check_formats(
-    device: torch.device, dtype: torch.dtype, weights: Weights, is_exact: bool
+    device: torch.device, dtype: torch.dtype, weights: Weights, by_blocks: bool
 ) -> None:
-    """Combinations of device and number format that do not exist here."""
+    """Combinations of device and number format that do not exist here.
+
+    `by_blocks`: exact by plain products; the kernels of a GPU are exact in another way.
+    """
     if weights == "int8" and device.type != "cpu":
-        raise ConfigError("weights int8 is a CPU format; use dtype bfloat16 on a GPU.")
+        raise ConfigError("weights int8 is a CPU format; use weights fp8 on a GPU.")
     if dtype == torch.float16 and device.type == "cpu":
         raise ConfigError(
             "dtype float16 is for GPUs; on the CPU it is slow and overflows. Use float32."
         )
-    if is_exact and (device.type != "cpu" or dtype not in (torch.float32, torch.float64)):
+    if by_blocks and dtype not in (torch.float32, torch.float64):
         raise ConfigError(
-            f"exact is for float32 and float64 on the CPU, not for {dtype} on {device.type}. "
-            "Change dtype or device, or leave exact out."
+            f"on a CPU exact is for float32 and float64, not for {dtype}. Change dtype, or leave "
+            "exact out."
         )
-    if is_exact and weights == "int8":
-        raise ConfigError("exact needs weights as they are, not int8. Leave one of them out.")
+    if by_blocks and weights != "as-dtype":
+        raise ConfigError(f"exact needs weights as they are, not {weights}. Leave one of them out.")
 
 
 def _device(name: str) -> torch.device:

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from headstart.kernels.choice import choose_logits, choose_rows
+from headstart.kernels.attention import Cut, paged_attention
+from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
+from headstart.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
+from headstart.kernels.inputs import embed_rows, pair_rows
 from headstart.kernels.linear import gated_linear, partial_linear
-from headstart.kernels.rows import add_norm, place_qkv, silu_product
+from headstart.kernels.rounded import choose_rounded, gated_rounded, partial_rounded
+from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
 from headstart.models.attention import LayerCache
 from headstart.models.layers import DecoderLayer
 from headstart.models.linear import Linear
@@ -40,19 +44,48 @@ class Rows:
 class Kernels:
     """Products by the skinny kernels for few rows, by the library for many."""
 
+    heads_each: int | None = None  # of a program that finishes q, k, v; None: by how many rows
+    choose_truncated = staticmethod(choose_truncated)
+
+    def paged(
+        self, tables: Tensor, seen: Tensor, rows: int, *, block_size: int, max_context: int,
+        first_slot: int,
+    ) -> Attend:  # fmt: skip
+        """How `rows` new rows of each seat attend: `paged_attention`."""
+        seats = seen.shape[0]
+
+        def attend(q: Tensor, cache: LayerCache) -> Tensor:
+            result = paged_attention(
+                q.view(seats, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
+                block_size=block_size, max_context=max_context, cut=_cut(seats),
+                first_slot=first_slot,
+            )  # fmt: skip
+            return result.view(seats * rows, -1)
+
+        return attend
+
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         """Partial sums [S, M, N] of x W^T; a bias is left to who adds them up."""
-        if x.shape[0] <= MAX_SKINNY_ROWS:
-            return partial_linear(x, layer.weight)
+        if layer.rounded is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            assert layer.rounded.scales is not None
+            return partial_rounded(x, layer.rounded.weight, layer.rounded.scales)
+        limit = MAX_SKINNY_ROWS if layer.scales is None else MAX_CONVERTED_ROWS
+        if x.shape[0] <= limit:
+            return partial_linear(x, layer.weight, scales=layer.scales)
         return self.whole(x, layer).unsqueeze(0)
 
     def whole(self, x: Tensor, layer: Linear) -> Tensor:
         """x W^T [M, N] in x's type, for many rows."""
+        if layer.scales is not None:
+            return fp8_linear(x, layer.weight, layer.scales)
         return torch.mm(x, layer.weight.t())
 
     def gated(self, x: Tensor, layer: Linear) -> Tensor:
+        if layer.rounded is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            assert layer.rounded.scales is not None
+            return gated_rounded(x, layer.rounded.weight, layer.rounded.scales)
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return gated_linear(x, layer.weight)
+            return gated_linear(x, layer.weight, scales=layer.scales)
         return silu_product(self.whole(x, layer))
 
     def choose(
@@ -60,38 +93,47 @@ class Kernels:
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `layer` and the noise choose."""
+        if layer.rounded is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            rounded = layer.rounded
+            assert rounded.scales is not None
+            return choose_rounded(
+                x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids
+            )
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return choose_rows(x, layer.weight, heat, seeds, positions, token_ids)
+            return choose_rows(
+                x, layer.weight, heat, seeds, positions, token_ids, scales=layer.scales
+            )
         return choose_logits(self.whole(x, layer), heat, seeds, positions, token_ids)
 
     def trunk(
         self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache]
     ) -> tuple[Tensor, Tensor]:
         """ids [M] -> the residual stream and its final norm, [M, D] each."""
-        stream = trunk.embed[ids]
         layers = [layer for layer in trunk.layers if isinstance(layer, DecoderLayer)]
         norms = [*(layer.attention_norm for layer in layers[1:]), trunk.final_norm]
-        normed = add_norm(stream, None, layers[0].attention_norm.weight, trunk.config.eps)
+        stream, normed = embed_rows(
+            ids, trunk.embed, layers[0].attention_norm.weight, trunk.config.eps
+        )
         for layer, cache, norm in zip(layers, caches, norms, strict=True):
             partial = self._layer(layer, stream, normed, rows, cache, trunk.rotary)
             normed = add_norm(stream, partial, norm.weight, trunk.config.eps)
         return stream, normed
 
     def head(
-        self, module: MTPModule, embedded: Tensor, hidden: Tensor, rows: Rows,
+        self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor,
         rotary: RotaryTable, cache: LayerCache,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """embedded and hidden [M, D] -> the state for the LM head and the recycled one."""
-        layout = module.layout
-        if layout.zero_embed_at_position_0:
-            embedded = embedded.masked_fill((rows.positions == 0)[:, None], 0)
-        token = add_norm(embedded, None, module.embed_norm.weight, module.embed_norm.eps)
-        state = add_norm(hidden, None, module.hidden_norm.weight, module.hidden_norm.eps)
-        pair = (token, state) if layout.fuse_order == "embed_first" else (state, token)
-        fused = self.product(torch.cat(pair, dim=-1), module.fuse)
-        stream = torch.zeros_like(embedded)
-        block = module.block
-        normed = add_norm(stream, fused, block.attention_norm.weight, block.attention_norm.eps)
+        """ids [B, R] and states [B, R, D] -> the state for the LM head and the recycled one."""
+        layout, block = module.layout, module.block
+        pair = pair_rows(
+            ids, states, embed, (module.embed_norm.weight, module.hidden_norm.weight),
+            rows.positions, module.embed_norm.eps, embed_first=layout.fuse_order == "embed_first",
+            zero_first=layout.zero_embed_at_position_0,
+        )  # fmt: skip
+        fused = self.product(pair, module.fuse)
+        stream, normed = begin_norm(
+            fused, block.attention_norm.weight, block.attention_norm.eps, embed.dtype
+        )
         partial = self._layer(block, stream, normed, rows, cache, rotary)
         if module.out_norm is None:
             stream += partial.sum(0).to(stream.dtype)
@@ -111,11 +153,22 @@ class Kernels:
         q = place_qkv(
             self.product(normed, attention.qkv), attention.qkv.bias, norms,
             layer.attention_norm.eps, rotary.cos, rotary.sin, rows.positions, rows.places,
-            cache.k, cache.v, attention.heads,
+            cache.k, cache.v, attention.heads, each=self.heads_each,
         )  # fmt: skip
         partial = self.product(rows.attend(q, cache), attention.o)
         normed = add_norm(stream, partial, layer.mlp_norm.weight, layer.mlp_norm.eps)
         return self.product(self.gated(normed, layer.mlp.gate_up), layer.mlp.down)
+
+
+def _cut(seats: int) -> Cut:
+    """The fastest cut on an H200: many pieces where few requests must fill the GPU."""
+    if seats <= 2:
+        return Cut(pieces=64, least=128, step=128, warps=4, stages=1)
+    if seats <= 8:
+        return Cut(pieces=32, least=192, step=64, warps=4, stages=3)
+    if seats <= 32:
+        return Cut(pieces=16, least=1024, step=64, warps=4, stages=3)
+    return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
 
 
 def why_unsupported(trunk: Trunk) -> str | None:

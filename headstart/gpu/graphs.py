@@ -20,14 +20,14 @@ _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 19
 
 class Graphs:
     def __init__(self, model: Model, seats: Seats):
-        self._model, self._seats = model, seats
+        self.model, self._seats = model, seats
         self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
         self._seen: set[Kind] = set()
         self._pool: Any = None
 
     @property
     def has_head(self) -> bool:
-        return self._model.head is not None
+        return self.model.head is not None
 
     def sizes(self) -> list[int]:
         """Numbers of seats that rounds are captured for."""
@@ -43,7 +43,7 @@ class Graphs:
         kind = replace(kind, count=self.bucket(kind.count))
         if kind not in self._seen or not self._seats.lengths.is_cuda:
             self._seen.add(kind)
-            run_round(self._model, self._seats, kind)
+            run_round(self.model, self._seats, kind)
             return
         if kind not in self._graphs:
             self._graphs[kind] = self._capture(kind)
@@ -52,7 +52,7 @@ class Graphs:
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            run_round(self._model, self._seats, kind)
+            run_round(self.model, self._seats, kind)
         # One pool for all: rounds never run at the same time, so they may share scratch memory.
         self._pool = graph.pool()
         return graph

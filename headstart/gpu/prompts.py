@@ -1,7 +1,6 @@
-"""Rows of prompts, and of anything else that is ragged: attention by a library's kernel.
+"""Rows of prompts, and of anything else that is ragged: as many of each request as it has.
 
-The new keys and values are in the cache by the time a row attends; each request's context is
-gathered from its blocks and handed to flash attention, which takes documents of any length.
+The new keys and values are in the cache by the time a row attends.
 """
 
 from __future__ import annotations
@@ -11,10 +10,13 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
+from headstart.gpu.exact import ExactKernels
 from headstart.gpu.forward import Rows
 from headstart.gpu.transfer import on_device
-from headstart.models.attention import LayerCache, Places, Span, attend_span
+from headstart.kernels.prompts import prompt_attention, tiles_of
+from headstart.models.attention import LayerCache, Places, Span
 
 
 def ragged_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
@@ -22,30 +24,35 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     device = positions.device
     places = torch.cat([_as_tensor(span.new, device) for span in spans])
     contexts = [_as_tensor(span.context, device) for span in spans]
-    context = torch.cat(contexts)
+    context = torch.cat(contexts).to(torch.int32)
     queries = [span.num_rows for span in spans]
     lengths = [len(part) for part in contexts]
-
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
-        if q.dtype not in (torch.bfloat16, torch.float16):
-            parts = [attend_span(q[s.start : s.stop], cache, s) for s in spans]
-            return torch.cat(parts)
-        return _flash(q, cache.k[context], cache.v[context], edges, max(queries), max(lengths))
-
-    edges = tuple(
+    row_edges, context_edges = (
         on_device([0, *accumulate(counts)], device, torch.int32) for counts in (queries, lengths)
     )
+    starts = [number for pair in tiles_of(queries) for number in pair]
+    tiles = on_device(starts, device, torch.int32).view(-1, 2)
+
+    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        result = prompt_attention(q, cache.k, cache.v, context, tiles, row_edges, context_edges)
+        return result.flatten(1)
+
     return Rows(positions, places.to(torch.int32), attend)
 
 
-def _flash(
-    q: Tensor, k: Tensor, v: Tensor, edges: tuple[Tensor, ...], max_rows: int, max_context: int
-) -> Tensor:
-    """Causal from the end: the last row of a request sees all of its context."""
-    result: Tensor = torch.ops.aten._flash_attention_forward(
-        q, k, v, edges[0], edges[1], max_rows, max_context, 0.0, True, False
-    )[0]
-    return result.flatten(1)
+def exact_rows(
+    spans: Sequence[Span], positions: Tensor, kernels: ExactKernels, block_size: int
+) -> Rows:
+    """The same with each row by itself, for a trunk: its position is its slot."""
+    device = positions.device
+    places = torch.cat([_as_tensor(span.new, device) for span in spans])
+    blocks = [_as_tensor(span.context, device)[::block_size] // block_size for span in spans]
+    tables = pad_sequence(blocks, batch_first=True).to(torch.int32)
+    owners = [index for index, span in enumerate(spans) for _ in range(span.num_rows)]
+    attend = kernels.by_row(
+        tables[on_device(owners, device)], positions.to(torch.int32), block_size
+    )
+    return Rows(positions, places.to(torch.int32), attend)
 
 
 def _as_tensor(places: Places, device: torch.device) -> Tensor:

@@ -1,6 +1,7 @@
 """Device state of the requests that are decoding: one seat each, fixed tensors for all.
 
-A captured round reads and writes these tensors, so they are made once and only changed in place.
+A captured round reads and writes these tensors, so they are made once and only changed in place:
+by kernels (`fill_`), since a copy of a number from the host would wait for the rounds under way.
 The host keeps no copy of what the device decides; it learns the emitted tokens one round later.
 """
 
@@ -71,10 +72,12 @@ class Seats:
         """Fill a seat. Ordered after the rounds already launched, like every change below."""
         numbers = [seat.num_tokens, seat.left, seat.limit, 1]
         self._set(at, numbers)
-        self.seeds[at] = signed(seat.seed)
-        self.heat[at] = 1 / seat.temperature if seat.temperature > 0 else 0.0
-        self.top_k[at], self.top_p[at], self.min_p[at] = seat.top_k, seat.top_p, seat.min_p
-        self.tokens[at, 0] = seat.newest
+        self.seeds[at].fill_(signed(seat.seed))
+        self.heat[at].fill_(1 / seat.temperature if seat.temperature > 0 else 0.0)
+        self.top_k[at].fill_(seat.top_k)
+        self.top_p[at].fill_(seat.top_p)
+        self.min_p[at].fill_(seat.min_p)
+        self.tokens[at, 0].fill_(seat.newest)
         if seat.state is not None:
             self.states[at, 0] = seat.state
         self.extend(at, 0, seat.blocks)
@@ -104,7 +107,7 @@ class Seats:
         for tensor, number in zip(
             (self.lengths, self.left, self.limits, self.pending), numbers, strict=True
         ):
-            tensor[at] = number
+            tensor[at].fill_(number)
 
 
 def signed(word: int) -> int:

@@ -1,25 +1,43 @@
 """Attention of a few new rows per request over a paged K/V cache, cut along the context.
 
 The query heads that share a key/value head, times the rows of a request, are the rows of one
-tile, so every key is read once. Cuts have a fixed number of tokens: a result does not depend on
-who else is in the batch.
+tile, so every key is read once. A context is cut into a given number of equal pieces, or into
+pieces of a fixed number of tokens: then a result does not depend on how long the context is.
 
 B requests, R rows of each, H query heads, G key/value heads, D head size, P tokens per block.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-TOKENS_PER_STEP = 64
+# Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
+_COMBINING = ((4, (1, 32)), (32, (4, 4)), (1 << 30, (16, 1)))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How contexts are cut up: into how many pieces, tokens per step, warps, stages."""
+
+    pieces: int = 0  # at most; fewer where they would have less than `least` tokens
+    least: int = 1
+    tokens: int = 0  # of a piece, where that is fixed
+    step: int = 64
+    warps: int = 4
+    stages: int = 2
+
+    def __post_init__(self) -> None:
+        assert (self.pieces > 0) != (self.tokens > 0)
 
 
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seen: Tensor, *,
-    block_size: int, max_context: int, cut: int = 512, first_slot: int = 0,
+    block_size: int, max_context: int, cut: Cut, first_slot: int = 0,
 ) -> Tensor:  # fmt: skip
     """q [B, R, H, D], caches [slots, G, D], tables [B, blocks] int32 -> [B, R, H, D].
 
@@ -29,37 +47,51 @@ def paged_attention(
     batch, rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
-    cuts = triton.cdiv(max_context, cut)
+    cuts = cut.pieces or triton.cdiv(max_context, cut.tokens)
     tile = max(16, triton.next_power_of_2(rows * group))
     partial = torch.empty(batch, kv_heads, cuts, tile, dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(batch, kv_heads, cuts, tile, dtype=torch.float32, device=q.device)
     _attend[(batch, kv_heads, cuts)](
         q, k_cache, v_cache, tables, seen, partial, sums, tables.stride(0), dim**-0.5, first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
-        BLOCK_D=triton.next_power_of_2(dim), TILE=tile, PAGE=block_size, CUT=cut,
-        STEP=min(TOKENS_PER_STEP, cut), num_warps=4, num_stages=3,
+        BLOCK_D=triton.next_power_of_2(dim), TILE=tile, PAGE=block_size, LEAST=cut.least,
+        CUT=cut.tokens, STEP=cut.step, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     result = torch.empty_like(q)
-    _combine[(batch, heads, rows)](
+    # Few requests must fill the GPU with programs; of many a program takes several lines.
+    most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
+    lines = min(most, triton.next_power_of_2(rows * group))
+    _combine[(batch, kv_heads, triton.cdiv(rows * group, lines))](
         partial, sums, seen, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
-        BLOCK_D=triton.next_power_of_2(dim), TILE=tile, CUT=cut,
-        BLOCK_C=triton.next_power_of_2(cuts), num_warps=1,
+        BLOCK_D=triton.next_power_of_2(dim), TILE=tile, LEAST=cut.least, CUT=cut.tokens,
+        STEP=cut.step, LINES=lines,
+        BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), num_warps=4,
     )  # fmt: skip
     return result
 
 
 @triton.jit
+def _piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
+    """Tokens of a piece."""
+    each = length * 0 + CUT
+    if CUT == 0:
+        each = tl.cdiv(tl.maximum(tl.cdiv(length, cuts), LEAST), STEP) * STEP
+    return each
+
+
+@triton.jit(do_not_specialize=["first_slot"])
 def _attend(q, k_cache, v_cache, tables, seen, partial, sums, table_stride, scale, first_slot,
             ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
             DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-            CUT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+            LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
     first = tl.load(seen + request)
-    start = part * CUT
     length = first + ROWS  # slots that the last row sees
+    each = _piece(length, tl.num_programs(2), LEAST, CUT, STEP)
+    start = part * each
     if (first >= 0) & (start < length):
         line = tl.arange(0, TILE)
         row = line // GROUP
@@ -72,7 +104,7 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, table_stride, scal
         best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((TILE,), dtype=tl.float32)
         value = tl.zeros((TILE, BLOCK_D), dtype=tl.float32)
-        stop = tl.minimum(start + CUT, length)
+        stop = tl.minimum(start + each, length)
         for place_in_cut in range(start, stop, STEP):
             slot = place_in_cut + tl.arange(0, STEP)
             is_slot = slot < stop
@@ -106,25 +138,36 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, table_stride, scal
 @triton.jit
 def _combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.constexpr,
              KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-             TILE: tl.constexpr, CUT: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+             TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
+             LINES: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
-    head = tl.program_id(1)
-    row = tl.program_id(2)
+    kv_head = tl.program_id(1)
     first = tl.load(seen + request)
+    each = _piece(first + ROWS, cuts, LEAST, CUT, STEP)
+    used = tl.where(first >= 0, tl.cdiv(first + ROWS, each), 0)  # pieces that were computed
+    line = tl.program_id(2) * LINES + tl.arange(0, LINES)
+    is_line = line < ROWS * GROUP
     at = tl.arange(0, BLOCK_D)
     is_dim = at < DIM
-    used = tl.where(first >= 0, tl.cdiv(first + ROWS, CUT), 0)  # cuts that were computed
-    part = tl.arange(0, BLOCK_C)
-    line = row * GROUP + head % GROUP
-    base = ((request * KV_HEADS + head // GROUP) * cuts + part) * TILE + line
-    is_part = part < used
-    sum_ = tl.load(sums + base, is_part, float("-inf"))
-    top = tl.max(sum_, 0)
-    share = tl.where(is_part, tl.exp(sum_ - tl.where(top == float("-inf"), 0.0, top)), 0.0)
-    values = tl.load(
-        partial + base[:, None] * DIM + at[None, :], is_part[:, None] & is_dim[None, :], 0.0
-    )
-    whole = tl.sum(share, 0)
-    value = tl.sum(values * share[:, None], 0) / tl.where(whole > 0, whole, 1.0)
-    place = ((request * ROWS + row) * HEADS + head) * DIM
-    tl.store(result + place + at, value.to(result.dtype.element_ty), is_dim)
+    best = tl.full((LINES,), float("-inf"), dtype=tl.float32)
+    whole = tl.zeros((LINES,), dtype=tl.float32)
+    value = tl.zeros((LINES, BLOCK_D), dtype=tl.float32)
+    for start in range(0, used, BLOCK_C):
+        part = start + tl.arange(0, BLOCK_C)
+        is_part = (part[:, None] < used) & is_line[None, :]
+        base = ((request * KV_HEADS + kv_head) * cuts + part[:, None]) * TILE + line[None, :]
+        sum_ = tl.load(sums + base, is_part, float("-inf"))
+        top = tl.maximum(best, tl.max(sum_, 0))
+        safe = tl.where(top == float("-inf"), 0.0, top)
+        share = tl.exp(sum_ - safe[None, :])
+        shrink = tl.exp(best - safe)
+        where = base[:, :, None] * DIM + at[None, None, :]
+        values = tl.load(partial + where, is_part[:, :, None] & is_dim[None, None, :], 0.0)
+        whole = whole * shrink + tl.sum(share, 0)
+        value = value * shrink[:, None] + tl.sum(values * share[:, :, None], 0)
+        best = top
+    value = value / tl.where(whole > 0, whole, 1.0)[:, None]
+    head = kv_head * GROUP + line % GROUP
+    place = ((request * ROWS + line // GROUP) * HEADS + head) * DIM
+    mask = is_line[:, None] & is_dim[None, :]
+    tl.store(result + place[:, None] + at[None, :], value.to(result.dtype.element_ty), mask)

@@ -20,34 +20,36 @@ from headstart.kernels.linear import Shape, product_tile, tile_rows
 _SCALE = tl.constexpr(2.0**-32 - 2.0**-56)
 _OFFSET = tl.constexpr(2.0**-33)
 _LOGITS_TILE = 4096
+_TILES_PER_STEP = 4096
 MAX_TOP_K = 64  # of requests whose truncation happens on the device
 
 
 def choose_rows(
     x: Tensor, weight: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
-    token_ids: Tensor | None = None, shape: Shape | None = None,
+    token_ids: Tensor | None = None, shape: Shape | None = None, *, scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K], weight [N, K] -> chosen token ids [M] int64.
 
     heat [M] fp32 is 1 / temperature, 0 for the plain arg-max; seeds and positions [M] int64 make
-    the noise; token_ids [N]: original ids of a draft vocabulary (ascending).
+    the noise; token_ids [N]: original ids of a draft vocabulary (ascending); scales [N] fp32 come
+    with fp8 weights.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous()
-    shape = shape or Shape(outputs=64, inputs=128, stages=3)
+    shape = shape or Shape(outputs=64, inputs=128, stages=3 if scales is None else 5)
     tiles = triton.cdiv(outputs, shape.outputs)
     best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
     where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
     ids = token_ids if token_ids is not None else where
     tile = tile_rows(rows)
     _best_of_tile[(tiles, triton.cdiv(rows, tile))](
-        x, weight, heat, seeds, positions, ids, best, where, rows, outputs, inputs, tiles,
+        x, weight, scales, heat, seeds, positions, ids, best, where, rows, outputs, inputs, tiles,
         BLOCK_M=tile, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
         IS_EVEN=inputs % shape.inputs == 0, HAS_IDS=token_ids is not None,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
-    return _best(best, where)
+    return best_of_rows(best, where)
 
 
 def choose_logits(
@@ -63,7 +65,7 @@ def choose_logits(
         outputs, tiles, BLOCK_N=_LOGITS_TILE, HAS_IDS=token_ids is not None,
         num_warps=8,
     )  # fmt: skip
-    return _best(best, where)
+    return best_of_rows(best, where)
 
 
 def choose_truncated(
@@ -103,11 +105,13 @@ def gumbel_at(ids: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     return result
 
 
-def _best(best: Tensor, where: Tensor) -> Tensor:
+def best_of_rows(best: Tensor, where: Tensor) -> Tensor:
+    """Token ids [M] from each tile's best value and token [M, tiles]."""
     rows, tiles = best.shape
     chosen = torch.empty(rows, dtype=torch.int64, device=best.device)
     _best_of_row[(rows,)](
-        best, where, chosen, tiles, BLOCK=triton.next_power_of_2(tiles), num_warps=8,
+        best, where, chosen, tiles, BLOCK=min(_TILES_PER_STEP, triton.next_power_of_2(tiles)),
+        num_warps=8,
     )  # fmt: skip
     return chosen
 
@@ -164,25 +168,37 @@ def _gumbel_at(ids, seeds, positions, result, count, BLOCK: tl.constexpr):
     tl.store(result + row * count + at, gumbel_of(noise_bits(tokens, first, second)), at < count)
 
 
-@triton.jit
-def _best_of_tile(x, weight, heat, seeds, positions, ids, best, where, rows, outputs, inputs,
-                  tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                  IS_EVEN: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
+@triton.jit(do_not_specialize=["rows"])
+def _best_of_tile(x, weight, scales, heat, seeds, positions, ids, best, where, rows, outputs,
+                  inputs, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                  BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
-    is_row = row < rows
     logits = product_tile(
-        x, weight, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_M, BLOCK_N, BLOCK_K,
-        IS_EVEN,
+        x, weight, scales, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_M, BLOCK_N,
+        BLOCK_K, IS_EVEN,
     )  # fmt: skip
+    best_of_values(
+        logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs, tiles, tile,
+        HAS_IDS,
+    )  # fmt: skip
+
+
+@triton.jit
+def best_of_values(logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs,
+                   tiles, tile, HAS_IDS: tl.constexpr):  # fmt: skip
+    """Keep the best of a tile's outputs `columns` for the rows `row`: logits [outputs, rows]."""
+    is_row = row < rows
     tokens = columns
     if HAS_IDS:
         tokens = tl.load(ids + columns, columns < outputs, 0).to(tl.int32)
     warmth = tl.load(heat + row, is_row, 0.0)
-    first, second = row_keys(tl.load(seeds + row, is_row, 0), tl.load(positions + row, is_row, 0))
-    noise = gumbel_of(noise_bits(tokens[:, None], first[None, :], second[None, :]))
-    value = tl.where(warmth[None, :] > 0, logits * warmth[None, :] + noise, logits)
+    value = logits
+    if tl.max(warmth, 0) > 0:
+        keys = row_keys(tl.load(seeds + row, is_row, 0), tl.load(positions + row, is_row, 0))
+        noise = gumbel_of(noise_bits(tokens[:, None], keys[0][None, :], keys[1][None, :]))
+        value = tl.where(warmth[None, :] > 0, logits * warmth[None, :] + noise, logits)
     value = tl.where(columns[:, None] < outputs, value, float("-inf"))
     top = tl.max(value, 0)
     chosen = tl.min(tl.where(value == top[None, :], tokens[:, None], 2147483647), 0)
@@ -215,8 +231,14 @@ def _best_of_logits(logits, heat, seeds, positions, ids, best, where, outputs, t
 @triton.jit
 def _best_of_row(best, where, chosen, tiles, BLOCK: tl.constexpr):
     row = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    value = tl.load(best + row * tiles + at, at < tiles, float("-inf"))
-    ids = tl.load(where + row * tiles + at, at < tiles, 2147483647)
-    top = tl.max(value, 0)
-    tl.store(chosen + row, tl.min(tl.where(value == top, ids, 2147483647), 0).to(tl.int64))
+    top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    token = tl.full((BLOCK,), 2147483647, dtype=tl.int32)
+    for start in range(0, tiles, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(best + row * tiles + at, at < tiles, float("-inf"))
+        ids = tl.load(where + row * tiles + at, at < tiles, 2147483647)
+        # Tiles come in the order of their ids: the first of equal values has the lowest.
+        token = tl.where(value > top, ids, token)
+        top = tl.maximum(value, top)
+    most = tl.max(top, 0)
+    tl.store(chosen + row, tl.min(tl.where(top == most, token, 2147483647), 0).to(tl.int64))

@@ -5,12 +5,15 @@ them. The inner dimension is cut into splits where there are too few output colu
 GPU; partial sums are added in a fixed order by whoever reads them, so a result never depends on
 timing.
 
+Weights may be fp8 with one scale per output: they become numbers of x's type in registers, which
+is exact, and the scale is applied to the sums.
+
 M rows, N outputs, K inputs, S splits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -18,11 +21,12 @@ import triton.language as tl
 from torch import Tensor
 
 TILE_ROWS = (16, 32, 64)
+FP8_TILE_ROWS = (*TILE_ROWS, 128, 256)  # no library takes over where these would be slow
 
 
-def tile_rows(rows: int) -> int:
+def tile_rows(rows: int, sizes: tuple[int, ...] = TILE_ROWS) -> int:
     """Rows of a tile for a product of `rows` rows."""
-    return next((size for size in TILE_ROWS if rows <= size), TILE_ROWS[-1])
+    return next((size for size in sizes if rows <= size), sizes[-1])
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Shape:
     splits: int = 1
     warps: int = 4
     stages: int = 4
+    rows: int | None = None  # of a tile; None: by how many there are
 
 
 # (N, K) -> the cut that was fastest on an H200; benchmarks/gpu_kernels.py measures them.
@@ -55,34 +60,65 @@ def shape_for(outputs: int, inputs: int) -> Shape:
     return Shape(splits=splits)
 
 
-def partial_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tensor:
-    """x [M, K], weight [N, K] -> [S, M, N] fp32, whose sum over S is x W^T."""
+def fp8_shape_for(outputs: int, inputs: int, rows: int) -> Shape:
+    """The cut for fp8 weights, by rule; `benchmarks/gpu_fp8.py --cuts` measures others."""
+    if rows <= TILE_ROWS[0]:
+        # A step has half the bytes, so more of them are on their way.
+        return replace(shape_for(outputs, inputs), stages=5)
+    # Converted weights and sums of many rows share the registers: wider tiles, shorter steps.
+    columns, deep, warps = (64, 128, 4) if rows <= TILE_ROWS[-1] else (128, 64, 8)
+    splits = 1
+    while outputs // columns * splits < 96 and inputs // (splits * 2) >= 1024:
+        splits *= 2
+    return Shape(columns, deep, splits, warps, stages=3)
+
+
+def partial_linear(
+    x: Tensor, weight: Tensor, shape: Shape | None = None, *, scales: Tensor | None = None
+) -> Tensor:
+    """x [M, K], weight [N, K] -> [S, M, N] fp32, whose sum over S is x W^T.
+
+    scales [N] fp32 come with fp8 weights.
+    """
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    assert x.is_contiguous() and weight.is_contiguous()
-    shape = shape or shape_for(outputs, inputs)
+    if shape is None and scales is None:
+        shape = shape_for(outputs, inputs)
+    shape = shape or fp8_shape_for(outputs, inputs, rows)
     result = torch.empty(shape.splits, rows, outputs, dtype=torch.float32, device=x.device)
-    per_split = triton.cdiv(triton.cdiv(inputs, shape.inputs), shape.splits) * shape.inputs
-    tile = tile_rows(rows)
-    grid = (triton.cdiv(outputs, shape.outputs), shape.splits, triton.cdiv(rows, tile))
-    _linear[grid](
-        x, weight, result, rows, outputs, inputs, per_split, BLOCK_M=tile,
-        BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
-        num_warps=shape.warps, num_stages=shape.stages,
-    )  # fmt: skip
+    launch_linear(x, weight, scales, result, shape)
     return result
 
 
-def gated_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tensor:
+def launch_linear(
+    x: Tensor, weight: Tensor, scales: Tensor | None, result: Tensor, shape: Shape
+) -> None:
+    """Fill result [S, M, N], of any type, with partial sums."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    assert x.is_contiguous() and weight.is_contiguous()
+    per_split = triton.cdiv(triton.cdiv(inputs, shape.inputs), shape.splits) * shape.inputs
+    tile = shape.rows or tile_rows(rows, TILE_ROWS if scales is None else FP8_TILE_ROWS)
+    grid = (triton.cdiv(outputs, shape.outputs), shape.splits, triton.cdiv(rows, tile))
+    _linear[grid](
+        x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M=tile,
+        BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
+        num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+
+
+def gated_linear(
+    x: Tensor, weight: Tensor, shape: Shape | None = None, *, scales: Tensor | None = None
+) -> Tensor:
     """silu(x G^T) * (x U^T) [M, N / 2] in x's type; weight [N, K] holds G's rows, then U's."""
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2
     assert x.is_contiguous() and weight.is_contiguous()
-    shape = shape or Shape(outputs=64, inputs=128, stages=3)
+    shape = shape or Shape(outputs=64, inputs=128, stages=3 if scales is None else 4)
     result = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
-    tile = tile_rows(rows)
+    tile = shape.rows or tile_rows(rows)
     _gated[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, tile))](
-        x, weight, result, rows, outputs, inputs, BLOCK_M=tile,
+        x, weight, scales, result, rows, outputs, inputs, BLOCK_M=tile,
         BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -90,7 +126,7 @@ def gated_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tenso
 
 
 @triton.jit
-def product_tile(x, weight, row, rows, columns, outputs, inputs, start, stop,
+def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, stop,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  IS_EVEN: tl.constexpr):  # fmt: skip
     """[BLOCK_N, BLOCK_M]: the outputs `columns` of the rows `row` over inputs [start, stop)."""
@@ -105,12 +141,16 @@ def product_tile(x, weight, row, rows, columns, outputs, inputs, start, stop,
             x_mask = (row[None, :] < rows) & (inner[:, None] < inputs)
         w = tl.load(weight + columns[:, None].to(tl.int64) * inputs + inner[None, :], w_mask, 0.0)
         v = tl.load(x + row[None, :] * inputs + inner[:, None], x_mask, 0.0)
+        if scales is not None:
+            w = w.to(v.dtype)
         sums = tl.dot(w, v, sums, input_precision="ieee")
+    if scales is not None:
+        sums *= tl.load(scales + columns, columns < outputs, 0.0)[:, None]
     return sums
 
 
-@triton.jit
-def _linear(x, weight, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
+@triton.jit(do_not_specialize=["rows"])
+def _linear(x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -118,15 +158,15 @@ def _linear(x, weight, result, rows, outputs, inputs, per_split, BLOCK_M: tl.con
     stop = tl.minimum(start + per_split, inputs)
     row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     sums = product_tile(
-        x, weight, row, rows, columns, outputs, inputs, start, stop, BLOCK_M, BLOCK_N, BLOCK_K,
-        IS_EVEN,
+        x, weight, scales, row, rows, columns, outputs, inputs, start, stop, BLOCK_M, BLOCK_N,
+        BLOCK_K, IS_EVEN,
     )  # fmt: skip
     where = (split * rows + row[None, :]) * outputs + columns[:, None]
     tl.store(result + where, sums, (columns[:, None] < outputs) & (row[None, :] < rows))
 
 
-@triton.jit
-def _gated(x, weight, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
+@triton.jit(do_not_specialize=["rows"])
+def _gated(x, weight, scales, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -145,8 +185,14 @@ def _gated(x, weight, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
         g = tl.load(weight + where, w_mask, 0.0)
         u = tl.load(weight + outputs.to(tl.int64) * inputs + where, w_mask, 0.0)
         v = tl.load(x + row[None, :] * inputs + inner[:, None], x_mask, 0.0)
+        if scales is not None:
+            g = g.to(v.dtype)
+            u = u.to(v.dtype)
         gate = tl.dot(g, v, gate, input_precision="ieee")
         up = tl.dot(u, v, up, input_precision="ieee")
+    if scales is not None:
+        gate *= tl.load(scales + columns, columns < outputs, 0.0)[:, None]
+        up *= tl.load(scales + outputs + columns, columns < outputs, 0.0)[:, None]
     value = gate * tl.sigmoid(gate) * up
     where = row[None, :] * outputs + columns[:, None]
     tl.store(result + where, value.to(result.dtype.element_ty), is_output & (row[None, :] < rows))

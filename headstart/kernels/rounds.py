@@ -76,8 +76,8 @@ def accept(
     """
     seats, rows = choices.shape
     _accept[(seats,)](
-        drafts, choices, limits, lengths, left, pending, tokens, emitted, tokens.stride(0),
-        emitted.stride(0), DRAFTS=rows - 1, BLOCK=triton.next_power_of_2(rows),
+        drafts, choices, limits, lengths, left, pending, tokens, emitted, drafts.stride(0),
+        tokens.stride(0), emitted.stride(0), DRAFTS=rows - 1, BLOCK=triton.next_power_of_2(rows),
         HAS_READ=has_read, num_warps=1,
     )  # fmt: skip
 
@@ -128,7 +128,7 @@ def _place_rows(lengths, left, counts, tables, positions, places, seen, table_st
     tl.store(seen + seat, tl.where(is_active, first, -1).to(tl.int32))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["depth"])
 def _place_chain(lengths, left, limits, tables, positions, places, seen, table_stride, depth,
                  PAGE: tl.constexpr):  # fmt: skip
     seat = tl.program_id(0)
@@ -146,8 +146,8 @@ def _place_chain(lengths, left, limits, tables, positions, places, seen, table_s
 
 
 @triton.jit
-def _accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, token_stride,
-            emitted_stride, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
+def _accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, draft_stride,
+            token_stride, emitted_stride, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
             HAS_READ: tl.constexpr):  # fmt: skip
     seat = tl.program_id(0)
     row = tl.arange(0, BLOCK)
@@ -156,7 +156,7 @@ def _accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, to
     room = tl.load(left + seat)
     limit = tl.minimum(tl.load(limits + seat), room - 1)
     choice = tl.load(choices + seat * (DRAFTS + 1) + row, is_row, -1)
-    draft = tl.load(drafts + seat * DRAFTS + row, row < DRAFTS, -2)
+    draft = tl.load(drafts + seat * draft_stride + row, row < DRAFTS, -2)
     is_wrong = (choice != draft) | (row >= limit)
     # The first wrong row gives the token that follows the accepted ones.
     accepted = tl.min(tl.where(is_wrong, row, DRAFTS), 0)

@@ -11,25 +11,35 @@ import triton.language as tl
 from torch import Tensor
 
 
-def add_norm(stream: Tensor, partial: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    """stream [M, N] += sum of partial [S, M, N], in place; returns its RMS norm times weight.
+def add_norm(stream: Tensor, partial: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """stream [M, N] += sum of partial [S, M, N], in place; returns its RMS norm times weight."""
+    return _sum_norm(stream, partial, weight, eps, has_stream=True)
 
-    Without `partial` the stream is only read.
-    """
+
+def begin_norm(
+    partial: Tensor, weight: Tensor, eps: float, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """The same for a stream that begins with the sum: that stream and its norm."""
+    stream = torch.empty(partial.shape[1:], dtype=dtype, device=partial.device)
+    return stream, _sum_norm(stream, partial, weight, eps, has_stream=False)
+
+
+def _sum_norm(
+    stream: Tensor, partial: Tensor, weight: Tensor, eps: float, *, has_stream: bool
+) -> Tensor:
     rows, width = stream.shape
     normed = torch.empty_like(stream)
-    splits = 0 if partial is None else partial.shape[0]
     _add_norm[(rows,)](
-        stream, stream if partial is None else partial, weight, normed, rows, width, eps,
-        SPLITS=splits, BLOCK=triton.next_power_of_2(width), num_warps=8,
+        stream, partial, weight, normed, rows, width, eps, SPLITS=partial.shape[0],
+        HAS_STREAM=has_stream, BLOCK=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
     return normed
 
 
-def silu_product(rows: Tensor) -> Tensor:
-    """silu(gate) * up [M, N / 2] of rows [M, N] that hold gate, then up."""
+def silu_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """silu(gate) * up [M, N / 2] of rows [M, N]: gate, then up; in `dtype`, else in theirs."""
     count, width = rows.shape
-    result = torch.empty(count, width // 2, dtype=rows.dtype, device=rows.device)
+    result = torch.empty(count, width // 2, dtype=dtype or rows.dtype, device=rows.device)
     grid = (triton.cdiv(width // 2, 1024), count)
     _silu_product[grid](rows, result, width // 2, BLOCK=1024, num_warps=4)
     return result
@@ -38,7 +48,7 @@ def silu_product(rows: Tensor) -> Tensor:
 def place_qkv(
     partial: Tensor, bias: Tensor | None, norms: tuple[Tensor, Tensor] | None, eps: float,
     cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor,
-    heads: int,
+    heads: int, *, each: int | None = None,
 ) -> Tensor:  # fmt: skip
     """Finish a q, k, v product: bias, norms, rotation; keys and values go to their slots.
 
@@ -49,34 +59,36 @@ def place_qkv(
     splits, rows, _ = partial.shape
     kv_heads, dim = k_cache.shape[1:]
     q = torch.empty(rows, heads, dim, dtype=k_cache.dtype, device=partial.device)
-    has_norms = norms is not None
     q_norm, k_norm = norms if norms is not None else (partial, partial)
-    _place_qkv[(rows, heads + 2 * kv_heads)](
+    # Few rows must fill the GPU with programs; of many rows a program takes several heads.
+    each = each or (2 if rows <= 16 else 16)
+    _place_qkv[(rows, triton.cdiv(heads + 2 * kv_heads, each))](
         partial, partial if bias is None else bias, q_norm, k_norm, cos, sin, positions, slots,
         q, k_cache, v_cache, rows, eps,
-        SPLITS=splits, HEADS=heads, KV_HEADS=kv_heads, DIM=dim, HALF=dim // 2,
+        SPLITS=splits, HEADS=heads, KV_HEADS=kv_heads, EACH=each, DIM=dim, HALF=dim // 2,
         BLOCK=triton.next_power_of_2(dim // 2),
-        HAS_BIAS=bias is not None, HAS_NORMS=has_norms, num_warps=1,
+        HAS_BIAS=bias is not None, HAS_NORMS=norms is not None, num_warps=1 if each == 2 else 4,
     )  # fmt: skip
     return q
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _add_norm(stream, partial, weight, normed, rows, width, eps, SPLITS: tl.constexpr,
-              BLOCK: tl.constexpr):  # fmt: skip
+              HAS_STREAM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
+    kind = stream.dtype.element_ty
     gain = tl.load(weight + at, mask, 0.0).to(tl.float32)
-    x = tl.load(stream + row * width + at, mask, 0.0)
-    kind = x.dtype
-    if SPLITS > 0:
-        total = tl.zeros((BLOCK,), dtype=tl.float32)
-        for split in tl.static_range(SPLITS):
-            total += tl.load(partial + (split * rows + row) * width + at, mask, 0.0).to(tl.float32)
-        # Rounded where a plain product and a plain sum would round.
-        x = (x.to(tl.float32) + total.to(kind).to(tl.float32)).to(kind)
-        tl.store(stream + row * width + at, x, mask)
+    total = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        total += tl.load(partial + (split * rows + row) * width + at, mask, 0.0).to(tl.float32)
+    # Rounded where a plain product and a plain sum would round.
+    x = total.to(kind)
+    if HAS_STREAM:
+        before = tl.load(stream + row * width + at, mask, 0.0)
+        x = (before.to(tl.float32) + x.to(tl.float32)).to(kind)
+    tl.store(stream + row * width + at, x, mask)
     value = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
     tl.store(normed + row * width + at, (value * scale * gain).to(kind), mask)
@@ -93,18 +105,22 @@ def _silu_product(rows, result, width, BLOCK: tl.constexpr):
     tl.store(result + row * width + at, value.to(result.dtype.element_ty), mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache,
                rows, eps, SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-               DIM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+               EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
                HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    head = tl.program_id(1)
-    at = tl.arange(0, BLOCK)
-    mask = at < HALF
+    head = tl.program_id(1) * EACH + tl.arange(0, EACH)[:, None]  # queries, then keys, values
+    at = tl.arange(0, BLOCK)[None, :]
+    is_query = head < HEADS
+    is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
+    is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
+    is_half = at < HALF
+    mask = (is_query | is_key | is_value) & is_half
     width = (HEADS + 2 * KV_HEADS) * DIM
-    low = tl.zeros((BLOCK,), dtype=tl.float32)
-    high = tl.zeros((BLOCK,), dtype=tl.float32)
+    low = tl.zeros((EACH, BLOCK), dtype=tl.float32)
+    high = tl.zeros((EACH, BLOCK), dtype=tl.float32)
     for split in tl.static_range(SPLITS):
         base = partial + (split * rows + row) * width + head * DIM
         low += tl.load(base + at, mask, 0.0).to(tl.float32)
@@ -112,38 +128,39 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     if HAS_BIAS:
         low += tl.load(bias + head * DIM + at, mask, 0.0).to(tl.float32)
         high += tl.load(bias + head * DIM + HALF + at, mask, 0.0).to(tl.float32)
+    # Rounded here, where a plain product would have rounded.
     kind = q.dtype.element_ty
-    if head >= HEADS + KV_HEADS:
-        slot = tl.load(slots + row).to(tl.int64)
-        place = v_cache + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
-        if slot >= 0:
-            tl.store(place + at, low.to(kind), mask)
-            tl.store(place + HALF + at, high.to(kind), mask)
-    else:
-        # Rounded here, where a plain product would have rounded.
-        low = low.to(kind).to(tl.float32)
-        high = high.to(kind).to(tl.float32)
-        if HAS_NORMS:
-            scale = tl.rsqrt((tl.sum(low * low, 0) + tl.sum(high * high, 0)) / DIM + eps)
-            gain = k_norm if head >= HEADS else q_norm
-            low = (low * scale * tl.load(gain + at, mask, 0.0).to(tl.float32)).to(kind)
-            high = (high * scale * tl.load(gain + HALF + at, mask, 0.0).to(tl.float32)).to(kind)
-            low = low.to(tl.float32)
-            high = high.to(tl.float32)
-        position = tl.load(positions + row).to(tl.int64)
-        cos_low = tl.load(cos + position * DIM + at, mask, 0.0).to(tl.float32)
-        cos_high = tl.load(cos + position * DIM + HALF + at, mask, 0.0).to(tl.float32)
-        sin_low = tl.load(sin + position * DIM + at, mask, 0.0).to(tl.float32)
-        sin_high = tl.load(sin + position * DIM + HALF + at, mask, 0.0).to(tl.float32)
-        first = low * cos_low + high * sin_low
-        second = high * cos_high + low * sin_high
-        if head < HEADS:
-            place = q + (row * HEADS + head) * DIM
-            tl.store(place + at, first.to(kind), mask)
-            tl.store(place + HALF + at, second.to(kind), mask)
-        else:
-            slot = tl.load(slots + row).to(tl.int64)
-            place = k_cache + (slot * KV_HEADS + head - HEADS) * DIM
-            if slot >= 0:
-                tl.store(place + at, first.to(kind), mask)
-                tl.store(place + HALF + at, second.to(kind), mask)
+    low = low.to(kind).to(tl.float32)
+    high = high.to(kind).to(tl.float32)
+    slot = tl.load(slots + row).to(tl.int64)
+    is_kept = slot + head * 0 >= 0
+    value_at = v_cache + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
+    tl.store(value_at + at, low.to(kind), is_value & is_kept & is_half)
+    tl.store(value_at + HALF + at, high.to(kind), is_value & is_kept & is_half)
+    if HAS_NORMS:
+        squares = tl.sum(low * low, 1) + tl.sum(high * high, 1)
+        scale = tl.rsqrt(squares / DIM + eps)[:, None]
+        gain_low = _gain(q_norm, k_norm, at, is_query, is_half)
+        gain_high = _gain(q_norm, k_norm, at + HALF, is_query, is_half)
+        low = (low * scale * gain_low).to(kind).to(tl.float32)
+        high = (high * scale * gain_high).to(kind).to(tl.float32)
+    position = tl.load(positions + row).to(tl.int64) * DIM
+    cos_low = tl.load(cos + position + at, is_half, 0.0).to(tl.float32)
+    cos_high = tl.load(cos + position + HALF + at, is_half, 0.0).to(tl.float32)
+    sin_low = tl.load(sin + position + at, is_half, 0.0).to(tl.float32)
+    sin_high = tl.load(sin + position + HALF + at, is_half, 0.0).to(tl.float32)
+    first = (low * cos_low + high * sin_low).to(kind)
+    second = (high * cos_high + low * sin_high).to(kind)
+    query_at = q + (row * HEADS + head) * DIM
+    tl.store(query_at + at, first, is_query & is_half)
+    tl.store(query_at + HALF + at, second, is_query & is_half)
+    key_at = k_cache + (slot * KV_HEADS + head - HEADS) * DIM
+    tl.store(key_at + at, first, is_key & is_kept & is_half)
+    tl.store(key_at + HALF + at, second, is_key & is_kept & is_half)
+
+
+@triton.jit
+def _gain(q_norm, k_norm, at, is_query, is_half):
+    of_query = tl.load(q_norm + at, is_half, 0.0).to(tl.float32)
+    of_key = tl.load(k_norm + at, is_half, 0.0).to(tl.float32)
+    return tl.where(is_query, of_query, of_key)

@@ -2,10 +2,13 @@
 
 `Linear` holds what was loaded. `Int8Linear` holds int8 rows with one scale each and computes
 with bf16 activations, the path that CPUs without bf16 units are fast at; the arithmetic of a row
-may then depend on how many rows there are, as in bf16 on a GPU.
+may then depend on how many rows there are, as in bf16 on a GPU. `models/fp8.py` has the 8-bit
+floats of GPUs.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import nn
@@ -39,11 +42,15 @@ class Linear(nn.Module):
     """y = x W^T + b, without initialisation: weights are always loaded."""
 
     bias: nn.Parameter | None
+    scales: torch.Tensor | None  # one per output where `weight` is quantised
+    rounded: Linear | None  # the same in 8 bits, for what drafts a few rows
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
+        self.register_buffer("scales", None)
+        self.rounded = None
         self.plan: tuple[str, ...] = ()  # by number of rows, from 1; set by tuning
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -94,11 +101,11 @@ class Int8Linear(nn.Module):
         return result
 
 
-def quantize(module: nn.Module) -> nn.Module:
-    """Replace every Linear below `module` by its int8 form; returns the module."""
+def quantize(module: nn.Module, form: Callable[[Linear], nn.Module]) -> nn.Module:
+    """Replace every Linear below `module` by its quantised form; returns the module."""
     for name, child in module.named_children():
         if isinstance(child, Linear):
-            setattr(module, name, Int8Linear(child))
+            setattr(module, name, form(child))
         else:
-            quantize(child)
+            quantize(child, form)
     return module

@@ -7,6 +7,7 @@ a merged matrix. Quantised weights arrive here as sources that dequantise while 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +35,7 @@ LAYER_PARTS = {
     "mlp.down.weight": ("mlp.down_proj.weight",),
     "mlp.down.bias": ("mlp.down_proj.bias",),
 }
+_READERS = 8  # tensors on their way to a GPU at once
 # Stored by some exporters, computed from the config by everybody.
 _DERIVED = (".rotary_emb.inv_freq",)
 
@@ -102,8 +104,17 @@ def _fill(
             f"{len(left)} tensors have no place in this model: {some(left)}. Running without them "
             "would give wrong text."
         )
-    for name, place in places.items():
-        _copy(tensors[name], name, place, parameters[place.parameter])
+
+    def copy(name: str) -> None:
+        _copy(tensors[name], name, places[name], parameters[places[name].parameter])
+
+    if next(iter(parameters.values())).is_cuda:
+        # One thread cannot read and send as fast as files and bus allow.
+        with ThreadPoolExecutor(_READERS) as pool:
+            list(pool.map(copy, places))
+        return
+    for name in places:
+        copy(name)
 
 
 def places_of(ours: str, theirs: tuple[str, ...], config: ModelConfig) -> list[tuple[str, Place]]:

@@ -8,10 +8,11 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.kernels.attention import paged_attention
+from headstart.kernels import attention
+from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
-from headstart.kernels.rows import add_norm, place_qkv, silu_product
+from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 from headstart.sampling import noise
 from headstart.sampling.choose import choose, choose_drafts
@@ -61,8 +62,10 @@ def test_residual_and_norm() -> None:
     torch.testing.assert_close(stream, wanted)
     reference = torch.nn.functional.rms_norm(wanted, (96,), gain, 1e-5)
     torch.testing.assert_close(normed, reference, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(add_norm(stream, None, gain, 1e-5), normed)
-    torch.testing.assert_close(stream, wanted)
+    begun, normed = begin_norm(partial, gain, 1e-5, torch.float32)
+    torch.testing.assert_close(begun, partial.sum(0))
+    reference = torch.nn.functional.rms_norm(begun, (96,), gain, 1e-5)
+    torch.testing.assert_close(normed, reference, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
@@ -95,8 +98,16 @@ def test_queries_keys_and_values_find_their_places(has_bias: bool, has_norms: bo
 
 
 @pytest.mark.parametrize("first_slot", [0, 1])
-@pytest.mark.parametrize("cut", [16, 64])
-def test_paged_attention(cut: int, first_slot: int) -> None:
+@pytest.mark.parametrize(
+    "cut",
+    [Cut(tokens=16, step=16), Cut(tokens=64, step=32), Cut(pieces=5, least=20, step=16)],
+    ids=str,
+)
+@pytest.mark.parametrize("combining", [(1, 2), (16, 1)], ids=str)
+def test_paged_attention(
+    cut: Cut, first_slot: int, combining: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(attention, "_COMBINING", ((100, combining),))  # in several steps
     rows, heads, kv_heads, dim, page = 3, 4, 2, 16, 4
     seen = torch.tensor([1, 37, -1, 62], dtype=torch.int32, device=DEVICE)
     k_cache, v_cache = random(2, 40 * page, kv_heads, dim).unbind()

@@ -1,0 +1,86 @@
+"""Products with int8 weights against plain PyTorch over the same rounded weights."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from headstart.kernels import choice
+from headstart.kernels.linear import Shape
+from headstart.kernels.rounded import choose_rounded, gated_rounded, integers, partial_rounded
+from headstart.models.linear import Linear
+from headstart.models.rounded import Int8Rows, round_all, with_rounded
+from headstart.sampling import noise
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+CUT = Shape(outputs=32, inputs=64, splits=2)
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+
+
+def layer_of(outputs: int, inputs: int) -> Linear:
+    layer = Linear(0, 0)
+    layer.weight = torch.nn.Parameter(random(outputs, inputs), requires_grad=False)
+    return layer
+
+
+def restored(rounded: Int8Rows) -> Tensor:
+    return rounded.weight.float() * rounded.scales[:, None]
+
+
+def test_a_row_in_two_bytes_is_finer_than_bf16() -> None:
+    x = random(3, 100)
+    x[2] *= 1e-6
+    whole, rest, sizes = integers(x)
+    found = (whole.float() + rest.float() / 256) * sizes[:, None]
+    largest = x.abs().amax(1, keepdim=True)
+    assert ((found - x).abs() <= largest / 127 / 200).all()
+    assert not torch.allclose(whole.float() * sizes[:, None], x, rtol=1e-3), (
+        "one byte is not enough"
+    )
+
+
+@pytest.mark.parametrize("inputs", [128, 100])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_products(rows: int, inputs: int) -> None:
+    layer, x = layer_of(70, inputs), random(rows, inputs, seed=1)
+    rounded = Int8Rows(layer)
+    wanted = x @ restored(rounded).T
+    found = partial_rounded(x, rounded.weight, rounded.scales, CUT).sum(0)
+    torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
+    gate, up = wanted.chunk(2, -1)
+    gated = gated_rounded(x, rounded.weight, rounded.scales, Shape(outputs=32, inputs=64))
+    wanted = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(gated, wanted, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_choices_are_the_samplers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choice, "_TILES_PER_STEP", 2)  # so that there are several steps
+    rounded = Int8Rows(layer_of(150, 96))
+    x, heat = random(rows, 96, seed=1), torch.tensor([0.0, 1.3, 0.5], device=DEVICE)[:rows]
+    seeds, positions = [5, -6, 7][:rows], [1, 2, 3][:rows]
+    ids = torch.arange(7, 7 + 3 * 150, 3, device=DEVICE)
+    where = torch.tensor(seeds, device=DEVICE), torch.tensor(positions, device=DEVICE)
+    found = choose_rounded(x, rounded.weight, rounded.scales, heat, *where, ids, CUT)
+    logits = x @ restored(rounded).T
+    sums = logits * heat[:, None] + noise.gumbel(seeds, positions, ids)
+    sums[0] = logits[0]
+    assert found.tolist() == ids[sums.argmax(-1)].tolist()
+
+
+def test_the_copy_stands_beside_the_weights() -> None:
+    layer = layer_of(40, 64)
+    shared = with_rounded(layer)
+    assert shared.weight is layer.weight and layer.rounded is None
+    assert isinstance(shared.rounded, Int8Rows)
+    error = (restored(shared.rounded) - layer.weight).abs().amax(1)
+    assert (error <= layer.weight.abs().amax(1) / 250).all()
+    parent = torch.nn.ModuleList([layer])
+    round_all(parent)
+    assert isinstance(layer.rounded, Int8Rows) and layer.rounded.rounded is None
