@@ -1,6 +1,7 @@
 """Tokens per second of the engine on a GPU, by requests at once and drafts; no other engine.
 
 PYTHONPATH=. python3 benchmarks/gpu_engine.py MODEL [--requests 1,4,16,80] [--speculate 0,3]
+    [--weights fp8]
 
 MODEL is a calibrated checkpoint. Every answer is checked against the cycle that its trunk walks.
 Prints tokens per second with prefill included, time to first token, and acceptance.
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--requests", default="1,4,16,80")
     parser.add_argument("--speculate", default="0,3")
+    parser.add_argument("--weights", default="as-dtype")
     parser.add_argument("--prompt", type=int, default=2500)
     parser.add_argument("--answer", type=int, default=1500)
     parser.add_argument("--repeats", type=int, default=1)
@@ -64,14 +66,15 @@ def main() -> None:
         started = time.perf_counter()
         engine = Engine(
             given.model, speculate=drafts, max_running_requests=max(counts), prefix_caching=False,
-            max_model_len=given.prompt + given.answer + 64,
+            max_model_len=given.prompt + given.answer + 64, weights=given.weights,
         )  # fmt: skip
         print(f"K = {drafts}: started in {time.perf_counter() - started:.1f} s", engine.notes)
         for count in counts:
             measure(engine, argparse.Namespace(**{**vars(given), "answer": 40}), count, seed=99)
             for repeat in range(given.repeats):
                 row = measure(engine, given, count, repeat)
-                print(json.dumps({"speculate": drafts, **row}), flush=True)
+                kind = {"speculate": drafts, "weights": given.weights}
+                print(json.dumps({**kind, **row}), flush=True)
         if given.profile:
             profile(engine, given)
         del engine

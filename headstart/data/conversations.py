@@ -12,7 +12,7 @@ read is an error that names it, since prompts lost in silence would only show in
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,24 @@ class Conversation:
     def num_turns(self) -> int:
         """How many answers it asks for: one after each user message."""
         return sum(message["role"] == "user" for message in self.messages)
+
+    def next_messages(self, answers: Sequence[str]) -> list[Message]:
+        """Everything up to the message to be answered next, with a model's own answers so far.
+
+        Answers that the conversation came with are left out: they are not the model's.
+        """
+        result: list[Message] = []
+        given = iter(answers)
+        for message in self.messages:
+            if message["role"] == "assistant":
+                continue
+            result.append(message)
+            if message["role"] == "user":
+                answer = next(given, None)
+                if answer is None:
+                    break
+                result.append({"role": "assistant", "content": answer})
+        return result
 
 
 def read_conversations(path: str | Path) -> list[Conversation]:

@@ -14,6 +14,7 @@ Message = Mapping[str, Any]
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
+_GLANCE = 8  # characters per token; most texts have fewer
 _OURS = ("conversation", "tokenize", "return_tensors", "return_dict")
 
 
@@ -22,6 +23,7 @@ class PromptReader:
 
     def __init__(self, checkpoint: Checkpoint):
         self._checkpoint = checkpoint
+        self.most_tokens: int | None = None  # much longer texts are refused before they are read
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -74,7 +76,7 @@ class PromptReader:
             if items and isinstance(items[0], Mapping):
                 return self._chat(items, chat_template_kwargs or {})  # type: ignore[arg-type]
             _refuse_template_options(chat_template_kwargs)
-            if not all(type(item) is int for item in items):
+            if not set(map(type, items)) <= {int}:
                 raise RequestError("a prompt is text, a list of token ids, or a list of messages.")
             return items  # type: ignore[return-value]
         _refuse_template_options(chat_template_kwargs)
@@ -82,7 +84,7 @@ class PromptReader:
             raise RequestError(
                 f"{self._checkpoint.folder} has no tokenizer; give token ids instead of text."
             )
-        return list(self.tokenizer.encode(prompt))
+        return self._encode(prompt)
 
     def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
@@ -103,7 +105,18 @@ class PromptReader:
                 f"the chat template refuses these messages: {str(error) or type(error).__name__}. "
                 "Change the messages or chat_template_kwargs."
             ) from error
-        return list(self.tokenizer.encode(text, add_special_tokens=False))
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, text: str, **options: Any) -> list[int]:
+        """Tokens of a text; of one of megabytes, first of its beginning: all take seconds."""
+        if self.most_tokens is not None and len(text) > 2 * _GLANCE * self.most_tokens:
+            found = len(self.tokenizer.encode(text[: _GLANCE * self.most_tokens]))
+            if found > 1.1 * self.most_tokens + 64:  # a cut may change tokens around it
+                raise RequestError(
+                    f"the prompt has over {found} tokens; prompt and answer together may have "
+                    f"{self.most_tokens} (max_model_len, or the K/V memory). Shorten it."
+                )
+        return list(self.tokenizer.encode(text, **options))
 
 
 def _refuse_template_options(options: dict[str, Any] | None) -> None:

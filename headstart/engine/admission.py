@@ -31,7 +31,7 @@ class Admission:
         params.check_token_ids(vocab)
         if not ids:
             raise RequestError("the prompt is empty; give at least one token.")
-        if any(not 0 <= token < vocab for token in ids):
+        if min(ids) < 0 or max(ids) >= vocab:
             raise RequestError(f"the prompt holds token ids outside 0 to {vocab - 1}.")
         if len(ids) >= self.longest:
             raise RequestError(

@@ -7,13 +7,12 @@ would lack the spans, the sampling and the Python that each request brings.
 from __future__ import annotations
 
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import accumulate
 
 import torch
 
+from headstart.engine.curves import Curve, Surface, curve_at, level, levelled, surface_at
 from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
@@ -27,26 +26,21 @@ _REPEATS = 3
 _BUDGET_SECONDS = 1.5  # larger batches than fit into this are extrapolated
 _CONTEXT = 32  # tokens of context while measuring, where there is room for them
 
-Curve = tuple[tuple[int, float], ...]  # (size, seconds), ascending
-
 
 @dataclass(frozen=True)
 class RoundCosts:
     """Seconds of a verification by batch and drafts per request, and of a draft step by batch."""
 
-    verify: tuple[tuple[int, Curve], ...]  # batch -> (drafts per request, seconds)
+    verify: Surface  # batch -> (drafts per request, seconds)
     draft: Curve
 
     def verify_seconds(self, batch: int, rows: int) -> float:
         """One trunk pass over `rows` rows of `batch` requests, and the decision."""
-        drafts = rows / batch - 1
-        at = min(bisect_left(self.verify, (batch,)), len(self.verify) - 1)
-        near = self.verify[max(0, at - 1) : at + 1]
-        return _at([(size, _at(curve, drafts)) for size, curve in near], batch)
+        return surface_at(self.verify, batch, rows / batch - 1)
 
     def draft_seconds(self, batch: int) -> float:
         """One token drafted for each of `batch` requests; nothing for none."""
-        return _at(self.draft, batch) if batch else 0.0
+        return curve_at(self.draft, batch) if batch else 0.0
 
     def round_seconds(self, batch: int, drafts: int) -> float:
         """A round in which every request has the same number of drafts."""
@@ -56,18 +50,6 @@ class RoundCosts:
 
 # Where there is no room to measure anything, a draft costs what it could save at best.
 NEVER_PAYS = RoundCosts(((1, ((0, 1.0),)),), ((1, 1.0),))
-
-
-def _at(curve: Sequence[tuple[int, float]], size: float) -> float:
-    """Between two points, or beyond the last one, along the line through the nearest two."""
-    if len(curve) == 1 or size <= curve[0][0]:
-        return curve[0][1] * (max(1.0, size / curve[0][0]) if curve[0][0] else 1.0)
-    at = min(max(bisect_left(curve, (size,)), 1), len(curve) - 1)
-    (low, low_cost), (high, high_cost) = curve[at - 1], curve[at]
-    slope = (high_cost - low_cost) / (high - low)
-    if size > high:
-        slope = max(slope, 0.0)  # noise must not make large batches free
-    return low_cost + slope * (size - low) if size <= high else high_cost + slope * (size - high)
 
 
 def measure(
@@ -96,24 +78,7 @@ def measure(
         spent += last
     if not verification:
         return NEVER_PAYS
-    return RoundCosts(_levelled(verification), _level(draft))
-
-
-def _level(curve: Sequence[tuple[int, float]]) -> Curve:
-    """Noise only adds: a smaller round costs no more than a larger one."""
-    least = accumulate(reversed([seconds for _, seconds in curve]), min)
-    return tuple((size, seconds) for (size, _), seconds in zip(curve, [*least][::-1], strict=True))
-
-
-def _levelled(verification: Sequence[tuple[int, Curve]]) -> tuple[tuple[int, Curve], ...]:
-    """The same in both directions."""
-    result: list[tuple[int, Curve]] = []
-    above: dict[int, float] = {}  # by drafts, of the larger batches
-    for batch, curve in reversed(verification):
-        own = [(count, min(seconds, above.get(count, seconds))) for count, seconds in curve]
-        result.append((batch, _level(own)))
-        above |= dict(result[-1][1])
-    return tuple(reversed(result))
+    return RoundCosts(levelled(verification), level(draft))
 
 
 class _Profile:

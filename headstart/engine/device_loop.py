@@ -17,11 +17,12 @@ from headstart.engine.head_track import HeadTrack
 from headstart.engine.loop import Loop
 from headstart.engine.outputs import Update
 from headstart.engine.request import Request, State
+from headstart.engine.round_costs import LiveRounds
+from headstart.engine.round_profile import profile_rounds
 from headstart.engine.runner import HeadRows
 from headstart.engine.scheduler import Work
-from headstart.engine.seating import Flight, Outcome, Seating, needs_truncation
+from headstart.engine.seating import Flight, Outcome, Seating, needs_only_noise
 from headstart.engine.verifier import Verdict
-from headstart.kernels.choice import MAX_TOP_K
 from headstart.sampling.acceptance import origins
 from headstart.sampling.params import SamplingParams
 
@@ -44,6 +45,7 @@ class DeviceLoop(Loop):
         self._firsts = None
         is_launched = self.seating.launch(self._chosen())  # the device goes on at once
         outcomes = self.seating.results(before)
+        self._time_round(before)
         if firsts is not None:  # tokens of prompts that were read after that round began
             outcomes += [Outcome(r, [firsts.rows()[at]], 0) for at, r in firsts.seats.items()]
         updates = [u for outcome in outcomes if (u := self._take(outcome)) is not None]
@@ -63,14 +65,29 @@ class DeviceLoop(Loop):
         if self.drafter is not None and count > 1:
             rows = HeadRows(blank, 1, blank.tokens[1:], states[:-1])
             self.runner.head_pass(0, [rows])
-        self.seating.warm_up(self.options.max_drafts if self.drafter is not None else 0)
+        if self.speculation is not None and self.options.speculate == "auto":
+            table = profile_rounds(self.seating, self.options.max_drafts)
+            self.speculation.rounds = LiveRounds(table, self.seating.graphs.bucket)
+        else:
+            self.seating.warm_up(self.options.max_drafts if self.drafter is not None else 0)
 
     def _chosen(self) -> dict[Request, int]:
         """Drafts of everybody who sits."""
         if self.speculation is None or not self.seating.taken:
             return {}
         going = len(self.scheduler.running)
-        return self.speculation.choose(list(self.seating.taken.values()), num_running=going)
+        seated = list(self.seating.taken.values())
+        chosen = self.speculation.choose(seated, num_running=going, is_seated=True)
+        self.stats.draft_reason = self.speculation.reason
+        return chosen
+
+    def _time_round(self, flight: Flight | None) -> None:
+        """What a round really took, where its result has just been read."""
+        if flight is None or flight.timed is None or self.speculation is None:
+            return
+        if (rounds := self.speculation.rounds) is not None:
+            kind = flight.timed.kind
+            rounds.observe(kind.count, kind.num_drafts, flight.timed.context, flight.seconds())
 
     def _take(self, outcome: Outcome) -> Update | None:
         """Hand out what the device gave one request, unless it has ended since."""
@@ -82,7 +99,8 @@ class DeviceLoop(Loop):
             tokens, list(origins(num_accepted, outcome.num_drafts)), num_accepted,
             outcome.num_drafts, [],
         )  # fmt: skip
-        num_final = len(request.tokens)  # the round began with these in trunk and head
+        # The round began with these in trunk and head.
+        num_final = len(request.tokens) - outcome.num_unread
         update = self._deliver(request, verdict)
         request.num_computed = len(request.tokens) - 1
         self.scheduler.register(request, min(num_final, request.num_computed))
@@ -123,11 +141,7 @@ class DeviceLoop(Loop):
             request.grammar is None
             and params.acceptance == "match"
             and params.logprobs is None
-            and not params.needs_history
-            and not params.logit_bias
-            and params.allowed_token_ids is None
-            and not params.banned_token_ids
-            and (not needs_truncation(params) or 0 < params.top_k <= MAX_TOP_K)
+            and needs_only_noise(params)
             and (self.drafter is None or request.draft_vocab == self._draft_vocab)
         )
 
@@ -140,12 +154,9 @@ class DeviceLoop(Loop):
             self.drafter.catch_up(requests, force=True)
             for request in requests:
                 self._register(request)
-        chosen: dict[Request, int] = {}
-        if self.speculation is not None:
-            chosen = self.speculation.choose(requests, num_running=len(self.scheduler.running))
         for request in requests:
             request.head = HeadTrack()
-            self.seating.sit(request, chosen.get(request, 0), states[request], newest[request])
+            self.seating.sit(request, states[request], newest[request])
         self._release_siblings(requests)
 
     def _close(self, request: Request) -> None:

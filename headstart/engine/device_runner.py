@@ -8,14 +8,15 @@ import torch
 
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
-from headstart.gpu.forward import Kernels
+from headstart.gpu.forward import Kernels, Rows
 from headstart.gpu.prompts import ragged_rows
 from headstart.gpu.rounds import Model
 from headstart.gpu.seats import signed
 from headstart.gpu.transfer import on_device
-from headstart.kernels.choice import choose_truncated
 from headstart.models.attention import Span
 from headstart.models.linear import Linear
+from headstart.models.rounded import round_all, with_rounded
+from headstart.sampling.params import SamplingParams
 
 
 class DeviceRunner(Runner):
@@ -26,28 +27,52 @@ class DeviceRunner(Runner):
     def _run_rows(
         self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        rows = ragged_rows(spans, self._numbers(positions))
+        rows = self._rows(spans, self._numbers(positions))
         tokens = self._numbers(ids)
         stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)
         chosen = normed if len(wanted) == len(ids) else normed[self._numbers(wanted)]
-        return stream, normed, self.trunk_model.logits(chosen)
+        return stream, normed, self._logits(chosen)
+
+    def _rows(self, spans: list[Span], positions: torch.Tensor) -> Rows:
+        return ragged_rows(spans, positions)
+
+    def _logits(self, normed: torch.Tensor) -> torch.Tensor:
+        return self.trunk_model.logits(normed)
+
+    def _run_module(
+        self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
+        spans: list[Span],
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        assert self.head is not None
+        return self.kernels.head(
+            self.head.module(module + 1), ids[:, None], hidden[:, None],
+            ragged_rows(spans, positions), self.trunk_model.embed, self.trunk_model.rotary,
+            self._head_caches[module],
+        )  # fmt: skip
 
     def _numbers(self, values: Sequence[int]) -> torch.Tensor:
         return on_device(values, self.device)
 
     def choose_first(self, logits: torch.Tensor, requests: Sequence[Request]) -> torch.Tensor:
         """[n] first tokens of requests that need nothing but logits and noise; nobody waits."""
-        heat = [1 / r.params.temperature if r.params.temperature > 0 else 0.0 for r in requests]
+        params = [request.params for request in requests]
+        positions = [len(request.tokens) for request in requests]
+        return self._draw(logits, params, [request.seed for request in requests], positions)
+
+    def _draw(
+        self, logits: torch.Tensor, params: Sequence[SamplingParams], seeds: Sequence[int],
+        positions: Sequence[int],
+    ) -> torch.Tensor:  # fmt: skip
+        """[n] choices as a round would make them."""
 
         def floats(values: Sequence[float]) -> torch.Tensor:
             return on_device(values, self.device, torch.float32)
 
-        return choose_truncated(
-            logits, floats(heat),
-            self._numbers([signed(r.seed) for r in requests]),
-            self._numbers([len(r.tokens) for r in requests]),
-            self._numbers([max(0, r.params.top_k) for r in requests]),
-            floats([r.params.top_p for r in requests]), floats([r.params.min_p for r in requests]),
+        return self.kernels.choose_truncated(
+            logits, floats([1 / p.temperature if p.temperature > 0 else 0.0 for p in params]),
+            self._numbers([signed(seed) for seed in seeds]), self._numbers(positions),
+            self._numbers([max(0, p.top_k) for p in params]),
+            floats([p.top_p for p in params]), floats([p.min_p for p in params]),
         )  # fmt: skip
 
     def round_model(self, max_context: int, draft_vocab: str | None) -> Model:
@@ -57,6 +82,9 @@ class DeviceRunner(Runner):
             vocab = self.draft_vocabs[draft_vocab]
             assert isinstance(vocab.lm_head, Linear)  # kernels run with no others
             lm_head, ids = vocab.lm_head, vocab.ids
+        if self.rounds_drafts and self.head is not None:
+            lm_head = with_rounded(lm_head)
+            round_all(self.head)
         return Model(
             trunk=self.trunk_model, head=self.head, caches=self._caches,
             head_cache=self._head_caches[0] if self.head is not None else None,

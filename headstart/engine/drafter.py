@@ -187,11 +187,10 @@ class Drafter:
 
 def _row(request: Request) -> Row:
     """How a request's next guess is drawn: with the noise that the trunk's choice will have."""
-    grammar = request.grammar
     mask = None
-    if grammar is not None:
-        ahead = grammar.fork()
-        mask = ahead.allowed() if all(ahead.accept(token) for token in request.drafts) else None
+    if request.grammar is not None:
+        masks = request.grammar.masks(request.drafts)
+        mask = masks[-1] if len(masks) > len(request.drafts) else None
     return Row(
         params=request.params,
         seed=request.seed,

@@ -15,7 +15,7 @@ def emit(request: Request, verdict: Verdict) -> None:
     """Append what was decided and set `finish_reason` if the answer ends with it."""
     for index, token in enumerate(verdict.tokens):
         if token < 0:  # nothing was allowed
-            _end_of_grammar(request)
+            _end_of_choices(request)
             return
         request.tokens.append(token)
         request.origins.append(verdict.origins[index])
@@ -40,14 +40,22 @@ def update_since(request: Request, num_before: int) -> Update:
         request.logprobs[num_before:],
         request.finish_reason,
         request.error,
+        request.stop_reason,
     )
 
 
-def _end_of_grammar(request: Request) -> None:
+def _end_of_choices(request: Request) -> None:
+    """No token may come next: the grammar is at its end, or what else was asked left none over."""
     request.finish_reason = "stop"
-    if request.grammar is not None:
-        request.grammar.allowed()  # the row was judged by a copy: a failure shows again here
-        _check_grammar(request)
+    # The row was judged by a copy of the grammar: a failure shows again here.
+    fitting = request.grammar.allowed() if request.grammar is not None else None
+    if fitting is None or (fitting.any() and not fitting[sorted(request.end_ids)].any()):
+        request.finish_reason = "error"
+        request.error = (
+            "no token is left to choose: allowed_token_ids, banned_token_ids or logit_bias forbid "
+            f"all that {'the grammar' if request.grammar is not None else 'the model'} allows."
+        )
+    _check_grammar(request)
     if request.text is not None:
         request.text.finish()
 

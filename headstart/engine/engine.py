@@ -22,6 +22,7 @@ from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.engine.admission import Admission
 from headstart.engine.cost import measure
 from headstart.engine.draft_vocabs import DraftVocabs, Source
+from headstart.engine.draft_weights import rounds_drafts
 from headstart.engine.drafter import Drafter
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.groups import Groups
@@ -33,7 +34,7 @@ from headstart.engine.parts import make_loop, make_runner, uses_kernels
 from headstart.engine.request import State
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
-from headstart.errors import ConfigError, RequestError
+from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.sampling.params import SamplingParams
 
 
@@ -72,6 +73,7 @@ class Engine:
             max_model_len=self.options.max_model_len, layout=self.options.layout,
             with_head=self.options.speculate != 0, is_exact=self.options.exact,
             measure_threads=self.options.threads is None,
+            asks_for_kernels=self.options.kernels == "on",
         )  # fmt: skip
         if source is not None and self.built.head is None:
             raise ConfigError(
@@ -86,6 +88,7 @@ class Engine:
         )
         self.scheduler = Scheduler(self.pool, self.options)
         self.runner = make_runner(self.built, self.options, blocks, fused=fused)
+        self.runner.rounds_drafts = rounds_drafts(self.built, self.options, fused=fused)
         if self.built.head is not None:
             for name, vocab in self.draft_vocabs.by_name.items():
                 self.runner.add_draft_vocab(name, vocab.ids)
@@ -94,6 +97,7 @@ class Engine:
         self.admission = Admission(
             self.built, self.prompts, self.options, num_slots=self.pool.num_slots
         )
+        self.prompts.most_tokens = self.admission.longest
         self.speculation = self._speculation(blocks)
         self.loop = make_loop(
             self.built, self.options, self.scheduler, self.runner, self.drafter, self.speculation
@@ -149,16 +153,16 @@ class Engine:
 
         The smaller its priority, the more important a request is.
         """
-        asked = self._read(prompt, params, chat_template_kwargs)
-        return self._submit(asked, request_id=request_id, priority=priority, grammar=grammar)
+        asked = self.read(prompt, params, chat_template_kwargs)
+        return self.submit(asked, request_id=request_id, priority=priority, grammar=grammar)
 
-    def _read(
+    def read(
         self,
         prompt: Prompt,
-        params: SamplingParams | None,
-        chat_template_kwargs: dict[str, Any] | None,
+        params: SamplingParams | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
     ) -> Asked:
-        """Check what is asked, before anything is queued."""
+        """Check what is asked, before anything is queued; safe in any thread."""
         params = params or self.prompts.default_params()
         ids = self.prompts.read(prompt, chat_template_kwargs)
         self.admission.check(ids, params)
@@ -166,7 +170,7 @@ class Engine:
         vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts.tokenizer)
         return Asked(ids, params, vocab)
 
-    def _submit(
+    def submit(
         self,
         asked: Asked,
         *,
@@ -175,6 +179,7 @@ class Engine:
         grammar: Any = None,
         is_claimed: bool = False,
     ) -> str:
+        """Queue what `read` gave; returns its id."""
         if type(priority) is not int:
             raise RequestError(
                 f"priority is {priority!r}; give a whole number, smaller is more important."
@@ -241,13 +246,13 @@ class Engine:
                 "give one set for all, or one for each prompt."
             )
         asked = [
-            self._read(prompt, own, chat_template_kwargs)
+            self.read(prompt, own, chat_template_kwargs)
             for prompt, own in zip(many, each, strict=True)
         ]
         ids: list[str] = []
         try:
             for one in asked:
-                ids.append(self._submit(one, is_claimed=True, **options))
+                ids.append(self.submit(one, is_claimed=True, **options))
             while not all(map(self._groups.is_finished, ids)):
                 self._advance()
             return [self.collect(request_id) for request_id in ids]
@@ -264,8 +269,8 @@ class Engine:
         **options: Any,
     ) -> Iterator[Update]:
         """Answer one prompt, yielding what each step adds; other requests advance as well."""
-        asked = self._read(prompt, params, chat_template_kwargs)
-        request_id = self._submit(asked, is_claimed=True, **options)
+        asked = self.read(prompt, params, chat_template_kwargs)
+        request_id = self.submit(asked, is_claimed=True, **options)
         try:
             is_finished = False
             while not is_finished:
@@ -275,6 +280,16 @@ class Engine:
                 yield from self._groups.take_of(request_id)
         finally:
             self._drop(request_id)
+
+    def recover(self) -> None:
+        """After a step that raised: end every request. Raises if memory is not free then."""
+        for request_id in self._groups.names:
+            self._drop(request_id)
+        self.scheduler.check()
+        if self.pool.num_used:
+            raise EngineError(
+                f"{self.pool.num_used} K/V blocks belong to nobody after a failed step. Restart."
+            )
 
     def _drop(self, request_id: str) -> None:
         self.abort(request_id)

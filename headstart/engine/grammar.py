@@ -2,13 +2,19 @@
 
 A grammar is somebody else's code: `allowed()` gives the tokens that may come next (bool [V], or
 None for all), `accept(token)` moves on and says whether the token fitted, `fork()` copies.
+
+Drafting and verification ask for the same masks, and the row behind the last accepted draft is the
+first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+
+from headstart.errors import RequestError
 
 
 class GuardedGrammar:
@@ -16,6 +22,31 @@ class GuardedGrammar:
 
     def __init__(self, grammar: Any, num_tokens: int, error: str | None = None):
         self._grammar, self._num_tokens, self.error = grammar, num_tokens, error
+        self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
+        self._drafts: list[int] = []
+        self._masks: list[torch.Tensor | None] = []  # behind 0, 1, ... of `_drafts`
+
+    def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
+        """What is allowed behind 0, 1, ... drafts, up to the first draft that does not fit."""
+        if self._drafts != list(drafts[: len(self._drafts)]):
+            self._forget_drafts()
+        if not self._masks:
+            self._masks = [self.allowed()]
+        for token in drafts[len(self._drafts) :]:
+            ahead = self._ahead or self._run_ahead()
+            self._ahead = None  # a token that does not fit may leave it anywhere
+            if not ahead.accept(token):
+                break
+            self._ahead = ahead
+            self._drafts.append(token)
+            self._masks.append(ahead.allowed())
+        return list(self._masks)
+
+    def _run_ahead(self) -> GuardedGrammar:
+        ahead = self.fork()
+        for token in self._drafts:
+            ahead.accept(token)
+        return ahead
 
     def allowed(self) -> torch.Tensor | None:
         if self.error is None:
@@ -33,6 +64,10 @@ class GuardedGrammar:
         return torch.zeros(self._num_tokens, dtype=torch.bool)
 
     def accept(self, token: int) -> bool:
+        if self._drafts and self._drafts[0] == token:
+            del self._drafts[0], self._masks[0]
+        else:
+            self._forget_drafts()
         if self.error is not None:
             return False
         try:
@@ -50,6 +85,9 @@ class GuardedGrammar:
                 self._fail("fork", error)
         return GuardedGrammar(copy, self._num_tokens, self.error)
 
+    def _forget_drafts(self) -> None:
+        self._ahead, self._drafts, self._masks = None, [], []
+
     def _is_mask(self, mask: Any) -> bool:
         return (
             isinstance(mask, torch.Tensor)
@@ -58,7 +96,10 @@ class GuardedGrammar:
         )
 
     def _fail(self, name: str, error: Exception) -> None:
-        self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
+        if isinstance(error, RequestError):  # one line for whoever asked
+            self.error = str(error)
+        else:
+            self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
 
 
 def _shown(mask: Any) -> str:

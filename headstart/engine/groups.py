@@ -40,6 +40,10 @@ class Groups:
         """Whether an id is in use; one that was aborted may be used again."""
         return name in self._groups and not self._groups[name].is_aborted
 
+    @property
+    def names(self) -> list[str]:
+        return list(self._groups)
+
     def open(self, name: str, requests: list[Request], *, is_claimed: bool) -> None:
         self.forget(name)
         self._groups[name] = _Group(requests, is_claimed)

@@ -1,21 +1,14 @@
-"""A profile of costs, kept honest by what rounds really take.
+"""Costs of the two parts of a round, verification and draft steps, and which drafts pay by them.
 
-Every part of a round is compared with its prediction, by batch size and K. What has not been
-seen is taken to be as wrong as the rest: a busy machine, or long contexts, make everything
-slower, and that changes no decision.
+Every part of a round is compared with its prediction, by batch size and K.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Protocol
 
-_COMMON_SHARE = 0.05  # of a new observation, in what all have in common
-_OWN_SHARE = 0.1  # in what one batch size and K has of its own; the first ones count for more
-_MOST = 2.0  # times what was expected: a pause of the machine is not a cost
-_WELL_KNOWN = 10  # observations after which a change is taken to be everybody's,
-_TOGETHER = 0.8  # to this power: a small part is still its own
-_FADING = 0.7  # of a correction that has not been seen again for a while
+from headstart.engine.corrections import Corrections
+from headstart.engine.draft_choice import Choice, Promises
 
 Key = tuple[str, int, int]
 
@@ -28,61 +21,71 @@ class Costs(Protocol):
     def draft_seconds(self, batch: int) -> float: ...
 
 
-@dataclass
-class _Factor:
-    """Seconds over predicted seconds, and from how many observations."""
-
-    value: float
-    count: int = 0
-
-
 class LiveCosts:
     """Costs as profiled, times what live rounds say about them."""
 
+    hysteresis = 0.05
+
     def __init__(self, profile: Costs):
         self._profile = profile
-        self._common = 1.0
-        self._own: dict[Key, _Factor] = {}
-        self._fresh: set[Key] = set()  # seen since the last fading
+        self._corrections = Corrections()
 
     def verify_seconds(self, batch: int, rows: int) -> float:
-        return self._profile.verify_seconds(batch, rows) * self._factor(_verify_key(batch, rows))
+        factor = self._corrections.factor(_verify_key(batch, rows))
+        return self._profile.verify_seconds(batch, rows) * factor
 
     def draft_seconds(self, batch: int) -> float:
-        return self._profile.draft_seconds(batch) * self._factor(_draft_key(batch))
+        return self._profile.draft_seconds(batch) * self._corrections.factor(_draft_key(batch))
+
+    def round_seconds(self, batch: int, num_drafts: int) -> float:
+        """A round in which everybody drafts so many."""
+        verify = self.verify_seconds(batch, batch * (num_drafts + 1))
+        return verify + num_drafts * self.draft_seconds(batch)
 
     def observe_verify(self, batch: int, rows: int, seconds: float) -> None:
         predicted = self._profile.verify_seconds(batch, rows)
-        self._observe(_verify_key(batch, rows), seconds / predicted)
+        self._corrections.observe(_verify_key(batch, rows), seconds / predicted)
 
     def observe_drafts(self, batches: list[int], seconds: float) -> None:
         """`batches` are the numbers of requests at each depth."""
         predicted = sum(self._profile.draft_seconds(batch) for batch in batches)
-        self._observe(_draft_key(batches[0]), seconds / predicted)
+        self._corrections.observe(_draft_key(batches[0]), seconds / predicted)
 
     def fade(self) -> None:
-        """What was not seen again loses its own factor: a bad spell must not rule a K out."""
-        for key in self._own.keys() - self._fresh:
-            own = self._own[key].value
-            self._own[key] = _Factor(self._common + (own - self._common) * _FADING)
-        self._fresh.clear()
+        self._corrections.fade()
 
-    def _factor(self, key: Key) -> float:
-        own = self._own.get(key)
-        return self._common if own is None else own.value
+    def best(self, promises: Promises, fixed: Promises, context: int) -> Choice:
+        """Add drafts in the order of what they promise; stop where tokens per second are most."""
+        ranked = _ranked(promises)
+        batch = len(promises) + len(fixed)
+        rows = batch + sum(map(len, fixed))
+        tokens = float(len(promises))
+        depths = max(map(len, [*promises, *fixed]), default=0)
+        active = [sum(len(chain) > depth for chain in fixed) for depth in range(depths)]
+        drafting = sum(map(self.draft_seconds, active))
+        speeds = [tokens / (self.verify_seconds(batch, rows) + drafting)]
+        for count, (gain, depth, _) in enumerate(ranked, 1):
+            tokens += gain
+            drafting -= self.draft_seconds(active[depth])
+            active[depth] += 1
+            drafting += self.draft_seconds(active[depth])
+            speeds.append(tokens / (self.verify_seconds(batch, rows + count) + drafting))
+        best_count = speeds.index(max(speeds))
+        drafts = [0] * len(promises)
+        for _, _, at in ranked[:best_count]:
+            drafts[at] += 1
+        return Choice(
+            drafts, speeds[best_count], speeds[0], speeds[-1],
+            self.round_seconds(batch, 1) / self.round_seconds(batch, 0) - 1,
+        )  # fmt: skip
 
-    def _observe(self, key: Key, ratio: float) -> None:
-        own = self._own.setdefault(key, _Factor(self._common))
-        ratio, before = min(ratio, _MOST * own.value), own.value
-        own.value += max(_OWN_SHARE, 1 / (3 + own.count)) * (ratio - own.value)
-        own.count += 1
-        self._common += _COMMON_SHARE * (ratio - self._common)
-        self._fresh.add(key)
-        if own.count > _WELL_KNOWN:
-            # What is well known does not change by itself: the machine does, for all of them.
-            change = (own.value / before) ** _TOGETHER
-            for other in self._own.values():
-                other.value *= change if other is not own else 1.0
+
+def _ranked(promises: Promises) -> list[tuple[float, int, int]]:
+    """(expected tokens, depth from 0, whose) of every draft that could be made, best first."""
+    drafts = [
+        (gain, depth, at) for at, chain in enumerate(promises) for depth, gain in enumerate(chain)
+    ]
+    return sorted(drafts, key=lambda draft: (-draft[0], draft[1]))
 
 
 def _draft_key(batch: int) -> Key:

@@ -64,7 +64,7 @@ class Loop:
         return updates
 
     def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
-        return verify(plan, logits, one_by_one=self.options.exact)
+        return verify(plan, logits, one_by_one=self.options.exact, chooser=self.runner.chooser)
 
     def _resume_hits(self, plan: Sequence[Work]) -> None:
         """Requests that begin after a prefix hit take up the head where the hit ends."""

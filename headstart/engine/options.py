@@ -47,8 +47,13 @@ class EngineOptions:
         default="auto",
         metadata={"help": "float32, bfloat16, float64, float16 (GPU), or auto by device"},
     )
-    weights: Literal["as-dtype", "int8"] = field(
-        default="as-dtype", metadata={"help": "int8: 8-bit weights with one scale per row (CPU)"}
+    weights: Literal["as-dtype", "int8", "fp8"] = field(
+        default="as-dtype",
+        metadata={"help": "8-bit weights with one scale per row: int8 (CPU) or fp8 (GPU)"},
+    )
+    draft_weights: Literal["auto", "as-dtype", "int8"] = field(
+        default="auto",
+        metadata={"help": "of the LM head while it drafts; int8 reads half the bytes; auto: GPU"},
     )
     block_size: int = field(default=16, metadata={"help": "tokens per K/V block"})
     kv_bytes: int | None = field(
@@ -74,7 +79,7 @@ class EngineOptions:
     )
     exact: bool = field(
         default=False,
-        metadata={"help": "text does not depend on how rows are batched, to the bit (CPU; slower)"},
+        metadata={"help": "text does not depend on how rows are batched, to the bit (slower)"},
     )
     kernels: Literal["auto", "on", "off"] = field(
         default="auto",
@@ -106,10 +111,15 @@ class EngineOptions:
         share = self.memory_fraction
         if share is not None and not (type(share) in (int, float) and 0 < share <= 1):
             raise ConfigError(f"memory_fraction is {share!r}; give a value in (0, 1].")
-        if self.exact and self.weights == "int8":
+        if self.exact and self.weights != "as-dtype":
             raise ConfigError(
-                "exact and weights int8 were both given; the arithmetic of int8 products depends "
-                "on the number of rows. Leave one of them out."
+                f"exact and weights {self.weights} were both given; the arithmetic of "
+                f"{self.weights} products depends on the number of rows. Leave one of them out."
+            )
+        if self.weights == "fp8" and self.kernels == "off":
+            raise ConfigError(
+                "weights fp8 and kernels off were both given; only the kernels read 8-bit floats. "
+                "Leave one of them out."
             )
 
     @property
@@ -137,8 +147,8 @@ _LEAST = {
 _OPTIONAL = ("max_model_len", "kv_bytes", "threads", "speculate_off_above", "max_batched_tokens")
 _SWITCHES = ("prefix_caching", "chunked_prefill", "exact")
 _CHOICES = {
-    "weights": ("as-dtype", "int8"), "layout": ("own", "vllm", "sglang"),
-    "kernels": ("auto", "on", "off"),
+    "weights": ("as-dtype", "int8", "fp8"), "layout": ("own", "vllm", "sglang"),
+    "kernels": ("auto", "on", "off"), "draft_weights": ("auto", "as-dtype", "int8"),
 }  # fmt: skip
 
 

@@ -58,3 +58,4 @@ class Update:
     logprobs: list[TokenLogprob]
     finish_reason: FinishReason | None
     error: str | None = None
+    stop_reason: str | int | None = None  # the text or token that ended it

@@ -8,6 +8,7 @@ from headstart.assembly.build import Built
 from headstart.engine.drafter import Drafter
 from headstart.engine.loop import Loop
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
+from headstart.engine.round_costs import MENU
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
@@ -18,18 +19,21 @@ def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
     """What keeps a model from running through the kernels, or None."""
     from headstart.gpu.forward import why_unsupported
 
-    if options.exact:
-        return "exact asks for plain ones"
     if built.dtype == torch.float64:
         return "numbers are float64"
-    if options.weights != "as-dtype":
-        return f"weights are {options.weights}"
+    if options.weights == "int8":
+        return "weights are int8"
     if built.head is not None and built.head.num_modules > 1:
         return f"the head has {built.head.num_modules} modules"
     return why_unsupported(built.trunk)
 
 
 def uses_kernels(built: Built, options: EngineOptions) -> bool:
+    if options.exact and options.kernels == "off" and built.device.type == "cuda":
+        raise ConfigError(
+            "exact and kernels off were both given on a GPU, where libraries choose their "
+            "arithmetic by the number of rows. Leave one of them out, or use device cpu."
+        )
     if options.kernels == "off" or (options.kernels == "auto" and built.device.type != "cuda"):
         return False
     try:
@@ -38,18 +42,26 @@ def uses_kernels(built: Built, options: EngineOptions) -> bool:
         reason = "triton is not installed"
     if reason is not None and options.kernels == "on":
         raise ConfigError(f"kernels on was asked for and {reason}. Use kernels auto.")
+    if reason is not None and options.exact:
+        raise ConfigError(f"exact needs the kernels on a GPU and {reason}. Leave exact out.")
+    if reason is not None and options.weights == "fp8":
+        raise ConfigError(f"weights fp8 needs the kernels and {reason}. Use weights as-dtype.")
     return reason is None
 
 
 def make_runner(built: Built, options: EngineOptions, num_blocks: int, *, fused: bool) -> Runner:
     kind = Runner
-    if fused:
+    if fused and options.exact:
+        from headstart.engine.exact_runner import ExactRunner
+
+        kind = ExactRunner
+    elif fused:
         from headstart.engine.device_runner import DeviceRunner
 
         kind = DeviceRunner
     return kind(
         built.trunk, built.head, num_blocks=num_blocks, block_size=options.block_size,
-        dtype=built.dtype, is_exact=options.exact,
+        dtype=built.dtype, is_exact=options.exact and not fused,
     )  # fmt: skip
 
 
@@ -76,6 +88,7 @@ def make_loop(
         # A request may ask for more drafts than the engine does by itself.
         max_drafts=MAX_DRAFTS if drafter is not None else 0,
         max_len=min(built.max_len, scheduler.pool.num_slots), draft_vocab=draft_vocab,
+        menu=MENU if options.speculate == "auto" else (),
     )  # fmt: skip
     loop = DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)
     if built.device.type == "cuda":

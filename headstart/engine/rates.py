@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 _PRIOR_RATE = 0.6  # of a head nobody has seen work yet
-_PRIOR_WEIGHT = 4.0  # rounds that the prior counts for
-_MEMORY = 0.97  # weight of the past, per round
+_PRIOR_WEIGHT = 4.0  # rounds that this guess counts for,
+_OTHERS_WEIGHT = 8.0  # and what is known of all requests, for one of them
+_MEMORY = 0.98  # weight of the past, per round
+OVERALL_MEMORY = 0.995  # the same where many requests report in every round
 _FADING = 0.85  # weight of the past when drafts are tried again after a pause
 
 
@@ -16,25 +18,26 @@ class Rates:
 
     tried: list[float] = field(default_factory=list)
     right: list[float] = field(default_factory=list)
+    memory: float = _MEMORY
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         while len(self.tried) < num_drafts:
             self.tried.append(0.0)
             self.right.append(0.0)
         for depth in range(min(num_accepted + 1, num_drafts)):
-            self.tried[depth] = self.tried[depth] * _MEMORY + 1
-            self.right[depth] = self.right[depth] * _MEMORY + (depth < num_accepted)
+            self.tried[depth] = self.tried[depth] * self.memory + 1
+            self.right[depth] = self.right[depth] * self.memory + (depth < num_accepted)
 
     def fade(self) -> None:
         """What was seen before a pause counts for less: text and users change meanwhile."""
         self.tried = [count * _FADING for count in self.tried]
         self.right = [count * _FADING for count in self.right]
 
-    def conditional(self, depth: int, prior: float) -> float:
+    def conditional(self, depth: int, prior: float, weight: float = _PRIOR_WEIGHT) -> float:
         """P(draft at `depth` (from 1) is right, given those before it), shrunk to the prior."""
         tried = self.tried[depth - 1] if depth <= len(self.tried) else 0.0
         right = self.right[depth - 1] if depth <= len(self.right) else 0.0
-        return (right + prior * _PRIOR_WEIGHT) / (tried + _PRIOR_WEIGHT)
+        return (right + prior * weight) / (tried + weight)
 
     def priors(self, num_drafts: int) -> list[float]:
         """Conditional rates by depth; a depth never seen is taken to be like the one before."""
@@ -48,6 +51,6 @@ class Rates:
         """P(drafts 1 to depth are all right), for every depth that has a prior."""
         result, chain = [], 1.0
         for depth, prior in enumerate(priors, 1):
-            chain *= self.conditional(depth, prior)
+            chain *= self.conditional(depth, prior, _OTHERS_WEIGHT)
             result.append(chain)
         return result

@@ -14,6 +14,7 @@ import torch
 
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
+from headstart.engine.verifier import Chooser
 from headstart.models.attention import LayerCache, PagedContext, Places, Span
 from headstart.models.config import ModelConfig
 from headstart.models.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up
@@ -43,6 +44,8 @@ class HeadRows:
 class Runner:
     """Owns the device memory of one engine."""
 
+    chooser: Chooser | None = None  # where the choice at a row has to be made in a special way
+
     def __init__(
         self,
         trunk: Trunk,
@@ -66,6 +69,7 @@ class Runner:
         self._boundary = torch.zeros(
             num_blocks, modules, config.hidden, dtype=dtype, device=self.device
         )
+        self.rounds_drafts = False  # whether few drafts come from rounded weights
         self.draft_vocabs: dict[str, DraftVocab] = {}
 
     def _cache(self, slots: int, config: ModelConfig) -> LayerCache:
@@ -153,16 +157,15 @@ class Runner:
             spans.append(
                 self._span(part.request, start, part.start, len(part.tokens), first=module + 1)
             )
-        embedded = self.trunk_model.embed[self._numbers(ids)]
         hidden = rows[0].states if len(rows) == 1 else torch.cat([part.states for part in rows])
         at = self._numbers(positions)
-        normed, recycled = self._run_module(module, embedded, hidden, at, spans)
+        normed, recycled = self._run_module(module, self._numbers(ids), hidden, at, spans)
         return normed, recycled, [span.stop - 1 for span in spans]
 
     def _run_module(
         self,
         module: int,
-        embedded: torch.Tensor,
+        ids: torch.Tensor,
         hidden: torch.Tensor,
         positions: torch.Tensor,
         spans: list[Span],
@@ -170,7 +173,7 @@ class Runner:
         """States for the LM head, and those that feed the next depth."""
         assert self.head is not None
         context = PagedContext(self._head_caches[module], spans)
-        rotary = self.trunk_model.rotary
+        embedded, rotary = self.trunk_model.embed[ids], self.trunk_model.rotary
         normed, recycled = self.head.modules_[module](embedded, hidden, positions, rotary, context)
         return normed, recycled
 

@@ -8,6 +8,7 @@ least important request, which starts again later.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,11 @@ class Scheduler:
     def has_siblings(self, request: Request) -> bool:
         """Whether somebody waits for this request's prompt."""
         return bool(self._held_back.get(request.id))
+
+    @property
+    def num_held_back(self) -> int:
+        """Samples that wait for a sibling to read their prompt."""
+        return sum(map(len, list(self._held_back.values())))
 
     def release_siblings(self, request: Request) -> None:
         self.waiting += self._held_back.pop(request.id, [])
@@ -170,6 +176,8 @@ class Scheduler:
             self._make_room(request, rows, works)
             request.num_registered = len(hit)
             request.state = State.RUNNING
+            if request.stats.queue_seconds is None:
+                request.stats.queue_seconds = time.perf_counter() - request.created
             self.waiting.remove(request)
             self.running.append(request)
             works[request.id] = _work(request, rows)

@@ -6,17 +6,20 @@ request on by itself. Its tokens are read one round later, while the next one ru
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from headstart.engine.device_runner import DeviceRunner
+from headstart.engine.kinds import Kinds
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Scheduler
 from headstart.gpu.graphs import Graphs
 from headstart.gpu.rounds import Kind
 from headstart.gpu.seats import Seat, Seats
+from headstart.kernels.choice import MAX_TOP_K
 from headstart.sampling.params import SamplingParams
 
 WINDOW = 16  # tokens that the head may be behind while nobody drafts
@@ -28,6 +31,17 @@ def needs_truncation(params: SamplingParams) -> bool:
     return is_cut and not params.is_greedy
 
 
+def needs_only_noise(params: SamplingParams) -> bool:
+    """Whether the device can choose: from logits and noise, with no history, bias or mask."""
+    return (
+        not params.needs_history
+        and not params.logit_bias
+        and params.allowed_token_ids is None
+        and not params.banned_token_ids
+        and (not needs_truncation(params) or 0 < params.top_k <= MAX_TOP_K)
+    )
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What one round gave one request."""
@@ -35,6 +49,16 @@ class Outcome:
     request: Request
     tokens: list[int]
     num_drafts: int
+    num_unread: int = 0  # tokens from before the round that the head has not read yet, at most
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A round whose time says what such rounds cost."""
+
+    kind: Kind
+    context: int  # tokens of all seats together
+    began: torch.cuda.Event
 
 
 @dataclass
@@ -45,12 +69,19 @@ class Flight:
     drafts: dict[int, int]
     emitted: torch.Tensor
     is_done: torch.cuda.Event | None
+    timed: Timed | None = None
+    num_unread: int = 0
 
     def rows(self) -> list[Any]:
         """The result, waiting for it."""
         if self.is_done is not None:
             self.is_done.synchronize()
         return self.emitted.tolist()
+
+    def seconds(self) -> float:
+        """How long the device took for a timed round whose result has been read."""
+        assert self.timed is not None and self.is_done is not None
+        return float(self.timed.began.elapsed_time(self.is_done)) / 1e3
 
 
 @dataclass
@@ -61,6 +92,7 @@ class Seating:
     scheduler: Scheduler
     seats: Seats
     graphs: Graphs
+    kinds: Kinds
     max_tokens: int  # of a request: the model's length
     taken: dict[int, Request] = field(default_factory=dict)
     _limits: list[int] = field(default_factory=list)  # drafts per seat, as the device knows them
@@ -70,7 +102,7 @@ class Seating:
     @classmethod
     def create(
         cls, runner: DeviceRunner, scheduler: Scheduler, *, count: int, max_drafts: int,
-        max_len: int, draft_vocab: str | None,
+        max_len: int, draft_vocab: str | None, menu: Sequence[int] = (),
     ) -> Seating:  # fmt: skip
         size = runner.block_size
         max_blocks = -(-(max_len + 2 * max_drafts + 2) // size)
@@ -80,13 +112,14 @@ class Seating:
             device=runner.device,
         )  # fmt: skip
         model = runner.round_model(max_blocks * size, draft_vocab)
-        return cls(runner, scheduler, seats, Graphs(model, seats), max_len)
+        graphs = Graphs(model, seats)
+        return cls(runner, scheduler, seats, graphs, Kinds(graphs, seats.window, menu), max_len)
 
     def warm_up(self, drafts: int) -> None:
         """Capture rounds of every size, while all seats are empty."""
         for count in self.graphs.sizes():
             for _ in range(2):  # as it is, which compiles; then captured
-                self.graphs.run(Kind(count, drafts, drafts + 1 if drafts else 0))
+                self.kinds.run(Kind(count, drafts, drafts + 1 if drafts else 0))
 
     def has_room(self, num_more: int) -> bool:
         """Whether as many more may sit: a seat each, and blocks for the rounds ahead."""
@@ -94,18 +127,16 @@ class Seating:
         fits = len(self.taken) + num_more <= self.seats.count
         return fits and self.scheduler.pool.num_available >= reserve
 
-    def sit(
-        self, request: Request, drafts: int, state: torch.Tensor | None, newest: torch.Tensor
-    ) -> None:
+    def sit(self, request: Request, state: torch.Tensor | None, newest: torch.Tensor) -> None:
         """A request that has been read to its end; `newest` is the token after that.
 
-        The head has read everything before it.
+        The head has read everything before it. How much it drafts is said with every round.
         """
         at = len(self.taken)
         self.taken[at] = request
         request.seat = at
         seat = Seat(
-            len(request.tokens) + 1, request.room - 1, drafts, newest, state, request.seed,
+            len(request.tokens) + 1, request.room - 1, 0, newest, state, request.seed,
             request.params.temperature, request.blocks, max(0, request.params.top_k),
             request.params.top_p, request.params.min_p,
         )  # fmt: skip
@@ -132,21 +163,26 @@ class Seating:
         """Start a round of everybody seated; False if there is no memory for it."""
         if not self.taken:
             return True
-        drafts = {at: chosen.get(request, 0) for at, request in self.taken.items()}
+        wanted = {at: chosen.get(request, 0) for at, request in self.taken.items()}
+        is_truncated = any(needs_truncation(r.params) for r in self.taken.values())
+        kind = self.kinds.pick(
+            len(self.taken), max(wanted.values()), self._pending, is_truncated=is_truncated
+        )
+        drafts = {at: min(number, kind.num_drafts) for at, number in wanted.items()}
         most = max(drafts.values())
         if not self._extend(most):
             return False
         self._limit(drafts)
-        has_head = self.graphs.has_head
-        head_rows = 0
-        if has_head and (most or self._pending + 1 > self.seats.window):
-            head_rows = most + 1 if self._pending <= most + 1 else self.seats.window
-        is_truncated = any(needs_truncation(r.params) for r in self.taken.values())
-        self.graphs.run(Kind(len(self.taken), most, head_rows, is_truncated))
-        self._pending = most + 1 if head_rows else self._pending + 1
+        began = self._mark()
+        is_replay = self.kinds.run(kind)
+        num_unread = 0 if kind.head_rows or not self.graphs.has_head else self._pending
+        self._pending = most + 1 if kind.head_rows else self._pending + 1
         count = self.graphs.bucket(len(self.taken))
-        emitted = self._copy_out(self.seats.emitted[:count])
-        self._flight = Flight(dict(self.taken), drafts, *emitted)
+        emitted, is_done = self._copy_out(self.seats.emitted[:count])
+        timed = None
+        if began is not None and is_replay and kind.head_rows < self.seats.window:
+            timed = Timed(kind, sum(len(r.tokens) for r in self.taken.values()), began)
+        self._flight = Flight(dict(self.taken), drafts, emitted, is_done, timed, num_unread)
         return True
 
     def results(self, flight: Flight | None) -> list[Outcome]:
@@ -157,7 +193,7 @@ class Seating:
         return [
             Outcome(
                 request, rows[at][1 : 1 + rows[at][0]],
-                max(0, min(flight.drafts[at], request.room - 1)),
+                max(0, min(flight.drafts[at], request.room - 1)), flight.num_unread,
             )
             for at, request in flight.seats.items()
             if rows[at][0]
@@ -216,6 +252,12 @@ class Seating:
             return values.clone(), None
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         host.copy_(values, non_blocking=True)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        return host, self._mark()
+
+    def _mark(self) -> torch.cuda.Event | None:
+        """A point in what the device has been given to do, with a time that it will know."""
+        if not self.seats.lengths.is_cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
-        return host, event
+        return event

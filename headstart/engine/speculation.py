@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from headstart.engine.draft_choice import DraftCosts
 from headstart.engine.live_costs import Costs, LiveCosts
 from headstart.engine.options import EngineOptions, Speculate
-from headstart.engine.rates import Rates
+from headstart.engine.rates import OVERALL_MEMORY, Rates
 from headstart.engine.request import Request
+from headstart.engine.round_costs import LiveRounds
 
-_HYSTERESIS = 0.05  # a draft that was not made must promise this much more, one that was less
 _PROBE_EVERY = 64  # rounds without drafts until some are tried again, counted for all requests
-_PROBE_SOON = 8  # the same after a try that was right,
+_PROBE_SOON = 8  # the same after a try that paid,
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
@@ -29,7 +30,8 @@ class Speculation:
     def __init__(self, options: EngineOptions, costs: Costs | None, max_len: int):
         self._options, self._max_len = options, max_len
         self._costs = LiveCosts(costs) if costs is not None else None
-        self._overall = Rates()
+        self.rounds: LiveRounds | None = None  # of requests that sit on the device
+        self._overall = Rates(memory=OVERALL_MEMORY)
         self._rates: dict[str, Rates] = {}
         self._current: dict[str, int] = {}  # K of the last round, by request
         self._typical = 0  # K of the last round, of most requests: where a newcomer begins
@@ -37,8 +39,11 @@ class Speculation:
         self._rounds_drafting = 0  # rounds in which somebody did, since the last without
         self._quick_probes = 0  # in a row
         self._probe_after = _PROBE_EVERY
-        self._probing: set[str] = set()
+        self._probing: set[str] = set()  # whose tries have not come back
+        self._probed: list[bool] = []  # whether those that have were right
+        self._break_even = 0.0  # how often a try must be right to pay
         self.reason = ""
+        self.expected_speedup: float | None = None  # over no drafts, where auto chose last
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
         """What became of a request's drafts in one round."""
@@ -48,11 +53,17 @@ class Speculation:
         self._rates.setdefault(request.id, Rates()).observe(num_drafts, num_accepted)
         if request.id in self._probing:
             self._probing.discard(request.id)
-            if not num_accepted:
-                self._quick_probes = 0
-            elif self._quick_probes < _QUICK_PROBES:
-                self._quick_probes += 1
-                self._probe_after = _PROBE_SOON
+            self._probed.append(num_accepted > 0)
+            if not self._probing:
+                self._judge_probe()
+
+    def _judge_probe(self) -> None:
+        is_right = sum(self._probed) > self._break_even * len(self._probed)
+        if not is_right:
+            self._quick_probes = 0
+        elif self._quick_probes < _QUICK_PROBES:
+            self._quick_probes += 1
+            self._probe_after = _PROBE_SOON
 
     def observe_verify(self, batch: int, rows: int, seconds: float) -> None:
         """How long a verification took in which nobody read a prompt."""
@@ -65,13 +76,24 @@ class Speculation:
             active = [sum(k >= depth for k in drafts) for depth in range(1, max(drafts) + 1)]
             self._costs.observe_drafts(active, seconds)
 
+    def round_seconds(self, batch: int, num_drafts: int) -> float | None:
+        """What a round costs in which everybody drafts so many; None where nothing was profiled."""
+        costs = self._costs_of(is_seated=True)
+        return costs.round_seconds(batch, num_drafts) if costs is not None else None
+
     def forget(self, request: Request) -> None:
         self._rates.pop(request.id, None)
         self._current.pop(request.id, None)
         self._probing.discard(request.id)
 
-    def choose(self, requests: Sequence[Request], num_running: int) -> dict[Request, int]:
-        """Drafts for each decoding request, 0 included; `num_running` counts prompts, too."""
+    def choose(
+        self, requests: Sequence[Request], num_running: int, *, is_seated: bool = False
+    ) -> dict[Request, int]:
+        """Drafts for each decoding request, 0 included; `num_running` counts prompts, too.
+
+        Those who sit on the device share captured rounds, which cut by themselves what an answer
+        has no room for.
+        """
         if not requests:
             return {}
         limit = self._options.speculate_off_above
@@ -79,23 +101,29 @@ class Speculation:
             self.reason = f"{num_running} requests run, more than speculate_off_above {limit}"
             return dict.fromkeys(requests, 0)
         wishes = {request: self._wish(request) for request in requests}
+        rooms = {request: self._room(request) for request in requests}
         fixed = {
-            request: min(wish, self._room(request))
+            request: wish if is_seated else min(wish, rooms[request])
             for request, wish in wishes.items()
             if wish != "auto"
         }
-        automatic = [request for request in requests if request not in fixed]
+        automatic = {request: rooms[request] for request in requests if request not in fixed}
         if not automatic:
             self.reason = "fixed"
             return fixed
-        best = self._best(automatic, list(fixed.values()))
-        self._remember(best)
-        return {**fixed, **self._try_otherwise(best)}
+        costs = self._costs_of(is_seated)
+        assert costs is not None
+        best = self._best(costs, automatic, fixed)
+        self._remember(best, automatic)
+        return {**fixed, **self._try_otherwise(costs, best, automatic)}
 
-    def _remember(self, best: dict[Request, int]) -> None:
+    def _costs_of(self, is_seated: bool) -> DraftCosts | None:
+        return self.rounds if is_seated and self.rounds is not None else self._costs
+
+    def _remember(self, best: dict[Request, int], rooms: dict[Request, int]) -> None:
         self._current.update({request.id: drafts for request, drafts in best.items()})
         # Answers that are about to end draft little, whatever would pay.
-        free = [k for request, k in best.items() if self._room(request) >= self._options.max_drafts]
+        free = [k for request, k in best.items() if rooms[request] >= self._options.max_drafts]
         if free:
             self._typical = max(set(free), key=free.count)
 
@@ -107,74 +135,68 @@ class Speculation:
         """Drafts that can still be used: a round emits one token more than it drafts."""
         return max(0, min(request.room, self._max_len - len(request.tokens)) - 1)
 
-    def _best(self, requests: Sequence[Request], fixed: Sequence[int]) -> dict[Request, int]:
-        """Add drafts in the order of what they promise; stop where tokens per second are most."""
-        assert self._costs is not None
-        batch = len(requests) + len(fixed)
-        rows = batch + sum(fixed)
-        tokens = float(len(requests))
-        active = [sum(k > depth for k in fixed) for depth in range(self._options.max_drafts)]
-        drafting = sum(map(self._costs.draft_seconds, active))
-        best_count, best = 0, tokens / (self._costs.verify_seconds(batch, rows) + drafting)
-        speeds = [best]
-        ranked = self._ranked(requests)
-        for count, (gain, depth, _) in enumerate(ranked, 1):
-            tokens += gain
-            drafting -= self._costs.draft_seconds(active[depth - 1])
-            active[depth - 1] += 1
-            drafting += self._costs.draft_seconds(active[depth - 1])
-            speeds.append(tokens / (self._costs.verify_seconds(batch, rows + count) + drafting))
-            if speeds[-1] > best:
-                best_count, best = count, speeds[-1]
-        result = dict.fromkeys(requests, 0)
-        for _, _, request in ranked[:best_count]:
-            result[request] += 1
-        if any(map(self._room, requests)):
-            self.reason = (
-                f"{best_count} drafts for {len(requests)} request(s), "
-                f"K up to {max(result.values())}, promise {best:.1f} tokens/s; "
-                f"none {speeds[0]:.1f}, all {speeds[-1]:.1f}"
-            )
-        return result
-
-    def _ranked(self, requests: Sequence[Request]) -> list[tuple[float, int, Request]]:
-        """(expected tokens, depth, request) of every draft that could be made, best first."""
+    def _best(
+        self, costs: DraftCosts, rooms: dict[Request, int], fixed: dict[Request, int]
+    ) -> dict[Request, int]:
+        """What gives the most tokens per second by what drafts promise and cost."""
         priors = self._overall.priors(self._options.max_drafts)
-        drafts = []
-        for request in requests:
-            current = self._current.get(request.id, self._typical)
-            chain = self._rates.get(request.id, Rates()).cumulative(priors)
-            for depth, gain in enumerate(chain[: self._room(request)], 1):
-                if gain < _WORTHLESS:
-                    break
-                held = 1 + _HYSTERESIS if depth <= current else 1 - _HYSTERESIS
-                drafts.append((gain * held, depth, request))
-        drafts.sort(key=lambda draft: (-draft[0], draft[1]))
-        return drafts
+        longest = self._overall.priors(max(fixed.values(), default=0))
+        choice = costs.best(
+            [self._promise(request, priors[:room], costs) for request, room in rooms.items()],
+            [self._chain(request, longest[:drafts]) for request, drafts in fixed.items()],
+            sum(len(request.tokens) for request in [*rooms, *fixed]),
+        )
+        self._break_even = choice.break_even
+        self.expected_speedup = choice.speed / choice.plain_speed
+        if any(rooms.values()):
+            self.reason = (
+                f"{sum(choice.drafts)} drafts for {len(rooms)} request(s), "
+                f"K up to {max(choice.drafts)}, promise {choice.speed:.1f} tokens/s; "
+                f"none {choice.plain_speed:.1f}, all {choice.full_speed:.1f}"
+            )
+        return {
+            request: min(drafts, rooms[request])
+            for request, drafts in zip(rooms, choice.drafts, strict=True)
+        }
 
-    def _try_otherwise(self, best: dict[Request, int]) -> dict[Request, int]:
+    def _chain(self, request: Request, priors: list[float]) -> list[float]:
+        """Expected tokens of a request's drafts, by depth."""
+        return self._rates.get(request.id, Rates()).cumulative(priors)
+
+    def _promise(self, request: Request, priors: list[float], costs: DraftCosts) -> list[float]:
+        """The same with a bias towards what the request does already, as far as it is worth it."""
+        current = self._current.get(request.id, self._typical)
+        more, less = 1 + costs.hysteresis, 1 - costs.hysteresis
+        promise = []
+        for depth, gain in enumerate(self._chain(request, priors), 1):
+            if gain < _WORTHLESS:
+                break
+            promise.append(gain * (more if depth <= current else less))
+        return promise
+
+    def _try_otherwise(
+        self, costs: DraftCosts, best: dict[Request, int], rooms: dict[Request, int]
+    ) -> dict[Request, int]:
         """For one round in many, do what was not chosen: otherwise its worth is never known."""
-        assert self._costs is not None
-        idle = [request for request, drafts in best.items() if not drafts and self._room(request)]
+        idle = [request for request, drafts in best.items() if not drafts and rooms[request]]
         if idle:
             self._rounds_idle += 1
             if self._rounds_idle >= self._probe_after:
-                self._fade(idle, with_costs=self._probe_after == _PROBE_EVERY)
+                self._fade(costs, idle, with_costs=self._probe_after == _PROBE_EVERY)
                 self._rounds_idle, self._probe_after = 0, _PROBE_EVERY
-                self._probing = {request.id for request in idle}
+                self._probing, self._probed = {request.id for request in idle}, []
                 return {**best, **dict.fromkeys(idle, 1)}
         if any(best.values()):
             self._rounds_drafting += 1
             if self._rounds_drafting >= _PLAIN_EVERY:
                 self._rounds_drafting = 0
-                self._costs.fade()
+                costs.fade()
                 return dict.fromkeys(best, 0)
         return best
 
-    def _fade(self, idle: Sequence[Request], *, with_costs: bool) -> None:
-        assert self._costs is not None
+    def _fade(self, costs: DraftCosts, idle: Sequence[Request], *, with_costs: bool) -> None:
         if with_costs:
-            self._costs.fade()
+            costs.fade()
         self._overall.fade()
         for request in idle:
             self._rates.setdefault(request.id, Rates()).fade()

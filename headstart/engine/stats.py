@@ -14,6 +14,7 @@ class RequestStats:
     """Counters and times of one request."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
+    queue_seconds: float | None = None  # until it ran for the first time
     first_token_seconds: float | None = None
     total_seconds: float | None = None
     num_cached_tokens: int = 0

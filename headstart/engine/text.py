@@ -78,8 +78,11 @@ class Detokenizer:
         """Length of the longest end of the text that begins a stop string."""
         longest = 0
         for stop in self._stops:
-            for size in range(min(len(stop) - 1, len(self.text)), longest, -1):
-                if self.text.endswith(stop[:size]):
-                    longest = size
+            tail = self.text[-(len(stop) - 1) :] if len(stop) > 1 else ""
+            at = tail.find(stop[0])
+            while 0 <= at < len(tail) - longest:
+                if stop.startswith(tail[at:]):
+                    longest = len(tail) - at
                     break
+                at = tail.find(stop[0], at + 1)
         return longest

@@ -6,7 +6,7 @@ emitted does not depend on what was drafted; drafts only decide how many rows co
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,8 @@ from headstart.engine.scheduler import Work
 from headstart.sampling.acceptance import origins, reject
 from headstart.sampling.choose import NOTHING_ALLOWED, choose, logprobs, target_probs
 from headstart.sampling.rows import Row
+
+Chooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
 
 
 @dataclass(frozen=True)
@@ -31,11 +33,16 @@ class Verdict:
 
 
 def verify(
-    works: Sequence[Work], logits: torch.Tensor, *, one_by_one: bool = False
+    works: Sequence[Work],
+    logits: torch.Tensor,
+    *,
+    one_by_one: bool = False,
+    chooser: Chooser | None = None,
 ) -> dict[str, Verdict]:
     """Decide every work that has logits; rows of `logits` follow one another in that order.
 
-    `one_by_one` processes each row in tensors of its own, whose shape is always the same.
+    `one_by_one` processes each row in tensors of its own, whose shape is always the same; a
+    `chooser` makes the choices in a way of its own.
     """
     deciding = [work for work in works if work.needs_logits]
     rows: list[Row] = []
@@ -45,7 +52,9 @@ def verify(
         limits.append(limit)
     if not deciding:
         return {}
-    if one_by_one:
+    if chooser is not None:
+        chosen = chooser(logits, rows)
+    elif one_by_one:
         chosen = [int(choose(logits[i : i + 1].clone(), [row])) for i, row in enumerate(rows)]
     else:
         chosen = choose(logits, rows).tolist()
@@ -69,7 +78,7 @@ def verify(
             list(origins(accepted, len(drafts))),
             accepted,
             len(drafts),
-            _logprobs(request, logits, rows, start, emitted),
+            _logprobs(request, logits, rows, start, emitted, one_by_one=one_by_one),
         )
         start += work.num_logits
     return result
@@ -80,10 +89,9 @@ def _build_rows(work: Work, rows: list[Row]) -> int:
     request, params = work.request, work.request.params
     history = params.has_penalties
     output = request.output_ids if history else []
-    grammar = request.grammar.fork() if request.grammar is not None else None
-    limit = len(work.drafts)
+    # Rows behind a draft that the grammar refuses have no mask: they are dead.
+    masks = request.grammar.masks(work.drafts) if request.grammar is not None else None
     for depth in range(work.num_logits):
-        mask = grammar.allowed() if grammar is not None and depth <= limit else None
         rows.append(
             Row(
                 params=params,
@@ -93,12 +101,10 @@ def _build_rows(work: Work, rows: list[Row]) -> int:
                 output_ids=[*output, *work.drafts[:depth]] if history else (),
                 num_output=request.num_output + depth,
                 end_ids=request.end_ids,
-                mask=mask,
+                mask=masks[depth] if masks is not None and depth < len(masks) else None,
             )
         )
-        if grammar is not None and depth < limit and not grammar.accept(work.drafts[depth]):
-            limit = depth  # rows behind a refused draft are dead
-    return limit
+    return len(work.drafts) if masks is None else len(masks) - 1
 
 
 def _reject(work: Work, limit: int, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[int, int]:
@@ -118,18 +124,23 @@ def _reject(work: Work, limit: int, logits: torch.Tensor, rows: Sequence[Row]) -
 
 
 def _logprobs(
-    request: Request, logits: torch.Tensor, rows: Sequence[Row], start: int, emitted: list[int]
-) -> list[TokenLogprob]:
-    top = request.params.logprobs
-    if top is None:
+    request: Request, logits: torch.Tensor, rows: Sequence[Row], start: int, emitted: list[int],
+    *, one_by_one: bool,
+) -> list[TokenLogprob]:  # fmt: skip
+    params = request.params
+    if params.logprobs is None:
         return []
-    stop = start + len(emitted)
-    ids = torch.tensor(emitted, device=logits.device)
-    mode = request.params.logprobs_mode
-    chosen, best, values = logprobs(logits[start:stop], ids, top, mode, rows[start:stop])
-    return [
-        TokenLogprob(token, value, dict(zip(names, numbers, strict=True)))
-        for token, value, names, numbers in zip(
-            emitted, chosen.tolist(), best.tolist(), values.tolist(), strict=True
-        )
-    ]
+    result = []
+    each = 1 if one_by_one else len(emitted)
+    for first in range(0, len(emitted), each):
+        tokens, at = emitted[first : first + each], slice(start + first, start + first + each)
+        own = logits[at].clone() if one_by_one else logits[at]
+        ids = torch.tensor(tokens, device=logits.device)
+        found = logprobs(own, ids, params.logprobs, params.logprobs_mode, rows[at])
+        result += [
+            TokenLogprob(token, value, dict(zip(names, numbers, strict=True)))
+            for token, value, names, numbers in zip(
+                tokens, *(part.tolist() for part in found), strict=True
+            )
+        ]
+    return result

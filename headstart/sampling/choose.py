@@ -30,9 +30,7 @@ def choose(logits: Tensor, rows: Sequence[Row]) -> Tensor:
 
     Equal sums go to the lowest id. NOTHING_ALLOWED where every token is masked.
     """
-    if all(row.is_plain_greedy for row in rows):
-        return logits.argmax(-1)  # the first of equal values, as torch documents
-    return _choose(adjust(logits, rows), rows, None)
+    return _choose_each(logits, rows, None, penalties=True)
 
 
 def choose_drafts(logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None = None) -> Tensor:
@@ -42,11 +40,7 @@ def choose_drafts(logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None 
     they can; without penalties, whose cost per draft step buys little. token_ids [Vd] are the
     original ids of a draft vocabulary. A row without any allowed token gets some token.
     """
-    if all(row.is_plain_greedy for row in rows):
-        chosen = logits.argmax(-1)
-    else:
-        adjusted = adjust(logits, rows, token_ids, penalties=False)
-        chosen = _choose(adjusted, rows, token_ids).clamp_min(0)
+    chosen = _choose_each(logits, rows, token_ids, penalties=False).clamp_min(0)
     return chosen if token_ids is None else token_ids[chosen]
 
 
@@ -85,6 +79,21 @@ def logprobs(
         return chosen, ids.new_zeros(len(ids), 0), values[:, :0]
     best, best_ids = ranked(values, top)
     return chosen, best_ids, best
+
+
+def _choose_each(
+    logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None, *, penalties: bool
+) -> Tensor:
+    """Columns [R] of the choices; rows that want the arg-max do not pay for those that do not."""
+    others = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
+    own = [rows[i] for i in others]
+    if len(own) == len(rows):
+        return _choose(adjust(logits, rows, token_ids, penalties=penalties), rows, token_ids)
+    chosen = logits.argmax(-1)  # the first of equal values, as torch documents
+    if own:
+        adjusted = adjust(take(logits, others), own, token_ids, penalties=penalties)
+        chosen[others] = _choose(adjusted, own, token_ids)
+    return chosen
 
 
 def _choose(adjusted: Tensor, rows: Sequence[Row], token_ids: Tensor | None) -> Tensor:

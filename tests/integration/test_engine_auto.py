@@ -24,7 +24,7 @@ PAYS_FOR_FEW = RoundCosts(
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
     monkeypatch.setattr(engine_module, "measure", lambda *_, **__: PAYS_FOR_FEW)
-    monkeypatch.setattr("headstart.engine.live_costs.LiveCosts._observe", lambda *_: None)
+    monkeypatch.setattr("headstart.engine.corrections.Corrections.observe", lambda *_: None)
 
 
 @pytest.mark.usefixtures("made_up_costs")

@@ -115,3 +115,31 @@ def test_a_grammar_that_fails_ends_its_own_request_and_nobody_elses(
         ends.append(output.token_ids)
     assert ends[0] == ends[1]
     assert len(ends[0]) == limit + (name == "accept")
+
+
+class Counting(Parity):
+    """Counts its masks, over all copies."""
+
+    num_masks: list[int]
+
+    def allowed(self) -> torch.Tensor:
+        self.num_masks.append(self.state)
+        return super().allowed()
+
+    def fork(self) -> Counting:
+        copy = Counting(self.limit, self.state)
+        copy.num_masks = self.num_masks
+        return copy
+
+
+def test_each_mask_is_computed_once_although_drafts_and_rows_both_need_it(
+    drafting: Engine,
+) -> None:
+    grammar = Counting()
+    grammar.num_masks = []
+    output = run(drafting, [PROMPT], seeded(), grammar=grammar)[0].outputs[0]
+    assert_head_is_alive([*run(drafting, make_prompts(), seeded(), grammar=Parity())])
+    # One for every token; those behind a wrong draft were for nothing, and behind the last one.
+    wrong = sum(origin == "recovered" for origin in output.origins)
+    assert len(grammar.num_masks) <= len(output.token_ids) + 3 * (wrong + 1)
+    assert max(grammar.num_masks.count(state) for state in range(24)) <= 4

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_runs import assert_head_is_alive, ids_of
+from interpreted_bf16 import repair_bf16
 from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
+from headstart.engine.options import EngineOptions
+from headstart.engine.parts import uses_kernels
 from headstart.errors import ConfigError
+from headstart.gpu import exact
 from headstart.sampling.params import SamplingParams
 
 # Interpreted programs take milliseconds each, so everything is as small as it can be.
@@ -123,5 +128,55 @@ def test_warming_up_changes_nothing(tiny: Tiny) -> None:
 
 
 def test_kernels_are_refused_where_they_do_not_fit(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match="kernels on was asked for and exact"):
-        start(model(tiny), "on", exact=True)
+    with pytest.raises(ConfigError, match="kernels on was asked for and numbers are float64"):
+        Engine(model(tiny), dtype="float64", kernels="on", kv_bytes=1 << 20)
+
+
+@dataclass(frozen=True)
+class Answers:
+    texts: list[list[int]]
+    logprobs: list[list[Any]]
+    engine: Engine
+
+
+def exact_answers(folder: Path, dtype: str, **settings: Any) -> Answers:
+    """Tokens and log-probabilities; one request sits, the other stays with the host."""
+    each = [
+        SamplingParams(temperature=0.5, seed=4, top_k=9, max_tokens=5, ignore_eos=True),
+        SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=2),
+    ]
+    options = {"block_size": 4, "kv_bytes": 60 * BLOCK_BYTES, **settings}
+    engine = Engine(folder, dtype=dtype, kernels="on", exact=True, **options)
+    prompts = [PROMPTS[0][:6], PROMPTS[2][:5]]
+    outputs = [result.outputs[0] for result in engine.generate(prompts, each)]
+    assert engine.pool.num_used == 0
+    logprobs = [[(e.logprob, e.top) for e in output.logprobs or ()] for output in outputs]
+    return Answers([output.token_ids for output in outputs], logprobs, engine)
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("float32", 4), ("bfloat16", 2)])
+def test_exact_texts_depend_on_nothing_but_the_request(
+    dtype: str, width: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once without drafts; with drafts, prompts in chunks, and memory that runs out."""
+    if not torch.cuda.is_available():
+        repair_bf16(monkeypatch)
+        monkeypatch.setattr(exact, "TILE", 4)  # fewer rows to fill up, or it would take a minute
+    folder = tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES, max_position_embeddings=64)
+    plain = exact_answers(folder, dtype, speculate=0)
+    memory = 4 * BLOCK_BYTES * width // 4
+    drafted = exact_answers(folder, dtype, speculate=3, max_batched_tokens=4, kv_bytes=memory)
+    assert drafted.texts == plain.texts
+    assert drafted.logprobs == plain.logprobs and plain.logprobs[1]
+    stats = drafted.engine.stats
+    assert stats.preemptions > 0 and 0 < stats.acceptance.cumulative[0] < 1
+
+
+def test_exact_is_refused_where_kernels_would_be_needed_and_cannot_run(tiny: Tiny) -> None:
+    built = start(model(tiny), "off").built
+    on_gpu = replace(built, device=torch.device("cuda"))
+    with pytest.raises(ConfigError, match="exact and kernels off were both given on a GPU"):
+        uses_kernels(on_gpu, EngineOptions(exact=True, kernels="off"))
+    with pytest.raises(ConfigError, match="exact needs the kernels on a GPU and numbers are"):
+        uses_kernels(replace(on_gpu, dtype=torch.float64), EngineOptions(exact=True))
+    assert uses_kernels(on_gpu, EngineOptions(exact=True))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.engine.cost import NEVER_PAYS, RoundCosts, _levelled
+from headstart.engine.cost import NEVER_PAYS, RoundCosts
+from headstart.engine.curves import levelled
 
 COSTS = RoundCosts(
     verify=((1, ((0, 1.0), (2, 1.2))), (4, ((0, 2.0), (2, 4.0)))), draft=((1, 0.1), (4, 0.4))
@@ -41,7 +42,7 @@ def test_noise_makes_no_large_batch_free() -> None:
 
 def test_a_measurement_that_was_disturbed_is_corrected_by_larger_ones() -> None:
     disturbed = [(1, ((0, 1.0), (1, 9.0), (2, 1.2))), (2, ((0, 5.0), (1, 2.2), (2, 2.4)))]
-    assert _levelled(disturbed) == (
+    assert levelled(disturbed) == (
         (1, ((0, 1.0), (1, 1.2), (2, 1.2))),
         (2, ((0, 2.2), (1, 2.2), (2, 2.4))),
     )

@@ -1,9 +1,11 @@
-"""What int8 weights change in a model's predictions: perplexity and agreement on a text.
+"""What 8-bit weights change in a model's predictions: perplexity and agreement on a text.
 
-python benchmarks/int8_quality.py MODEL --text FILE [--tokens 4096] [--window 512]
+python benchmarks/weights_quality.py MODEL --text FILE [--weights fp8] [--only layers]
+    [--device cpu] [--tokens 4096] [--window 512]
 
-Runs the trunk over windows of the text in fp32 and with int8 weights and compares: perplexity, how
-often the most likely token is the same, and the mean KL divergence. The last line is JSON.
+Runs the trunk over windows of the text as it is (fp32 on a CPU, bf16 on a GPU) and with its weights
+rounded, and compares: perplexity, how often the most likely token is the same, and the mean KL
+divergence. On a CPU fp8 is emulated: the same weights, products in fp32. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ from pathlib import Path
 
 import torch
 
+from headstart.assembly.build import FORMS
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
+from headstart.models.linear import quantize
 from headstart.sampling.params import SamplingParams
 
 
@@ -34,20 +38,30 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--weights", choices=sorted(FORMS), default="fp8")
+    parser.add_argument("--only", choices=("layers", "lm_head"), help="round a part of the trunk")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--window", type=int, default=512)
     arguments = parser.parse_args()
     engines = [
-        Engine(arguments.model, device="cpu", speculate=0, weights=weights, kv_bytes=1 << 28)
-        for weights in ("as-dtype", "int8")
+        Engine(
+            arguments.model, device=arguments.device, speculate=0, kv_bytes=1 << 28, kernels="off"
+        )
+        for _ in range(2)
     ]
+    trunk, form = engines[1].built.trunk, FORMS[arguments.weights]
+    if arguments.only != "lm_head":
+        quantize(trunk.layers, form)
+    if arguments.only != "layers":
+        setattr(trunk, "lm_head", form(trunk.lm_head))  # noqa: B010 (its declared type is Linear)
     text = engines[0].prompts.read(arguments.text.read_text())[: arguments.tokens]
     losses = [0.0, 0.0]
     same = divergence = 0.0
     count = 0
     for start in range(0, len(text) - 1, arguments.window):
         window = text[start : start + arguments.window]
-        following = torch.tensor(window[1:])
+        following = torch.tensor(window[1:], device=arguments.device)
         plain, rounded = (log_probs(engine, window)[:-1] for engine in engines)
         for place, values in enumerate((plain, rounded)):
             losses[place] -= float(values.gather(1, following[:, None]).sum())
@@ -55,9 +69,12 @@ def main() -> None:
         divergence += float((plain.exp() * (plain - rounded)).sum())
         count += len(following)
     result = {
+        "weights": arguments.weights,
+        "rounded": arguments.only or "everything",
+        "against": str(engines[0].built.dtype),
         "tokens": count,
-        "perplexity_fp32": round(math.exp(losses[0] / count), 4),
-        "perplexity_int8": round(math.exp(losses[1] / count), 4),
+        "perplexity": round(math.exp(losses[0] / count), 4),
+        "perplexity_rounded": round(math.exp(losses[1] / count), 4),
         "change_percent": round(100 * (math.exp((losses[1] - losses[0]) / count) - 1), 3),
         "same_most_likely_token": round(same / count, 4),
         "mean_kl": round(divergence / count, 6),

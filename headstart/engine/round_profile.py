@@ -1,0 +1,105 @@
+"""Captured rounds, timed at start: what `auto` decides by, and graphs that serving goes on with.
+
+Seats are filled with blank requests whose blocks are the first of the K/V memory, which is still
+scratch. At most five sizes are timed; per size every K of the menu is captured, and two rounds
+in which the head reads a whole window: 40 captures at most. Sizes between are interpolated, and
+captured when they are needed.
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from headstart.engine.curves import Curve
+from headstart.engine.round_costs import MENU, RoundTable
+from headstart.engine.seating import Seating
+from headstart.gpu.rounds import Kind
+
+_SIZES = (1, 4, 16, 64, 256)
+_SHORT, _LONG = 64, 1024  # tokens of context
+_MARGIN = 64  # tokens that a seat may get while it is timed
+_REPEATS = 2
+
+# Where there is no room to measure anything, a draft costs what it could save at best.
+NEVER_PAYS = RoundTable(((1, tuple((drafts, 1.0 + drafts) for drafts in MENU)),))
+
+
+def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
+    """Time rounds of blank requests, with short and with long contexts."""
+    blank = _Blank(seating)
+    menu = [drafts for drafts in MENU if drafts <= max_drafts]
+    window = seating.seats.window
+    rounds: list[tuple[int, Curve]] = []
+    context: list[tuple[int, Curve]] = []
+    catch_up: list[tuple[int, float]] = []
+    for count in sorted({seating.graphs.bucket(min(s, seating.seats.count)) for s in _SIZES}):
+        short, long = (blank.fitting(count, tokens) for tokens in (_SHORT, _LONG))
+        if short < 1:
+            break
+        kinds = [Kind(count, drafts, drafts + 1 if drafts else 0) for drafts in menu]
+        bases = [blank.seconds(kind, short) for kind in kinds]
+        catch_up.append((count, blank.seconds(Kind(count, 0, window), short) - bases[0]))
+        blank.seconds(Kind(count, 1, window), short)  # for serving: K rises from 0 by this one
+        slopes = [0.0] * len(menu)
+        if long >= 2 * short:
+            slopes = [
+                (blank.seconds(kind, long) - base) / (count * (long - short))
+                for kind, base in zip(kinds, bases, strict=True)
+            ]
+        context.append((count, tuple(zip(menu, slopes, strict=True))))
+        bases = [base - slope * count * short for base, slope in zip(bases, slopes, strict=True)]
+        rounds.append((count, tuple(zip(menu, bases, strict=True))))
+    blank.fill(Kind(seating.seats.count, 0, 0), 0)
+    if not rounds:
+        return NEVER_PAYS
+    return RoundTable(tuple(rounds), tuple(context), tuple(catch_up), window - 1)
+
+
+class _Blank:
+    """Rounds of requests that have only a length."""
+
+    def __init__(self, seating: Seating):
+        self._seats, self._kinds = seating.seats, seating.kinds
+        self._pool, self._max_tokens = seating.scheduler.pool, seating.max_tokens
+
+    def fitting(self, count: int, tokens: int) -> int:
+        """Tokens of context, up to so many, that as many seats have memory for."""
+        slots = self._pool.num_blocks // count * self._pool.block_size
+        return min(tokens, min(slots, self._max_tokens) - _MARGIN)
+
+    def seconds(self, kind: Kind, context: int) -> float:
+        """Of one replay; compiled and captured before."""
+        self.fill(kind, context)
+        while not self._kinds.is_captured(kind):
+            self._kinds.run(kind)
+        times = []
+        for _ in range(_REPEATS):
+            self.fill(kind, context)
+            times.append(self._time(kind))
+        return min(times)
+
+    def _time(self, kind: Kind) -> float:
+        if not self._seats.lengths.is_cuda:
+            started = time.perf_counter()
+            self._kinds.run(kind)
+            return time.perf_counter() - started
+        began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        began.record()
+        self._kinds.run(kind)
+        ended.record()
+        ended.synchronize()
+        return float(began.elapsed_time(ended)) / 1e3
+
+    def fill(self, kind: Kind, context: int) -> None:
+        """Seats in the middle of an answer, each with blocks of its own; empty without context."""
+        seats, count = self._seats, kind.count
+        seats.lengths[:count] = context
+        seats.left[:count] = _MARGIN if context else 0
+        seats.limits[:count] = kind.num_drafts
+        seats.pending[:count] = max(1, kind.head_rows) if context else 0
+        if context:
+            each = -(-(context + _MARGIN) // self._pool.block_size)
+            blocks = torch.arange(count * each, dtype=torch.int32, device=seats.tables.device)
+            seats.tables[:count, :each] = blocks.view(count, each)

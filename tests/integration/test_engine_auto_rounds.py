@@ -1,0 +1,159 @@
+"""`auto` where rounds run on the device by themselves; interpreted on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import ids_of
+from head_edits import edited
+from tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.engine import engine as engine_module
+from headstart.engine import parts, round_profile, seating
+from headstart.engine.cost import NEVER_PAYS
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.engine import Engine
+from headstart.engine.round_costs import LiveRounds, RoundTable
+from headstart.gpu.rounds import Kind
+from headstart.sampling.params import SamplingParams
+
+# Interpreted programs take milliseconds each, so everything is as small as it can be.
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
+}  # fmt: skip
+PROMPT = [9, 10, 11]
+BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
+# A draft pays where it is right more often than 15 times in 100; this head is, in a third of them.
+COSTS = RoundTable(((1, ((0, 1.0), (1, 1.15))),))
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interpreter takes decides nothing here."""
+    monkeypatch.setattr(engine_module, "measure", lambda *_, **__: NEVER_PAYS)
+
+
+def model(tiny: Tiny) -> Path:
+    return tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
+
+
+def with_bad_head(folder: Path) -> Path:
+    """The same, but the head proposes what it holds for least likely."""
+
+    def negate(own: dict[str, torch.Tensor]) -> None:
+        own["model.mtp_layers.0.final_layernorm.weight"] *= -1
+
+    return edited(folder, folder.parent / f"{folder.name}-bad", change=negate)
+
+
+def start(folder: Path, **settings: Any) -> Engine:
+    settings = {"speculate": "auto", "kv_bytes": 100 * BLOCK_BYTES, **settings}
+    return Engine(folder, dtype="float32", block_size=4, kernels="on", **settings)
+
+
+def play(engine: Engine, count: int) -> tuple[Any, list[Kind]]:
+    """One answer, and the kinds of the rounds that gave it."""
+    assert isinstance(engine.loop, DeviceLoop)
+    kinds = engine.loop.seating.kinds
+    run, seen = kinds.run, []
+
+    def watch(kind: Kind) -> bool:
+        seen.append(kind)
+        return run(kind)
+
+    kinds.run = watch  # type: ignore[method-assign]
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    (result,) = engine.generate([PROMPT], params)
+    return result.outputs[0], seen
+
+
+def plain_ids(folder: Path, count: int) -> list[int]:
+    engine = Engine(folder, dtype="float32", speculate=0, kv_bytes=100 * BLOCK_BYTES)
+    params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
+    return ids_of(engine.generate([PROMPT], params))[0]
+
+
+def test_a_good_head_drafts_and_a_bad_one_is_left_alone(tiny: Tiny) -> None:
+    good = model(tiny)
+    late = []
+    for folder in (good, with_bad_head(good)):
+        engine = start(folder)
+        assert engine.speculation is not None
+        engine.speculation.rounds = LiveRounds(COSTS)
+        answer, kinds = play(engine, 13)
+        assert answer.token_ids == plain_ids(good, 13)
+        assert "promise" in engine.stats.draft_reason
+        late.append([kind.num_drafts for kind in kinds[-4:-2]])
+    assert late == [[1, 1], [0, 0]]
+
+
+def test_the_head_catches_up_after_rounds_without_drafts(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It pauses for longer than its window, then drafts what one drafts that never paused."""
+    monkeypatch.setattr(seating, "WINDOW", 4)
+    monkeypatch.setattr(parts, "MAX_DRAFTS", 1)
+    accepted: list[dict[int, bool]] = []  # by position, where a token was drafted
+    for pause in (0, 6):
+        engine = start(model(tiny), speculate=1)
+        assert engine.speculation is not None
+
+        final: list[int] = []  # slots that others may reuse
+
+        def choose(requests: Any, num_running: int, pause: int = pause, **_: Any) -> Any:
+            return {request: int(request.num_output >= pause) for request in requests}
+
+        def register(request: Any, num_final: int, final: list[int] = final) -> None:
+            final.append(num_final)
+
+        engine.speculation.choose = choose  # type: ignore[method-assign]
+        engine.scheduler.register = register  # type: ignore[method-assign]
+        answer, kinds = play(engine, 14)
+        assert (max(final[:5]) == len(PROMPT)) == bool(pause), "the head has not read the others"
+        shapes = {(kind.num_drafts, kind.head_rows) for kind in kinds}
+        assert shapes == ({(0, 0), (0, 4), (1, 4), (1, 2)} if pause else {(1, 2)}), shapes
+        origins = list(enumerate(answer.origins))[pause + 3 :]
+        accepted.append({at: kind == "accepted" for at, kind in origins if kind != "bonus"})
+    steady, paused = accepted
+    both = steady.keys() & paused.keys()
+    assert {steady[at] for at in both} == {True, False}
+    assert not [at for at in both if steady[at] != paused[at]]
+
+
+def test_rounds_are_profiled_at_start_and_that_changes_no_text(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(seating, "WINDOW", 4)
+    monkeypatch.setattr(parts, "MAX_DRAFTS", 1)
+    for name, value in (("MENU", (0, 1)), ("_SHORT", 8), ("_LONG", 24), ("_REPEATS", 1)):
+        monkeypatch.setattr(round_profile, name, value)
+    engine = start(model(tiny), max_running_requests=1)
+    assert isinstance(engine.loop, DeviceLoop) and engine.speculation is not None
+    engine.loop.warm_up()
+    rounds = engine.speculation.rounds
+    assert rounds is not None
+    table = rounds._table
+    assert [seats for seats, _ in table.rounds] == [1] and table.menu == (0, 1)
+    assert len(table.context) == len(table.catch_up) == 1
+    assert all(table.seconds(1, drafts, 8) > 0 for drafts in table.menu)
+    assert not engine.loop.seating.seats.lengths.any(), "blank requests still sit"
+    assert play(engine, 3)[0].token_ids == plain_ids(model(tiny), 3)
+
+
+def test_without_memory_to_profile_nothing_is_drafted(tiny: Tiny) -> None:
+    engine = start(model(tiny), kv_bytes=12 * BLOCK_BYTES)
+    assert isinstance(engine.loop, DeviceLoop)
+    engine.loop.warm_up()
+    assert {kind.num_drafts for kind in play(engine, 4)[1]} == {0}
+
+
+def test_a_fixed_k_is_one_kind_to_the_end_of_an_answer(tiny: Tiny) -> None:
+    """Regression: the last rounds drafted less, each a new kind to compile and capture."""
+    _, kinds = play(start(model(tiny), speculate=2), 6)
+    assert {(kind.num_drafts, kind.head_rows) for kind in kinds} == {(2, 3)}

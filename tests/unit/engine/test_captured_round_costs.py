@@ -1,0 +1,71 @@
+"""What captured rounds cost, and which K pays by that."""
+
+from __future__ import annotations
+
+import pytest
+
+from headstart.engine.round_costs import LiveRounds, RoundTable
+
+TABLE = RoundTable(
+    rounds=((1, ((0, 4.0), (1, 5.0), (3, 6.0))), (16, ((0, 6.0), (1, 8.0), (3, 14.0)))),
+    context=((1, ((0, 0.001), (3, 0.002))), (16, ((0, 0.001), (3, 0.001)))),
+    catch_up=((1, 0.16), (16, 0.32)), window=16,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seats", "drafts", "context", "seconds"),
+    [(1, 0, 0, 4.0), (1, 2, 0, 5.5), (16, 3, 0, 14.0), (1, 3, 1000, 8.0), (16, 1, 2000, 10.0)],
+    ids=["point", "between drafts", "another size", "long context", "context of all seats"],
+)
+def test_a_round_costs_what_its_neighbours_and_its_context_say(
+    seats: int, drafts: int, context: int, seconds: float
+) -> None:
+    assert TABLE.seconds(seats, drafts, context) == pytest.approx(seconds)
+
+
+def test_rounds_without_drafts_pay_for_the_catching_up_that_they_cause() -> None:
+    costs = LiveRounds(TABLE)
+    assert costs.seconds(16, 0, context=0) == pytest.approx(6.02)
+    assert costs.seconds(16, 1, context=0) == pytest.approx(8.0)
+
+
+def test_the_cost_is_that_of_the_captured_size() -> None:
+    assert LiveRounds(TABLE, bucket=lambda count: 16).seconds(9, 1, 0) == pytest.approx(8.0)
+
+
+def test_everybody_drafts_what_the_round_does() -> None:
+    """The second request promises little; its share of the round is paid for by the first."""
+    choice = LiveRounds(TABLE).best([[0.9, 0.8, 0.7], [0.1]], [], context=0)
+    assert choice.drafts == [3, 3]
+    assert choice.speed > choice.plain_speed
+
+
+def test_one_k_for_the_round_may_be_none() -> None:
+    choice = LiveRounds(TABLE).best([[0.9, 0.8, 0.7], *[[0.05]] * 15], [], context=0)
+    assert choice.drafts == [0] * 16
+    assert choice.break_even == pytest.approx(8.0 / 6.02 - 1)
+
+
+def test_beside_a_request_with_a_fixed_number_drafts_cost_nothing_more() -> None:
+    own = [[0.1, 0.01, 0.001]]
+    assert LiveRounds(TABLE).best(own, [], context=0).drafts == [0]
+    assert LiveRounds(TABLE).best(own, [[0.5, 0.4, 0.3]], context=0).drafts == [3]
+
+
+def test_long_contexts_make_drafts_more_attractive() -> None:
+    promises = [[0.25]] * 16
+    assert LiveRounds(TABLE).best(promises, [], context=16 * 50).drafts[0] == 0
+    assert LiveRounds(TABLE).best(promises, [], context=16 * 500).drafts[0] == 1
+
+
+def test_live_rounds_overrule_the_profile_and_only_where_they_differ() -> None:
+    costs = LiveRounds(TABLE)
+    for _ in range(30):
+        costs.observe(16, 3, 0, 7.0)  # half of what was profiled
+        costs.observe(16, 0, 0, 6.0)
+    assert costs.seconds(16, 3, 0) == pytest.approx(7.0, rel=0.05)
+    assert costs.seconds(16, 0, 0) == pytest.approx(6.02, rel=0.05)
+    promises = [[0.5, 0.4, 0.3]] * 16
+    assert costs.best(promises, [], 0).drafts[0] == 3
+    assert LiveRounds(TABLE).best(promises, [], 0).drafts[0] == 1

@@ -1,0 +1,75 @@
+"""Which captured round serves the requests that sit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from headstart.engine.kinds import Kinds
+from headstart.engine.round_costs import MENU
+from headstart.gpu.rounds import Kind
+
+SIZES = [1, 2, 4, 6, 16, 64]
+
+
+class Graphs:
+    has_head = True
+
+    def sizes(self) -> list[int]:
+        return SIZES
+
+    def bucket(self, count: int) -> int:
+        return next(size for size in SIZES if size >= count)
+
+    def run(self, kind: Kind) -> None:
+        pass
+
+
+def kinds(**settings: Any) -> Kinds:
+    return Kinds(Graphs(), window=16, **settings)  # type: ignore[arg-type]
+
+
+def pick(own: Kinds, count: int, most: int, pending: int) -> Kind:
+    return own.pick(count, most, pending, is_truncated=False)
+
+
+@pytest.mark.parametrize(
+    ("most", "pending", "drafts", "rows"),
+    [(3, 4, 3, 4), (4, 2, 5, 6), (0, 3, 0, 0), (0, 16, 0, 16), (2, 6, 1, 16), (1, 9, 1, 16),
+     (12, 3, 12, 13)],
+    ids=["as wanted", "rounded up", "none", "the head catches up", "K falls", "K rises from 0",
+         "beyond the menu"],
+)  # fmt: skip
+def test_k_and_pending_tokens_decide_the_kind(
+    most: int, pending: int, drafts: int, rows: int
+) -> None:
+    assert pick(kinds(menu=MENU), 3, most, pending) == Kind(4, drafts, rows)
+
+
+def test_without_a_menu_any_number_has_its_kind() -> None:
+    assert pick(kinds(), 3, 4, 2) == Kind(4, 4, 5)
+
+
+def test_without_a_head_there_is_one_kind() -> None:
+    own = kinds()
+    own.graphs.has_head = False  # type: ignore[misc]
+    assert pick(own, 3, 0, 40) == Kind(4, 0, 0)
+
+
+def test_a_larger_round_serves_until_one_of_the_right_size_is_worth_capturing() -> None:
+    own = kinds()
+    for _ in range(2):
+        own.run(Kind(6, 3, 4))
+        own.run(Kind(64, 3, 4))
+    used = [pick(own, 3, 3, 4).count for _ in range(12)]
+    assert used == [6] * 8 + [4] * 4
+    assert pick(own, 7, 3, 4).count == 16, "64 would be too large"
+    assert pick(own, 3, 2, 3).count == 4, "of another K nothing is captured"
+
+
+def test_only_replays_are_timed() -> None:
+    own = kinds()
+    assert [own.run(Kind(1, 3, 4)) for _ in range(4)] == [False, False, True, True]
