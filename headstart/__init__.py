@@ -9,6 +9,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from headstart.checkpoint.hub import named_models
+
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint as Checkpoint
     from headstart.engine.engine import Engine as Engine
@@ -51,6 +53,9 @@ __all__ = [
     "plan_restore",
     "plan_stitch",
 ]
+
+# The one model that comes with the package; nothing is imported until somebody asks for it.
+named_models["demo"] = lambda: import_module("headstart.demo").folder()
 
 
 def __getattr__(name: str) -> Any:

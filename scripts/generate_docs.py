@@ -1,4 +1,4 @@
-"""Writes what can be generated: docs/cli.md, docs/errors.md, docs/families.md, the README's table.
+"""Writes what can be generated: docs/{cli,errors,families,metrics}.md and the README's table.
 
 python scripts/generate_docs.py          rewrites the files
 python scripts/generate_docs.py --check  fails if one of them differs (tests/test_docs.py does this)
@@ -8,29 +8,35 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import headstart.errors
 from headstart.cli.families import family_rows, markdown_table, short_table
 from headstart.cli.main import COMMANDS, build_command
+from headstart.server.metric_table import GROUPS, Metric
 
 ROOT = Path(__file__).resolve().parent.parent
-_BEGIN, _END = "<!-- families: generated -->", "<!-- /families -->"
 
 
 def documents() -> dict[Path, str]:
     """Every generated file with its text."""
-    readme = (ROOT / "README.md").read_text()
-    before, _, rest = readme.partition(_BEGIN)
-    _, _, after = rest.partition(_END)
+    readme = ROOT / "README.md"
     return {
-        ROOT / "README.md": f"{before}{_BEGIN}\n{short_table(family_rows())}\n{_END}{after}",
+        readme: _filled(readme, "families", short_table(family_rows())),
         ROOT / "docs/families.md": families_page(),
         ROOT / "docs/cli.md": cli_page(),
         ROOT / "docs/errors.md": errors_page(),
+        ROOT / "docs/metrics.md": _filled(ROOT / "docs/metrics.md", "metrics", metrics_tables()),
     }
+
+
+def _filled(path: Path, name: str, text: str) -> str:
+    """A page whose part between two marks is generated."""
+    begin, end = f"<!-- {name}: generated -->", f"<!-- /{name} -->"
+    before, _, rest = path.read_text().partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n{text}\n{end}{after}"
 
 
 def families_page() -> str:
@@ -60,22 +66,31 @@ def families_page() -> str:
 def cli_page() -> str:
     lines = ["# Command line", "", "Generated from the commands themselves.", ""]
     for name, purpose in COMMANDS.items():
-        import_module(f"headstart.cli.{name}")
         command = build_command(name)
-        arguments = [p for p in command.params if p.param_type_name == "argument"]
-        usage = " ".join(_argument(p) for p in arguments)
-        lines += [f"## headstart {name} {usage}".rstrip(), "", purpose, ""]
-        rows = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
-        if rows:
-            lines += ["| option | meaning | default |", "|---|---|---|"]
-            lines += [_option(p) for p in rows]
-            lines.append("")
+        subcommands = getattr(command, "commands", None)
+        if subcommands is None:
+            lines += _command_lines(name, purpose, command)
+            continue
+        for subcommand, own in subcommands.items():
+            lines += _command_lines(f"{name} {subcommand}", own.help, own)
     return "\n".join(lines)
+
+
+def _command_lines(name: str, purpose: str, command: Any) -> list[str]:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    usage = " ".join(_argument(p) for p in arguments)
+    lines = [f"## headstart {name} {usage}".rstrip(), "", purpose, ""]
+    rows = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
+    if rows:
+        lines += ["| option | meaning | default |", "|---|---|---|"]
+        lines += [_option(p) for p in rows]
+        lines.append("")
+    return lines
 
 
 def _argument(parameter: Any) -> str:
     name = parameter.metavar or str(parameter.name).upper()
-    return name if parameter.required else f"[{name}]"
+    return name if parameter.required or name.startswith("[") else f"[{name}]"
 
 
 def _option(parameter: Any) -> str:
@@ -93,6 +108,21 @@ def errors_page() -> str:
         "# Errors\n\nGenerated from `headstart/errors.py`. The command line prints an error as one "
         "line and exits with 1;\nmisuse of options exits with 2.\n\n```\n" + tree + "\n```\n"
     )
+
+
+def metrics_tables() -> str:
+    lines: list[str] = []
+    for title, group in GROUPS.items():
+        lines += [f"## {title}", "", "| name | kind | labels | meaning |", "|---|---|---|---|"]
+        lines += [_metric(metric) for metric in group]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _metric(metric: Metric) -> str:
+    names = "<br>".join(f"`{name}`" for name in metric.exposed)
+    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    return f"| {names} | {metric.kind} | {labels} | {metric.help} |"
 
 
 def main() -> int:

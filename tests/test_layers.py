@@ -20,11 +20,14 @@ LAYERS = [
     {"assembly", "gpu"},
     {"simulate"},
     {"launch", "engine", "train"},
-    {"distill"},
+    {"bench", "distill", "server"},
+    {"demo"},
     {"cli"},
 ]
 # Computing packages, which the command line imports only when it runs a model.
-TORCH_PACKAGES = {"sampling", "models", "assembly", "simulate", "engine", "train", "gpu", "kernels"}
+TORCH_PACKAGES = {
+    "sampling", "models", "assembly", "simulate", "engine", "train", "gpu", "kernels", "server",
+}  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 

@@ -1,20 +1,28 @@
-"""From what a user calls a model to a folder: a path, or a name on the Hugging Face hub."""
+"""From what a user calls a model to a folder: a path, a name of ours, or a name on the hub.
+
+Names of ours are put into `named_models` by whoever knows them (`headstart/__init__.py`); a folder
+of the same name here and now comes first.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from headstart.errors import CheckpointError
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")  # not ./x or ../x
 _WANTED = ("*.json", "*.safetensors", "*.jinja", "*.txt", "*.model", "*.py", "LICENSE*")
+named_models: dict[str, Callable[[], Path]] = {}  # name -> what makes sure that its folder is there
 
 
 def local_folder(model: str | Path) -> Path:
     """The folder of a checkpoint, downloaded if `model` is a hub name and the hub answers."""
     path = Path(model)
+    if str(model) in named_models and not os.path.lexists(path):
+        return named_models[str(model)]()
     if os.path.lexists(path) or not _HUB_NAME.fullmatch(str(model)):
         return path
     try:

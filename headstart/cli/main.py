@@ -22,6 +22,7 @@ from headstart.cli.options import flattened
 from headstart.errors import ConfigError, HeadstartError
 
 _PATIENCE_SECONDS = 5.0
+_WIDE = {"max_content_width": 100}
 # command -> what it does; its code is headstart/cli/<command>.py, function `run`
 COMMANDS = {
     "inspect": "Say whether a checkpoint has a head, which, and how to serve with it.",
@@ -34,9 +35,12 @@ COMMANDS = {
     "train": "Tune the head on what the model wrote; the same command goes on after a stop.",
     "score": "Predict acceptance and speed on held-out answers, without serving anything.",
     "generate": "Answer a prompt or chat, with the embedded engine.",
+    "serve": "Serve a model over HTTP, as OpenAI's API, with the embedded engine.",
     "vocab": "Choose the tokens that a head may propose, by language.",
     "calibrate": "Make a checkpoint of any size with a known acceptance.",
+    "bench": "Measure what MTP brings: any server or a MODEL, with and without it.",
     "launch": "Print or run the command that serves a model with its head.",
+    "demo": "See a real small model answer without and with its head, on a CPU.",
     "families": "List the supported families.",
 }
 
@@ -70,13 +74,22 @@ class _Commands(TyperGroup):
 def build_command(name: str) -> Any:
     """The click command of one subcommand."""
     module = import_module(f"headstart.cli.{name}")
-    return _command(name, flattened(module.run))
+    if not hasattr(module, "SUBCOMMANDS"):
+        return _command(name, flattened(module.run))
+    # An app of its own: its subcommands' files are headstart/cli/<command>_<subcommand>.py.
+    group = typer.Typer(
+        add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=COMMANDS[name]
+    )
+    for subcommand, purpose in module.SUBCOMMANDS.items():
+        function = flattened(import_module(f"headstart.cli.{name}_{subcommand}").run)
+        group.command(subcommand, help=purpose, context_settings=_WIDE)(function)
+    return typer.main.get_command(group)
 
 
 def _command(name: str, function: Any) -> Any:
     # Plain help: tables of boxes cut the names of options where a terminal has 80 columns.
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
-    single.command(name, help=COMMANDS[name], context_settings={"max_content_width": 100})(function)
+    single.command(name, help=COMMANDS[name], context_settings=_WIDE)(function)
     return typer.main.get_command(single)
 
 

@@ -47,6 +47,10 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")
 ]
+Head = Annotated[
+    Path | None,
+    typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
+]
 Bandwidth = Annotated[
     float | None,
     typer.Option("--bandwidth", help="GB/s: costs from sizes instead of measuring them."),
@@ -95,7 +99,8 @@ def _flags(group: type) -> list[inspect.Parameter]:
     result = []
     for field in dataclasses.fields(group):
         flag = f"--{field.name.replace('_', '-')}"
-        if field.default is True:  # what is on must have a way to be off
+        # What is on, or may be, must have a way to be off.
+        if field.default is True or hints[field.name] == (bool | None):
             flag = f"{flag}/--no{flag[1:]}"
         option = typer.Option(
             flag,

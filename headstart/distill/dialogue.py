@@ -50,22 +50,8 @@ class Dialogue:
         return self.messages()[-1]["content"]
 
     def messages(self) -> list[Message]:
-        """Everything up to the message to be answered next, with the model's own answers.
-
-        Answers that the conversation came with are left out: they are not the model's.
-        """
-        result: list[Message] = []
-        turn = 0
-        for message in self.conversation.messages:
-            if message["role"] == "assistant":
-                continue
-            result.append(message)
-            if message["role"] == "user":
-                if turn == self.turn:
-                    break
-                result.append({"role": "assistant", "content": self.answers[turn]})
-                turn += 1
-        return result
+        """Everything up to the message to be answered next, with the model's own answers."""
+        return self.conversation.next_messages(self.answers)
 
     def take(self, answer: Answer) -> None:
         """Go on after an answer. One that was cut off is no history that a user would see."""

@@ -1,8 +1,9 @@
 """Adds a fresh head to a checkpoint that has none, to be trained afterwards.
 
 The block starts as a copy of the trunk's last layer of the right kind, norms as identities, the
-out norm as the trunk's final norm, the fusion as the mean of its two inputs. Llama and Qwen2
-trunks, for which no head layout is published, become the MiMo layout, which engines serve.
+out norm as the trunk's final norm (softer where embeddings are tied), the fusion as the mean of
+its two inputs. Llama and Qwen2 trunks, for which no head layout is published, become the MiMo
+layout, which engines serve.
 """
 
 from __future__ import annotations
@@ -34,15 +35,20 @@ if TYPE_CHECKING:
     import torch
 
 _INIT_STD = 0.02
+# With tied embeddings whatever passes an input on says that token again, loudly: training would
+# have to unlearn it first (docs/lab-log.md). The scale changes no arg-max.
+_TIED_SCALE = 0.2
 
 
-def plan_graft(model: Checkpoint) -> Operation:
-    """`model` with a fresh head."""
+def plan_graft(model: Checkpoint, head: Head | None = None) -> Operation:
+    """`model`, which has no head, with a fresh one, or with one that was trained for it."""
     extra: dict[str, TensorSource] = {}
     documents: dict[str, str] = {}
-    changes = [
-        "the head is untrained: what it is worth on real text is unknown until it is trained"
-    ]
+    changes = []
+    if head is None:
+        changes.append(
+            "the head is untrained: what it is worth on real text is unknown until it is trained"
+        )
     if model.config.model_type in GRAFTED_AS:
         kind = model.config.model_type
         model = replace(model, config=as_mimo(model))
@@ -62,7 +68,7 @@ def plan_graft(model: Checkpoint) -> Operation:
             f"{model.folder} has a head ({found.state}). To replace it use `headstart stitch`; to "
             "complete it, `headstart restore`."
         )
-    head = fresh_head(model, owner)
+    head = head or fresh_head(model, owner)
     operation = plan_stitch(
         replace(head, changes=(*changes, *head.changes)),
         model, name="graft", extra=extra, documents=documents,
@@ -156,7 +162,8 @@ def _role(
     if role in trunk_names:
         info = trunk_tensor(model, owner, trunk_names[role])
         if info is not None:
-            return model.source(info.name)
+            is_soft = role == "out_norm.weight" and _is_tied(model, owner)
+            return _scaled(model.source(info.name)) if is_soft else model.source(info.name)
     if role.startswith("hc_head."):
         return model.source(f"hc_head_{role.removeprefix('hc_head.')}")
     if role == "fuse.weight":
@@ -171,6 +178,20 @@ def _role(
         return _made(shape, dtype, lambda s: _full(s, 0.0))
     seed = zlib.crc32(role.encode())
     return _made(shape, dtype, lambda s: _random(s, seed))
+
+
+def _is_tied(model: Checkpoint, owner: Family) -> bool:
+    is_tied = bool(model.config.fields.get("tie_word_embeddings"))
+    return is_tied and not owner.layout.zero_centred_norms
+
+
+def _scaled(source: TensorSource) -> TensorSource:
+    from headstart.checkpoint.values import load
+
+    def pieces() -> Iterator[memoryview]:
+        yield as_bytes(load(source) * _TIED_SCALE)
+
+    return TensorSource(source.dtype, source.shape, pieces, is_copy=False)
 
 
 def _side_by_side(halves: list[TensorSource], shape: tuple[int, ...], dtype: str) -> TensorSource:

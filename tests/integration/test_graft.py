@@ -285,9 +285,12 @@ def test_what_a_llama_config_leaves_open_is_written_out(tiny: Tiny, tmp_path: Pa
     assert inspect(Checkpoint.open(model)).head.state == "complete"
 
 
-def test_a_tied_llama_stays_tied(tiny: Tiny, tmp_path: Path) -> None:
+def test_a_tied_llama_stays_tied_and_its_head_starts_softly(tiny: Tiny, tmp_path: Path) -> None:
     model = graft(tiny("llama", tie_word_embeddings=True), tmp_path / "model")
     assert config(model)["tie_word_embeddings"] is True
+    stored = tensors(model)
+    soft, final = (stored[f"model.{n}.weight"] for n in ("mtp_layers.0.final_layernorm", "norm"))
+    torch.testing.assert_close(soft.float(), final.float() * 0.2, rtol=1e-2, atol=0)
     assert "lm_head.weight" not in tensors(model)
     assert inspect(Checkpoint.open(model)).head.state == "complete"
 

@@ -1,0 +1,20 @@
+"""Put a tuned head into its model, and print the command with which vLLM serves both.
+
+python examples/export_for_vllm.py MODEL HEAD OUT
+"""
+
+import sys
+from pathlib import Path
+
+from headstart import Checkpoint, inspect, open_head, plan_stitch
+from headstart.launch import commands_for
+
+model, head, out = (Path(word) for word in sys.argv[1:4])
+operation = plan_stitch(open_head(head), Checkpoint.open(model))
+print(operation.describe())
+operation.write(out)
+
+report = inspect(Checkpoint.open(out))
+print(f"head: {report.head.state}")
+command = commands_for(report)["vllm"]
+print(command if isinstance(command, str) else command.shell())

@@ -1,0 +1,25 @@
+"""Talk to `headstart serve` with OpenAI's own client.
+
+headstart serve demo --weights int8 --speculate auto &
+python examples/openai_client.py [URL] [QUESTION]
+"""
+
+import sys
+
+from openai import OpenAI
+
+url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
+question = sys.argv[2] if len(sys.argv) > 2 else "Name three rivers in Europe."
+client = OpenAI(base_url=url, api_key="none")
+model = client.models.list().data[0].id
+stream = client.chat.completions.create(
+    model=model,
+    messages=[{"role": "user", "content": question}],
+    max_tokens=64,
+    temperature=0,
+    stream=True,
+)
+for chunk in stream:
+    if chunk.choices and chunk.choices[0].delta.content:
+        print(chunk.choices[0].delta.content, end="", flush=True)
+print()

@@ -1,0 +1,153 @@
+"""The result of a benchmark as one JSON document; docs/benchmarking.md explains every field.
+
+Whatever is shown (table, page, `bench diff`) is made from this document, so that a saved result can
+be looked at again. VERSION rises when a reader of the older form would misread the newer one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from headstart.bench.advice import advice
+from headstart.bench.cells import Cell, make_cells
+from headstart.bench.cost import Prices
+from headstart.bench.environment import environment
+from headstart.bench.measures import Limits
+from headstart.bench.records import RunRecord, VariantRecord
+from headstart.bench.statistics import FEWEST_REPEATS
+from headstart.bench.study import Study
+from headstart.bench.sweep import Comparison, compare_cells, crossovers
+from headstart.bench.tasks import task_rows
+from headstart.bench.variants import Variant
+from headstart.errors import DataError
+
+FORMAT, VERSION = "headstart-bench", 1
+RESULT_NAME, PAGE_NAME = "bench.json", "report.html"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A study with what came of it; `task` names it where a document has several."""
+
+    study: Study
+    records: Sequence[VariantRecord]
+    task: str | None = None
+
+
+def make_document(
+    measured: Sequence[Measured],
+    base: Variant,
+    *,
+    workload: dict[str, Any],
+    limits: Limits | None = None,
+    prices: Prices | None = None,
+    model: str | None = None,
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Everything that was found; `workload` says how the questions were made."""
+    study = measured[0].study  # the others differ in their questions only
+    found = [_found(one, base, limits, prices) for one in measured]
+    cells = [cell for part in found for cell in part.cells]
+    compared = [comparison for part in found for comparison in part.comparisons]
+    crossed = [] if len(measured) > 1 else crossovers(compared)
+    drafts = {variant.name: variant.drafts for variant in study.variants}
+    runs = [run for one in measured for record in one.records for run in record.runs]
+    return {
+        "format": FORMAT,
+        "version": VERSION,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "environment": environment(),
+        "model": model,
+        "workload": {
+            **workload,
+            "api": study.workload.api,
+            "temperature": study.workload.temperature,
+            "ignore_eos": study.workload.ignore_eos,
+            "requests": sum(one.study.workload.num_requests for one in measured),
+            "repeats": study.repeats,
+            "seed": study.seed,
+        },
+        "limits": None if limits is None else asdict(limits),
+        "prices": None if prices is None else prices.as_json(),
+        "base": base.name,
+        "variants": [variant.as_json() for variant in study.variants],
+        "is_valid": all(run.is_valid for run in runs),
+        "notes": [*notes, *_few_repeats(study), *_notes(runs)],
+        "cells": [cell.as_json(prices) for cell in cells],
+        "comparisons": [comparison.as_json() for comparison in compared],
+        "crossovers": [crossover.as_json() for crossover in crossed],
+        "tasks": [row for part in found for row in part.task_rows],
+        "advice": advice(cells, compared, crossed, drafts),
+    }
+
+
+@dataclass(frozen=True)
+class _Found:
+    cells: list[Cell]
+    comparisons: list[Comparison]
+    task_rows: list[dict[str, Any]]
+
+
+def _found(one: Measured, base: Variant, limits: Limits | None, prices: Prices | None) -> _Found:
+    cells = make_cells(one.records, limits, task=one.task)
+    is_greedy = one.study.workload.temperature == 0
+    compared = compare_cells(cells, base.name, prices=prices, is_greedy=is_greedy)
+    rows = [] if one.task is None else task_rows(one.task, cells, base.name)
+    return _Found(cells, compared, rows)
+
+
+def _few_repeats(study: Study) -> list[str]:
+    if len(study.variants) < 2 or study.repeats >= FEWEST_REPEATS:
+        return []
+    return [
+        f"with fewer than {FEWEST_REPEATS} repeats intervals cannot show that the machine was "
+        "slower for a while: on a restless one they are too narrow"
+    ]
+
+
+def _notes(runs: Sequence[RunRecord]) -> list[str]:
+    """What a reader must know, each thing once."""
+    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
+    if any(request.cached_tokens for run in runs for request in run.answered):
+        notes.append("some prompt tokens came from the server's prefix cache: see cached_tokens")
+    late = [run.lag.p99_seconds for run in runs if not run.is_valid]
+    if late:
+        notes.append(
+            f"invalid: in {len(late)} of {len(runs)} runs the load generator was late by up to "
+            f"{1e3 * max(late):.1f} ms (99th percentile), so its own delays are in the times. Use "
+            "a quieter machine, or measure from another one"
+        )
+    return notes
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """A saved result; DataError where it is none, or one of a newer Headstart."""
+    path = path / RESULT_NAME if path.is_dir() else path
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise DataError(
+            f"{path} cannot be read ({error}); give a {RESULT_NAME} that `headstart bench` wrote."
+        ) from error
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise DataError(f"{path} is no result of `headstart bench`: its format is not {FORMAT}.")
+    if found.get("version") != VERSION:
+        raise DataError(
+            f"{path} has version {found.get('version')!r} and this Headstart reads {VERSION}; "
+            "measure again, or use the Headstart that wrote it."
+        )
+    return found
+
+
+def without_requests(document: dict[str, Any]) -> dict[str, Any]:
+    """The document without what is long: single requests and curves."""
+    cells = [
+        {name: value for name, value in cell.items() if name not in ("requests", "quantiles")}
+        for cell in document["cells"]
+    ]
+    return {**document, "cells": cells}

@@ -1,0 +1,135 @@
+"""Speculation counters of a server's /metrics: what they were before, and what they are after.
+
+Whose names are there says what serves: Headstart's own come first, since it has vLLM's too.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from headstart.bench.records import Speculation
+
+_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})?\s+(\S+)")
+_POSITION = re.compile(r'position="(\d+)"')
+_DRAFTED, _ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
+
+
+@dataclass(frozen=True)
+class Names:
+    """What one engine calls its counters; None for what it does not count."""
+
+    engine: str
+    prefix: str
+    rounds: str | None = "spec_decode_num_drafts_total"
+    has_plain_rounds: bool = False
+    draft_tokens: str | None = f"{_DRAFTED}_total"
+    accepted_tokens: str | None = f"{_ACCEPTED}_total"
+    drafted_per_depth: str | None = None
+    accepted_per_depth: str | None = f"{_ACCEPTED}_per_pos_total"
+    output_tokens: str | None = None
+
+    @property
+    def all(self) -> list[str]:
+        found = (self.rounds, self.draft_tokens, self.accepted_tokens)
+        return [self.prefix + name for name in found if name is not None]
+
+
+ENGINES = (
+    Names("headstart", "headstart:", rounds="decode_rounds_total", has_plain_rounds=True,
+          drafted_per_depth=f"{_DRAFTED}_per_pos_total"),
+    Names("vllm", "vllm:"),
+    # SGLang counts rounds only: acceptance follows from the tokens that were made in them.
+    Names("sglang", "sglang:", rounds="spec_verify_calls_total", draft_tokens=None,
+          accepted_tokens=None, accepted_per_depth=None, output_tokens="generation_tokens_total"),
+    Names("llamacpp", "llamacpp:"),
+    Names("lmdeploy", "lmdeploy:"),
+    Names("trtllm", "trtllm_", rounds=None, accepted_per_depth=None),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Counters:
+    """Sums over all labels, and by position where a counter has that label."""
+
+    sums: Mapping[str, float]
+    by_position: Mapping[str, Mapping[int, float]]
+
+
+def read_counters(exposition: str) -> Counters:
+    """Of the Prometheus text format; lines that are no samples are passed over."""
+    sums: dict[str, float] = {}
+    by_position: dict[str, dict[int, float]] = {}
+    for line in exposition.splitlines():
+        found = _LINE.match(line)
+        if found is None:
+            continue
+        name, labels, text = found.groups()
+        value = _value(text)
+        if value is None:
+            continue
+        sums[name] = sums.get(name, 0.0) + value
+        position = _POSITION.search(labels or "")
+        if position is not None:
+            depths = by_position.setdefault(name, {})
+            depths[int(position[1])] = depths.get(int(position[1]), 0.0) + value
+    return Counters(sums, by_position)
+
+
+def speculation_between(before: Counters, after: Counters) -> Speculation | None:
+    """What was counted in between; None where the server has no such counters, or counted no
+    round and no draft."""
+    for names in ENGINES:
+        if not all(name in after.sums for name in names.all):
+            continue
+        found = _difference(names, before, after)
+        if found is not None and (found.rounds or found.draft_tokens):
+            return found
+    return None
+
+
+def went_back(before: Counters, after: Counters) -> bool:
+    """Whether a counter is smaller than it was: the server was started again in between."""
+    watched = [name for names in ENGINES for name in names.all if name in before.sums]
+    return any(after.sums.get(name, 0.0) < before.sums[name] for name in watched)
+
+
+def _difference(names: Names, before: Counters, after: Counters) -> Speculation | None:
+    def total(name: str | None) -> int | None:
+        if name is None or names.prefix + name not in after.sums:
+            return None
+        full = names.prefix + name
+        return round(after.sums[full] - before.sums.get(full, 0.0))
+
+    def depths(name: str | None) -> tuple[int, ...]:
+        full = names.prefix + (name or "")
+        now, then = after.by_position.get(full, {}), before.by_position.get(full, {})
+        counts = [
+            round(now.get(i, 0.0) - then.get(i, 0.0)) for i in range(max(now, default=-1) + 1)
+        ]
+        while counts and not counts[-1]:  # depths of earlier requests
+            counts.pop()
+        return tuple(counts)
+
+    drafted, accepted = depths(names.drafted_per_depth), depths(names.accepted_per_depth)
+    accepted += (0,) * (len(drafted) - len(accepted))
+    return Speculation(
+        source=names.engine,
+        rounds=total(names.rounds),
+        has_plain_rounds=names.has_plain_rounds,
+        draft_tokens=total(names.draft_tokens),
+        accepted_tokens=total(names.accepted_tokens),
+        drafted_per_depth=drafted,
+        accepted_per_depth=accepted,
+        output_tokens=total(names.output_tokens),
+    )
+
+
+def _value(text: str) -> float | None:
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,139 @@
+"""What `bench` shows: progress while it measures, then tables made from the document."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from headstart.bench.rows import (
+    Rows,
+    acceptance_rows,
+    comparison_rows,
+    cost_rows,
+    spread_rows,
+    xllm_rows,
+)
+from headstart.bench.task_tables import fastmtp_table, task_table
+
+if TYPE_CHECKING:
+    from headstart.bench.study import Step, Study
+    from headstart.bench.variants import Variant
+
+_PIPED_WIDTH = 140
+
+
+def plan_lines(study: Study, base: Variant) -> list[str]:
+    """What would be measured, for --dry-run."""
+    names = ", ".join(f"{v.name} (base)" if v is base else v.name for v in study.variants)
+    loads = "; ".join(point.name for point in study.points)
+    return [
+        f"variants  {names}",
+        f"loads     {loads}",
+        f"requests  {study.workload.num_requests} in each of "
+        f"{len(study.variants) * len(study.points) * study.repeats} runs "
+        f"({study.repeats} repeats), temperature {study.workload.temperature:g}",
+    ]
+
+
+@contextmanager
+def watching(study: Study, title: str = "") -> Iterator[Callable[[Step], None]]:
+    """A bar over all requests of all runs, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda step: None
+        return
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(),
+               TimeRemainingColumn())  # fmt: skip
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2) as bar:
+        task = bar.add_task("starting", total=study.num_requests)
+
+        def watch(step: Step) -> None:
+            failed = f", {step.progress.num_failed} failed" if step.progress.num_failed else ""
+            where = f"{title or step.point.name}, {step.variant}, repeat {step.repeat + 1}{failed}"
+            bar.update(task, advance=1, description=where)
+
+        yield watch
+
+
+def finish(
+    document: dict[str, Any], out: Path | None, *, overwrite: bool, json_output: bool
+) -> None:
+    """Write the folder, then print: the document for machines, tables for people."""
+    from headstart.bench.folder import write_folder
+
+    if out is not None:
+        write_folder(document, out, overwrite=overwrite)
+    if json_output:
+        print(json.dumps(document, allow_nan=False))
+        return
+    show(document)
+    if out is not None:
+        print(f"wrote {out}")
+
+
+def show(document: dict[str, Any]) -> None:
+    console = console_of()
+    _print(console, "", xllm_rows(document))
+    _print(console, "by task and category", task_table(document))
+    _print(console, "all tasks", fastmtp_table(document))
+    _print(console, "latencies in ms", spread_rows(document))
+    _print(console, f"against {document['base']}, 95 % intervals", comparison_rows(document))
+    _print(console, "acceptance by depth", acceptance_rows(document))
+    _print(console, "money per million tokens", cost_rows(document))
+    if not document["is_valid"]:
+        console.print(
+            "[bold red]INVALID[/]: the load generator was late itself, see the notes; what follows "
+            "may be wrong",
+            soft_wrap=True,
+        )
+    for sentence in document["advice"]:
+        console.print(f"[bold]>[/] {escape(sentence)}", soft_wrap=True)
+    for note in document["notes"]:
+        style = "bold red" if note.startswith("invalid") else "dim"
+        console.print(f"note: {escape(note)}", style=style, soft_wrap=True)
+
+
+def console_of() -> Console:
+    console = Console(highlight=False)
+    if console.is_terminal:
+        return console
+    return Console(highlight=False, width=_PIPED_WIDTH, no_color=True)
+
+
+def _print(console: Console, title: str, rows: Rows) -> None:
+    """Rows with their heads as the first of them; nothing where there is no second."""
+    if len(rows) < 2:
+        return
+    if title:
+        console.print(f"\n{title}", style="dim")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for number, head in enumerate(rows[0]):
+        table.add_column(str(head), justify="left" if number == 0 else "right", no_wrap=number == 0)
+    for row in rows[1:]:
+        table.add_row(*(escape(shown(cell)) for cell in row))
+    console.print(table)
+
+
+def shown(value: object) -> str:
+    """A cell as text: two decimals, none above a thousand."""
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:,.2f}" if abs(value) < 1000 else f"{value:,.0f}"
+    return str(value)

@@ -1,0 +1,107 @@
+"""`headstart demo`: a real model answers without and with its head, side by side."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from headstart.cli.options import Json
+from headstart.cli.spinning import limit_spinning
+from headstart.errors import ConfigError, WriteFailed
+
+if TYPE_CHECKING:
+    from headstart.demo.race import Race
+
+_WEIGHTS = ("int8", "as-dtype")
+_PAGE = "report.html"
+
+
+def run(
+    *,
+    out: Annotated[
+        Path, typer.Option("--out", metavar="DIR", help="Where report.html goes.")
+    ] = Path("headstart-demo"),
+    weights: Annotated[
+        str, typer.Option("--weights", help="int8 (fastest on most CPUs) or as-dtype (fp32).")
+    ] = "int8",
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 112,
+    threads: Annotated[
+        int | None, typer.Option("--threads", help="CPU threads; default: measured at start.")
+    ] = None,
+    json_output: Json = False,
+) -> None:
+    if weights not in _WEIGHTS:
+        raise ConfigError(f"--weights is {weights!r}; expected {' or '.join(_WEIGHTS)}.")
+    if max_tokens < 8:
+        raise ConfigError(f"--max-tokens is {max_tokens}; give at least 8, or nothing can be seen.")
+    _prepare(out)
+    limit_spinning()
+    from headstart.checkpoint.reader import Checkpoint
+    from headstart.cli.demo_view import View, next_steps, setting_up, show_head, summary
+    from headstart.demo.page import write_page
+    from headstart.demo.prompts import PROMPTS
+    from headstart.demo.race import mean_speed_up, race
+    from headstart.demo.unpacked import ready
+    from headstart.heads.inspection import inspect
+
+    started = time.monotonic()
+    with setting_up(quiet=json_output) as report:
+        folder = ready(report=report)
+        report("loading the model twice, with and without its head")
+        from headstart.demo.engines import open_engines
+
+        engines = open_engines(folder, weights=weights, threads=threads)  # type: ignore[arg-type]
+    if not json_output:
+        show_head(inspect(Checkpoint.open(folder)), folder, time.monotonic() - started)
+    races: list[Race] = []
+    for category, question in PROMPTS.items():
+        params = engines["plain"].prompts.default_params(max_tokens=max_tokens, temperature=0.0)
+        with View(engines["plain"], question, params, quiet=json_output) as view:
+            found = race(engines, question, params, category=category, show=view.show)
+            view.finish(found)
+        races.append(found)
+    facts = _facts(weights)
+    write_page(out / _PAGE, races, facts)
+    if json_output:
+        mean = mean_speed_up(races)
+        print(json.dumps({**facts, "races": [r.as_json() for r in races], "speed_up": mean}))
+        return
+    summary(races)
+    next_steps(out / _PAGE)
+    print(f"speed-up {mean_speed_up(races):.2f}x")
+
+
+def _prepare(out: Path) -> None:
+    """Refuse at once what the report could not be written to."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WriteFailed(
+            f"cannot make the folder {out}: {error.strerror}. Choose another --out."
+        ) from error
+
+
+def _facts(weights: str) -> dict[str, object]:
+    import platform
+
+    import torch
+
+    from headstart import __version__
+    from headstart.demo.shipped import head_digest, shipped_head, shipped_vocab
+
+    head = shipped_head()
+    return {
+        "headstart": __version__,
+        "head": head_digest(head)[:12] if head else "untrained: this copy ships no head",
+        "draft vocabulary": "as shipped" if shipped_vocab() else "all tokens",
+        "weights": "int8" if weights == "int8" else "fp32",
+        "threads": torch.get_num_threads(),
+        "processor": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+    }

@@ -1,0 +1,167 @@
+"""What `headstart demo` shows: set-up, two answers side by side, a table, what to type next."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from headstart.cli.chat import Tint
+from headstart.cli.main import COMMANDS
+from headstart.demo.page import NAMES
+from headstart.demo.race import SIDES, Race, Side, best_drafts
+from headstart.demo.shipped import shipped_vocab
+from headstart.heads.operation import megabytes
+
+if TYPE_CHECKING:
+    from headstart.engine.engine import Engine
+    from headstart.engine.outputs import Update
+    from headstart.heads.inspection import Report
+    from headstart.sampling.params import SamplingParams
+
+_REDRAW_SECONDS = 0.1  # drawing is not counted, but it takes time from the viewer
+
+
+@contextmanager
+def setting_up(*, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """Yield a function that is told what is being done: a spinner on a terminal, else lines."""
+    if quiet:
+        yield lambda text: None
+    elif sys.stderr.isatty():
+        with Console(stderr=True).status("setting up") as status:
+            yield lambda text: status.update(text)
+    else:
+        yield lambda text: print(f"set-up: {text}", file=sys.stderr, flush=True)
+
+
+def show_head(report: Report, folder: Path, seconds: float) -> None:
+    """The model and its head, as `inspect` finds them."""
+    head = report.head
+    assert report.family is not None
+    print(f"ready after {seconds:.0f} s: {folder}")
+    print(
+        f"model     SmolLM2-135M-Instruct in the {report.family.name} layout; head {head.state}, "
+        f"{megabytes(head.num_bytes)}"
+    )
+    for warning in report.warnings:
+        print(f"note: {warning}")
+
+
+class View:
+    """One question and its two answers, drawn while they come on a terminal."""
+
+    def __init__(
+        self, engine: Engine, question: str, params: SamplingParams, *, quiet: bool
+    ) -> None:
+        self._question, self._quiet = question, quiet
+        self._console = Console(highlight=False)
+        self._tints = {side: Tint(engine.prompts.tokenizer, params) for side in SIDES}
+        self._texts = {side: Text() for side in SIDES}
+        self._notes = dict.fromkeys(SIDES, "")
+        self._counts = dict.fromkeys(SIDES, 0)
+        self._drawn = 0.0
+        self._live: Live | None = None
+
+    def __enter__(self) -> View:
+        if not self._quiet:
+            self._console.print(f"\n[bold]> {self._question}[/]")
+            if self._console.is_terminal:
+                self._live = Live(console=self._console, auto_refresh=False)
+                self._live.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def show(self, side: Side, update: Update, seconds: float) -> None:
+        for piece, colour in self._tints[side].pieces(
+            update.text, update.token_ids, update.origins
+        ):
+            self._texts[side].append(piece, style=colour if side == "drafted" else "default")
+        self._counts[side] += len(update.token_ids)
+        self._notes[side] = f"{self._counts[side] / seconds:.0f} tokens/s" if seconds else ""
+        now = time.monotonic()
+        if self._live is not None and now - self._drawn > _REDRAW_SECONDS:
+            self._live.update(self._table(), refresh=True)
+            self._drawn = now
+
+    def finish(self, found: Race) -> None:
+        """Both answers whole; where there is no terminal, the text once if it is the same."""
+        if self._quiet:
+            return
+        if self._live is not None:
+            self._live.update(self._table(), refresh=True)
+            return
+        same = found.answers["plain"].text == found.answers["drafted"].text
+        for side in SIDES[same:]:
+            print(f"[{'both' if same else NAMES[side]}] {found.answers[side].text}")
+        rates = ", ".join(f"{NAMES[side]} {found.rates[side]:.1f}" for side in SIDES)
+        print(f"tokens/s: {rates}", flush=True)
+
+    def _table(self) -> Table:
+        table = Table(expand=True, show_lines=False)
+        for side in SIDES:
+            table.add_column(f"{NAMES[side]}  {self._notes[side]}", ratio=1, overflow="fold")
+        table.add_row(*(self._texts[side] for side in SIDES))
+        return table
+
+
+def summary(races: list[Race]) -> None:
+    """The table, and whether the texts are the same."""
+    wide = 100  # nothing is cut short for a reader that is not a terminal
+    console = Console(highlight=False)
+    console = console if console.is_terminal else Console(highlight=False, width=wide)
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("", "tokens/s without", "with MTP", "speed-up", "acceptance by depth", "length"):
+        table.add_column(name, justify="left" if not name else "right")
+    for one in races:
+        depths = " / ".join(f"{rate:.2f}" for rate in one.acceptance.cumulative) or "no drafts"
+        rates = (f"{one.rates[side]:.1f}" for side in SIDES)
+        length = f"{one.acceptance.length:.2f}"
+        table.add_row(one.category, *rates, f"{one.speed_up:.2f}x", depths, length)
+    console.print()
+    console.print(table)
+    console.print(f"best K    {best_drafts(races)} drafts per round, chosen most often by auto")
+    differing = [one for one in races if one.divergence is not None]
+    if not differing:
+        console.print(f"texts     identical, all {len(races)}")
+    for one in differing:
+        assert one.divergence is not None
+        console.print(
+            f"texts     {one.category}: the same up to token {one.divergence.position}, where two "
+            f"logits are {one.divergence.logit_gap:.2g} apart (see `headstart generate --exact`)"
+        )
+    if console.is_terminal:
+        console.print("colours   [green]accepted drafts[/], [red]recovered[/], bonus tokens")
+
+
+def next_steps(page: Path) -> None:
+    vocab = shipped_vocab()
+    fast = "--weights int8 --speculate auto"
+    fast += f" --draft-vocab {shlex.quote(str(vocab))}" if vocab else ""
+    wanted = {
+        "generate": f'demo "Name three rivers." --chat {fast}',
+        "serve": f"demo {fast}",
+        "inspect": "demo",
+    }
+    print(f"\nwrote {page}; what to type next:")
+    for name, rest in wanted.items():
+        if name in COMMANDS:
+            print(f"  headstart {name} {rest}")
+    print("docs/training.md tunes the head of your own model, recipes/demo_head made this one")

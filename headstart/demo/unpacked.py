@@ -1,0 +1,127 @@
+"""The demo's checkpoint in the user's cache: unpacked once, checked by digest at every use.
+
+A file beside the folder, written last, says what the folder was made from and the SHA-256 of each
+of its files. Where anything differs (another head ships, a file is damaged, unpacking was killed)
+the folder is made again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from headstart.checkpoint.atomic import write_failed
+from headstart.checkpoint.provenance import PROVENANCE_NAME, provenance
+from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.writer import write_folder
+from headstart.demo.gguf_file import GgufFile
+from headstart.demo.llama import plan_llama
+from headstart.demo.package import PACKAGE, SHA256, VERSION, check, gguf_path, sha256
+from headstart.demo.shipped import head_digest, shipped_head
+from headstart.errors import CheckpointError
+from headstart.heads.formats import open_head
+from headstart.heads.graft import plan_graft
+
+NAME = "smollm2-135m-instruct-mtp"
+_LAYOUT = 1  # of the unpacked folder; another number unpacks again
+
+Report = Callable[[str], None]  # is told what is being done
+
+
+def cache_folder() -> Path:
+    """HEADSTART_CACHE, else a folder where the system keeps such things."""
+    own = os.environ.get("HEADSTART_CACHE")
+    if own:
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
+
+
+def ready(
+    gguf: Path | None = None,
+    *,
+    head: Path | None = None,
+    cache: Path | None = None,
+    expected: str = SHA256,
+    report: Report = lambda text: None,
+) -> Path:
+    """The checkpoint's folder, whole.
+
+    `gguf` instead of the package's file must have the SHA-256 `expected`; `head` is used instead
+    of the shipped one.
+    """
+    out = (cache or cache_folder()) / NAME
+    head = head or shipped_head()
+    key = {"layout": _LAYOUT, "gguf": expected, "head": head_digest(head)}
+    if _is_whole(out, key, report):
+        return out
+    gguf = gguf or gguf_path()
+    report(f"checking {gguf.name}")
+    check(gguf, expected)
+    _unpack(gguf, head, out, report)
+    report("writing down digests")
+    _write_record(out, {**key, "files": _digests(out)})
+    return out
+
+
+def _unpack(gguf: Path, head: Path | None, out: Path, report: Report) -> None:
+    """GGUF to Llama, Llama to the MiMo layout with a head."""
+    llama = out.with_name(f"{out.name}.llama")
+    made_from = {"gguf": gguf.name, "sha256": sha256(gguf), "package": PACKAGE, "version": VERSION}
+    _clear(out)
+    _clear(llama)
+    try:
+        report("dequantising")
+        source = provenance("unpack", (), made_from=made_from)
+        write_folder(plan_llama(GgufFile(gguf)), llama, provenance=source)
+        report("adding the head")
+        operation = plan_graft(Checkpoint.open(llama), open_head(head) if head else None)
+        details = {**operation.details, "made_from": made_from}
+        replace(operation, details=details).write(out)
+    finally:
+        shutil.rmtree(llama, ignore_errors=True)
+
+
+def _clear(folder: Path) -> None:
+    """Remove what an earlier unpacking left, and nothing else."""
+    if not os.path.lexists(folder):
+        return
+    if not (folder / PROVENANCE_NAME).is_file() and not _record(folder).is_file():
+        raise CheckpointError(
+            f"{folder} is in the way and was not written by Headstart. Remove it, or choose "
+            "another cache folder with HEADSTART_CACHE."
+        )
+    shutil.rmtree(folder)
+
+
+def _is_whole(out: Path, key: dict[str, Any], report: Report) -> bool:
+    try:
+        record = json.loads(_record(out).read_bytes())
+    except (OSError, ValueError):
+        return False
+    if not isinstance(record, dict) or {n: record.get(n) for n in key} != key or not out.is_dir():
+        return False
+    report("checking the unpacked files")
+    return bool(record.get("files") == _digests(out))
+
+
+def _digests(folder: Path) -> dict[str, str]:
+    return {path.name: sha256(path) for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def _record(out: Path) -> Path:
+    return out.with_name(f"{out.name}.json")
+
+
+def _write_record(out: Path, document: dict[str, Any]) -> None:
+    path = _record(out)
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_text(json.dumps(document, indent=2) + "\n")
+        os.replace(partial, path)
+    except OSError as error:
+        raise write_failed(path, error) from error

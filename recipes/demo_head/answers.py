@@ -1,0 +1,132 @@
+"""Stages `evaluation` and `answers`: what the head is scored on, and what it learns from."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from settings import Settings
+
+from headstart.checkpoint.hub import local_folder
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.conversations import Conversation, read_conversations
+from headstart.data.dataset import Dataset
+from headstart.data.fingerprints import is_heldout, prompt_sha, tokenizer_sha
+from headstart.data.prompt_reader import PromptReader
+from headstart.distill.finish import finish
+from headstart.distill.options import DistillOptions
+from headstart.distill.run import distill, plan
+from headstart.engine.options import EngineOptions
+from headstart.vocab import making, ranking
+from headstart.vocab.draft_vocab import ALL
+from headstart.vocab.files import write
+from headstart.vocab.forced import forced_ids
+
+
+def make_answers(settings: Settings) -> None:
+    """As many answers as the time allows, and the draft vocabulary that they call for."""
+    out, seconds = settings.answers, settings.seconds["answers"]
+    ask(settings, settings.prompts, out, sampled(settings), seconds)
+    make_vocabulary(settings)
+
+
+def make_evaluation(settings: Settings) -> None:
+    """Answers to held-out prompts at two temperatures, and to MT-Bench's first turns."""
+    # Loops stay in: they are reported apart.
+    scored = replace(
+        sampled(settings), samples=1, heldout=1.0, max_repetition=1.0, min_answer_tokens=1
+    )
+    greedy = replace(scored, temperature=0.0)
+    folder = settings.work / "evaluation"
+    folder.mkdir(parents=True, exist_ok=True)
+    heldout = folder / "heldout.jsonl"
+    write_prompts(heldout, heldout_prompts(settings))
+    ask(settings, heldout, folder / "heldout-0.6", scored)
+    ask(settings, heldout, folder / "heldout-0", greedy)
+    if settings.questions is not None:
+        first = folder / "mt-bench.jsonl"
+        write_prompts(first, [first_turn(c) for c in read_conversations(settings.questions)])
+        ask(settings, first, folder / "mt-bench", greedy)
+
+
+def sampled(settings: Settings) -> DistillOptions:
+    """By temperature alone, as the model's own distribution is."""
+    return DistillOptions(
+        samples=settings.samples, temperature=settings.temperature, top_k=0, top_p=1.0,
+        max_tokens=settings.max_tokens, heldout=settings.heldout, keep_truncated=True,
+        max_similarity=1.0,
+    )  # fmt: skip
+
+
+def ask(
+    settings: Settings,
+    prompts: Path,
+    out: Path,
+    options: DistillOptions,
+    seconds: float = float("inf"),
+) -> None:
+    """`headstart distill`, ended after so many seconds with what is there by then."""
+    if (out / "dataset.json").is_file():
+        print(f"answers: {out} is there")
+        return
+    engine = EngineOptions(
+        speculate=0, device=settings.device, max_running_requests=settings.running,
+        max_model_len=settings.max_len,
+    )  # fmt: skip
+    planned = plan(settings.model, prompts, out, options)
+    deadline = time.monotonic() + seconds
+
+    def heard(count: int) -> None:
+        if time.monotonic() > deadline:
+            raise KeyboardInterrupt  # as a user would; every answer is in the journal
+
+    try:
+        header = distill(planned, options, engine, report=heard).header
+    except KeyboardInterrupt:
+        header = finish(out, options, {})
+    print(f"answers: {out} {json.dumps(header.counts)}", flush=True)
+
+
+def heldout_prompts(settings: Settings) -> list[Conversation]:
+    """Prompts that training never sees, from all categories in turn."""
+    by_category: dict[str, list[Conversation]] = {}
+    for conversation in read_conversations(settings.prompts):
+        if is_heldout(prompt_sha(conversation.messages), settings.heldout):
+            by_category.setdefault(conversation.category, []).append(conversation)
+    each = -(-settings.num_evaluated // max(1, len(by_category)))
+    return [one for found in by_category.values() for one in found[:each]]
+
+
+def first_turn(conversation: Conversation) -> Conversation:
+    return replace(conversation, messages=conversation.messages[:1])
+
+
+def write_prompts(path: Path, conversations: list[Conversation]) -> None:
+    lines = [
+        {"id": c.id, "category": c.category, "messages": [dict(m) for m in c.messages]}
+        for c in conversations
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def make_vocabulary(settings: Settings) -> None:
+    """The tokens that the model writes most; drafts come from these, so losses are cheap, too.
+
+    What `headstart vocab --by none --size N` does.
+    """
+    if settings.vocab.is_file():
+        return
+    checkpoint = Checkpoint.open(local_folder(settings.model))
+    prompts, data = PromptReader(checkpoint), Dataset.open(settings.answers)
+    model = making.Model(
+        vocab_size=int(checkpoint.config.fields["vocab_size"]), languages=False,
+        tokenizer_sha=tokenizer_sha(checkpoint),
+        forced=forced_ids(prompts.tokenizer, prompts.end_ids),
+    )  # fmt: skip
+    counts = ranking.count(data.records("train"), ranking.together)[ALL]
+    group = making.Group(ALL, counts, tuple(data.records("heldout")))
+    made = making.make(group, model, (settings.vocab_size,), None)
+    write([made.vocab], settings.vocab)
+    print(f"vocabulary: {len(made.vocab.ids)} tokens, coverage {made.vocab.coverage}", flush=True)

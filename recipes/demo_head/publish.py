@@ -1,0 +1,93 @@
+"""Stage `publish`: the head in bf16, its draft vocabulary and its card, as a folder to ship."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from scores import lines, table
+from settings import Settings
+
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.values import as_bytes, load
+from headstart.heads.export import plan_export
+from headstart.heads.formats import open_head
+
+CARD = Path(__file__).parent / "card.md"
+
+
+def publish(settings: Settings, out: Path) -> None:
+    """Write `out`, a folder in our format; without tokenizer files, which the model has."""
+    import torch
+
+    head = open_head(settings.final)
+
+    def pieces(source: TensorSource) -> Iterator[memoryview]:
+        yield as_bytes(load(source).to(torch.bfloat16))
+
+    tensors = {
+        name: TensorSource("BF16", source.shape, partial(pieces, source), is_copy=False)
+        for name, source in head.tensors.items()
+    }
+    operation = plan_export(head.changed(tensors, "stored in bf16"), "headstart", name="publish")
+    plan = replace(operation.plan, copies={})
+    document = {**plan.documents, "README.md": card(settings)}
+    document["draft_vocab.json"] = settings.vocab.read_text()
+    replace(operation, plan=replace(plan, documents=document)).write(out, overwrite=True)
+    size = sum(path.stat().st_size for path in out.iterdir())
+    print(f"publish: {out}, {size / 1e6:.1f} MB", flush=True)
+
+
+def card(settings: Settings) -> str:
+    """The model card: what is in card.md, and what was measured."""
+    header = json.loads((settings.answers / "dataset.json").read_text())
+    counts = header["counts"]["train"]
+    found = [line for line in lines(settings.work / "scores.jsonl") if line["head"] == "final"]
+    return CARD.read_text().format(
+        prompts=_sources(settings.prompts),
+        records=counts["records"],
+        tokens=counts["answer_tokens"],
+        temperature=header["sampling"]["temperature"],
+        options=json.dumps(_options(settings)),
+        scores=table(found) if found else "not scored yet\n",
+        vocab=settings.vocab_size,
+    )
+
+
+def _options(settings: Settings) -> dict[str, object]:
+    run = json.loads((settings.final.parent / "options.json").read_text())
+    own = run.get("options", run)
+    names = ("context", "loss", "num_depths", "learning_rate", "max_steps", "batch_sequences")
+    return {name: own.get(name) for name in names}
+
+
+def _sources(path: Path) -> str:
+    """Where the prompts came from and under which licence, counted."""
+    found: Counter[tuple[str, str]] = Counter()
+    for line in path.read_text().splitlines():
+        entry = json.loads(line)
+        found[str(entry.get("source", "unnamed")), str(entry.get("licence", "not stated"))] += 1
+    rows = [f"| {source} | {licence} | {n} |" for (source, licence), n in found.most_common()]
+    return "\n".join(["| prompts from | licence | number |", "|---|---|---|", *rows])
+
+
+def pack_results(settings: Settings, out: Path, package: Path) -> None:
+    """Few and small files for the way home: the head, the tables, the answers scored on."""
+    out.mkdir(parents=True, exist_ok=True)
+    shutil.make_archive(str(out / "head"), "gztar", package)
+    small = settings.work / "small"
+    shutil.rmtree(small, ignore_errors=True)
+    small.mkdir()
+    for path in settings.work.glob("*.json*"):
+        shutil.copy(path, small)
+    for path in settings.work.glob("*.md"):
+        shutil.copy(path, small)
+    shutil.copytree(settings.work / "evaluation", small / "evaluation")
+    for run in settings.work.glob("*/metrics.jsonl"):
+        shutil.copy(run, small / f"{run.parent.name}-metrics.jsonl")
+    shutil.make_archive(str(out / "results"), "gztar", small)

@@ -1,0 +1,126 @@
+"""Stage `score`: every row's best head on held-out prompts and on MT-Bench, loops apart."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from settings import Settings
+from study import best_of_rows, read
+
+from headstart.assembly.build import Built, build
+from headstart.checkpoint.hub import local_folder
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.dataset import Dataset
+from headstart.data.prompt_reader import PromptReader
+from headstart.data.records import Record
+from headstart.distill.filters import is_looping
+from headstart.heads.formats import open_head
+from headstart.models.loading import load_head
+from headstart.simulate.plan import make_plan
+from headstart.simulate.scoring import WHOLE, VocabOf, score
+from headstart.vocab.files import read as read_vocabs
+
+MAX_DRAFTS, SHOWN_DRAFTS = 5, 3
+SMALL = "draft vocabulary"
+CHOSEN_ON = "held-out, T=0.6"
+_MAX_REPETITION = 0.5  # as `headstart distill` drops answers
+
+
+def score_heads(settings: Settings) -> None:
+    """Write scores.jsonl, a line for each head and set as soon as it is there."""
+    checkpoint = Checkpoint.open(local_folder(settings.model))
+    heads = {"stock": settings.stock, **_rows(settings), "final": settings.final}
+    heads = {name: folder for name, folder in heads.items() if folder.is_dir()}
+    sets = {name: Dataset.open(folder).records("heldout") for name, folder in
+            settings.evaluation.items()}  # fmt: skip
+    built = build(checkpoint, next(iter(heads.values())), device=settings.device)
+    out = settings.work / "scores.jsonl"
+    done = {line["head"] for line in lines(out)}
+    for name, folder in heads.items():
+        if name in done:
+            continue
+        _use(built, folder)
+        with open(out, "a") as file:
+            for set_name, records in sets.items():
+                found = _scored(settings, built, checkpoint, records)
+                file.write(json.dumps({"head": name, "set": set_name, **found}) + "\n")
+        print(f"score: {name} {_length(found['all'], SMALL):.3f} at K = 3", flush=True)
+    (settings.work / "scores.md").write_text(table(lines(out)))
+
+
+def _rows(settings: Settings) -> dict[str, Path]:
+    rows = {row["name"]: row["head"] for row in best_of_rows(settings)}
+    for row in read(settings, "closer"):
+        rows[f"{row['name']}, seed {row['seed']}" if row["seed"] else row["name"]] = row["head"]
+    return {name: settings.work / folder for name, folder in rows.items()}
+
+
+def _use(built: Built, folder: Path) -> None:
+    """Other weights in the same modules: loading the trunk again would take longer than scoring."""
+    assert built.head is not None
+    load_head(built.head, open_head(folder).tensors, built.head.config)
+
+
+def _scored(
+    settings: Settings, built: Built, checkpoint: Checkpoint, records: Sequence[Record]
+) -> dict[str, Any]:
+    (vocab,) = read_vocabs(settings.vocab)
+    loops = {r.id for r in records if is_looping(r.ids[r.mask].astype("int64"), _MAX_REPETITION)}
+    ways: dict[str, VocabOf] = {SMALL: lambda record: vocab}
+    parts = {"all": list(records)}
+    if loops:
+        parts["not looping"] = [r for r in records if r.id not in loops]
+        parts["looping"] = [r for r in records if r.id in loops]
+    result: dict[str, Any] = {}
+    for part, chosen in parts.items():
+        if not any(r.mask.sum() > 1 for r in chosen):
+            continue
+        both = {**ways, WHOLE: lambda record: None} if part == "all" else ways
+        scores = score(
+            built, chosen, make_plan(chosen, None, "match"), max_drafts=MAX_DRAFTS, vocabs=both,
+            end_ids=PromptReader(checkpoint).end_ids,
+        )  # fmt: skip
+        result[part] = {way: found.as_json() for way, found in scores.items()}
+    return result
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+
+
+def lengths(settings: Settings) -> dict[str, float]:
+    """Head -> walked acceptance length at K = 3 on the set that heads are chosen on."""
+    found = [line for line in lines(settings.work / "scores.jsonl") if line["set"] == CHOSEN_ON]
+    return {line["head"]: _length(line["all"], SMALL) for line in found}
+
+
+def _length(part: Mapping[str, Any], way: str) -> float:
+    return float(part[way]["overall"]["walked"]["acceptance_length"][SHOWN_DRAFTS])
+
+
+def table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Walked acceptance length at K = 3: the study trains and drafts with the draft vocabulary."""
+    columns = (
+        "head", "answers", "length", "95 %", "not looping", "looping", "cumulative by depth",
+        "whole vocabulary",
+    )  # fmt: skip
+    text = [_line(columns), _line(["---"] * len(columns))]
+    for line in found:
+        walked = line["all"][SMALL]["overall"]["walked"]
+        low, high = (walked["acceptance_length_interval"] or [(0, 0)] * 9)[SHOWN_DRAFTS]
+        depths = walked["cumulative_acceptance"][:SHOWN_DRAFTS]
+        parts = [f"{_length(line[p], SMALL):.3f}" if p in line else "" for p in _PARTS]
+        cells = [line["head"], line["set"], parts[0], f"{low:.2f} to {high:.2f}", *parts[1:]]
+        cells += [" / ".join(f"{rate:.2f}" for rate in depths)]
+        text.append(_line([*cells, f"{_length(line['all'], WHOLE):.3f}"]))
+    return "\n".join(text) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+_PARTS = ("all", "not looping", "looping")

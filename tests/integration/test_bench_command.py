@@ -1,0 +1,176 @@
+"""`headstart bench` as people run it: against scripted servers, and on a model of our own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bench_server import Script, serving
+from server_runs import served
+from tiny_fixture import Tiny
+from typer.testing import CliRunner
+
+from headstart.cli.main import app
+from headstart.errors import ConfigError, ServerError
+
+LOAD = ("--num-requests", "6", "--input-tokens", "5", "--output-tokens", "7", "--repeats", "2",
+        "--warm-up", "0")  # fmt: skip
+SLOW: dict[str, Any] = {"first_seconds": 0.02, "gap_seconds": 0.01}
+
+
+def bench(*words: str) -> str:
+    """What the command prints; its error is raised."""
+    result = CliRunner().invoke(app, ["bench", *words])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout
+
+
+def questions(path: Path, *, category: str = "math", number: int = 2) -> str:
+    lines = [
+        {"question_id": i, "category": category, "turns": [f"{category} {i}?", "Why?"]}
+        for i in range(number)
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return str(path)
+
+
+def test_two_servers_are_compared_and_the_result_can_be_held_against_another(
+    tmp_path: Path,
+) -> None:
+    plain, drafting = Script(**SLOW), Script(**SLOW, tokens_per_chunk=(3,))
+    with serving(plain) as one, serving(drafting) as other:
+        urls = ("--url", f"plain={one.url}", "--url", f"K=2={other.url}")
+        text = bench(
+            "run", *urls, *LOAD, "--sweep", "concurrency=2,6", "--price", "on-demand=2,spot=1",
+            "--goodput", "tpot:7", "--out", str(tmp_path / "first"),
+        )  # fmt: skip
+        printed = bench("run", *urls, *LOAD, "--concurrency", "6", "--json")
+    document = json.loads((tmp_path / "first" / "bench.json").read_text())
+    # 20 ms to the first token, then 6 chunks of one token or 2 of three, 10 ms apart.
+    truth = (0.02 + 6 * 0.01) / (0.02 + 2 * 0.01)
+    for comparison in document["comparisons"]:
+        assert comparison["variant"] == "K=2" and comparison["base"] == "plain"
+        assert comparison["speed_up"]["value"] == pytest.approx(truth, rel=0.15)
+        assert comparison["speed_up"]["low"] > 1.5
+        assert comparison["savings"]["spot"] == pytest.approx(1 - 1 / truth, rel=0.15)
+        assert comparison["answers"]["equal"] == comparison["answers"]["compared"] == 12
+    good = {cell["variant"]: cell["measures"]["good_requests_per_second"]
+            for cell in document["cells"]}  # fmt: skip
+    assert good["plain"] == 0 and good["K=2"] > 0
+    assert "mean TPOT ms" in text and "use K=2" in text
+    page = (tmp_path / "first" / "report.html").read_text()
+    assert "Output throughput" in page and "Cost of a million output tokens" in page
+    _check_diff(tmp_path, json.loads(printed))
+
+
+def _check_diff(tmp_path: Path, later: dict[str, Any]) -> None:
+    (tmp_path / "later.json").write_text(json.dumps(later))
+    words = ("diff", str(tmp_path / "first"), str(tmp_path / "later.json"), "--json")
+    found = json.loads(bench(*words))
+    assert {cell["concurrency"] for cell in found["cells"]} == {6} and found["paired"]
+    assert [cell["concurrency"] for cell in found["only_in_first"]] == [2, 2]
+    assert "of 6 figures changed beyond noise" in bench(*words[:3])
+
+
+def test_tasks_give_a_speed_up_each_and_save_what_was_answered(tmp_path: Path) -> None:
+    files = [questions(tmp_path / f"{name}.jsonl", category=name) for name in ("math", "code")]
+    mine, other = (
+        Script(**SLOW, says="usage"),
+        Script(**SLOW, tokens_per_chunk=(2,), says="usage", word="else "),
+    )
+    with serving(mine) as one, serving(other) as two:
+        text = bench(
+            "tasks", "--url", f"plain={one.url}", "--url", f"K=1={two.url}",
+            "--question-file", files[0], "--question-file", files[1], "--max-gen-length", "5",
+            "--num-questions", "1", "--answer-file", str(tmp_path / "answers"),
+            "--result-file", str(tmp_path / "result"), "--out", str(tmp_path / "out"),
+        )  # fmt: skip
+    document = json.loads((tmp_path / "result").read_text())
+    ups = {row["task"]: row["speed_up"]["value"] for row in document["tasks"] if row["speed_up"]}
+    truth = (0.02 + 4 * 0.01) / (0.02 + 2 * 0.01)
+    assert ups == {"math": pytest.approx(truth, rel=0.2), "code": pytest.approx(truth, rel=0.2)}
+    answers = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
+    assert [(a["task"], a["variant"], len(a["turns"])) for a in answers] == [
+        ("math", "plain", 2), ("math", "K=1", 2), ("code", "plain", 2), ("code", "K=1", 2),
+    ]  # fmt: skip
+    # The control of every check for equal answers: this server writes something else.
+    assert "1 of 1 greedy answers differ from those of plain" in text
+    assert "Speed-up by task" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_what_was_measured_before_a_server_died_is_kept(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def dies(prompt: str) -> str | None:
+        asked.append(prompt)
+        return "500" if len(asked) > 8 else None
+
+    with serving(Script(fails=dies)) as server, pytest.raises(ServerError, match="warm-up"):
+        bench(
+            "run", "--url", server.url, "--sweep", "concurrency=1,2", "--num-requests", "6",
+            "--input-tokens", "5", "--output-tokens", "3", "--repeats", "1",
+            "--out", str(tmp_path / "out"),
+        )  # fmt: skip
+    document = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [cell["concurrency"] for cell in document["cells"]] == [1]
+    assert document["notes"][0].startswith("stopped early")
+
+
+def test_a_model_is_served_measured_and_stopped(tiny: Tiny, tmp_path: Path) -> None:
+    text = bench(
+        "run", str(served(tiny)), "--sweep", "concurrency=1,3", "k=0,3", "--num-requests", "4",
+        "--input-tokens", "12", "--output-tokens", "24", "--repeats", "1", "--dtype", "float32",
+        "--server-flags=--threads 1", "--out", str(tmp_path / "out"),
+    )  # fmt: skip
+    assert "made up" in text
+    document = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert len(document["cells"]) == 4 and len(document["comparisons"]) == 2
+    for cell in document["cells"]:
+        measures, counted = cell["measures"], cell["speculation"]
+        assert measures["num_answered"] == 4 and measures["output_tokens"] == 4 * 24
+        drafted = 0 if cell["variant"] == "K=0" else counted["accepted_tokens"]
+        assert counted["draft_tokens"] >= drafted >= (cell["variant"] == "K=3")
+    for comparison in document["comparisons"]:
+        assert comparison["answers"]["equal"] == 4  # float32: drafts change nothing
+
+
+def test_a_server_that_takes_no_notice_of_drafts_is_not_compared_by_them() -> None:
+    with serving(Script()) as server, pytest.raises(ConfigError, match="only Headstart's server"):
+        bench("run", "--url", server.url, "--compare", "0,3", *LOAD)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run",), "neither a MODEL nor --url"),
+        (("run", "a", "b"), "2 models given"),
+        (("run", "a", "k=1"), "put --sweep before it"),
+        (("run", "a", "--compare", "3", "--sweep", "k=0"), "both given"),
+        (("run", "--url", "http://x:1", "--url", "http://y:1", "--compare", "0,1"), "2 --url"),
+        (("run", "--url", "http://x:1", "--compare", "0,1+chunked-prefill=off"), "started so"),
+        (("run", "a", "--repeats", "0"), "--repeats is 0"),
+        (("run", "--url", "http://x:1", "--server-flags", "--threads 1"), "for a MODEL only"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_does_not_fit_together_is_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        bench(*words)
+
+
+def test_a_dry_run_says_what_would_be_measured(tmp_path: Path) -> None:
+    text = bench(
+        "run", "--url", "http://nowhere:1", "--sweep", "concurrency=1,2 k=0,3", "--dry-run", *LOAD
+    )
+    assert "K=0 (base), K=3" in text and "6 in each of 8 runs" in text
+
+
+def test_an_existing_result_is_not_replaced_unasked(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("years of work")
+    with pytest.raises(Exception, match="exists"):
+        bench("run", "--url", "http://nowhere:1", "--out", str(tmp_path / "out"))

@@ -1,0 +1,67 @@
+"""The examples run, each as its docstring says, on tiny checkpoints."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+from server_runs import Server
+
+from headstart.calibrate.tiny import write_tiny
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and prompts."""
+    folder = tmp_path_factory.mktemp("examples")
+    write_tiny("mimo", folder / "model", dtype="F32", vocab_size=5000)
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    prompts = [{"prompt": f"t{2 + i} t{3 + 5 * i}", "category": "ab"[i % 2]} for i in range(12)]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    return folder
+
+
+def run(name: str, *arguments: str | Path) -> None:
+    patch = pytest.MonkeyPatch()
+    patch.setattr(sys, "argv", [name, *map(str, arguments)])
+    try:
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    finally:
+        patch.undo()
+
+
+def test_every_example_is_short_listed_and_tested() -> None:
+    found = {path.name for path in EXAMPLES.glob("*.py")}
+    listed = set(re.findall(r"\]\((\w+\.py)\)", (EXAMPLES / "README.md").read_text()))
+    tested = set(re.findall(r'run\(\s*"(\w+\.py)"', Path(__file__).read_text()))
+    assert found == listed == tested
+    for name in found:
+        assert len((EXAMPLES / name).read_text().splitlines()) < 40, name
+
+
+def test_generate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run("generate.py", place / "model", "t5 t6")
+    assert "same text: True" in capsys.readouterr().out
+
+
+def test_openai_client(api_server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    run("openai_client.py", f"{api_server.url}/v1", "hello")
+    assert capsys.readouterr().out.strip()
+
+
+def test_tune_score_and_export(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    work = place / "work"
+    run("tune_a_head.py", place / "model", place / "prompts.jsonl", work, "3")
+    run("score_and_choose_k.py", place / "model", work / "data", work / "run" / "head")
+    said = capfd.readouterr().out
+    assert re.search(r"use --speculate \d", said) and "tokens per pass at K = 4" in said
+    run("export_for_vllm.py", place / "model", work / "run" / "head", place / "tuned")
+    said = capfd.readouterr().out
+    assert "head: complete" in said and "vllm serve" in said and "mtp" in said

@@ -1,0 +1,86 @@
+"""The recipe of the demo's head, from prompts to a folder to ship, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from headstart.calibrate.tiny import write_tiny
+from headstart.data.fingerprints import is_heldout
+from headstart.heads.formats import open_head
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "demo_head" / "recipe.py"
+TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recipe")
+    write_tiny("mimo", folder / "model", dtype="F32", vocab_size=2500)
+    (folder / "model" / "chat_template.jinja").write_text(TEMPLATE)
+    prompts = [
+        {"prompt": f"t{2 + i} t{3 + 5 * i}", "category": "ab"[i % 2], "source": "made"}
+        for i in range(40)
+    ]
+    (folder / "prompts.jsonl").write_text("".join(json.dumps(p) + "\n" for p in prompts))
+    questions = [{"question_id": i, "category": "c", "turns": [f"t{i} t9", "t4"]} for i in (5, 6)]
+    (folder / "questions.jsonl").write_text("".join(json.dumps(q) + "\n" for q in questions))
+    return folder
+
+
+def recipe(place: Path, *stages: str) -> str:
+    command = [
+        sys.executable, RECIPE, *stages, "--model", "model", "--prompts", "prompts.jsonl",
+        "--questions", "questions.jsonl", "--work", "work", "--out", "head", "--home", "home",
+        "--small",
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_recipe_runs_from_prompts_to_a_head_to_ship(place: Path) -> None:
+    said = recipe(place, "all")
+    work = place / "work"
+    study = json.loads((work / "study.json").read_text())
+    rows = {(row["options"]["context"], row["options"]["loss"]) for row in study}
+    assert len(rows) == 10
+    rates = {row["options"]["learning_rate"] for row in study if row["name"] == "fastmtp"}
+    assert 5e-5 in rates and len(rates) > 1  # as published, and searched like every other row
+    assert len((work / "study-steps.txt").read_text().split()) == 1
+    closer = json.loads((work / "closer.json").read_text())
+    assert {row["seed"] for row in closer} == {0, 1}
+    scores = [json.loads(line) for line in (work / "scores.jsonl").read_text().splitlines()]
+    assert {line["set"] for line in scores} == {
+        "held-out, T=0.6", "held-out, T=0", "MT-Bench, T=0",
+    }  # fmt: skip
+    assert {"stock", "fastmtp", "final"} <= {line["head"] for line in scores}
+    head = open_head(place / "head")
+    assert {source.dtype for source in head.tensors.values()} == {"BF16"}
+    card = (place / "head" / "README.md").read_text()
+    assert "| made | not stated | 40 |" in card and "| final | MT-Bench, T=0 |" in card
+    assert not (place / "head" / "tokenizer.json").exists()
+    assert {path.name for path in (place / "home").iterdir()} == {"head.tar.gz", "results.tar.gz"}
+    assert "stage publish" in said
+
+
+def test_what_is_scored_was_never_trained_on(place: Path) -> None:
+    lines = (place / "work" / "answers" / "journal.jsonl").read_text().splitlines()[1:]
+    known = {entry["prompt_id"]: entry["prompt_sha"] for entry in map(json.loads, lines)}
+    heldout = (place / "work" / "evaluation" / "heldout.jsonl").read_text().splitlines()
+    scored = [json.loads(line)["id"] for line in heldout]
+    assert scored
+    for name in scored:
+        if name in known:
+            assert is_heldout(known[name], 0.3)
+
+
+def test_a_finished_stage_is_not_done_again(place: Path) -> None:
+    metrics = place / "work" / "study" / "prefix-kl-0.001" / "metrics.jsonl"
+    before = metrics.stat().st_mtime_ns
+    recipe(place, "evaluation", "study")
+    assert metrics.stat().st_mtime_ns == before

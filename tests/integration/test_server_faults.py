@@ -1,0 +1,185 @@
+"""Engines that fail, for once or for good: clients are told at once, and the server never hangs."""
+
+from __future__ import annotations
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from server_runs import HTTP, running, served
+from server_threads import Running, serving, small_engine, wait_until
+from tiny_fixture import Tiny
+
+from headstart.engine.engine import Engine
+from headstart.errors import EngineError, RequestError
+
+LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
+RUNNING = re.compile(r"^headstart:num_requests_running\{.*\} 8\.0$", re.M)
+SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny) -> Path:
+    return served(tiny)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return small_engine(folder)
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[Running]:
+    with serving(engine, drain_seconds=0.5) as running:
+        yield running
+
+
+def ask(server: Running, fields: dict[str, Any]) -> httpx.Response:
+    return HTTP.post(f"{server.url}/v1/completions", json=fields)
+
+
+def is_idle(engine: Engine) -> bool:
+    return engine.pool.num_used == 0 and not engine.has_work
+
+
+class Failing:
+    """Lets the steps of an engine fail when told."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch):
+        self.is_on, self._step = False, engine.step
+        monkeypatch.setattr(engine, "step", self.step)
+
+    def step(self) -> Any:
+        if self.is_on:
+            raise RuntimeError("the device is on fire")
+        return self._step()
+
+
+def ask_many(server: Running, failing: Failing, count: int = 8) -> list[float]:
+    """Start long requests, let the engine fail, return how long each took to end with an error."""
+    ended: list[float] = []
+
+    def one(number: int) -> None:
+        answer = ask(server, {**LONG, "stream": number % 2 == 0})
+        ended.append(time.monotonic())
+        assert '"code":"engine_error"' in answer.text
+        assert "on fire" not in answer.text  # what went wrong inside is for the log
+
+    with ThreadPoolExecutor(count) as pool:
+        waiting = [pool.submit(one, number) for number in range(count)]
+        wait_until(lambda: server.serving.state.gate.num_open == count)
+        time.sleep(0.2)
+        failing.is_on, failed = True, time.monotonic()
+        for future in waiting:
+            future.result(timeout=10)
+    return [at - failed for at in ended]
+
+
+def test_a_failed_step_fails_everybody_at_once_and_the_engine_goes_on(
+    engine: Engine,
+    server: Running,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    failing = Failing(engine, monkeypatch)
+    correct = ask(server, {**SHORT, "seed": 1}).json()["choices"]
+    assert max(ask_many(server, failing)) < 2
+    failing.is_on = False
+    # Not one for each client: a hundred of them would take seconds.
+    assert [record.msg[:6] for record in caplog.records if record.exc_info] == ["a step"]
+    assert is_idle(engine)
+    assert server.status() == "ready"
+    assert ask(server, {**SHORT, "seed": 1}).json()["choices"] == correct
+
+
+@pytest.mark.parametrize("kind", [RequestError, RuntimeError], ids=["refusal", "failure"])
+def test_a_request_that_the_engine_does_not_take_leaves_nothing_behind(
+    engine: Engine, server: Running, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    submit = engine.submit
+
+    def second_fails(asked: Any, *, request_id: str, **options: Any) -> str:
+        if request_id.endswith("-1"):
+            raise kind("no")
+        return submit(asked, request_id=request_id, **options)
+
+    monkeypatch.setattr(engine, "submit", second_fails)
+    answer = ask(server, {**LONG, "prompt": ["a", "b"], "n": 2})
+    assert answer.status_code == (400 if kind is RequestError else 500)
+    wait_until(lambda: is_idle(engine))
+    assert server.serving.state.metrics.num_tracked == 0
+    assert server.status() == "ready" and ask(server, SHORT).status_code == 200
+
+
+def test_an_engine_that_keeps_failing_ends_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = small_engine(folder)
+    with serving(own) as server:
+        failing = Failing(own, monkeypatch)
+        failing.is_on = True
+        for _ in range(4):
+            assert ask(server, SHORT).status_code == 500
+        assert server.join() == 1
+
+
+def test_an_engine_whose_books_are_wrong_ends_the_server(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = small_engine(folder)
+    with serving(own) as server:
+        failing = Failing(own, monkeypatch)
+
+        def recover() -> None:
+            raise EngineError("1 K/V blocks belong to nobody")
+
+        monkeypatch.setattr(own, "recover", recover)
+        assert max(ask_many(server, failing)) < 2
+        assert server.join() == 1
+
+
+def test_a_step_that_never_ends_ends_the_process(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, is_over, codes = small_engine(folder), threading.Event(), list[int]()
+    monkeypatch.setattr(own, "step", is_over.wait)
+
+    def end(code: int) -> None:  # in place of os._exit, which would end the tests
+        codes.append(code)
+        is_over.set()
+        server.serving.signal(signal.SIGTERM)
+
+    monkeypatch.setattr("headstart.server.lifecycle.os._exit", end)
+    monkeypatch.setattr("headstart.server.lifecycle._WATCH_SECONDS", 0.1)
+    monkeypatch.setattr("headstart.server.lifecycle._GOODBYE_SECONDS", 0.3)
+    with serving(own, step_timeout_seconds=0.2) as server:
+        answer = ask(server, SHORT)
+        assert answer.status_code == 503 and answer.json()["error"]["code"] == "stopped"
+        wait_until(lambda: bool(codes))
+    assert codes[0] == 1
+
+
+def test_a_process_whose_engine_dies_tells_everybody_and_ends(folder: Path) -> None:
+    """The same in a process of its own, which must end by itself and with 1."""
+    script = (str(Path(__file__).with_name("failing_headstart.py")),)
+    with running(folder, script=script) as server, ThreadPoolExecutor(8) as pool:
+        url = f"{server.url}/v1/completions"
+        waiting = [
+            pool.submit(HTTP.post, url, json={**LONG, "stream": number % 2 == 0})
+            for number in range(8)
+        ]
+        wait_until(lambda: bool(RUNNING.search(HTTP.get(f"{server.url}/metrics").text)))
+        server.process.send_signal(signal.SIGUSR1)
+        failed = time.monotonic()
+        assert all('"code":"engine_error"' in answer.result().text for answer in waiting)
+        assert time.monotonic() - failed < 2
+        for _ in range(3):
+            assert HTTP.post(url, json=SHORT).status_code == 500
+        assert server.process.wait(15) == 1

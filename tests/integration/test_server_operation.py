@@ -1,0 +1,259 @@
+"""A server in trouble: clients that go away, queues that are full, engines that fail, the end."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from server_runs import HTTP, served
+from server_threads import Running, serving, small_engine, wait_until
+from tiny_fixture import Tiny
+
+from headstart.engine.engine import Engine
+from headstart.errors import ConfigError
+from headstart.server.lifecycle import Serving
+from headstart.server.limits import API_KEY_VARIABLE, ServerOptions
+from headstart.server.model import ServedModel
+from headstart.server.reasoning import Start
+
+LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
+SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny) -> Path:
+    return served(tiny)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return small_engine(folder)
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[Running]:
+    with serving(engine, drain_seconds=0.5) as running:
+        yield running
+
+
+def ask(server: Running, fields: dict[str, Any], **options: Any) -> httpx.Response:
+    return HTTP.post(f"{server.url}/v1/completions", json=fields, timeout=30, **options)
+
+
+def is_idle(engine: Engine) -> bool:
+    return engine.pool.num_used == 0 and not engine.has_work
+
+
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
+def test_a_client_that_goes_away_ends_its_request(
+    engine: Engine, server: Running, stream: bool
+) -> None:
+    before = engine.stats.aborted
+    url = f"{server.url}/v1/completions"
+    if stream:
+        with HTTP.stream("POST", url, json={**LONG, "stream": True}) as response:
+            next(response.iter_lines())
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            HTTP.post(url, json=LONG, timeout=0.3)
+    assert wait_until(lambda: engine.stats.aborted > before) < 1
+    assert wait_until(lambda: is_idle(engine)) < 1
+    assert server.serving.state.gate.num_open == 0
+
+
+def test_a_full_queue_is_a_429_that_says_when_to_come_back(engine: Engine) -> None:
+    places = engine.options.max_running_requests + 2
+    with serving(engine, max_queue=2, max_n=places) as server:
+        with HTTP.stream(
+            "POST", f"{server.url}/v1/completions", json={**LONG, "n": places, "stream": True}
+        ) as response:
+            lines = response.iter_lines()  # held: httpx ends a stream whose reader is forgotten
+            next(lines)
+            refused = ask(server, SHORT)
+            assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
+            client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+            with pytest.raises(openai.RateLimitError, match="no more may wait"):
+                client.completions.create(model="default", **{"prompt": "a"})
+            client.close()
+        wait_until(lambda: server.serving.state.gate.num_open == 0)
+        assert ask(server, SHORT).status_code == 200
+
+
+def test_a_request_has_a_time_limit(engine: Engine) -> None:
+    with serving(engine, request_timeout_seconds=0.3) as server:
+        late = ask(server, LONG)
+        assert late.status_code == 408 and "not complete after 0.3 s" in late.text
+        streamed = ask(server, {**LONG, "stream": True}).text
+        assert streamed.count('"text"') > 1 and '"code":"request_timeout"' in streamed
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="x", max_retries=0)
+        stream = client.completions.create(
+            model="default", prompt="abc", max_tokens=3000, stream=True,
+            extra_body={"ignore_eos": True},
+        )  # fmt: skip
+        with pytest.raises(openai.APIError, match="not complete after"):
+            list(stream)
+        client.close()
+        assert wait_until(lambda: is_idle(engine)) < 1
+
+
+def raw(server: Running, data: bytes) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    connection.sendall(data)
+    return connection
+
+
+@pytest.mark.parametrize("data", [b"", b"GET /health HTTP/1.1\r\nX: "], ids=["nothing", "part"])
+def test_who_does_not_finish_his_headers_is_disconnected(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, data: bytes
+) -> None:
+    monkeypatch.setattr("headstart.server.connections.HEADER_SECONDS", 0.2)
+    with serving(engine) as server, raw(server, data) as connection:
+        with contextlib.suppress(ConnectionResetError):
+            assert connection.recv(100) == b""
+        assert ask(server, {**LONG, "max_tokens": 200}).status_code == 200  # a slow answer is not
+
+
+def test_a_flood_of_headers_is_refused(server: Running) -> None:
+    with raw(server, b"GET /health HTTP/1.1\r\n") as connection:
+        with contextlib.suppress(ConnectionError):
+            for number in range(2000):
+                connection.sendall(b"X-%d: %s\r\n" % (number, b"x" * 100))
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    assert server.status() == "ready"
+
+
+def test_a_client_that_reads_nothing_is_given_up_in_the_end(engine: Engine) -> None:
+    body = json.dumps({**LONG, "n": 8, "stream": True, "logprobs": 20}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    with serving(engine, request_timeout_seconds=0.4) as server, raw(server, head + body):
+        wait_until(lambda: engine.has_work)
+        wait_until(lambda: server.serving.state.gate.num_open == 0)
+        assert wait_until(lambda: is_idle(engine)) < 1
+
+
+def test_the_first_signal_lets_answers_finish_and_refuses_new_ones(engine: Engine) -> None:
+    with serving(engine, drain_seconds=20) as server, ThreadPoolExecutor() as pool:
+        running = pool.submit(ask, server, {**LONG, "max_tokens": 100})
+        wait_until(lambda: engine.has_work)
+        server.serving.signal(signal.SIGTERM)
+        wait_until(lambda: server.status() == "draining")
+        refused = ask(server, SHORT)
+        assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
+        assert running.result().json()["usage"]["completion_tokens"] == 100
+        assert server.join() == 0
+
+
+@pytest.mark.parametrize(("signals", "code"), [(1, 1), (2, 143)], ids=["limit", "second signal"])
+def test_what_is_not_finished_in_time_is_cut_off(
+    engine: Engine, server: Running, signals: int, code: int
+) -> None:
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(ask, server, {**LONG, "stream": True})
+        wait_until(lambda: engine.has_work)
+        for _ in range(signals):
+            server.serving.signal(signal.SIGTERM)
+        assert '"code":"stopped"' in running.result().text
+    assert server.join() == code
+    assert is_idle(engine)
+
+
+def test_while_a_model_is_loaded_everything_is_a_503(engine: Engine) -> None:
+    is_loaded = threading.Event()
+
+    def load() -> Engine:
+        is_loaded.wait()
+        return engine
+
+    with serving(load) as server:
+        assert server.status() == "starting"
+        assert ask(server, SHORT).json()["error"]["code"] == "loading"
+        is_loaded.set()
+        wait_until(lambda: server.status() == "ready")
+        assert ask(server, SHORT).status_code == 200
+
+
+@pytest.mark.parametrize("kind", [ConfigError, RuntimeError], ids=["misuse", "anything"])
+def test_a_model_that_cannot_be_loaded_is_the_callers_error(kind: type[Exception]) -> None:
+    def load() -> Engine:
+        raise kind("dtype is 'float7'")
+
+    with pytest.raises(kind, match="float7"):
+        Serving("small", ServerOptions(port=0), load).run()
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_loaded(server: Running) -> None:
+    port = int(server.url.rsplit(":", 1)[1])
+    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
+        Serving("small", ServerOptions(port=port), lambda: pytest.fail("loaded"))
+
+
+def test_keys_are_asked_for_where_there_are_some(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(API_KEY_VARIABLE, "two, three")
+    with serving(engine, api_key=["one"]) as server:
+        for key, status in [("one", 200), ("three", 200), ("four", 401)]:
+            headers = {"Authorization": f"Bearer {key}"}
+            assert ask(server, SHORT, headers=headers).status_code == status
+        assert ask(server, SHORT).status_code == 401
+        assert server.status() == "ready"  # probes have no key
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="four", max_retries=0)
+        with pytest.raises(openai.AuthenticationError):
+            client.models.list()
+        client.close()
+
+
+@pytest.mark.parametrize("origins", [None, ["http://page"]], ids=["off", "on"])
+def test_web_pages_of_other_origins_may_ask_only_where_that_was_allowed(
+    engine: Engine, origins: list[str] | None
+) -> None:
+    with serving(engine, cors_origin=origins) as server:
+        answer = HTTP.get(f"{server.url}/version", headers={"Origin": "http://page"})
+        assert answer.headers.get("access-control-allow-origin") == (origins or [None])[0]
+
+
+def test_important_requests_are_answered_first(folder: Path) -> None:
+    own = small_engine(folder, max_running_requests=1)
+    order: list[str] = []
+
+    def one(name: str, priority: int, tokens: int) -> None:
+        ask(server, {**SHORT, "max_tokens": tokens, "priority": priority})
+        order.append(name)
+
+    with serving(own) as server, ThreadPoolExecutor() as pool:
+        pool.submit(one, "running", 0, 150)
+        wait_until(lambda: len(own.scheduler.running) == 1)
+        pool.submit(one, "later", 5, 40)
+        wait_until(lambda: len(own.scheduler.waiting) == 1)
+        pool.submit(one, "sooner", -5, 40)
+    assert order.index("sooner") < order.index("later")
+
+
+@pytest.mark.parametrize(
+    ("text", "start", "thought"),
+    [
+        ("ab</think>Yes", "open", 10),
+        ("abc", "open", 3),
+        ("<think>ab</think>Yes", "free", 17),
+        ("Yes</think>", "free", 0),
+        ("ab</think>Yes", "closed", 0),
+    ],
+)
+def test_thinking_is_counted_up_to_the_end_of_its_mark(
+    engine: Engine, text: str, start: Start, thought: int
+) -> None:
+    model = ServedModel(engine, ["small"], "small", ServerOptions())
+    ids = engine.prompts.tokenizer.encode(text)  # a byte each, the marks too
+    assert model.num_reasoning_tokens(ids, start) == thought

@@ -1,0 +1,82 @@
+"""Requests that a machine makes of our OpenAPI document: some fit it and some do not."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from server_runs import HTTP, Server
+
+schemathesis = pytest.importorskip("schemathesis")
+CALLS = [
+    ("POST", "/v1/chat/completions"), ("POST", "/v1/completions"), ("POST", "/tokenize"),
+    ("POST", "/detokenize"), ("GET", "/v1/models/{name}"), ("GET", "/v1/models"),
+    ("GET", "/health"),
+]  # fmt: skip
+_EXAMPLES = 25
+
+
+@pytest.fixture(scope="module")
+def document(attacked: Server) -> dict[str, Any]:
+    found: dict[str, Any] = HTTP.get(f"{attacked.url}/openapi.json").json()
+    return found
+
+
+def test_the_document_lists_all_that_is_called_here(document: dict[str, Any]) -> None:
+    listed = {(m.upper(), path) for path, ways in document["paths"].items() for m in ways}
+    assert listed == {*CALLS, ("GET", "/version"), ("GET", "/metrics")}
+
+
+@pytest.mark.parametrize("mode", ["POSITIVE", "NEGATIVE"])
+@pytest.mark.parametrize(("method", "path"), CALLS, ids=lambda value: value.strip("/"))
+def test_whatever_is_asked_is_answered_or_refused(
+    attacked: Server, document: dict[str, Any], method: str, path: str, mode: str
+) -> None:
+    operation = schemathesis.openapi.from_dict(document)[path][method]
+    if mode == "NEGATIVE" and "requestBody" not in document["paths"][path][method.lower()]:
+        pytest.skip("there is nothing that could be wrong")
+
+    @settings(
+        max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None,
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    @given(st.data())
+    def ask(data: st.DataObject) -> None:
+        way = schemathesis.GenerationMode[mode]
+        case = data.draw(operation.as_strategy(generation_mode=way))
+        sent = case.as_transport_kwargs(base_url=attacked.url)
+        answer = HTTP.request(
+            sent["method"], sent["url"], params=sent.get("params"), headers=_headers(sent),
+            content=_content(sent),
+        )  # fmt: skip
+        statuses[answer.status_code] += 1
+        check(answer, case)
+
+    statuses: Counter[int] = Counter()
+    ask()
+    if mode == "NEGATIVE":
+        assert min(statuses) >= 400
+    elif method == "POST":
+        assert statuses[200] > 0, "nothing came through that could have gone wrong"
+
+
+def _headers(sent: dict[str, Any]) -> list[tuple[bytes, bytes]]:
+    found = {**sent.get("headers", {}), "content-type": "application/json"}
+    return [
+        (k.encode("latin-1", "replace"), v.encode("latin-1", "replace")) for k, v in found.items()
+    ]
+
+
+def _content(sent: dict[str, Any]) -> bytes | None:
+    body = sent.get("json", sent.get("data"))
+    return body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+
+
+def check(answer: Any, case: Any) -> None:
+    assert answer.status_code < 500, (answer.text[:300], case.body)
+    if answer.status_code >= 400:
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}

@@ -1,0 +1,79 @@
+"""Tables and the page, made from documents; what they look like is for tests/browser."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from bench_documents import document, whole_document
+from bench_records import request, run
+
+from headstart.bench.arrivals import LoadOptions
+from headstart.bench.cells import Point
+from headstart.bench.cost import parse_prices
+from headstart.bench.document import Measured, make_document
+from headstart.bench.page import make_page
+from headstart.bench.records import Failure, Lag, VariantRecord
+from headstart.bench.rows import acceptance_rows, comparison_rows, cost_rows, spread_rows, xllm_rows
+from headstart.bench.study import Study
+from headstart.bench.variants import parse_compare
+from headstart.bench.workload import Workload
+from headstart.cli.bench_view import show
+
+
+def test_rows_have_the_columns_of_xllms_table_and_stand_together_by_load() -> None:
+    rows = xllm_rows(whole_document())
+    assert rows[0][:6] == [
+        "method", "load", "mean TPOT ms", "mean TTFT ms", "output tokens/s", "total tokens/s",
+    ]  # fmt: skip
+    assert [row[:2] for row in rows[1:5]] == [
+        ["K=0", "1"], ["K=3", "1"], ["K=0", "4"], ["K=3", "4"],
+    ]  # fmt: skip
+    made = (spread_rows, comparison_rows, acceptance_rows, cost_rows)
+    for rows in (of(whole_document()) for of in made):
+        assert len(rows) > 1 and {len(row) for row in rows} == {len(rows[0])}
+
+
+def test_acceptance_is_always_said_to_be_cumulative_or_conditional() -> None:
+    heads, first = acceptance_rows(whole_document())[:2]
+    assert first[heads.index("cumulative")] == "0.70 0.50 0.30"
+    assert first[heads.index("conditional")] == "0.70 0.71 0.60"
+    assert "cumulative share accepted" in make_page(whole_document()).render()
+
+
+def failed_document() -> dict[str, Any]:
+    """Nothing was answered, and late at that."""
+    variants = parse_compare("0,3")
+    broken = request(id="q", failure=Failure("server_error", "out of memory", 500))
+    late = Lag(p99_seconds=1.0, limit_seconds=0.002)
+    records = [
+        VariantRecord(
+            name=v.name,
+            url="http://x",
+            runs=(run(broken, variant=v.name, concurrency=1, lag=late),),
+        )
+        for v in variants
+    ]
+    workload = Workload(questions=(), warm_up=(), api="chat", temperature=0.0, ignore_eos=True)
+    study = Study(
+        variants=variants, points=[Point(concurrency=1)], workload=workload, load=LoadOptions()
+    )
+    return make_document(
+        [Measured(study, records)], variants[0], workload={}, prices=parse_prices(["2"], 1)
+    )
+
+
+def test_a_run_without_answers_is_shown_as_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    found = failed_document()
+    json.dumps(found, allow_nan=False)
+    show(found)
+    text = capsys.readouterr().out
+    assert "1 of 1 requests failed (1 server_error)" in text and "INVALID" in text
+    assert "INVALID" in make_page(found).render()
+
+
+def test_the_page_keeps_the_document_but_not_every_request() -> None:
+    page = make_page(document()).render()
+    assert '"speed_up"' in page and '"latency_seconds":' in page
+    assert '"ttft_seconds":0.1,' not in page

@@ -1,0 +1,123 @@
+"""Counters of all engines, from /metrics and from answers, in one form."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from headstart.bench.metrics_scrape import read_counters, speculation_between, went_back
+from headstart.bench.records import Speculation
+from headstart.bench.response_counters import speculation_of_response, total_speculation
+
+EMPTY = read_counters("")
+
+
+def vllm(rounds: int, drafted: int, accepted: list[int], prefix: str = "vllm:") -> str:
+    label = 'model_name="m"'
+    lines = [
+        f"# TYPE {prefix}spec_decode_num_drafts counter",
+        f"{prefix}spec_decode_num_drafts_total{{{label}}} {float(rounds)}",
+        f"{prefix}spec_decode_num_draft_tokens_total{{{label}}} {float(drafted)}",
+        f"{prefix}spec_decode_num_accepted_tokens_total{{{label}}} {float(sum(accepted))}",
+        f"{prefix}spec_decode_num_drafts_created{{{label}}} 1.7e9",
+    ]
+    per = f"{prefix}spec_decode_num_accepted_tokens_per_pos_total"
+    lines += [f'{per}{{{label},position="{i}"}} {float(n)}' for i, n in enumerate(accepted)]
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(("engine", "prefix"), [("vllm", "vllm:"), ("llamacpp", "llamacpp:")])
+def test_only_what_was_counted_in_between_is_taken(engine: str, prefix: str) -> None:
+    before = read_counters(vllm(100, 300, [90, 80, 70], prefix))
+    after = read_counters(vllm(200, 600, [170, 130, 90], prefix))
+    found = speculation_between(before, after)
+    assert found is not None and (found.source, found.rounds) == (engine, 100)
+    assert found.accepted_per_depth == (80, 50, 20)
+    assert found.acceptance_length == pytest.approx(1 + 150 / 100)
+    assert found.draft_acceptance_rate == pytest.approx(150 / 300)
+    assert found.cumulative == pytest.approx((0.8, 0.5, 0.2))
+    assert found.conditional == pytest.approx((0.8, 0.625, 0.4))
+
+
+def test_our_own_names_come_before_the_aliases_and_know_plain_rounds() -> None:
+    own = vllm(10, 20, [8, 4], "headstart:") + "\nheadstart:decode_rounds_total 16\n"
+    per = "headstart:spec_decode_num_draft_tokens_per_pos_total"
+    own += f'{per}{{position="0"}} 10\n{per}{{position="1"}} 8\n'
+    found = speculation_between(EMPTY, read_counters(vllm(10, 20, [8, 4]) + "\n" + own))
+    assert found is not None and (found.source, found.rounds) == ("headstart", 16)
+    assert found.cumulative == pytest.approx((0.8, 0.5))
+    assert found.acceptance_length == pytest.approx(1 + 12 / 16)
+
+
+def test_sglang_gives_a_length_but_no_rates() -> None:
+    text = "sglang:spec_verify_calls_total 50\nsglang:generation_tokens_total 120\n"
+    found = speculation_between(EMPTY, read_counters(text))
+    assert found is not None and found.acceptance_length == pytest.approx(2.4)
+    assert found.draft_acceptance_rate is None and found.cumulative == ()
+
+
+def test_a_server_without_counters_gives_none() -> None:
+    text = "vllm:num_requests_running 3\nnot a sample\nx NaN\n"
+    assert speculation_between(EMPTY, read_counters(text)) is None
+
+
+def test_several_engines_of_one_server_are_added_up() -> None:
+    text = 'a{engine="0"} 2\na{engine="1"} 3\na{engine="2"} NaN\n'
+    assert read_counters(text).sums == {"a": 5.0}
+
+
+def test_counters_that_went_back_are_noticed() -> None:
+    old, new = read_counters(vllm(100, 300, [90])), read_counters(vllm(5, 15, [4]))
+    assert went_back(old, new) and not went_back(new, old)
+
+
+RESPONSES: dict[str, dict[str, Any]] = {
+    "ours": {
+        "headstart": {
+            "statistics": {
+                "rounds": 10, "draft_tokens": 18, "accepted_tokens": 12,
+                "draft_tokens_per_depth": [10, 8], "accepted_per_depth": [8, 4],
+            }
+        }
+    },
+    "vllm": {
+        "metrics": {
+            "speculative_decoding": {
+                "num_spec_steps": 10, "num_draft_tokens": 18, "num_accepted_draft_tokens": 12,
+                "acceptance_histogram": [2, 4, 4],
+            }
+        }
+    },
+    "sglang": {
+        "sglext": {
+            "spec_tokens_details": {
+                "spec_verify_ct": 10, "spec_num_proposed_drafts": 18, "spec_num_correct_drafts": 12,
+                "spec_correct_drafts_histogram": [2, 4, 4],
+            }
+        }
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", RESPONSES)
+def test_answers_of_all_engines_read_the_same(engine: str) -> None:
+    found = speculation_of_response({"choices": [], **RESPONSES[engine]})
+    assert found is not None and found.accepted_per_depth == (8, 4)
+    assert found.acceptance_length == pytest.approx(2.2)
+    assert found.draft_acceptance_rate == pytest.approx(12 / 18)
+
+
+def test_llama_cpp_counts_drafts_but_no_rounds() -> None:
+    assert speculation_of_response({"timings": {"predicted_n": 9}}) is None
+    found = speculation_of_response({"timings": {"draft_n": 9, "draft_n_accepted": 6}})
+    assert found is not None and found.acceptance_length is None
+    assert found.draft_acceptance_rate == pytest.approx(2 / 3)
+
+
+def test_a_total_needs_all_its_parts() -> None:
+    shallow = Speculation(source="responses", rounds=3, accepted_per_depth=(2,))
+    deep = Speculation(source="responses", rounds=4, accepted_per_depth=(3, 1))
+    both = total_speculation([shallow, deep])
+    assert both is not None and (both.rounds, both.accepted_per_depth) == (7, (5, 1))
+    assert total_speculation([shallow, None]) is None and total_speculation([]) is None
