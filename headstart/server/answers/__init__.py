@@ -1,0 +1,1 @@
+"""From what the engine gives to the objects of OpenAI's API."""

@@ -1,0 +1,70 @@
+"""Answers of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from headstart.engine.outputs import Completion, TokenLogprob
+from headstart.server.answers.logprobs import completion_logprobs
+from headstart.server.answers.writer import Writer
+from headstart.server.jobs import Event
+from headstart.server.protocol.completion import CompletionRequest
+
+
+class CompletionWriter(Writer):
+    request: CompletionRequest
+    kind = chunk_kind = "text_completion"
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        if not self.request.echo:
+            return []
+        samples = self._num_samples
+        return [
+            self.chunk(_choice(number * samples + sample, self._prompt(number), None, None))
+            for number in range(len(self.jobs))
+            for sample in range(samples)
+        ]
+
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        update, index = event.update, self.index(event)
+        if not update.text and update.finish_reason is None and not self._shows_tokens:
+            return []
+        logprobs = self._logprobs(index, update.logprobs) if update.logprobs else None
+        choice = _choice(index, update.text, logprobs, update.finish_reason)
+        return [self.chunk({**choice, **self.extras(index, update)})]
+
+    @property
+    def _shows_tokens(self) -> bool:
+        """Whether a chunk without text still says something."""
+        asked = self.request
+        return asked.num_logprobs is not None or asked.return_token_ids or asked.headstart.origins
+
+    def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
+        text = (self._prompt(number) if self.request.echo else "") + output.text
+        logprobs = None
+        if output.logprobs is not None:
+            logprobs = self._logprobs(index, output.logprobs)
+        choice = _choice(index, text, logprobs, output.finish_reason)
+        extra = self.extras(index, output)
+        if self.request.return_token_ids:
+            extra["prompt_token_ids"] = self.results[number].prompt_token_ids
+        return {**choice, **extra}
+
+    def _prompt(self, number: int) -> str:
+        prompt = self.request.prompts[number]
+        return prompt if isinstance(prompt, str) else self.model.decode(prompt)
+
+    def _logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+        offset = self._offsets.get(index, 0)
+        shown, self._offsets[index] = completion_logprobs(entries, self.model.pieces, offset)
+        return shown
+
+    def __init__(self, *args: Any, **options: Any):
+        super().__init__(*args, **options)
+        self._offsets: dict[int, int] = {}  # of the next token's text, by choice
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}

@@ -1,0 +1,125 @@
+"""What both APIs have in common: ids and times of an answer, usage, statistics, the last chunk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from headstart.engine.outputs import Completion, Result, Update
+from headstart.server.answers.counts import statistics_of, usage, usage_of
+from headstart.server.answers.origins import OriginText
+from headstart.server.jobs import Event, Job
+from headstart.server.model import ServedModel
+from headstart.server.protocol.sampling import SamplingFields
+from headstart.server.refusals import unanswerable
+
+_LARGE = 2000  # tokens and alternatives in one answer
+
+
+class Writer:
+    """Makes chunks of events while they come, or a whole answer of their results."""
+
+    kind = ""  # `object` of a whole answer
+    chunk_kind = ""
+
+    def __init__(
+        self, request: SamplingFields, jobs: Sequence[Job], *, model: ServedModel, answer_id: str
+    ):
+        self.request, self.jobs, self.model = request, jobs, model
+        self._id, self._created = answer_id, int(time.time())
+        self._name = request.model if request.model is not None else model.names[0]
+        self._num_samples = request.n or 1
+        self._results: dict[int, Result] = {}
+        self._num_output = 0
+        self._has_shown_prompt = False
+        self._origins: dict[int, OriginText] = {}
+
+    @property
+    def results(self) -> list[Result]:
+        """Of all prompts that have ended, in order."""
+        return [self._results[number] for number in sorted(self._results)]
+
+    def note(self, event: Event) -> None:
+        """Keep what the end of the answer needs; raises for a sample that failed."""
+        if event.update.finish_reason == "error":
+            raise unanswerable(event.update.error or "the request failed in the engine.")
+        self._num_output += len(event.update.token_ids)
+        if event.result is not None:
+            self._results[event.number] = event.result
+
+    @property
+    def is_large(self) -> bool:
+        """Whether writing the whole answer would hold up the event loop."""
+        return self._num_output * (1 + (self.request.num_logprobs or 0)) > _LARGE
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        return []
+
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        raise NotImplementedError
+
+    def last_chunks(self) -> list[dict[str, Any]]:
+        """Usage and statistics, if asked for, in one chunk without choices."""
+        options = self.request.stream_options
+        extra: dict[str, Any] = {}
+        if options is not None and options.include_usage:
+            extra["usage"] = self.usage()
+        if self.request.headstart.statistics:
+            extra["headstart"] = {"statistics": statistics_of(self.results)}
+        return [{**self.head(self.chunk_kind), "choices": [], **extra}] if extra else []
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            self.whole_choice(number * self._num_samples + output.index, number, output)
+            for number, result in enumerate(self.results)
+            for output in result.outputs
+        ]
+        answer = {**self.head(self.kind), "choices": choices, "usage": self.usage()}
+        if self.request.headstart.statistics:
+            answer["headstart"] = {"statistics": statistics_of(self.results)}
+        if self.request.return_token_ids and len(self.results) == 1:
+            answer["prompt_token_ids"] = self.results[0].prompt_token_ids
+        return answer
+
+    def usage(self) -> dict[str, Any]:
+        return usage_of(self.results)
+
+    def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self._id, "object": kind, "created": self._created, "model": self._name,
+            "system_fingerprint": self.model.fingerprint,
+        }  # fmt: skip
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        options = self.request.stream_options
+        extra: dict[str, Any] = {}
+        if options is not None and options.continuous_usage_stats:
+            prompt = sum(len(job.asked.ids) for job in self.jobs)
+            extra["usage"] = usage(prompt, self._num_output)
+        if self.request.return_token_ids and not self._has_shown_prompt and len(self.jobs) == 1:
+            extra["prompt_token_ids"] = self.jobs[0].asked.ids
+            self._has_shown_prompt = True
+        return {**self.head(self.chunk_kind), "choices": [choice], **extra}
+
+    def index(self, event: Event) -> int:
+        """A choice's number: all samples of the first prompt, then those of the next."""
+        return event.number * self._num_samples + event.update.sample
+
+    def extras(self, index: int, update: Update | Completion) -> dict[str, Any]:
+        """What is in a choice beside OpenAI's fields, only where it was asked for."""
+        extra: dict[str, Any] = {}
+        if self.request.return_token_ids:
+            extra["token_ids"] = update.token_ids
+        if self.request.headstart.origins and self.model.tokenizer is not None:
+            skip = self.request.skip_special_tokens is not False
+            text = self._origins.setdefault(
+                index, OriginText(self.model.tokenizer, skip_special=skip)
+            )
+            extra["headstart"] = text.of(update)
+        if update.finish_reason is not None:
+            extra["stop_reason"] = update.stop_reason
+        return extra

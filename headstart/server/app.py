@@ -1,0 +1,137 @@
+"""The routes. What a route does beyond reading its body lives elsewhere."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi.middleware.cors import CORSMiddleware
+from starlette.exceptions import HTTPException
+
+from headstart import __version__
+from headstart.errors import ConfigError, RequestError
+from headstart.server.answering import Answering, new_id
+from headstart.server.auth import check_site
+from headstart.server.observing import Observed, note_of
+from headstart.server.page import page_response
+from headstart.server.prepare import prepare_chat, prepare_completion
+from headstart.server.protocol.chat import ChatRequest
+from headstart.server.protocol.completion import CompletionRequest
+from headstart.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
+from headstart.server.refusals import Refusal, refusal_of
+from headstart.server.spec import body_of, describe
+from headstart.server.state import ServerState
+from headstart.server.stream import encoded
+from headstart.server.tokens import detokenize, tokenize
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """All routes of a server; `state.worker` is started by whoever runs it."""
+    app = FastAPI(title="Headstart", version=__version__, redoc_url=None)
+
+    async def key(
+        request: Request, authorization: Annotated[str | None, Header()] = None
+    ) -> None:  # fmt: skip
+        check_site(request.headers, state.options.cors_origin or ())
+        state.keys.check(authorization)
+
+    _add_answers(app, state, [Depends(key)])
+    _add_tokens(app, state, [Depends(key)])
+    _add_operation(app, state)
+    for kind in (Refusal, RequestError, ConfigError, HTTPException):
+        app.add_exception_handler(kind, _refuse)
+    if state.options.cors_origin:
+        app.add_middleware(
+            CORSMiddleware, allow_origins=state.options.cors_origin, allow_methods=["*"],
+            allow_headers=["*"],
+        )  # fmt: skip
+    app.add_middleware(Observed, metrics=state.metrics, model=state.names[0])
+    describe(app)
+    return app
+
+
+def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
+    @app.post("/v1/chat/completions", dependencies=keys, openapi_extra=body_of(ChatRequest))
+    async def chat_completions(request: Request) -> Response:
+        """Answer a conversation."""
+        state.gate.check()
+        body = await state.bodies.read(request, ChatRequest)
+        state.model.check_name(body.model)
+        body.check(state.options)
+        return Answering(state, body, new_id("chatcmpl"), prepare_chat, body.n or 1)
+
+    @app.post("/v1/completions", dependencies=keys, openapi_extra=body_of(CompletionRequest))
+    async def completions(request: Request) -> Response:
+        """Continue a text."""
+        state.gate.check()
+        body = await state.bodies.read(request, CompletionRequest)
+        state.model.check_name(body.model)
+        body.check(state.options)
+        count = len(body.prompts) * (body.n or 1)
+        return Answering(state, body, new_id("cmpl"), prepare_completion, count)
+
+    @app.get("/v1/models", dependencies=keys)
+    async def models() -> Response:
+        """The served model, under all its names."""
+        return _document({"object": "list", "data": state.model.cards()})
+
+    @app.get("/v1/models/{name:path}", dependencies=keys)
+    async def model(name: str) -> Response:
+        """One of those names."""
+        state.model.check_name(name)
+        cards = state.model.cards()
+        return _document(next((card for card in cards if card["id"] == name), cards[0]))
+
+
+def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
+    @app.post("/tokenize", dependencies=keys, openapi_extra=body_of(TokenizeRequest))
+    async def tokenize_text(request: Request) -> Response:
+        """Token ids of a text or a conversation."""
+        state.gate.check()
+        body = await state.bodies.read(request, TokenizeRequest)
+        with state.gate.entry(1):
+            return _document(await state.in_thread(tokenize, body, state.model))
+
+    @app.post("/detokenize", dependencies=keys, openapi_extra=body_of(DetokenizeRequest))
+    async def detokenize_ids(request: Request) -> Response:
+        """The text of token ids."""
+        state.gate.check()
+        body = await state.bodies.read(request, DetokenizeRequest)
+        with state.gate.entry(1):
+            return _document(await state.in_thread(detokenize, body, state.model))
+
+
+def _add_operation(app: FastAPI, state: ServerState) -> None:
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return page_response()
+
+    @app.get("/health")
+    async def health() -> Response:
+        """200 when requests are answered; 503 while loading, while draining, after a failure."""
+        return _document({"status": state.health}, 200 if state.health == "ready" else 503)
+
+    @app.get("/version")
+    async def version() -> Response:
+        return _document({"version": __version__})
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        """For Prometheus."""
+        body, kind = state.metrics.render()
+        return Response(body, headers={"content-type": kind})
+
+
+def _document(document: Any, status: int = 200) -> Response:
+    return Response(encoded(document), status, media_type="application/json")
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    if isinstance(error, HTTPException):
+        message = f"{request.method} {request.url.path[:80]}: {error.detail}."
+        error = Refusal(error.status_code, message, headers=error.headers or {})
+    refusal = refusal_of(error)
+    note_of(request.scope).error = refusal.message
+    return Response(
+        encoded(refusal.body), refusal.status, refusal.headers, media_type="application/json"
+    )

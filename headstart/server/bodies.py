@@ -1,0 +1,125 @@
+"""Request bodies: read within limits, parsed beside the event loop where they are large.
+
+Sizes are checked while bytes arrive and before anything is parsed. All bodies in memory together
+are bounded, too: many clients that each stay below their own limit are still many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails, from_json
+from starlette.requests import ClientDisconnect, Request
+
+from headstart.errors import RequestError
+from headstart.server.memory import LargeRequests
+from headstart.server.protocol.base import REFUSED, Part, without_harmless
+from headstart.server.refusals import Refusal, unavailable
+
+Body = TypeVar("Body", bound=Part)
+
+_JSON = "application/json"
+_AT_ONCE = 16  # bodies of the largest size that may be in memory together
+_ARRIVAL_SECONDS = 60.0  # a body must arrive within this time
+_SMALL_BYTES = 1 << 14  # parsed on the loop: quicker than a change of threads
+
+
+class BodyReader:
+    def __init__(self, max_bytes: int, in_thread: Callable[..., Any]):
+        self._max_bytes, self._in_thread = max_bytes, in_thread
+        self._num_held = 0
+        self.large = LargeRequests()
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The body as `kind`, or a Refusal."""
+        _check_type(request.headers.get("content-type", _JSON))
+        try:
+            async with asyncio.timeout(_ARRIVAL_SECONDS):
+                data = await self._bytes(request)
+        except TimeoutError:
+            raise Refusal(
+                408, f"the body did not arrive within {_ARRIVAL_SECONDS:g} s.", code="body_timeout"
+            ) from None
+        except ClientDisconnect:
+            raise Refusal(400, "the client went away while sending.") from None
+        self.large.note(len(data))
+        try:
+            if len(data) <= _SMALL_BYTES:
+                return parse(data, kind)
+            body: Body = await self._in_thread(parse, data, kind)
+            return body
+        finally:
+            self._num_held -= len(data)
+
+    async def _bytes(self, request: Request) -> bytes:
+        declared = request.headers.get("content-length", "0")
+        if declared.isdigit() and len(declared) < 20 and int(declared) > self._max_bytes:
+            raise self._too_large()
+        chunks: list[bytes] = []
+        own = 0
+        try:
+            async for chunk in request.stream():
+                own += len(chunk)
+                self._num_held += len(chunk)
+                if own > self._max_bytes:
+                    raise self._too_large()
+                if self._num_held > _AT_ONCE * self._max_bytes:
+                    raise unavailable("too many large requests at once.", code="too_much_at_once")
+                chunks.append(chunk)
+        except BaseException:
+            self._num_held -= own
+            raise
+        return b"".join(chunks)
+
+    def _too_large(self) -> Refusal:
+        return Refusal(
+            413, f"the body is larger than {self._max_bytes:,} bytes, this server's limit "
+            "(--max-body-bytes).", code="body_too_large",
+        )  # fmt: skip
+
+
+def _check_type(given: str) -> None:
+    """Only JSON, and nothing that a page of another origin may send without being asked first."""
+    if given.partition(";")[0].strip().lower() != _JSON:
+        raise Refusal(
+            415, f"the content type is {given[:80]!r}; send {_JSON}.", code="bad_content_type"
+        )
+
+
+def parse(data: bytes, kind: type[Body]) -> Body:
+    """JSON bytes as `kind`; RequestError says which field is wrong, and how."""
+    try:
+        document = from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        raise RequestError(f"the body is not JSON: {error}.") from None
+    if not isinstance(document, dict):
+        raise RequestError(f"the body is a {type(document).__name__}; give a JSON object.")
+    try:
+        return kind.model_validate(without_harmless(document))
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> Refusal:
+    """The first unknown field, else the first field with a bad value."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    unknown = [detail for detail in found if detail["type"] == "extra_forbidden"]
+    detail = (unknown or found)[0]
+    # A union's error names its members behind the field; those are not for clients.
+    where = [str(part) for part in detail["loc"] if "[" not in str(part)]
+    name = ".".join(where[:3])[:80]
+    return Refusal(400, _message(name, where, detail), param=name, code="bad_field")
+
+
+def _message(name: str, where: list[str], detail: ErrorDetails) -> str:
+    if detail["type"] == "extra_forbidden":
+        why = REFUSED.get(where[0]) if len(where) == 1 else None
+        hint = f"{why[0].upper()}{why[1:]}. " if why else ""
+        return f"the field {name!r} is not implemented. {hint}Leave it out."
+    if detail["type"] == "missing":
+        return f"the field {name!r} is missing."
+    said = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
+    return f"the field {name!r} {said[:1].lower()}{said[1:]}."

@@ -1,0 +1,212 @@
+"""A server from start to end: listen, load, answer, drain, stop.
+
+SIGTERM (or Ctrl-C) drains: running requests are finished within a limit, new ones get a 503. A
+second one stops at once. When the engine dies everybody gets an error and the process ends with 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from headstart.engine.engine import Engine
+from headstart.errors import ConfigError, MissingExtra
+from headstart.server.app import create_app
+from headstart.server.connections import GuardedConnection
+from headstart.server.limits import ServerOptions
+from headstart.server.logs import configure
+from headstart.server.memory import give_back
+from headstart.server.model import ANY_NAME
+from headstart.server.refusals import unavailable
+from headstart.server.startup import startup_lines
+from headstart.server.state import ServerState
+
+_log = logging.getLogger("headstart.server")
+_STOP_SECONDS = 10.0  # for the step that is running when the server ends
+_WATCH_SECONDS = 1.0
+_GOODBYE_SECONDS = 1.0  # for errors to reach clients before the process ends
+# The engine's thread lets the event loop in after this time of Python; the usual 5 ms come several
+# times in one answer.
+_SWITCH_SECONDS = 0.001
+_HEADER_BYTES = 1 << 16
+_IDLE_SECONDS = 30
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, with our meaning of signals."""
+
+    on_signal: Callable[[int], None]
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self.on_signal(sig)
+
+
+class Serving:
+    """One run of a server; `run` returns the exit code."""
+
+    def __init__(
+        self, model: str, options: ServerOptions, make_engine: Callable[[], Engine], *,
+        is_eager: bool = False,
+    ):  # fmt: skip
+        """An eager one prepares for grammars before the first is asked for."""
+        self.options, self._is_eager = options, is_eager
+        self._listener = _listen(options)
+        self.state = ServerState(model, options, make_engine)
+        self._signals: list[int] = []
+        self._was_ready = False
+        self._code = 0
+
+    @property
+    def url(self) -> str:
+        """Where this machine reaches it."""
+        host, port = self._listener.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def run(self) -> int:
+        asyncio.run(self._serve())
+        if self.state.worker.failure is not None and not self._was_ready:
+            raise self.state.worker.failure  # a model that cannot be loaded: the caller's to tell
+        return self._code
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._server = _Server(self._config())
+        self._server.on_signal = self.signal
+        self.state.worker.start(self._changed)
+        watch = asyncio.create_task(self._watch())
+        await self._server.serve(sockets=[self._listener])
+        watch.cancel()
+        # A model that is still being loaded is not waited for: nobody has asked it anything.
+        wait = _STOP_SECONDS if self._was_ready else 0.0
+        if not await asyncio.to_thread(self.state.worker.stop, wait) and self._was_ready:
+            _log.error("the engine's last step did not end within %g s", wait)
+            self._code = self._code or 1
+        self.state.close()
+
+    def _config(self) -> uvicorn.Config:
+        return uvicorn.Config(
+            create_app(self.state), log_config=None, log_level="warning", access_log=False,
+            lifespan="off", ws="none",
+            http=GuardedConnection, server_header=False,
+            limit_concurrency=self.options.max_connections, timeout_keep_alive=_IDLE_SECONDS,
+            h11_max_incomplete_event_size=_HEADER_BYTES,
+            timeout_graceful_shutdown=int(_GOODBYE_SECONDS) + 1,
+        )  # fmt: skip
+
+    def _changed(self) -> None:
+        """The engine is ready, or it is gone."""
+        self.state.metrics.set_state(self.state.health)
+        if self.state.worker.failure is None:
+            self._was_ready = True
+            assert self.state.worker.engine is not None
+            self._announce(self.state.worker.engine)
+            return
+        if self._was_ready:
+            _log.error("the engine is gone, the server ends", exc_info=self.state.worker.failure)
+        self._end(1)
+
+    def _announce(self, engine: Engine) -> None:
+        """What was decided, and where to ask."""
+        for line in startup_lines(engine, self.state.names[0]):
+            _log.info(line)
+        if self.options.is_public and not self.options.api_keys:
+            _log.warning("%s can be reached by others and there is no --api-key", self.options.host)
+        if self._is_eager:
+            self._warming = asyncio.create_task(self._warm_up())
+        names = ", ".join([*self.state.names, ANY_NAME])
+        _log.info("ready at %s, the model's names are %s", self.url, names)
+
+    async def _warm_up(self) -> None:
+        with contextlib.suppress(MissingExtra):  # then grammars are refused, by name
+            await self.state.warm_up()
+
+    def signal(self, number: int) -> None:
+        """The first drains, the second stops; safe in any thread and in a signal handler."""
+        self._signals.append(number)
+        first = len(self._signals) == 1
+        self._loop.call_soon_threadsafe(self._begin_draining if first else self._stop_now)
+
+    def _begin_draining(self) -> None:
+        self.state.gate.is_draining = True
+        self.state.metrics.set_state(self.state.health)
+        if not self.state.worker.is_ready:
+            self._end(0)
+            return
+        _log.info(
+            "draining: %d answers have %g s", self.state.gate.num_open, self.options.drain_seconds
+        )
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        try:
+            await asyncio.wait_for(self.state.gate.wait_empty(), self.options.drain_seconds)
+        except TimeoutError:
+            self._cut_off()
+            self._end(1)
+        else:
+            self._end(0)
+
+    def _stop_now(self) -> None:
+        self._cut_off()
+        self._end(128 + self._signals[-1])
+
+    def _cut_off(self) -> None:
+        self.state.worker.fail_all(
+            unavailable("the server was stopped before the answer was complete.", code="stopped")
+        )
+
+    def _end(self, code: int) -> None:
+        self._code = self._code or code
+        self._server.should_exit = True
+
+    async def _watch(self) -> None:
+        """A step that never ends must not become a server that never answers."""
+        limit, state = self.options.step_timeout_seconds, self.state
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            if state.bodies.large.are_over(is_idle=state.gate.num_open == 0):
+                await asyncio.to_thread(give_back)
+            started = state.worker.step_started
+            if started is None or time.perf_counter() - started < limit:
+                continue
+            _log.error("a step of the engine took over %g s, the server ends", limit)
+            self._cut_off()
+            await asyncio.sleep(_GOODBYE_SECONDS)
+            os._exit(1)  # the engine's thread cannot be ended otherwise
+
+
+def _listen(options: ServerOptions) -> socket.socket:
+    """Take the port before a model is loaded for it."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it sees TCP:
+    # small events would otherwise wait for the client's acknowledgement, 40 ms each.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {options.host}:{options.port} ({error.strerror}); give another "
+            "--host or --port."
+        ) from None
+    return listener
+
+
+def serve(model: str, options: ServerOptions, make_engine: Callable[[], Engine]) -> int:
+    """Run until told to stop; returns the exit code."""
+    configure(options.log_format)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    with contextlib.suppress(KeyboardInterrupt):
+        return Serving(model, options, make_engine, is_eager=True).run()
+    return 130

@@ -1,0 +1,139 @@
+"""What the server knows of the model it serves, beside the engine itself."""
+
+from __future__ import annotations
+
+import threading
+import time
+from bisect import bisect_left
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from headstart import __version__
+from headstart.engine.engine import Engine
+from headstart.errors import RequestError
+from headstart.server.grammar_specs import GrammarSpec
+from headstart.server.grammars import GrammarCompiler, TokenGrammar
+from headstart.server.limits import ServerOptions
+from headstart.server.pieces import Pieces
+from headstart.server.reasoning import Start, reasoning_format
+from headstart.server.refusals import Refusal
+from headstart.server.tool_formats import tool_format
+
+ANY_NAME = "default"  # always accepted
+_TAIL_TOKENS = 32  # of a prompt, which may open or close a block of thinking
+
+
+class ServedModel:
+    """Tokenizer, formats and grammars of one model; made in the engine's thread, used in others."""
+
+    def __init__(self, engine: Engine, names: Sequence[str], root: str, options: ServerOptions):
+        self.engine, self.names, self.root = engine, names, root
+        self.created = int(time.time())
+        self.tokenizer: Any = engine.prompts.tokenizer
+        self.chat_template: str | None = getattr(self.tokenizer, "chat_template", None)
+        self.tool_format = tool_format(options.tool_call_parser, self.chat_template)
+        kind = engine.built.checkpoint.config.model_type
+        self.reasoning_format = reasoning_format(options.reasoning_parser, self.chat_template, kind)
+        self._limits = options
+        self._lock = threading.Lock()
+        self._compiler: GrammarCompiler | None = None
+
+    def keeps_special(self, uses_tools: bool) -> bool:
+        """Whether special tokens must stay in the text, because markers are among them."""
+        markers = self.reasoning_format.markers if self.reasoning_format is not None else ()
+        return uses_tools or bool(set(markers) & set(self.tokenizer.all_special_tokens))
+
+    def reasoning_start(self, ids: Sequence[int]) -> Start:
+        """Where an answer to this prompt begins: inside, behind, or before the thinking."""
+        if self.reasoning_format is None:
+            return "closed"
+        return self.reasoning_format.start_in(self.decode(ids[-_TAIL_TOKENS:]))
+
+    def num_reasoning_tokens(self, ids: Sequence[int], start: Start) -> int:
+        """How many tokens of an answer are thinking, its marks included."""
+        if self.reasoning_format is None or start == "closed":
+            return 0
+        begin, end = self.reasoning_format.markers
+        if start == "free" and not self.decode(ids[:_TAIL_TOKENS]).lstrip().startswith(begin):
+            return 0
+        mark = self.tokenizer.backend_tokenizer.token_to_id(end)
+        if mark is not None:
+            at = ids.index(mark) if mark in ids else len(ids)
+        else:  # several tokens: the shortest part of the answer that has them
+            at = bisect_left(range(len(ids)), True, key=lambda i: end in self.decode(ids[: i + 1]))
+        return min(at + 1, len(ids))
+
+    def compile(self, spec: GrammarSpec) -> TokenGrammar:
+        """May take seconds; RequestError for what cannot be compiled."""
+        return self._get_compiler().compile(spec)
+
+    def is_compiled(self, spec: GrammarSpec) -> bool:
+        """Whether `compile` gives it at once."""
+        return self._compiler is not None and self._compiler.is_kept(spec)
+
+    def warm_up(self) -> None:
+        """Get ready for grammars, before somebody waits for it."""
+        if self.tokenizer is not None:
+            self._get_compiler()
+
+    def close(self) -> None:
+        with self._lock:
+            if self._compiler is not None:
+                self._compiler.close()
+
+    def _get_compiler(self) -> GrammarCompiler:
+        with self._lock:
+            if self._compiler is None:
+                self._compiler = self._new_compiler()
+            return self._compiler
+
+    def _new_compiler(self) -> GrammarCompiler:
+        if self.tokenizer is None:
+            raise RequestError("grammars need a tokenizer and the checkpoint has none.")
+        tools, thinking = self.tool_format, self.reasoning_format
+        return GrammarCompiler(
+            self.tokenizer, self.engine.built.config.vocab, end_ids=self.engine.prompts.end_ids,
+            markers=[
+                *(tools.markers if tools is not None else ()),
+                *(thinking.markers if thinking is not None else ()),
+            ],
+            max_bytes=self._limits.max_grammar_bytes, max_seconds=self._limits.max_grammar_seconds,
+        )  # fmt: skip
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        if self.tokenizer is None:
+            raise RequestError("log-probabilities need a tokenizer and the checkpoint has none.")
+        return Pieces(self.tokenizer)
+
+    @property
+    def max_len(self) -> int:
+        return self.engine.admission.longest
+
+    @property
+    def fingerprint(self) -> str:
+        return f"headstart-{__version__}"
+
+    def check_name(self, name: str | None) -> None:
+        if name is not None and name != ANY_NAME and name not in self.names:
+            known = ", ".join(self.names)
+            raise Refusal(
+                404, f"no model is called {name[:80]!r}; this server has {known} (also as "
+                f"{ANY_NAME}).", param="model", code="model_not_found",
+            )  # fmt: skip
+
+    def decode(self, ids: Sequence[int]) -> str:
+        if self.tokenizer is None:
+            raise RequestError("text needs a tokenizer and the checkpoint has none.")
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+
+    def cards(self) -> list[dict[str, Any]]:
+        """Entries of GET /v1/models."""
+        return [
+            {
+                "id": name, "object": "model", "created": self.created, "owned_by": "headstart",
+                "root": self.root, "parent": None, "max_model_len": self.max_len,
+            }
+            for name in self.names
+        ]  # fmt: skip

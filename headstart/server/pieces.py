@@ -1,0 +1,49 @@
+"""Single tokens as bytes and text, for log-probabilities: there a token may be half a character."""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import Any
+
+_BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+
+
+class Pieces:
+    """The tokens of one tokenizer, by id."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        kind = str(tokenizer.backend_tokenizer.decoder)
+        self._is_byte_level = "ByteLevel" in kind
+        self._has_byte_pieces = "ByteFallback" in kind
+        self._special = set(tokenizer.all_special_ids)
+        self.bytes_of = lru_cache(maxsize=1 << 16)(self._bytes)
+
+    def text_of(self, token: int) -> str:
+        """For people; bytes that are no character show as a replacement mark."""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
+    def _bytes(self, token: int) -> bytes:
+        piece = self._tokenizer.convert_ids_to_tokens(token)
+        if piece is None:
+            return b""
+        if self._is_byte_level and token not in self._special:
+            table = _byte_table()
+            if all(character in table for character in piece):
+                return bytes(table[character] for character in piece)
+        if self._has_byte_pieces:
+            if found := _BYTE_PIECE.fullmatch(piece):
+                return bytes([int(found[1], 16)])
+            return str(piece).replace("\u2581", " ").encode()
+        return str(self._tokenizer.decode([token])).encode()
+
+
+@lru_cache(maxsize=1)
+def _byte_table() -> dict[str, int]:
+    """Byte-level tokenizers write bytes as characters: printable ones as themselves, others moved
+    behind the first 256 code points, in order."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    table = {chr(byte): byte for byte in printable}
+    others = [byte for byte in range(256) if byte not in printable]
+    return table | {chr(256 + at): byte for at, byte in enumerate(others)}

@@ -1,0 +1,77 @@
+"""What all request bodies share: strict types, and one list each of what is ignored and refused.
+
+A field that would change the answer and is not implemented is refused by name. Fields of OpenAI's
+API that change nothing here are accepted from `HARMLESS`; null stands for a field that is left out.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+# Accepted and without effect: bookkeeping, billing, and caching that this server does anyway.
+HARMLESS = {
+    "user": "who asks",
+    "metadata": "notes of the client",
+    "store": "nothing is stored",
+    "service_tier": "there is one tier",
+    "safety_identifier": "who asks",
+    "prompt_cache_key": "equal prefixes are always cached",
+    "prompt_cache_retention": "equal prefixes are always cached",
+}
+# OpenAI's and others' fields that are understood and not implemented: why, or what instead.
+REFUSED = {
+    "audio": "this server answers with text",
+    "best_of": "give n and choose yourself",
+    "functions": "give tools",
+    "function_call": "give tool_choice",
+    "modalities": "this server answers with text",
+    "prediction": "drafts come from the model's own head",
+    "prompt_logprobs": "log-probabilities are of the answer only",
+    "reasoning_effort": "give what the chat template knows in chat_template_kwargs",
+    "suffix": "this server continues text, it does not fill in",
+    "verbosity": "say it in the prompt",
+    "web_search_options": "this server does not search",
+}
+
+MOST_LISTED = 4096  # tokens that a request may name for its sampler, which sees them every step
+Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
+TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
+# Lists stop at their first bad entry: a million complaints about one request help nobody.
+TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 22)]
+FewTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_LISTED)]
+Texts = Annotated[list[str], Field(fail_fast=True)]
+Speculate = Annotated[int, Field(ge=0, le=64)] | Literal["auto", "off"]
+
+
+class Part(BaseModel):
+    """A piece of a request body."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+
+class HeadstartFields(Part):
+    """This server's own fields, all under the name `headstart`."""
+
+    speculate: Speculate | None = Field(
+        default=None, description="draft tokens per step: a number, auto, or off"
+    )
+    draft_vocab: str | None = Field(default=None, description="draft vocabulary, by name")
+    statistics: bool = Field(default=False, description="say what drafting gave for this answer")
+    origins: bool = Field(
+        default=False, description="say of each token whether it was accepted, recovered or bonus"
+    )
+
+
+class StreamOptions(Part):
+    include_usage: bool = False
+    continuous_usage_stats: bool = Field(default=False, description="usage with every chunk")
+    include_obfuscation: bool = Field(default=False, description="accepted and without effect")
+
+
+def without_harmless(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields that mean something: not null, and not in the list."""
+    return {
+        name: value for name, value in body.items() if name not in HARMLESS and value is not None
+    }

@@ -1,0 +1,103 @@
+"""The body of POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from headstart.errors import RequestError
+from headstart.server.limits import ServerOptions
+from headstart.server.protocol.base import Part, Whole
+from headstart.server.protocol.sampling import SamplingFields
+
+
+class Message(Part):
+    """One message; fields that only the chat template knows are passed on to it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+
+    def for_template(self) -> dict[str, Any]:
+        """As templates expect it: parts of text joined, nothing that is null."""
+        fields = {name: value for name, value in self.model_dump().items() if value is not None}
+        fields["role"] = "system" if self.role == "developer" else self.role
+        fields["content"] = _text(self.content)
+        return fields
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise RequestError(
+                f"messages holds a part of type {str(part.get('type'))[:40]!r}; this server reads "
+                'text: {"type": "text", "text": ...}.'
+            )
+    return "".join(part["text"] for part in content)
+
+
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1 << 14)]
+# Arguments of the template engine rather than of the template: a client must not bring its own
+# template (a program that runs here), nor cut what the model reads.
+_NOT_FOR_CLIENTS = (
+    "chat_template", "continue_final_message", "max_length", "messages", "padding",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "tools", "truncation",
+)  # fmt: skip
+
+
+def template_options(given: dict[str, Any] | None) -> dict[str, Any]:
+    """What a client may tell the chat template."""
+    taken = [name for name in given or () if name in _NOT_FOR_CLIENTS]
+    if taken:
+        raise RequestError(
+            f"chat_template_kwargs holds {taken[0]}, which is not for the template to know. Leave "
+            "it out, or give the field of that name."
+        )
+    return dict(given or {})
+
+
+class ChatRequest(SamplingFields):
+    messages: Messages
+    max_completion_tokens: Whole | None = None
+    logprobs: bool = False
+    top_logprobs: Whole | None = None
+    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self, limits: ServerOptions) -> None:
+        super().check(limits)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs is given without logprobs; set logprobs to true.")
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise RequestError(
+                f"max_tokens is {both[0]} and max_completion_tokens {both[1]}; give one of them."
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message is given with add_generation_prompt; set the second to "
+                "false."
+            )
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        return self.max_completion_tokens
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"add_generation_prompt": self.add_generation_prompt}
+        if self.continue_final_message:
+            own["continue_final_message"] = True
+        return {**own, **template_options(self.chat_template_kwargs)}

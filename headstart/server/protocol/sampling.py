@@ -1,0 +1,125 @@
+"""Sampling fields that chat and completions share, and the engine's parameters made of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from headstart.data.prompt_reader import PromptReader
+from headstart.engine.options import MAX_DRAFTS
+from headstart.errors import RequestError
+from headstart.sampling.params import SamplingParams
+from headstart.server.limits import ServerOptions
+from headstart.server.protocol.base import (
+    MOST_LISTED,
+    FewTokenIds,
+    HeadstartFields,
+    Part,
+    StreamOptions,
+    Texts,
+    Whole,
+)
+
+LONGEST_STOP = 256  # characters; every token is held against all of them
+# Fields that go to the engine as they are, where they are given.
+_SAME = (
+    "temperature", "top_k", "top_p", "min_p", "repetition_penalty", "presence_penalty",
+    "frequency_penalty", "min_tokens", "ignore_eos", "include_stop_str_in_output",
+    "skip_special_tokens", "n", "seed", "stop_token_ids", "allowed_token_ids", "banned_token_ids",
+)  # fmt: skip
+
+
+class SamplingFields(Part):
+    """What both kinds of requests can ask of the sampler, and how the answer is sent."""
+
+    model: str | None = Field(default=None, description="a served name, or `default`")
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    max_tokens: Whole | None = None
+    min_tokens: Whole | None = None
+    temperature: float | None = None
+    top_k: Whole | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: dict[str, float] | None = Field(
+        default=None, max_length=MOST_LISTED, description="by token id"
+    )
+    allowed_token_ids: FewTokenIds | None = None
+    banned_token_ids: FewTokenIds | None = None
+    stop: str | Texts | None = None
+    stop_token_ids: FewTokenIds | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    n: Whole | None = None
+    seed: Whole | None = None
+    priority: Whole = Field(default=0, description="smaller is more important")
+    return_token_ids: bool = False
+    response_format: dict[str, Any] | None = Field(
+        default=None, description="text, json_object or json_schema"
+    )
+    structured_outputs: dict[str, Any] | None = Field(
+        default=None, description="one of json, regex, choice, grammar"
+    )
+    headstart: HeadstartFields = HeadstartFields()
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """Alternatives per token; None without log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def default_max_tokens(self) -> int | None:
+        return None
+
+    def check(self, limits: ServerOptions) -> None:
+        """RequestError for more than this server gives."""
+        _check_at_most("n", self.n or 1, limits.max_n, "--max-n")
+        _check_at_most("logprobs", self.num_logprobs or 0, limits.max_logprobs, "--max-logprobs")
+        _check_at_most("stop", len(self.stops), limits.max_stops, "--max-stops", "texts")
+        if any(len(text) > LONGEST_STOP for text in self.stops):
+            raise RequestError(f"stop holds a text of over {LONGEST_STOP} characters; shorten it.")
+        if self.stream_options is not None and not self.stream:
+            raise RequestError("stream_options is given without stream; leave it out.")
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    def params(self, prompts: PromptReader, **changes: Any) -> SamplingParams:
+        """As the engine wants them; what is not given is the model's own default."""
+        given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
+        speculate = self.headstart.speculate
+        if isinstance(speculate, int) and speculate > MAX_DRAFTS:
+            raise RequestError(f"speculate is {speculate}; give 0 to {MAX_DRAFTS}, auto or off.")
+        limit = self.max_tokens if self.max_tokens is not None else self.default_max_tokens
+        return prompts.default_params(
+            **{
+                **given,
+                "max_tokens": limit,
+                "stop": self.stops,
+                "logit_bias": _biases(self.logit_bias),
+                "logprobs": self.num_logprobs,
+                "speculate": 0 if speculate == "off" else speculate,
+                "draft_vocab": self.headstart.draft_vocab,
+                **changes,
+            }
+        )
+
+
+def _check_at_most(name: str, value: int, most: int, flag: str, unit: str = "") -> None:
+    if value > most:
+        what = f"{value} {unit}".strip()
+        verb = "holds" if unit else "is"
+        raise RequestError(f"{name} {verb} {what}; this server gives at most {most} ({flag}).")
+
+
+def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
+    bad = [key for key in given or () if not (key.isascii() and key.isdigit() and len(key) < 10)]
+    if bad:
+        raise RequestError(f"logit_bias holds {bad[0][:40]!r}; its keys are token ids.")
+    return None if given is None else {int(key): value for key, value in given.items()}

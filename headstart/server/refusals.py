@@ -1,0 +1,91 @@
+"""Errors as OpenAI's clients expect them: a status code and one JSON object.
+
+Every refusal says what was found, what is expected and what to do. What went wrong inside is
+logged; clients learn that it did, not where.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from headstart.errors import ConfigError, MissingExtra, RequestError
+
+_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+    404: "not_found_error", 405: "invalid_request_error", 408: "timeout_error",
+    413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
+}  # fmt: skip
+
+
+@dataclass(eq=False)
+class Refusal(Exception):
+    """An answer that is an error."""
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kind = _TYPES.get(self.status, "server_error")
+        return {
+            "error": {
+                "message": self.message, "type": kind, "param": self.param, "code": self.code,
+            }
+        }  # fmt: skip
+
+
+def refusal_of(error: BaseException) -> Refusal:
+    """The answer to a request that ended with this error."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, RequestError | ConfigError):  # options of a request are its own
+        return Refusal(400, str(error), param=_named_field(str(error)))
+    if isinstance(error, MissingExtra):
+        return Refusal(501, str(error), code="missing_extra")
+    return engine_failed()
+
+
+def engine_failed() -> Refusal:
+    return Refusal(
+        500, "the engine failed while answering this request; the server's log says more.",
+        code="engine_error",
+    )  # fmt: skip
+
+
+def unanswerable(message: str) -> Refusal:
+    """A request that its own grammar, or its own choice of tokens, ended in the engine."""
+    return Refusal(400, message, code="unanswerable")
+
+
+def queue_full(open_now: int, retry_seconds: int) -> Refusal:
+    return Refusal(
+        429, f"{open_now} answers are running or waiting and no more may wait. Try again later.",
+        code="queue_full", headers={"Retry-After": str(retry_seconds)},
+    )  # fmt: skip
+
+
+def unavailable(why: str, *, code: str, retry_seconds: int = 5) -> Refusal:
+    return Refusal(503, why, code=code, headers={"Retry-After": str(retry_seconds)})
+
+
+def too_slow(seconds: float) -> Refusal:
+    return Refusal(
+        408, f"the answer was not complete after {seconds:g} s, this server's limit. Ask for fewer "
+        "tokens, or raise --request-timeout-seconds.",
+        code="request_timeout",
+    )  # fmt: skip
+
+
+def _named_field(message: str) -> str | None:
+    """The field that a message begins with: `top_p is 3; give ...`."""
+    found = re.match(r"([a-z_]+) (?:is|holds|has|of token) ", message)
+    return found[1] if found else None

@@ -1,0 +1,204 @@
+"""Which JSON schemas a grammar can enforce, checked before anything is compiled.
+
+xgrammar passes over keywords that it does not know, and over some combinations of those it does.
+An answer that breaks its schema would be the result, so such schemas are refused by name, or, where
+a caller only needs JSON that parses (`relaxed`), the keyword is taken out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headstart.errors import RequestError, some
+
+MAX_DEPTH = 48  # schemas inside schemas; the time to compile grows faster than the depth
+
+# Keywords that say something to people and forbid nothing.
+_NOTES = frozenset(
+    ("title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly",
+     "$schema", "$id", "$comment", "discriminator", "strict")
+)  # fmt: skip
+_DEFINITIONS = frozenset(("$defs", "definitions"))
+_BY_TYPE = {
+    "string": frozenset(("minLength", "maxLength", "pattern", "format")),
+    "integer": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+                          "multipleOf")),
+    "number": frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")),
+    "object": frozenset(("properties", "required", "additionalProperties", "patternProperties",
+                         "propertyNames", "minProperties", "maxProperties",
+                         "unevaluatedProperties")),
+    "array": frozenset(("items", "prefixItems", "minItems", "maxItems", "unevaluatedItems")),
+    "boolean": frozenset(),
+    "null": frozenset(),
+}  # fmt: skip
+_KNOWN = frozenset().union(*_BY_TYPE.values())
+_RANGE = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+# Pairs of which only one would be enforced.
+_EITHER_OR = (
+    ("pattern", frozenset(("minLength", "maxLength", "format"))),
+    ("format", frozenset(("minLength", "maxLength"))),
+    ("multipleOf", _RANGE),
+    ("patternProperties", frozenset(("properties", "propertyNames"))),
+    ("propertyNames", frozenset(("properties",))),
+)
+_FORMATS = frozenset(
+    ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
+     "uri-reference", "uri-template", "json-pointer", "relative-json-pointer")
+)  # fmt: skip
+_KINDS: dict[str, Any] = {
+    "string": str, "boolean": bool, "null": type(None), "object": Mapping, "array": list,
+}  # fmt: skip
+
+
+def enforceable(schema: Any, *, relaxed: bool = False) -> Any:
+    """The schema as a grammar can enforce it; RequestError says what cannot be."""
+    return _Walk(relaxed).schema(schema, "#", 0)
+
+
+class _Walk:
+    def __init__(self, relaxed: bool):
+        self._relaxed = relaxed
+
+    def schema(self, schema: Any, where: str, depth: int) -> Any:
+        if isinstance(schema, bool):
+            return schema
+        if not isinstance(schema, Mapping):
+            raise RequestError(
+                f"the JSON schema at {where} is a {type(schema).__name__}; give an object or a "
+                "boolean."
+            )
+        if depth > MAX_DEPTH:
+            raise RequestError(
+                f"the JSON schema is nested more than {MAX_DEPTH} levels deep; flatten it, or use "
+                "$ref."
+            )
+        own = {k: v for k, v in schema.items() if k not in _NOTES and k not in _DEFINITIONS}
+        own = self._structure(own, where, depth)
+        for name in _DEFINITIONS & schema.keys():
+            own[name] = self._each(schema[name], f"{where}/{name}", depth)
+        return own
+
+    def _structure(self, own: dict[str, Any], where: str, depth: int) -> dict[str, Any]:
+        for name in ("$ref", "const", "enum", "anyOf", "oneOf", "allOf"):
+            if name in own:
+                return self._only(name, own, where, depth)
+        return self._typed(own, where, depth)
+
+    def _only(self, name: str, own: dict[str, Any], where: str, depth: int) -> dict[str, Any]:
+        """Keywords beside which no other one would be enforced."""
+        value, beside = own[name], set(own) - {name}
+        if name in ("const", "enum"):
+            values = value if name == "enum" else [value]
+            if "type" in beside and isinstance(values, list):
+                if all(_is_of(item, own["type"]) for item in values):
+                    beside.discard("type")
+                elif self._relaxed:
+                    value = [item for item in values if _is_of(item, own["type"])] or values
+                    name = "enum"
+        if beside:
+            self._problem(f"{name} beside {some(sorted(beside))}", where)
+        if name == "$ref":
+            if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
+                self._problem(f"$ref {str(value)[:60]!r}, which is not of the form #/...", where)
+                return {}
+        elif name in ("anyOf", "oneOf", "allOf"):
+            if not isinstance(value, list) or not value:
+                raise RequestError(
+                    f"the JSON schema's {name} at {where} is not a list of schemas with at least "
+                    "one entry."
+                )
+            if name == "allOf" and len(value) > 1:
+                self._problem("allOf of several schemas", where)
+                value = value[:1]
+            # Two branches of oneOf may overlap in a way that no grammar can exclude.
+            name = "anyOf" if self._relaxed and name == "oneOf" else name
+            value = [self.schema(v, f"{where}/{name}/{i}", depth + 1) for i, v in enumerate(value)]
+        return {name: value}
+
+    def _typed(self, own: dict[str, Any], where: str, depth: int) -> dict[str, Any]:
+        types = _types(own, where)
+        unknown = sorted(set(own) - _KNOWN - {"type"})
+        if not types and not unknown:
+            implied = [kind for kind in ("object", "array") if own and set(own) <= _BY_TYPE[kind]]
+            types = implied
+            if own and not implied:
+                unknown = sorted(own)
+        meant = frozenset().union(*(_BY_TYPE[kind] for kind in types)) if types else frozenset()
+        if len(types) > 1 and (bad := sorted(set(own) & {"multipleOf"})):
+            unknown += bad
+        kept = {name: value for name, value in own.items() if name in meant}
+        if unknown:
+            advice = "" if types else " without type"
+            self._problem(f"{some(unknown)}{advice}", where)
+        for first, others in _EITHER_OR:
+            if first in kept and (beside := others & kept.keys()):
+                self._problem(f"{first} beside {some(sorted(beside))}", where)
+                kept = {name: value for name, value in kept.items() if name not in beside}
+        if kept.get("format", "date") not in _FORMATS:
+            self._problem(f"format {str(kept.pop('format'))[:40]!r}", where)
+        if types:
+            kept["type"] = types[0] if len(types) == 1 else types
+        return self._inner(kept, where, depth)
+
+    def _inner(self, kept: dict[str, Any], where: str, depth: int) -> dict[str, Any]:
+        """Schemas inside, and what must be spelled out for xgrammar's strict mode."""
+        for name in ("properties", "patternProperties"):
+            if name in kept:
+                kept[name] = self._each(kept[name], f"{where}/{name}", depth)
+        for name in ("items", "additionalProperties", "propertyNames", "unevaluatedItems",
+                     "unevaluatedProperties"):  # fmt: skip
+            if name in kept:
+                kept[name] = self.schema(kept[name], f"{where}/{name}", depth + 1)
+        if "prefixItems" in kept:
+            if not isinstance(kept["prefixItems"], list):
+                raise RequestError(f"the JSON schema's prefixItems at {where} is not a list.")
+            kept["prefixItems"] = [
+                self.schema(v, f"{where}/prefixItems/{i}", depth + 1)
+                for i, v in enumerate(kept["prefixItems"])
+            ]
+        if {"minItems", "maxItems"} & kept.keys() and "prefixItems" not in kept:
+            kept.setdefault("items", True)
+        if {"minProperties", "maxProperties"} & kept.keys() and "properties" not in kept:
+            kept.setdefault("additionalProperties", True)
+        required = kept.get("required", [])
+        if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
+            raise RequestError(f"the JSON schema's required at {where} is not a list of names.")
+        if missing := [name for name in required if name not in kept.get("properties", {})]:
+            self._problem(f"required {some(missing)} that properties does not list", where)
+            kept["required"] = [name for name in required if name not in missing]
+        return kept
+
+    def _each(self, schemas: Any, where: str, depth: int) -> dict[str, Any]:
+        if not isinstance(schemas, Mapping):
+            raise RequestError(f"the JSON schema at {where} is not an object of schemas.")
+        return {str(k): self.schema(v, f"{where}/{k}", depth + 1) for k, v in schemas.items()}
+
+    def _problem(self, what: str, where: str) -> None:
+        if not self._relaxed:
+            raise RequestError(
+                f"the JSON schema has {what} at {where[:80]}, which cannot be enforced. Leave it "
+                "out or say it in another way, or set strict to false."
+            )
+
+
+def _types(own: Mapping[str, Any], where: str) -> list[str]:
+    found = own.get("type", [])
+    types = found if isinstance(found, list) else [found]
+    if "type" in own and (not types or not all(kind in _BY_TYPE for kind in types)):
+        raise RequestError(
+            f"the JSON schema has the type {str(found)[:60]!r} at {where[:80]}; expected "
+            f"{', '.join(_BY_TYPE)}, or a list of them."
+        )
+    return types
+
+
+def _is_of(value: Any, types: Any) -> bool:
+    for kind in types if isinstance(types, list) else [types]:
+        if kind in ("integer", "number"):
+            number = (int, float) if kind == "number" else int
+            if isinstance(value, number) and not isinstance(value, bool):
+                return True
+        elif kind in _KINDS and isinstance(value, _KINDS[kind]):
+            return True
+    return False

@@ -1,0 +1,221 @@
+"""The engine's thread: it alone touches the engine, from loading to the end.
+
+The event loop talks to it through an inbox of calls. What a step gave goes back with one call into
+the loop, however many requests it was for. A step that raises ends the requests of the moment with
+an error; the engine goes on if its books are in order then, and the thread ends if they are not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from headstart.engine.engine import Engine
+from headstart.engine.outputs import Result, Update
+from headstart.errors import EngineError, HeadstartError
+from headstart.server.jobs import Channel, Event, Job
+from headstart.server.metrics import ServerMetrics
+from headstart.server.refusals import engine_failed
+
+_log = logging.getLogger("headstart.server")
+_RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` that the engine may survive
+_RECOVERY_SECONDS = 60.0
+
+
+class _Open:
+    """A job inside the engine."""
+
+    def __init__(self, job: Job, number: int, channel: Channel):
+        self.job, self.number, self.channel = job, number, channel
+        self.unfinished = job.num_samples
+
+
+class Worker:
+    """Runs an engine; the public methods are for the event loop."""
+
+    def __init__(self, make_engine: Callable[[], Engine], metrics: ServerMetrics):
+        self._make_engine, self._metrics = make_engine, metrics
+        self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._open: dict[str, _Open] = {}  # the engine thread's
+        self._channels: set[Channel] = set()  # the event loop's
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._is_stopping = False
+        self._failures: list[float] = []
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self.step_started: float | None = None
+        self.engine: Engine | None = None
+        self.failure: BaseException | None = None  # why there is no engine (any more)
+
+    def start(self, on_change: Callable[[], None]) -> None:
+        """Load the model and go; `on_change` is called in the loop when it is ready, or dead."""
+
+        def tell() -> None:
+            if self.failure is not None:  # also those that the engine has not seen yet
+                self.fail_all(engine_failed())
+            on_change()
+
+        self._loop, self._on_change = asyncio.get_running_loop(), tell
+        self._thread.start()
+
+    @property
+    def is_ready(self) -> bool:
+        return self.engine is not None and self.failure is None
+
+    @property
+    def num_queued(self) -> int:
+        """Calls that the engine has not seen yet."""
+        return self._inbox.qsize()
+
+    def submit(self, channel: Channel) -> None:
+        if self.failure is not None:
+            self._forget(channel)
+            channel.fail(engine_failed())
+            return
+        self._channels.add(channel)
+        self._inbox.put(lambda: self._add(channel))
+
+    def leave(self, channel: Channel) -> None:
+        """Nobody listens any more: what still runs ends; its memory is free at the next step."""
+        self._channels.discard(channel)
+        if channel.is_open:
+            self._inbox.put(lambda: self._drop(channel))
+
+    def fail_all(self, error: Exception) -> None:
+        """End every request with an error, whatever the engine is doing."""
+        for channel in self._channels:
+            channel.fail(error)
+
+    def stop(self, seconds: float) -> bool:
+        """End the thread after the current step; False if that takes too long."""
+        self._inbox.put(self._end)
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _end(self) -> None:
+        self._is_stopping = True
+
+    def _run(self) -> None:
+        try:
+            self.engine = self._make_engine()
+            self._metrics.attach(self.engine, num_queued=lambda: self.num_queued)
+            self._tell(self._on_change)
+            while not self._is_stopping:
+                self._turn(self.engine)
+        except BaseException as error:
+            self.failure = error
+            self._fail_open()
+            self._tell(self._on_change)
+
+    def _turn(self, engine: Engine) -> None:
+        """Take what is asked, wait if there is nothing to do, advance everybody by one step."""
+        self._take_calls(wait=not engine.has_work)
+        if not engine.has_work or self._is_stopping:
+            return
+        self.step_started = started = time.perf_counter()
+        try:
+            updates = engine.step()
+        except Exception as error:
+            self._recover(engine, error)
+            return
+        finally:
+            self.step_started = None
+        seconds = time.perf_counter() - started
+        self._metrics.observe_step(seconds, sum(len(update.token_ids) for update in updates))
+        if updates:
+            self._hand_out(engine, updates)
+
+    def _take_calls(self, *, wait: bool) -> None:
+        try:
+            self._inbox.get(block=wait)()
+            while True:
+                self._inbox.get_nowait()()
+        except Empty:
+            return
+
+    def _add(self, channel: Channel) -> None:
+        assert self.engine is not None
+        try:
+            for number, job in enumerate(channel.jobs):
+                self.engine.submit(
+                    job.asked, request_id=job.id, priority=job.priority, grammar=job.grammar
+                )
+                self._open[job.id] = _Open(job, number, channel)
+        except Exception as error:
+            if not isinstance(error, HeadstartError):
+                _log.error("the engine does not take request %s", job.id, exc_info=error)
+            self.engine.abort(job.id)  # whatever of it came in
+            self._drop(channel)
+            self._forget(channel)
+            self._tell(channel.fail, error)
+
+    def _forget(self, channel: Channel) -> None:
+        """Requests that never came in have no result."""
+        for job in channel.jobs:
+            self._metrics.request_failed(job.id)
+
+    def _drop(self, channel: Channel) -> None:
+        assert self.engine is not None
+        for job in channel.jobs:
+            if self._open.pop(job.id, None) is not None:
+                self.engine.abort(job.id)
+                self._metrics.request_finished(self.engine.collect(job.id))
+
+    def _hand_out(self, engine: Engine, updates: list[Update]) -> None:
+        events: list[tuple[Channel, Event]] = []
+        for update in updates:
+            open_job = self._open.get(update.request_id)
+            if open_job is None:
+                continue
+            self._metrics.tokens(update.request_id, update.sample, len(update.token_ids))
+            result = self._result(engine, open_job) if update.finish_reason is not None else None
+            events.append((open_job.channel, Event(open_job.number, update, result)))
+        self._tell(_deliver, events)
+
+    def _result(self, engine: Engine, open_job: _Open) -> Result | None:
+        """The result, when the last sample has ended."""
+        open_job.unfinished -= 1
+        if open_job.unfinished:
+            return None
+        del self._open[open_job.job.id]
+        result = engine.collect(open_job.job.id)
+        self._metrics.request_finished(result)
+        return result
+
+    def _recover(self, engine: Engine, error: Exception) -> None:
+        """Fail everybody; raise if the engine cannot be trusted any more."""
+        _log.error(
+            "a step of the engine failed: %d requests end with it (%d running, %d waiting, %d of "
+            "%d K/V blocks in use)", len(self._open), len(engine.scheduler.running),
+            len(engine.scheduler.waiting), engine.pool.num_used, engine.pool.num_blocks,
+            exc_info=error,
+        )  # fmt: skip
+        self._fail_open()
+        now = time.monotonic()
+        self._failures = [at for at in self._failures if now - at < _RECOVERY_SECONDS] + [now]
+        if len(self._failures) > _RECOVERIES:
+            raise EngineError(f"{len(self._failures)} steps failed within a minute.") from error
+        engine.recover()
+        _log.warning("the engine goes on after a failed step")
+
+    def _fail_open(self) -> None:
+        """Once for everybody: why was logged, and hundreds of tracebacks would take seconds."""
+        gone, self._open = self._open, {}
+        for open_job in gone.values():
+            self._metrics.request_failed(open_job.job.id)
+        for channel in {id(o.channel): o.channel for o in gone.values()}.values():
+            self._tell(channel.fail, engine_failed())
+
+    def _tell(self, call: Callable[..., Any], *arguments: Any) -> None:
+        assert self._loop is not None
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(call, *arguments)
+
+
+def _deliver(events: list[tuple[Channel, Event]]) -> None:
+    for channel, event in events:
+        channel.put(event)
