@@ -1,0 +1,121 @@
+"""What rows of a recurrent layer go on from: a `Recurrence`; here states in slots of an engine.
+
+As with attention, rows of all requests lie one after another. A `StateSpan` says which rows are
+one request's, in which slot the state before them lies, and after which rows the state is kept,
+and where. A rejected draft is forgotten by going on from the slot of the last accepted row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from headstart.models.delta_config import DeltaConfig
+from headstart.models.delta_rule import DeltaRows, convolve, recur, scan
+
+# Fewer rows than this are faster one by one, and verified rows come to the same bits as single.
+_FEW_ROWS = 24
+
+
+class Recurrence(Protocol):
+    """Where the states of one layer are."""
+
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """rows [T, C], weight [C, n]: each row's channels over its own last n rows."""
+        ...
+
+    def recur(self, rows: DeltaRows) -> torch.Tensor:
+        """The delta rule over each text's rows: [T, H, V]."""
+        ...
+
+
+@dataclass(frozen=True)
+class StateSpan:
+    """One request's rows in a batch."""
+
+    start: int  # first row
+    stop: int
+    source: int | None  # slot of the state before the first row; None where the text begins
+    keeps: tuple[tuple[int, int], ...]  # (rows done, slot), by rows; the last is all of them
+
+
+@dataclass(frozen=True)
+class LayerStates:
+    """States of one layer by slot: conv [slots, n - 1, C], memory [slots, H, K, V]."""
+
+    conv: torch.Tensor
+    memory: torch.Tensor
+
+
+def empty_states(
+    config: DeltaConfig, slots: int, dtype: torch.dtype, device: torch.device
+) -> LayerStates:
+    wide = torch.promote_types(dtype, torch.float32)
+    conv = torch.zeros(slots, config.kernel - 1, config.channels, dtype=dtype, device=device)
+    shape = (slots, config.v_heads, config.k_dim, config.v_dim)
+    return LayerStates(conv, torch.zeros(shape, dtype=wide, device=device))
+
+
+@dataclass(frozen=True)
+class SlotRecurrence:
+    """One layer's states, and the requests whose rows are being run.
+
+    `one_by_one` runs every row in tensors of the same shape, whatever else is in the batch.
+    """
+
+    states: LayerStates
+    spans: list[StateSpan]
+    one_by_one: bool = False
+
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        result = torch.zeros_like(rows)
+        conv = self.states.conv
+        for span in self.spans:
+            before = conv.new_zeros(conv.shape[1:]) if span.source is None else conv[span.source]
+            own = slice(span.start, span.stop)
+            result[own], read = convolve(rows[own], before, weight)
+            for done, slot in span.keeps:
+                conv[slot] = read[done : done + conv.shape[1]]
+        return result
+
+    def recur(self, rows: DeltaRows) -> torch.Tensor:
+        result = torch.zeros_like(rows.v)
+        few: list[StateSpan] = []
+        for span in self.spans:
+            if self.one_by_one:
+                self._row_by_row(rows, [span], result)
+            elif span.stop - span.start < _FEW_ROWS:
+                few.append(span)
+            else:
+                self._in_chunks(rows, span, result)
+        if few:
+            self._row_by_row(rows, few, result)
+        return result
+
+    def _before(self, span: StateSpan) -> torch.Tensor:
+        memory = self.states.memory
+        return memory.new_zeros(memory.shape[1:]) if span.source is None else memory[span.source]
+
+    def _row_by_row(self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor) -> None:
+        """The next row of every request at once, until the longest is done."""
+        # The longest first: those that still have rows are then always the first ones.
+        spans = sorted(spans, key=lambda span: span.start - span.stop)
+        memory = torch.stack([self._before(span) for span in spans])
+        for done in range(spans[0].stop - spans[0].start):
+            active = [span for span in spans if span.stop - span.start > done]
+            at = torch.tensor([span.start + done for span in active], device=result.device)
+            result[at], memory = recur(rows[at], memory[: len(active)])
+            for index, span in enumerate(active):
+                for count, slot in span.keeps:
+                    if count == done + 1:
+                        self.states.memory[slot] = memory[index]
+
+    def _in_chunks(self, rows: DeltaRows, span: StateSpan, result: torch.Tensor) -> None:
+        memory, begin = self._before(span), span.start
+        for count, slot in span.keeps:
+            own = slice(begin, span.start + count)
+            result[own], memory = scan(rows[own], memory)
+            self.states.memory[slot] = memory
+            begin = own.stop
