@@ -40,7 +40,6 @@ from safetensors.torch import load_file, save_file
 from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
-from headstart.models.config import DENSE_TYPES
 from headstart.sampling.params import SamplingParams
 
 WITH_HEAD = ("qwen3", "mimo")
@@ -237,7 +236,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--families", default=",".join(DENSE_TYPES))
+    parser.add_argument("--families", default="llama,qwen2,qwen3,mimo")
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()

@@ -22,6 +22,7 @@ from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
 from headstart.models.attention import LayerCache
 from headstart.models.layers import DecoderLayer
 from headstart.models.linear import Linear
+from headstart.models.mlp import MLP
 from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
@@ -157,6 +158,7 @@ class Kernels:
         )  # fmt: skip
         partial = self.product(rows.attend(q, cache), attention.o)
         normed = add_norm(stream, partial, layer.mlp_norm.weight, layer.mlp_norm.eps)
+        assert isinstance(layer.mlp, MLP), "models with experts are refused"
         return self.product(self.gated(normed, layer.mlp.gate_up), layer.mlp.down)
 
 
@@ -178,6 +180,10 @@ def why_unsupported(trunk: Trunk) -> str | None:
         return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows):
         return "the model has sliding windows"
+    if config.moe is not None:
+        return f"{config.model_type} models have experts"
+    if config.rope.dim != config.head_dim or config.rope.is_interleaved:
+        return f"{config.model_type} models rotate positions in a way that they do not compute"
     if config.head_dim % 2 or config.head_dim > 256:
         return f"the model has heads of size {config.head_dim}"
     return None

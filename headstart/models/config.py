@@ -1,4 +1,4 @@
-"""Sizes and options of a dense model, from its published config.
+"""Sizes and options of a model, from its published config.
 
 One frozen dataclass, so that odd spellings are absorbed here and nowhere else. What a model asks
 for and we do not compute is refused by name: a silent difference would only show as wrong text.
@@ -8,21 +8,55 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headstart.errors import BadConfig, UnsupportedFamily, some
+from headstart.families.base import Family, Part
+from headstart.families.registry import match_family
+from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.rope import RopeConfig, rope_config
 
-DENSE_TYPES = ("llama", "qwen2", "qwen3", "mimo")
+# model_type -> what its published class takes where a config does not say
+_SILENT: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"attention_bias": True},
+    "qwen3": {},
+    "mimo": {"attention_bias": True},
+    "glm4_moe": {
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "scoring_func": "sigmoid",
+        "first_k_dense_replace": 1,
+    },
+    "ernie4_5_moe": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "moe_layer_start_index": 1,
+        "moe_norm_min": 1e-12,
+        "moe_num_shared_experts": 2,
+    },
+}
+RUN_TYPES = tuple(_SILENT)
+_PARTLY_ROTATED = ("glm4_moe",)
+_ROTATED_IN_NEIGHBOURS = ("ernie4_5_moe",)
 # of a Qwen config that does not say: the defaults of its class
 _MAX_WINDOW_LAYERS = 28
 _WINDOW = 4096
 _LAYER_KINDS = ("full_attention", "sliding_attention")
 
 
+@dataclass(frozen=True)
+class LayerKind:
+    """What a layer is made of."""
+
+    mixer: Literal["attention"] = "attention"
+    feed: Literal["dense", "moe"] = "dense"
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """A decoder of identical dense layers."""
+    """A decoder; sizes hold for all layers, their kinds may differ."""
 
     model_type: str
     num_layers: int
@@ -41,23 +75,29 @@ class ModelConfig:
     is_tied: bool
     max_positions: int
     windows: tuple[int | None, ...]  # per layer: how many tokens back it sees, None for all
+    layers: tuple[LayerKind, ...]
+    head_layer: LayerKind  # what the block of a head is
+    moe: MoeConfig | None
 
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
-    """The config of one of the dense families, or UnsupportedFamily with what is in the way."""
+    """The config of a family that runs here, or UnsupportedFamily with what is in the way."""
     kind = str(raw.get("model_type"))
-    if kind not in DENSE_TYPES:
+    if kind not in RUN_TYPES:
         raise UnsupportedFamily(
             f"the embedded engine does not run model_type {kind!r} yet; it runs "
-            f"{', '.join(DENSE_TYPES)}. `headstart launch` has commands for other engines."
+            f"{', '.join(RUN_TYPES)}. `headstart launch` has commands for other engines."
         )
+    raw = {**raw, **{name: value for name, value in _SILENT[kind].items() if raw.get(name) is None}}
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedFamily(f"hidden_act is {activation!r}; the engine computes silu only.")
     heads = _number(raw, "num_attention_heads")
-    attention_bias = bool(raw.get("attention_bias", kind in ("qwen2", "mimo")))
+    attention_bias = bool(raw.get("attention_bias", raw.get("use_bias", False)))
     layers = _number(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or _number(raw, "hidden_size") // heads)
+    tables, head_table = _tables(raw, kind, layers)
+    experts = next((t for t in (*tables, head_table) if _kind(t).feed == "moe"), None)
     return ModelConfig(
         model_type=kind,
         num_layers=layers,
@@ -68,15 +108,47 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         vocab=_number(raw, "vocab_size"),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=rope_config(raw, head_dim),
+        rope=rope_config(
+            raw,
+            head_dim,
+            may_be_partial=kind in _PARTLY_ROTATED,
+            is_interleaved=kind in _ROTATED_IN_NEIGHBOURS,
+        ),
         qkv_bias=True if kind == "qwen2" else attention_bias,
-        o_bias=attention_bias and kind in ("llama", "qwen3"),
-        mlp_bias=bool(raw.get("mlp_bias", False)),
-        qk_norm=kind == "qwen3",
+        o_bias=attention_bias and kind in ("llama", "qwen3", "ernie4_5_moe"),
+        mlp_bias=bool(raw.get("mlp_bias", raw.get("use_bias", False))),
+        qk_norm=bool(raw.get("use_qk_norm", kind == "qwen3")),
         is_tied=bool(raw.get("tie_word_embeddings", False)),
         max_positions=int(raw.get("max_position_embeddings") or 2048),
         windows=_windows(raw, kind, layers),
+        layers=tuple(_kind(table) for table in tables),
+        head_layer=_kind(head_table),
+        moe=None if experts is None else moe_config(raw, experts),
     )
+
+
+_Table = frozenset[str]  # names of the tensors of a layer
+
+
+def _tables(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[list[_Table], _Table]:
+    """The family's own tables for every layer of the trunk, and for the block of its head."""
+    owner = match_family(raw, (kind,), ())
+    if owner is None:  # a trunk without published heads: all its layers are dense
+        return [_Table()] * layers, _Table()
+    trunk = [_names(owner.trunk.kinds[owner.trunk.kind_of(raw, i)], raw) for i in range(layers)]
+    return trunk, _names(_block(owner, raw), raw)
+
+
+def _block(owner: Family, raw: Mapping[str, Any]) -> tuple[Part, ...]:
+    return owner.block(owner.fields_of_head(raw))
+
+
+def _names(table: tuple[Part, ...], raw: Mapping[str, Any]) -> _Table:
+    return _Table(part.name for part in table if part.applies(raw))
+
+
+def _kind(table: _Table) -> LayerKind:
+    return LayerKind(feed="moe" if "mlp.gate.weight" in table else "dense")
 
 
 def _number(raw: Mapping[str, Any], name: str) -> int:

@@ -17,7 +17,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from headstart.errors import ConfigError
 from headstart.models.attention import LayerCache, Places
-from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear
+from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
+from headstart.models.moe import Router
 from headstart.models.trunk import Trunk
 
 BLOCK_ROWS = MAX_TUNED_ROWS
@@ -72,6 +73,8 @@ def make_exact(trunk: Trunk) -> dict[tuple[int, int], str]:
     """Give every product a form in which a row's place does not matter; the forms by shape."""
     chosen: dict[tuple[int, int], str] = {}
     for module in trunk.modules():
+        if isinstance(module, Stack | Router):
+            module.one_by_one = True  # how many rows an expert gets is never constant
         if not isinstance(module, Linear):
             continue
         shape = (module.weight.shape[0], module.weight.shape[1])

@@ -1,17 +1,17 @@
-"""The decoder layer that dense trunks and their heads share."""
+"""The decoder layer that trunks and their heads share: a mixer, and a feed-forward part."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm, silu
+from torch.nn.functional import rms_norm
 
 from headstart.models.attention import Context
-from headstart.models.config import ModelConfig
+from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
-from headstart.models.rope import rotate
-
-Rotation = tuple[torch.Tensor, torch.Tensor]
+from headstart.models.mlp import MLP
+from headstart.models.moe import MoE
+from headstart.models.rope import Rotation, rotate
 
 
 class Norm(nn.Module):
@@ -58,30 +58,23 @@ class Attention(nn.Module):
         return result
 
 
-class MLP(nn.Module):
-    """SwiGLU with gate and up in one product."""
-
-    def __init__(self, config: ModelConfig):
-        super().__init__()
-        self.gate_up = Linear(config.hidden, 2 * config.intermediate, bias=config.mlp_bias)
-        self.down = Linear(config.intermediate, config.hidden, bias=config.mlp_bias)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        gate, up = self.gate_up(x).chunk(2, dim=-1)
-        result = self.down(silu(gate) * up if gate.requires_grad else silu(gate).mul_(up))
-        assert isinstance(result, torch.Tensor)
-        return result
+def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
+    """What follows the mixer in a layer of this kind."""
+    if kind.feed == "moe":
+        assert config.moe is not None
+        return MoE(config.moe, config.hidden)
+    return MLP(config.hidden, config.intermediate, bias=config.mlp_bias)
 
 
 class DecoderLayer(nn.Module):
     """Attention and MLP, each behind a norm and added to the residual stream."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, kind: LayerKind):
         super().__init__()
         self.attention_norm = Norm(config.hidden, config.eps)
         self.attention = Attention(config)
         self.mlp_norm = Norm(config.hidden, config.eps)
-        self.mlp = MLP(config)
+        self.mlp = feed_forward(config, kind)
 
     def forward(
         self,

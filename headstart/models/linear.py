@@ -101,11 +101,48 @@ class Int8Linear(nn.Module):
         return result
 
 
+Numbered = Callable[[torch.Tensor, int], torch.Tensor]  # rows through the matrix of a number
+
+
+class Stack(nn.Module):
+    """Matrices of one shape, [count, outputs, inputs], each for rows of its own."""
+
+    def __init__(self, count: int, inputs: int, outputs: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(count, outputs, inputs), requires_grad=False)
+        self.one_by_one = False  # set by models/exact.py
+
+    def product(self) -> Numbered:
+        """x W[number]^T, to be asked for once per pass: gradients are then gathered once, too."""
+        matrices = self.weight.unbind()
+        form = _by_single_rows if self.one_by_one else linear
+        return lambda x, number: form(x, matrices[number])
+
+
+class QuantizedStack(nn.Module):
+    """The same with each matrix in a quantised form of its own."""
+
+    def __init__(self, source: Stack, form: Callable[[Linear], nn.Module]):
+        super().__init__()
+        self.parts = nn.ModuleList(form(_alone(matrix)) for matrix in source.weight.unbind())
+
+    def product(self) -> Numbered:
+        return lambda x, number: self.parts[number](x)
+
+
+def _alone(matrix: torch.Tensor) -> Linear:
+    result = Linear(0, 0)
+    result.weight = nn.Parameter(matrix, requires_grad=False)
+    return result
+
+
 def quantize(module: nn.Module, form: Callable[[Linear], nn.Module]) -> nn.Module:
     """Replace every Linear below `module` by its quantised form; returns the module."""
     for name, child in module.named_children():
         if isinstance(child, Linear):
             setattr(module, name, form(child))
+        elif isinstance(child, Stack):
+            setattr(module, name, QuantizedStack(child, form))
         else:
             quantize(child, form)
     return module

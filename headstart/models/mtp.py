@@ -28,7 +28,7 @@ class MTPModule(nn.Module):
         self.embed_norm = Norm(config.hidden, config.eps)
         self.hidden_norm = Norm(config.hidden, config.eps)
         self.fuse = Linear(2 * config.hidden, config.hidden)
-        self.block = DecoderLayer(config)
+        self.block = DecoderLayer(config, config.head_layer)
         self.out_norm = Norm(config.hidden, config.eps) if layout.out_norm == "own" else None
         self.rotary: RotaryTable | None = None  # where it rotates otherwise than the trunk
 

@@ -1,4 +1,4 @@
-"""Rotary positions: the kinds that dense families publish.
+"""Rotary positions: the kinds that published families use.
 
 Frequencies depend on the config alone, never on the length of a text: a kind whose frequencies
 change with the length ("dynamic") would make text depend on how a prompt was cut into chunks,
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -41,9 +41,16 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float = 1.0  # yarn scales cos and sin
     truncate: bool = True  # yarn's range of dimensions is widened to whole numbers
+    is_interleaved: bool = False  # pairs are neighbours, not halves apart
 
 
-def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
+def rope_config(
+    raw: Mapping[str, Any],
+    head_dim: int,
+    *,
+    may_be_partial: bool = False,
+    is_interleaved: bool = False,
+) -> RopeConfig:
     """From `rope_parameters` (newer configs) or `rope_theta` and `rope_scaling`."""
     scaling = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
     kind = str(scaling.get("rope_type") or scaling.get("type") or "default")
@@ -54,8 +61,16 @@ def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
             f"rope type {kind!r} is not supported; expected one of {', '.join(KINDS)}. Frequencies "
             "that change with the length of the text would make it depend on chunking."
         )
-    if partial != 1:
-        raise UnsupportedFamily(f"partial_rotary_factor is {partial}; dense families rotate all.")
+    if partial != 1 and not may_be_partial:
+        raise UnsupportedFamily(
+            f"partial_rotary_factor is {partial}; {raw.get('model_type')} models rotate all."
+        )
+    dim = int(head_dim * partial)
+    if dim < 2 or dim % 2 or dim > head_dim:
+        raise BadConfig(
+            f"partial_rotary_factor is {partial} and head_dim {head_dim}: {dim} dimensions would "
+            "be rotated; expected an even number of them. Take the config.json of the release."
+        )
     for name in _REQUIRED[kind]:
         if not isinstance(scaling.get(name), int | float):
             raise BadConfig(
@@ -72,7 +87,7 @@ def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
     return RopeConfig(
         kind,
         theta,
-        head_dim,
+        dim,
         factor,
         original,
         float(scaling.get("low_freq_factor") or 1.0),
@@ -81,6 +96,7 @@ def rope_config(raw: Mapping[str, Any], head_dim: int) -> RopeConfig:
         float(scaling.get("beta_slow") or 1.0),
         _attention_factor(scaling, factor) if kind == "yarn" else 1.0,
         bool(scaling.get("truncate", True)),
+        is_interleaved,
     )
 
 
@@ -143,6 +159,14 @@ def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     return plain / config.factor * (1 - keep) + plain * keep
 
 
+class Rotation(NamedTuple):
+    """cos and signed sin [T, 1, dim] of some rows, and which dimensions form a pair."""
+
+    cos: torch.Tensor
+    sin: torch.Tensor
+    is_interleaved: bool
+
+
 class RotaryTable(torch.nn.Module):
     """cos and sin for every position up to a length, computed once."""
 
@@ -154,9 +178,13 @@ class RotaryTable(torch.nn.Module):
         precise = torch.float64 if dtype == torch.float64 else torch.float32
         at = torch.arange(positions, dtype=precise)
         angles = torch.outer(at, frequencies(config).to(precise))
-        both = torch.cat([angles, angles], dim=-1)
-        # The first half of sin is negated here once, so that applying needs no negation.
-        sign = torch.cat([-torch.ones(config.dim // 2), torch.ones(config.dim // 2)]).to(precise)
+        signs = torch.tensor([-1.0, 1.0], dtype=precise)
+        # The first of each pair has its sin negated here once, so that applying needs no negation.
+        if config.is_interleaved:
+            both, sign = angles.repeat_interleave(2, dim=-1), signs.repeat(config.dim // 2)
+        else:
+            both, sign = angles.repeat(1, 2), signs.repeat_interleave(config.dim // 2)
+        self.is_interleaved = config.is_interleaved
         scale = config.attention_factor
         self.register_buffer("cos", (both.cos() * scale).to(dtype), persistent=False)
         self.register_buffer("sin", (both.sin() * scale * sign).to(dtype), persistent=False)
@@ -165,12 +193,25 @@ class RotaryTable(torch.nn.Module):
     def num_positions(self) -> int:
         return self.cos.shape[0]
 
-    def at(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and signed sin [T, 1, dim] for these positions."""
-        return self.cos[positions].unsqueeze(1), self.sin[positions].unsqueeze(1)
+    def at(self, positions: torch.Tensor) -> Rotation:
+        """What turns rows at these positions [T]."""
+        cos, sin = (part[positions].unsqueeze(1) for part in (self.cos, self.sin))
+        return Rotation(cos, sin, self.is_interleaved)
 
 
-def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotate [T, heads, dim] by position; `sin` carries the sign of its first half."""
-    half = x.shape[-1] // 2
-    return torch.addcmul(x * cos, torch.roll(x, half, dims=-1), sin)
+def rotate(
+    x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, is_interleaved: bool = False
+) -> torch.Tensor:
+    """Rotate [T, heads, head_dim] by position; `sin` carries the sign of the first of each pair.
+
+    Where fewer dimensions are rotated than a head has, the others pass as they are.
+    """
+    dim = cos.shape[-1]
+    if dim < x.shape[-1]:
+        turned = rotate(x[..., :dim], cos, sin, is_interleaved)
+        return torch.cat([turned, x[..., dim:]], dim=-1)
+    if is_interleaved:
+        partner = x.view(*x.shape[:-1], -1, 2).flip(-1).flatten(-2)
+    else:
+        partner = torch.roll(x, dim // 2, dims=-1)
+    return torch.addcmul(x * cos, partner, sin)

@@ -1,41 +1,27 @@
 """A head's parameters as tensors under our names: the inverse of `load_head`.
 
-The table of names and the order of merged parts are loading's own, so the two cannot drift apart.
+The places of published tensors are loading's own, so the two cannot drift apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from headstart.models.config import ModelConfig
-from headstart.models.loading import LAYER_PARTS, places_of
+from headstart.models.loading import head_places
 
 
 def split_parameters(
-    parameters: Mapping[str, torch.Tensor], config: ModelConfig
+    parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
     """Our name -> values, with merged q, k, v and gate, up taken apart.
 
-    From a head's parameters by name, wherever they are kept.
+    From a head's parameters by name, wherever they are kept. Where a part may be stored in several
+    ways, such as experts one by one or fused, `stored` names tell which.
     """
     return {
-        name: value.detach()
-        for parameter, whole in parameters.items()
-        for name, value in _parts(parameter, whole, config)
+        name: place.of(parameters[place.parameter]).detach()
+        for name, place in head_places(parameters, config, stored)
     }
-
-
-def _parts(
-    parameter: str, whole: torch.Tensor, config: ModelConfig
-) -> Iterator[tuple[str, torch.Tensor]]:
-    _, module, role = parameter.split(".", 2)
-    at = f"modules.{module}."
-    if not role.startswith("block."):
-        yield at + role, whole
-        return
-    theirs = LAYER_PARTS[role.removeprefix("block.")]
-    for name, place in places_of(parameter, theirs, config):
-        part = whole if place.stop < 0 else whole[place.start : place.stop]
-        yield f"{at}block.{name}", part

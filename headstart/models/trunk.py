@@ -1,4 +1,4 @@
-"""A dense trunk: embedding, layers, final norm, LM head."""
+"""A trunk: embedding, layers, final norm, LM head."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
-        self.layers = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_layers))
+        self.layers = nn.ModuleList(DecoderLayer(config, kind) for kind in config.layers)
         self.final_norm = Norm(config.hidden, config.eps)
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:

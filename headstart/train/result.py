@@ -31,7 +31,7 @@ def write_head(
     source = subject.source
     tuned = {
         name: _tensor_source(value, source.tensors[name].dtype)
-        for name, value in split_parameters(masters, subject.head_config).items()
+        for name, value in split_parameters(masters, subject.head_config, source.tensors).items()
     }
     # Copies of trunk tensors that some heads carry are frozen: they stay as they are stored.
     head = source.changed({**source.tensors, **tuned}, f"{len(tuned)} tensors were trained")

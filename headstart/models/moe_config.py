@@ -1,0 +1,78 @@
+"""Sizes and routing of a mixture of experts, from a published config.
+
+Whether there is a correction of the scores, and whether the shared experts are gated, is not in
+configs: the family's table of tensors says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from headstart.errors import BadConfig, UnsupportedFamily
+from headstart.families.dims import dims
+
+Scoring = Literal["softmax", "sigmoid"]
+_TOP_K = ("num_experts_per_tok", "moe_k")
+# How experts are chosen where scores are sigmoids; the only way that releases with heads use.
+_TOPK_METHOD = "noaux_tc"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoeConfig:
+    num_experts: int
+    top_k: int
+    width: int  # of one expert
+    shared_width: int  # of what every token passes through; 0 where there is none
+    shared_bias: bool
+    shared_gate: bool  # whether a sigmoid of the row scales the shared part
+    scoring: Scoring
+    correction: bool  # whether a bias is added to the scores that choose, not to those that weigh
+    num_groups: int
+    top_groups: int
+    renormalise: bool  # whether the chosen weights are divided by their sum
+    least_sum: float  # that the sum counts as, at least
+    scale: float
+
+
+def moe_config(raw: Mapping[str, Any], parts: Collection[str]) -> MoeConfig:
+    """The experts of a config whose layers hold the tensors `parts`."""
+    known = dims(raw)
+    top_k = next((raw[name] for name in _TOP_K if raw.get(name) is not None), None)
+    experts, width = known.get("experts"), known.get("moe_width")
+    if type(top_k) is not int or not experts or not width or not 0 < top_k <= experts:
+        raise BadConfig(
+            f"the config asks for {top_k!r} of {experts!r} experts of width {width!r}; expected "
+            "whole numbers above 0, and no more experts in use than there are. Take the "
+            "config.json of the model's release."
+        )
+    method = raw.get("topk_method", _TOPK_METHOD)
+    scoring = raw.get("scoring_func", "softmax")
+    if method != _TOPK_METHOD or scoring not in ("softmax", "sigmoid"):
+        raise UnsupportedFamily(
+            f"experts are chosen by topk_method {method!r} and scoring_func {scoring!r}; the "
+            f"engine computes {_TOPK_METHOD!r} with 'softmax' or 'sigmoid'."
+        )
+    groups, top_groups = int(raw.get("n_group") or 1), int(raw.get("topk_group") or 1)
+    if experts % groups or not 0 < top_groups <= groups or top_k > experts // groups * top_groups:
+        raise BadConfig(
+            f"the config has {experts} experts in {groups} groups and takes {top_k} of "
+            f"{top_groups} groups, which does not come out even. Take the config.json of the "
+            "model's release."
+        )
+    return MoeConfig(
+        num_experts=experts,
+        top_k=top_k,
+        width=width,
+        shared_width=known.get("shared_width", 0),
+        shared_bias=bool(raw.get("use_bias", False)),
+        shared_gate="mlp.shared_expert_gate.weight" in parts,
+        scoring="sigmoid" if scoring == "sigmoid" else "softmax",
+        correction=any(name.endswith("e_score_correction_bias") for name in parts),
+        num_groups=groups,
+        top_groups=top_groups,
+        renormalise=bool(raw.get("norm_topk_prob", True)),
+        least_sum=float(raw.get("moe_norm_min") or 1e-20),
+        scale=float(raw.get("routed_scaling_factor") or 1.0),
+    )

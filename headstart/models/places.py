@@ -1,0 +1,120 @@
+"""Where published tensors lie in our parameters: q, k, v and gate, up are merged, experts stacked.
+
+Loading and saving both read this, so the two cannot drift apart. Where releases spell a part in
+several ways, what is stored tells which one is meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import torch
+
+from headstart.families.experts import split_name
+from headstart.models.config import ModelConfig
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one published tensor goes: rows [start, stop) of a parameter or of an expert."""
+
+    parameter: str
+    start: int = 0
+    stop: int = -1  # below 0: the whole
+    expert: int = -1  # below 0: not stacked, or all experts at once
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The part of the parameter's value."""
+        part = whole if self.expert < 0 else whole[self.expert]
+        return part if self.stop < 0 else part[self.start : self.stop]
+
+
+def _attention(part: str) -> tuple[str, ...]:
+    return tuple(f"self_attn.{p}_proj.{part}" for p in "qkv")
+
+
+def _gate_up(module: str, part: str) -> tuple[str, ...]:
+    return (f"{module}.gate_proj.{part}", f"{module}.up_proj.{part}")
+
+
+_SHARED = ("mlp.shared_experts", "mlp.shared_expert")
+# our parameter -> the published parts that follow one another in its rows, in every spelling
+LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "attention_norm.weight": (("input_layernorm.weight",),),
+    "attention.qkv.weight": (_attention("weight"),),
+    "attention.qkv.bias": (_attention("bias"),),
+    "attention.o.weight": (("self_attn.o_proj.weight",),),
+    "attention.o.bias": (("self_attn.o_proj.bias",),),
+    "attention.q_norm.weight": (("self_attn.q_norm.weight",),),
+    "attention.k_norm.weight": (("self_attn.k_norm.weight",),),
+    "mlp_norm.weight": (("post_attention_layernorm.weight",),),
+    "mlp.gate_up.weight": (_gate_up("mlp", "weight"),),
+    "mlp.gate_up.bias": (_gate_up("mlp", "bias"),),
+    "mlp.down.weight": (("mlp.down_proj.weight",),),
+    "mlp.down.bias": (("mlp.down_proj.bias",),),
+    "mlp.router.weight": (("mlp.gate.weight",),),
+    "mlp.router.correction": (
+        ("mlp.gate.e_score_correction_bias",),
+        ("mlp.moe_statics.e_score_correction_bias",),
+    ),
+    "mlp.shared.gate_up.weight": tuple(_gate_up(name, "weight") for name in _SHARED),
+    "mlp.shared.gate_up.bias": tuple(_gate_up(name, "bias") for name in _SHARED),
+    "mlp.shared.down.weight": tuple((f"{name}.down_proj.weight",) for name in _SHARED),
+    "mlp.shared.down.bias": tuple((f"{name}.down_proj.bias",) for name in _SHARED),
+    "mlp.shared_gate.weight": (("mlp.shared_expert_gate.weight",),),
+}
+# our stacked parameter -> the published one of all experts, and the projections that follow one
+# another where each expert is stored by itself
+_STACKED = {
+    "mlp.experts.gate_up.weight": ("mlp.experts.gate_up_proj", ("gate", "up")),
+    "mlp.experts.down.weight": ("mlp.experts.down_proj", ("down",)),
+}
+
+
+def layer_places(
+    ours: str, at: str, role: str, config: ModelConfig, stored: Collection[str]
+) -> list[tuple[str, Place]]:
+    """Published names and places of parameter `ours`, which is `role` in a layer stored below `at`.
+
+    Nothing for a role that layers do not have.
+    """
+    if role in _STACKED:
+        fused, projections = _STACKED[role]
+        if at + fused in stored:
+            return [(at + fused, Place(ours))]
+        return _by_expert(ours, at + fused, projections, config)
+    spellings = LAYER_PARTS.get(role)
+    if spellings is None:
+        return []
+    theirs = next((names for names in spellings if at + names[0] in stored), spellings[0])
+    if len(theirs) == 1:
+        return [(at + theirs[0], Place(ours))]
+    result, start = [], 0
+    for name, size in zip(theirs, _sizes(role, config), strict=True):
+        result.append((at + name, Place(ours, start, start + size)))
+        start += size
+    return result
+
+
+def _sizes(role: str, config: ModelConfig) -> list[int]:
+    """Rows of the parts of a merged matrix."""
+    if role.startswith("attention."):
+        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+        return [q, kv, kv]
+    if role.startswith("mlp.shared."):
+        assert config.moe is not None
+        return [config.moe.shared_width] * 2
+    return [config.intermediate] * 2
+
+
+def _by_expert(
+    ours: str, fused: str, projections: tuple[str, ...], config: ModelConfig
+) -> list[tuple[str, Place]]:
+    assert config.moe is not None
+    width, result = config.moe.width, []
+    for expert in range(config.moe.num_experts):
+        for number, projection in enumerate(projections):
+            cut = (number * width, (number + 1) * width) if len(projections) > 1 else (0, -1)
+            result.append((split_name(fused, expert, projection), Place(ours, *cut, expert)))
+    return result
