@@ -19,8 +19,8 @@ _MOE = (
 
 def _kind(fields: Fields, layer: int) -> str:
     start = int(fields.get("moe_layer_start_index") or 0)
-    end = int(fields.get("moe_layer_end_index") or -1)
-    last = end if end >= 0 else int(fields.get("num_hidden_layers") or 0) - 1
+    end = fields.get("moe_layer_end_index")
+    last = int(fields.get("num_hidden_layers") or 0) - 1 if end in (None, -1) else int(end)
     every = int(fields.get("moe_layer_interval") or 1)
     return "moe" if start <= layer <= last and (layer + 1) % every == 0 else "dense"
 

@@ -13,9 +13,17 @@ from typing import Any, Literal
 from headstart.errors import BadConfig, UnsupportedFamily, some
 from headstart.families.base import Family, Part
 from headstart.families.registry import match_family
+from headstart.models.delta_config import SILENT as _DELTA
+from headstart.models.delta_config import DeltaConfig, delta_config
 from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.rope import RopeConfig, rope_config
 
+_HYBRID: dict[str, Any] = {
+    **_DELTA,
+    "partial_rotary_factor": 0.25,
+    "head_dim": 256,
+    "use_qk_norm": True,
+}
 # model_type -> what its published class takes where a config does not say
 _SILENT: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -36,9 +44,14 @@ _SILENT: dict[str, dict[str, Any]] = {
         "moe_norm_min": 1e-12,
         "moe_num_shared_experts": 2,
     },
+    "qwen3_next": _HYBRID,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _HYBRID),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _HYBRID),
 }
 RUN_TYPES = tuple(_SILENT)
-_PARTLY_ROTATED = ("glm4_moe",)
+# gated attention and gated delta nets
+_HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
+_PARTLY_ROTATED = ("glm4_moe", *_HYBRIDS)
 _ROTATED_IN_NEIGHBOURS = ("ernie4_5_moe",)
 # of a Qwen config that does not say: the defaults of its class
 _MAX_WINDOW_LAYERS = 28
@@ -50,7 +63,7 @@ _LAYER_KINDS = ("full_attention", "sliding_attention")
 class LayerKind:
     """What a layer is made of."""
 
-    mixer: Literal["attention"] = "attention"
+    mixer: Literal["attention", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
 
 
@@ -78,6 +91,14 @@ class ModelConfig:
     layers: tuple[LayerKind, ...]
     head_layer: LayerKind  # what the block of a head is
     moe: MoeConfig | None
+    delta: DeltaConfig | None  # of the layers whose mixer it is
+    gated_attention: bool  # whether a sigmoid of the row scales what attention gives
+    centred_norms: bool  # whether a norm's weight is 1 more than what is stored
+
+    @property
+    def num_recurrent(self) -> int:
+        """Layers that keep a state instead of keys and values."""
+        return sum(kind.mixer == "delta" for kind in self.layers)
 
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -92,17 +113,24 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedFamily(f"hidden_act is {activation!r}; the engine computes silu only.")
+    if raw.get("use_bias"):
+        raise UnsupportedFamily(
+            "use_bias is true; the engine computes ERNIE without biases, as all its releases are."
+        )
     heads = _number(raw, "num_attention_heads")
-    attention_bias = bool(raw.get("attention_bias", raw.get("use_bias", False)))
+    attention_bias = bool(raw.get("attention_bias", False))
     layers = _number(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or _number(raw, "hidden_size") // heads)
-    tables, head_table = _tables(raw, kind, layers)
+    owner = match_family(raw, (kind,), ())
+    tables, head_table = _tables(owner, raw, layers)
+    kinds = tuple(_kind(table) for table in tables)
+    is_hybrid = kind in _HYBRIDS
     experts = next((t for t in (*tables, head_table) if _kind(t).feed == "moe"), None)
     return ModelConfig(
         model_type=kind,
         num_layers=layers,
         hidden=_number(raw, "hidden_size"),
-        intermediate=_number(raw, "intermediate_size"),
+        intermediate=_intermediate(raw, (*kinds, _kind(head_table))),
         num_heads=heads,
         num_kv_heads=int(raw.get("num_key_value_heads") or heads),
         head_dim=head_dim,
@@ -115,24 +143,28 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
             is_interleaved=kind in _ROTATED_IN_NEIGHBOURS,
         ),
         qkv_bias=True if kind == "qwen2" else attention_bias,
-        o_bias=attention_bias and kind in ("llama", "qwen3", "ernie4_5_moe"),
-        mlp_bias=bool(raw.get("mlp_bias", raw.get("use_bias", False))),
+        o_bias=attention_bias and kind in ("llama", "qwen3", *_HYBRIDS),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
         qk_norm=bool(raw.get("use_qk_norm", kind == "qwen3")),
         is_tied=bool(raw.get("tie_word_embeddings", False)),
         max_positions=int(raw.get("max_position_embeddings") or 2048),
-        windows=_windows(raw, kind, layers),
-        layers=tuple(_kind(table) for table in tables),
+        windows=(None,) * layers if is_hybrid else _windows(raw, kind, layers),
+        layers=kinds,
         head_layer=_kind(head_table),
         moe=None if experts is None else moe_config(raw, experts),
+        delta=delta_config(raw, layers) if is_hybrid else None,
+        gated_attention=is_hybrid,
+        centred_norms=owner is not None and owner.layout.zero_centred_norms,
     )
 
 
 _Table = frozenset[str]  # names of the tensors of a layer
 
 
-def _tables(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[list[_Table], _Table]:
+def _tables(
+    owner: Family | None, raw: Mapping[str, Any], layers: int
+) -> tuple[list[_Table], _Table]:
     """The family's own tables for every layer of the trunk, and for the block of its head."""
-    owner = match_family(raw, (kind,), ())
     if owner is None:  # a trunk without published heads: all its layers are dense
         return [_Table()] * layers, _Table()
     trunk = [_names(owner.trunk.kinds[owner.trunk.kind_of(raw, i)], raw) for i in range(layers)]
@@ -148,7 +180,16 @@ def _names(table: tuple[Part, ...], raw: Mapping[str, Any]) -> _Table:
 
 
 def _kind(table: _Table) -> LayerKind:
-    return LayerKind(feed="moe" if "mlp.gate.weight" in table else "dense")
+    return LayerKind(
+        mixer="delta" if "linear_attn.conv1d.weight" in table else "attention",
+        feed="moe" if "mlp.gate.weight" in table else "dense",
+    )
+
+
+def _intermediate(raw: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> int:
+    """The width of dense layers; a model without any need not say."""
+    is_needed = any(kind.feed == "dense" for kind in kinds)
+    return _number(raw, "intermediate_size") if is_needed else 0
 
 
 def _number(raw: Mapping[str, Any], name: str) -> int:

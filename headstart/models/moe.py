@@ -109,7 +109,7 @@ class MoE(nn.Module):
         self.router = Router(config, hidden)
         self.experts = Experts(config, hidden)
         width = config.shared_width
-        self.shared = MLP(hidden, width, bias=config.shared_bias) if width else None
+        self.shared = MLP(hidden, width) if width else None
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,6 @@ class MoeConfig:
     top_k: int
     width: int  # of one expert
     shared_width: int  # of what every token passes through; 0 where there is none
-    shared_bias: bool
     shared_gate: bool  # whether a sigmoid of the row scales the shared part
     scoring: Scoring
     correction: bool  # whether a bias is added to the scores that choose, not to those that weigh
@@ -66,7 +65,6 @@ def moe_config(raw: Mapping[str, Any], parts: Collection[str]) -> MoeConfig:
         top_k=top_k,
         width=width,
         shared_width=known.get("shared_width", 0),
-        shared_bias=bool(raw.get("use_bias", False)),
         shared_gate="mlp.shared_expert_gate.weight" in parts,
         scoring="sigmoid" if scoring == "sigmoid" else "softmax",
         correction=any(name.endswith("e_score_correction_bias") for name in parts),

@@ -23,6 +23,7 @@ class Place:
     start: int = 0
     stop: int = -1  # below 0: the whole
     expert: int = -1  # below 0: not stacked, or all experts at once
+    order: tuple[int, ...] = ()  # which published row comes where, if not as published
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """The part of the parameter's value."""
@@ -48,6 +49,16 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "attention.o.bias": (("self_attn.o_proj.bias",),),
     "attention.q_norm.weight": (("self_attn.q_norm.weight",),),
     "attention.k_norm.weight": (("self_attn.k_norm.weight",),),
+    # Qwen3.5's spelling, then Qwen3-Next's, whose rows are sorted by key head
+    "attention.inputs.weight": (
+        tuple(f"linear_attn.in_proj_{p}.weight" for p in ("qkv", "z", "b", "a")),
+        tuple(f"linear_attn.in_proj_{p}.weight" for p in ("qkvz", "ba")),
+    ),
+    "attention.conv": (("linear_attn.conv1d.weight",),),
+    "attention.a_log": (("linear_attn.A_log",),),
+    "attention.dt_bias": (("linear_attn.dt_bias",),),
+    "attention.norm": (("linear_attn.norm.weight",),),
+    "attention.out.weight": (("linear_attn.out_proj.weight",),),
     "mlp_norm.weight": (("post_attention_layernorm.weight",),),
     "mlp.gate_up.weight": (_gate_up("mlp", "weight"),),
     "mlp.gate_up.bias": (_gate_up("mlp", "bias"),),
@@ -59,9 +70,7 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("mlp.moe_statics.e_score_correction_bias",),
     ),
     "mlp.shared.gate_up.weight": tuple(_gate_up(name, "weight") for name in _SHARED),
-    "mlp.shared.gate_up.bias": tuple(_gate_up(name, "bias") for name in _SHARED),
     "mlp.shared.down.weight": tuple((f"{name}.down_proj.weight",) for name in _SHARED),
-    "mlp.shared.down.bias": tuple((f"{name}.down_proj.bias",) for name in _SHARED),
     "mlp.shared_gate.weight": (("mlp.shared_expert_gate.weight",),),
 }
 # our stacked parameter -> the published one of all experts, and the projections that follow one
@@ -90,6 +99,8 @@ def layer_places(
     theirs = next((names for names in spellings if at + names[0] in stored), spellings[0])
     if len(theirs) == 1:
         return [(at + theirs[0], Place(ours))]
+    if role == "attention.inputs.weight" and len(theirs) == 2:
+        return _by_key_head(ours, at, theirs, config)
     result, start = [], 0
     for name, size in zip(theirs, _sizes(role, config), strict=True):
         result.append((at + name, Place(ours, start, start + size)))
@@ -99,9 +110,13 @@ def layer_places(
 
 def _sizes(role: str, config: ModelConfig) -> list[int]:
     """Rows of the parts of a merged matrix."""
+    if role == "attention.inputs.weight":
+        delta = config.delta
+        assert delta is not None
+        return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
     if role.startswith("attention."):
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        return [q, kv, kv]
+        return [q * (1 + config.gated_attention), kv, kv]
     if role.startswith("mlp.shared."):
         assert config.moe is not None
         return [config.moe.shared_width] * 2
@@ -117,4 +132,23 @@ def _by_expert(
         for number, projection in enumerate(projections):
             cut = (number * width, (number + 1) * width) if len(projections) > 1 else (0, -1)
             result.append((split_name(fused, expert, projection), Place(ours, *cut, expert)))
+    return result
+
+
+def _by_key_head(
+    ours: str, at: str, theirs: tuple[str, ...], config: ModelConfig
+) -> list[tuple[str, Place]]:
+    """Rows that are stored key head by key head, each with all that belongs to it."""
+    delta = config.delta
+    assert delta is not None
+    group = delta.v_heads // delta.k_heads
+    values = group * delta.v_dim
+    sizes = ([delta.k_dim, delta.k_dim, values, values], [group, group])
+    result, start = [], 0
+    for name, each in zip(theirs, sizes, strict=True):
+        rows = torch.arange(delta.k_heads * sum(each)).view(delta.k_heads, -1)
+        order = torch.cat([part.flatten() for part in rows.split(each, dim=1)])
+        stop = start + len(order)
+        result.append((at + name, Place(ours, start, stop, order=tuple(order.tolist()))))
+        start = stop
     return result

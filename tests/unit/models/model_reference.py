@@ -1,4 +1,4 @@
-"""What the model tests share: random dense models of transformers, and a paged cache by hand."""
+"""What the model tests share: random models of transformers, and a paged cache by hand."""
 
 from __future__ import annotations
 
@@ -38,6 +38,9 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
         noise = torch.randn(parameter.shape, generator=draw)
         parameter.data = 1 + 0.3 * noise if "norm" in name else 0.25 * noise
         parameter.requires_grad_(False)
+    for name, buffer in model.named_buffers():
+        if name.endswith("correction_bias"):
+            buffer.copy_(0.25 * torch.randn(buffer.shape, generator=draw))
     return model
 
 
@@ -64,7 +67,11 @@ def sources(tensors: Mapping[str, Tensor]) -> dict[str, TensorSource]:
 
 
 def published(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
-    state = dict(model.state_dict())
+    """Weights under the names of releases; experts stay fused, as transformers has them."""
+    state = {
+        name.replace("mlp.gate.moe_statics.", "mlp.moe_statics."): value
+        for name, value in model.state_dict().items()
+    }
     if config.is_tied:
         state.pop("lm_head.weight", None)
     return state

@@ -18,6 +18,15 @@ LLAMA3 = {
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 5}
+GLM = {
+    "model_type": "glm4_moe", "attention_bias": True, "n_routed_experts": 8,
+    "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_shared_experts": 1,
+    "first_k_dense_replace": 1, "partial_rotary_factor": 0.5, "routed_scaling_factor": 1.7,
+}  # fmt: skip
+ERNIE = {
+    "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24,
+    "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1,
+}  # fmt: skip
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -74,6 +83,24 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "qwen3, yarn": {"model_type": "qwen3", "rope_scaling": YARN},
     "mimo, as qwen2": {"model_type": "mimo", "attention_bias": True},
+    "glm4_moe": GLM,
+    "glm4_moe, q/k norms": {**GLM, "use_qk_norm": True},
+    "glm4_moe, no biases": {**GLM, "attention_bias": False},
+    "glm4_moe, groups": {**GLM, "n_group": 4, "topk_group": 2},
+    "glm4_moe, weights as they are": {**GLM, "norm_topk_prob": False},
+    "glm4_moe, two shared experts": {**GLM, "n_shared_experts": 2},
+    "glm4_moe, all layers with experts": {**GLM, "first_k_dense_replace": 0},
+    "glm4_moe, all layers dense": {**GLM, "first_k_dense_replace": 3},
+    "glm4_moe, a quarter rotated": {**GLM, "partial_rotary_factor": 0.25, "head_dim": 16},
+    "glm4_moe, yarn": {**GLM, "rope_scaling": dict(YARN)},
+    "glm4_moe, tied": {**GLM, "tie_word_embeddings": True},
+    "ernie4_5_moe": ERNIE,
+    "ernie4_5_moe, tied": {**ERNIE, "tie_word_embeddings": True},
+    "ernie4_5_moe, no shared experts": {**ERNIE, "moe_num_shared_experts": 0},
+    "ernie4_5_moe, every other layer": {**ERNIE, "moe_layer_interval": 2},
+    "ernie4_5_moe, experts in the first layer only": {
+        **ERNIE, "moe_layer_start_index": 0, "moe_layer_end_index": 0,
+    },
 }  # fmt: skip
 LENGTH = 40
 
@@ -143,6 +170,27 @@ def test_an_ignored_window_would_show() -> None:
     assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() > 1e-2
 
 
+IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
+    "groups": ("glm4_moe, groups", {"n_group": 1, "topk_group": 1}),
+    "renormalisation": ("glm4_moe", {"norm_topk_prob": False}),
+    "the scale": ("glm4_moe", {"routed_scaling_factor": 1.0}),
+    "another share rotated": ("glm4_moe, a quarter rotated", {"partial_rotary_factor": 0.5}),
+    "scores by softmax": ("glm4_moe", {"scoring_func": "softmax"}),
+    "one expert fewer": ("ernie4_5_moe", {"moe_k": 2}),
+}
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("case", "change"), IGNORED.values(), ids=IGNORED)
+def test_an_ignored_option_of_routing_would_show(case: str, change: dict[str, Any]) -> None:
+    raw = {**SMALL, **CASES[case]}
+    theirs = transformers_model(raw)
+    trunk = our_trunk({**raw, **change}, theirs, torch.float32)
+    ids = text(LENGTH)
+    ours = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
+    assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() > 1e-2
+
+
 @pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
 def test_a_config_as_transformers_writes_it_today_means_the_same(changes: dict[str, Any]) -> None:
     """Older configs say rope_theta and rope_scaling, newer ones rope_parameters."""
@@ -169,6 +217,11 @@ def test_partial_rotation_is_refused() -> None:
     raw = {**SMALL, "model_type": "llama", "partial_rotary_factor": 0.5}
     with pytest.raises(UnsupportedFamily, match=r"partial_rotary_factor is 0\.5"):
         model_config(raw)
+
+
+def test_biases_everywhere_are_refused() -> None:
+    with pytest.raises(UnsupportedFamily, match="use_bias is true"):
+        model_config({**SMALL, **ERNIE, "use_bias": True})
 
 
 def test_another_activation_is_refused() -> None:
