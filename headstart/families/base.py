@@ -95,6 +95,7 @@ class Trunk:
     kinds: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     kind_of: Callable[[Fields, int], str] = lambda fields, layer: "dense"
     extras: tuple[Part, ...] = ()  # further tensors outside the layers, below the prefix
+    beside: tuple[str, ...] = ()  # prefixes of what is no part of the text model: a vision tower
 
 
 @dataclass(frozen=True, kw_only=True)

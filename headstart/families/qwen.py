@@ -45,9 +45,17 @@ def layer_type(fields: Fields, layer: int) -> str:
     return "full_attention" if (layer + 1) % interval == 0 else "linear_attention"
 
 
+def next_layer_type(fields: Fields, layer: int) -> str:
+    """The same for Qwen3-Next, where single layers may lack experts: `dense_...`."""
+    step = fields.get("decoder_sparse_step") or 1
+    without = layer in (fields.get("mlp_only_layers") or ()) or (layer + 1) % step != 0
+    return ("dense_" if without else "") + layer_type(fields, layer)
+
+
 _LAYOUT = HeadLayout(zero_centred_norms=True)
 _LOOKED_UP = {"vllm": "mtp.layers.{module}.", "sglang": "mtp.layers.{module}."}
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+_VISION = ("model.visual.", "visual.")
 _LM_HEADS = (
     "lm_head.weight",
     "model.lm_head.weight",
@@ -67,8 +75,13 @@ NEXT = Family(
     block=lambda fields: _MOE,
     block_kind="full_attention",
     trunk=Trunk(
-        kinds={"full_attention": _MOE, "linear_attention": NORMS + _NEXT_DELTA_NET + QWEN_MOE},
-        kind_of=layer_type,
+        kinds={
+            "full_attention": _MOE,
+            "linear_attention": NORMS + _NEXT_DELTA_NET + QWEN_MOE,
+            "dense_full_attention": _DENSE,
+            "dense_linear_attention": NORMS + _NEXT_DELTA_NET + DENSE_MLP,
+        },
+        kind_of=next_layer_type,
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
     is_complete=True,
@@ -89,6 +102,7 @@ QWEN3_5 = Family(
     trunk=Trunk(
         prefixes=_PREFIXES,
         lm_heads=_LM_HEADS,
+        beside=_VISION,
         kinds={
             "full_attention": _DENSE,
             "linear_attention": NORMS + _SPLIT_DELTA_NET + DENSE_MLP,
@@ -113,6 +127,7 @@ QWEN3_5_MOE = Family(
     trunk=Trunk(
         prefixes=_PREFIXES,
         lm_heads=_LM_HEADS,
+        beside=_VISION,
         kinds={
             "full_attention": _MOE,
             "linear_attention": NORMS + _SPLIT_DELTA_NET + QWEN_MOE,
@@ -138,7 +153,7 @@ INTERN_S2 = Family(
     head=ROLES,
     block=lambda fields: _MOE if fields.get("num_experts") else _DENSE,
     head_fields={"num_experts": "mtp_num_experts"},
-    trunk=Trunk(prefixes=_PREFIXES, lm_heads=_LM_HEADS),
+    trunk=Trunk(prefixes=_PREFIXES, lm_heads=_LM_HEADS, beside=_VISION),
 )
 
 _QWEN3_LAYER = NORMS + GQA + QK_NORM + DENSE_MLP

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
+
+from headstart.errors import BadConfig, UnsupportedFamily, some
+
+_KINDS = ("full_attention", "linear_attention")
+# field -> what a published class takes where a config does not say
+SILENT = {
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +45,39 @@ class DeltaConfig:
     def memory_values(self) -> int:
         """Numbers in one recurrent state."""
         return self.v_heads * self.k_dim * self.v_dim
+
+
+def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
+    """The recurrent layers of a config, or what is wrong with it."""
+    sizes = [raw.get(name) for name in SILENT]
+    k_heads, v_heads, k_dim, v_dim, kernel = sizes
+    if any(type(size) is not int or size < 1 for size in sizes) or v_heads % k_heads:  # type: ignore[operator]
+        raise BadConfig(
+            f"{', '.join(SILENT)} are {', '.join(map(repr, sizes))}; expected whole numbers above "
+            "0, and as many value heads as key heads or a multiple. Take the config.json of the "
+            "model's release."
+        )
+    kinds = raw.get("layer_types")
+    if kinds is not None and (not isinstance(kinds, list) or len(kinds) != layers):
+        count = len(kinds) if isinstance(kinds, list) else repr(kinds)
+        raise BadConfig(
+            f"layer_types has {count} entries; expected one for each of {layers} layers."
+        )
+    unknown = sorted({str(kind) for kind in kinds or ()} - set(_KINDS))
+    if unknown:
+        raise UnsupportedFamily(
+            f"layer_types holds {some(unknown)}; the engine computes {' and '.join(_KINDS)} for "
+            f"{raw.get('model_type')}."
+        )
+    if raw.get("attn_output_gate") is False:
+        raise UnsupportedFamily(
+            "attn_output_gate is false; the engine computes gated attention for "
+            f"{raw.get('model_type')}, as its published implementation does."
+        )
+    return DeltaConfig(
+        k_heads=int(k_heads),  # type: ignore[arg-type]
+        v_heads=int(v_heads),  # type: ignore[arg-type]
+        k_dim=int(k_dim),  # type: ignore[arg-type]
+        v_dim=int(v_dim),  # type: ignore[arg-type]
+        kernel=int(kernel),  # type: ignore[arg-type]
+    )

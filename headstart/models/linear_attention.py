@@ -6,6 +6,9 @@ is the business of its `Recurrence`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Self
+
 import torch
 from torch import nn
 from torch.nn.functional import rms_norm, silu, softplus
@@ -14,14 +17,13 @@ from headstart.models.delta_config import DeltaConfig
 from headstart.models.delta_rule import DeltaRows
 from headstart.models.linear import Linear
 from headstart.models.recurrence import Recurrence
+from headstart.models.rope import Rotation
 
 _TINY = 1e-6  # keeps the length of a zero key from dividing by zero, as published
 
 
 class DeltaNet(nn.Module):
     """All input projections in one product: convolved channels, output gate, b and a."""
-
-    precise = ("a_log", "dt_bias")  # exponents: half precision would lose the decay
 
     def __init__(self, hidden: int, config: DeltaConfig, eps: float):
         super().__init__()
@@ -36,8 +38,17 @@ class DeltaNet(nn.Module):
         self.norm = nn.Parameter(torch.empty(config.v_dim), requires_grad=False)
         self.out = Linear(config.values, hidden)
 
-    def forward(self, x: torch.Tensor, context: Recurrence) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]."""
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Both stay in fp32 when the model does not: decays are exponentials of them."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        for parameter in (self.a_log, self.dt_bias):
+            parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
+        return self
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation | None, context: Recurrence, window: None = None
+    ) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]; positions do not matter to it, only the order of rows."""
         mixed, gate, b, a = self.inputs(x).split(self.sizes, dim=-1)
         mixed = silu(context.convolve(mixed, self.conv.squeeze(1)))
         result = context.recur(self._rows(mixed, b, a)).to(x.dtype)

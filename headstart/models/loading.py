@@ -27,13 +27,17 @@ _DERIVED = (".rotary_emb.inv_freq",)
 
 
 def load_trunk(
-    trunk: Trunk, tensors: Mapping[str, TensorSource], *, prefix: str = "model."
+    trunk: Trunk,
+    tensors: Mapping[str, TensorSource],
+    *,
+    prefix: str = "model.",
+    lm_head: str = "lm_head.weight",
 ) -> None:
     """Fill a trunk from published tensors (the head's own must not be among them)."""
     whole = {
         "embed": f"{prefix}embed_tokens.weight",
         "final_norm.weight": f"{prefix}norm.weight",
-        "lm_head.weight": "lm_head.weight",
+        "lm_head.weight": lm_head,
     }
     places: Places = []
     for ours in _parameters(trunk):
@@ -43,7 +47,7 @@ def load_trunk(
             _, layer, role = ours.split(".", 2)
             at = f"{prefix}layers.{layer}."
             places += layer_places(ours, at, role, trunk.config, tensors)
-    ignored = {"lm_head.weight"} if trunk.config.is_tied else set()
+    ignored = {lm_head} if trunk.config.is_tied else set()
     _fill(trunk, tensors, places, ignored)
 
 
@@ -115,7 +119,10 @@ def _copy(source: TensorSource, name: str, place: Place, parameter: torch.Tensor
             f"{name} has shape {source.shape}; the config asks for {tuple(target.shape)}. Config "
             "and weights do not belong together."
         )
-    target.copy_(load(source).view(shape).to(target.dtype))
+    value = load(source).view(shape)
+    if place.order:
+        value = value[torch.tensor(place.order)]
+    target.copy_(value.to(target.dtype))
 
 
 def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

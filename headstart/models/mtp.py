@@ -14,7 +14,7 @@ from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.models.attention import Context
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, Norm
+from headstart.models.layers import DecoderLayer, norm
 from headstart.models.linear import Linear
 from headstart.models.rope import RotaryTable
 
@@ -25,11 +25,11 @@ class MTPModule(nn.Module):
     def __init__(self, config: ModelConfig, layout: HeadLayout):
         super().__init__()
         self.layout = layout
-        self.embed_norm = Norm(config.hidden, config.eps)
-        self.hidden_norm = Norm(config.hidden, config.eps)
+        self.embed_norm = norm(config.hidden, config)
+        self.hidden_norm = norm(config.hidden, config)
         self.fuse = Linear(2 * config.hidden, config.hidden)
         self.block = DecoderLayer(config, config.head_layer)
-        self.out_norm = Norm(config.hidden, config.eps) if layout.out_norm == "own" else None
+        self.out_norm = norm(config.hidden, config) if layout.out_norm == "own" else None
         self.rotary: RotaryTable | None = None  # where it rotates otherwise than the trunk
 
     def forward(
@@ -59,7 +59,7 @@ class MTPHead(nn.Module):
         super().__init__()
         if (
             layout.fuse_order == "summed"
-            or layout.zero_centred_norms
+            or layout.zero_centred_norms != config.centred_norms
             or layout.out_norm == "shared"
             or layout.trunk_hidden == "before_hc_head"
             or layout.recycled_hidden == "streams"

@@ -9,8 +9,9 @@ from torch import nn
 
 from headstart.models.attention import Context
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, Norm
+from headstart.models.layers import DecoderLayer, norm
 from headstart.models.linear import Linear
+from headstart.models.recurrence import Recurrence
 from headstart.models.rope import RotaryTable
 
 
@@ -22,7 +23,7 @@ class Trunk(nn.Module):
         self.config = config
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
         self.layers = nn.ModuleList(DecoderLayer(config, kind) for kind in config.layers)
-        self.final_norm = Norm(config.hidden, config.eps)
+        self.final_norm = norm(config.hidden, config)
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:
             self.lm_head.weight = self.embed
@@ -32,11 +33,11 @@ class Trunk(nn.Module):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        contexts: Sequence[Context],
+        contexts: Sequence[Context | Recurrence],
     ) -> torch.Tensor:
         """ids and positions [T] -> the residual stream [T, hidden] before the final norm.
 
-        One context per layer says what its rows attend to.
+        One context per layer says what its rows attend to, or go on from.
         """
         x = self.embed[ids]
         rotation = self.rotary.at(positions)

@@ -89,7 +89,7 @@ def test_states_kept_after_any_row_equal_a_recomputation_from_scratch(is_alone: 
         states = empty_states(SIZES, 80, torch.float64, torch.device("cpu"))
         keeps = tuple((row + 1, row) for row in range(len(text)))
         context = SlotRecurrence(states, [StateSpan(0, len(text), None, keeps)], one_by_one=True)
-        whole.append((net(text, context), states))
+        whole.append((net(text, None, context), states))
 
     states = empty_states(SIZES, 12, torch.float64, torch.device("cpu"))
     done, slots = [0, 0], [0, 1]
@@ -108,7 +108,7 @@ def test_states_kept_after_any_row_equal_a_recomputation_from_scratch(is_alone: 
             keeps = tuple(zip(wanted, places, strict=True))
             spans.append(StateSpan(begin, begin + size, source, keeps))
             inputs.append(texts[which][done[which] : done[which] + size])
-        results = net(torch.cat(inputs), SlotRecurrence(states, spans, one_by_one=is_alone))
+        results = net(torch.cat(inputs), None, SlotRecurrence(states, spans, one_by_one=is_alone))
         for which, span in zip([i for i, s in enumerate(sizes) if s], spans, strict=True):
             expected, all_states = whole[which]
             rows = slice(done[which], done[which] + span.stop - span.start)
@@ -130,8 +130,8 @@ def test_a_state_of_another_row_would_show() -> None:
     text = random_states(12)
     states = empty_states(SIZES, 12, torch.float64, torch.device("cpu"))
     keeps = tuple((row + 1, row) for row in range(8))
-    expected = net(text, SlotRecurrence(states, [StateSpan(0, 12, None, ((12, 11),))]))[8:]
-    net(text[:8], SlotRecurrence(states, [StateSpan(0, 8, None, keeps)]))
+    expected = net(text, None, SlotRecurrence(states, [StateSpan(0, 12, None, ((12, 11),))]))[8:]
+    net(text[:8], None, SlotRecurrence(states, [StateSpan(0, 8, None, keeps)]))
     for slot, is_right in ((7, True), (6, False)):
-        rest = net(text[8:], SlotRecurrence(states, [StateSpan(0, 4, slot, ((4, 10),))]))
+        rest = net(text[8:], None, SlotRecurrence(states, [StateSpan(0, 4, slot, ((4, 10),))]))
         assert torch.allclose(rest, expected, atol=1e-10) is is_right
