@@ -13,6 +13,7 @@ from headstart.checkpoint.values import as_bytes
 from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import load_trunk
+from headstart.models.recurrence import SlotRecurrence, StateSpan, empty_states
 from headstart.models.trunk import Trunk
 
 SMALL: dict[str, Any] = {
@@ -39,7 +40,7 @@ def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
         parameter.data = 1 + 0.3 * noise if "norm" in name else 0.25 * noise
         parameter.requires_grad_(False)
     for name, buffer in model.named_buffers():
-        if name.endswith("correction_bias"):
+        if name.endswith(("correction_bias", "correction")):
             buffer.copy_(0.25 * torch.randn(buffer.shape, generator=draw))
     return model
 
@@ -103,6 +104,11 @@ class PagedRun:
             for _ in range(config.num_layers)
         ]
         self._done = [0] * num_texts
+        device = torch.device("cpu")
+        self._states = [
+            None if config.delta is None else empty_states(config.delta, num_texts, dtype, device)
+            for _ in range(config.num_layers)
+        ]
 
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:
         """The next tokens of some texts in one batch; logits of every row."""
@@ -119,7 +125,18 @@ class PagedRun:
             ids += chunk
             positions += range(start, stop)
             self._done[text] = stop
-        contexts = [PagedContext(cache, spans) for cache in self._caches]
+        states = [
+            StateSpan(s.start, s.stop, text if self._done[text] > s.num_rows else None,
+                      ((s.num_rows, text),))
+            for text, s in zip(chunks, spans, strict=True)
+        ]  # fmt: skip
+        contexts = [
+            PagedContext(cache, spans) if kind.mixer == "attention" or own is None
+            else SlotRecurrence(own, states)
+            for kind, cache, own in zip(
+                self.trunk.config.layers, self._caches, self._states, strict=True
+            )
+        ]  # fmt: skip
         stream = self.trunk(torch.tensor(ids), torch.tensor(positions), contexts)
         logits = self.trunk.logits(self.trunk.final_norm(stream))
         return {

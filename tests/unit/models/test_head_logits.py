@@ -17,11 +17,26 @@ from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Work
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
+from headstart.families.registry import family
 from headstart.models.mtp import MTPHead, MTPModule
+from headstart.models.rope import RopeConfig
 from headstart.models.trunk import Trunk
 from headstart.sampling.params import SamplingParams
 
-KINDS = {"qwen2": {"model_type": "qwen2"}, "qwen3": {"model_type": "qwen3"}}
+KINDS: dict[str, dict[str, Any]] = {
+    "qwen2": {"model_type": "qwen2"},
+    "qwen3": {"model_type": "qwen3"},
+    "glm4_moe": {
+        "model_type": "glm4_moe", "attention_bias": True, "use_qk_norm": True,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+        "n_shared_experts": 1, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
+        "routed_scaling_factor": 1.5,
+    },
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3,
+        "moe_intermediate_size": 24, "moe_num_shared_experts": 1,
+    },
+}  # fmt: skip
 LAYOUTS: dict[str, tuple[HeadLayout, int]] = {
     "one module, embed first": (HeadLayout(), 1),
     "one module, hidden first": (HeadLayout(fuse_order="hidden_first"), 1),
@@ -97,9 +112,23 @@ class Straight:
 
     def _layer(self, layer: Any, x: Tensor, positions: range) -> Tensor:
         x = x + self._attention(layer.attention, _rms(x, layer.attention_norm), positions)
-        rows = _rms(x, layer.mlp_norm) @ layer.mlp.gate_up.weight.T
-        gate, up = rows.chunk(2, dim=-1)
-        return x + (gate * gate.sigmoid() * up) @ layer.mlp.down.weight.T
+        return x + self._feed(layer.mlp, _rms(x, layer.mlp_norm))
+
+    def _feed(self, mlp: Any, x: Tensor) -> Tensor:
+        if hasattr(mlp, "gate_up"):
+            return _swiglu(x, mlp.gate_up.weight, mlp.down.weight)
+        config, experts, result = self.trunk.config.moe, mlp.experts, []
+        assert config is not None
+        for row in x:  # one at a time, and one expert after another
+            logits = mlp.router.weight @ row
+            scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(-1)
+            order = (scores + mlp.router.correction).argsort(descending=True)[: config.top_k]
+            total = _swiglu(row, mlp.shared.gate_up.weight, mlp.shared.down.weight)
+            for number in order.tolist():
+                said = _swiglu(row, experts.gate_up.weight[number], experts.down.weight[number])
+                total = total + config.scale * scores[number] / scores[order].sum() * said
+            result.append(total)
+        return torch.stack(result)
 
     def _attention(self, attention: Any, x: Tensor, positions: range) -> Tensor:
         heads, kv, dim = attention.heads, attention.kv_heads, attention.dim
@@ -110,13 +139,13 @@ class Straight:
         q, k, v = rows[:, :heads], rows[:, heads : heads + kv], rows[:, heads + kv :]
         if attention.q_norm is not None:
             q, k = _rms(q, attention.q_norm), _rms(k, attention.k_norm)
-        theta = self.trunk.config.rope.theta
+        rope = self.trunk.config.rope
         out = torch.zeros(len(x), heads, dim, dtype=x.dtype)
         for head in range(heads):
             of = head // (heads // kv)
             for row in range(len(x)):
-                query = _turn(q[row, head], positions[row], theta)
-                keys = torch.stack([_turn(k[i, of], positions[i], theta) for i in range(row + 1)])
+                query = _turn(q[row, head], positions[row], rope)
+                keys = torch.stack([_turn(k[i, of], positions[i], rope) for i in range(row + 1)])
                 shares = (keys @ query / dim**0.5).softmax(-1)
                 out[row, head] = shares @ v[: row + 1, of]
         return out.reshape(len(x), -1) @ attention.o.weight.T
@@ -126,13 +155,28 @@ def _rms(x: Tensor, norm: Any) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
 
 
-def _turn(x: Tensor, position: int, theta: float) -> Tensor:
-    half = len(x) // 2
+def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
+    gate, up = (x @ gate_up.T).chunk(2, dim=-1)
+    return (gate * gate.sigmoid() * up) @ down.T
+
+
+def _turn(x: Tensor, position: int, rope: RopeConfig) -> Tensor:
+    pairs, half = torch.arange(0, rope.dim, 2), rope.dim // 2
     # fp32 as published: see `frequencies`
-    angle = position * (1 / theta ** (torch.arange(0, len(x), 2).float() / len(x))).double()
-    first, second = x[:half], x[half:]
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([first * cos - second * sin, second * cos + first * sin])
+    angle = position * (1 / rope.theta ** (pairs.float() / rope.dim)).double()
+    places = (pairs, pairs + 1) if rope.is_interleaved else (pairs // 2, pairs // 2 + half)
+    first, second = x[places[0]], x[places[1]]
+    turned = x.clone()
+    turned[places[0]] = first * angle.cos() - second * angle.sin()
+    turned[places[1]] = second * angle.cos() + first * angle.sin()
+    return turned
+
+
+OWN_LAYOUTS = {
+    "glm4_moe": family("glm4_moe").layout,
+    "glm4_moe, as vllm": family("glm4_moe").layout.as_("vllm"),
+    "ernie4_5_moe": family("ernie4_5_moe").layout,
+}
 
 
 def models(kind: str, layout: HeadLayout, modules: int) -> tuple[Trunk, MTPHead]:
@@ -188,7 +232,7 @@ def no_gradients() -> Iterator[None]:
 IDS = [5, 17, 2, 44, 8, 8, 31, 60, 3, 12, 9, 27]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize(("layout", "modules"), LAYOUTS.values(), ids=LAYOUTS)
 def test_drafts_and_their_logits_equal_the_straight_line_reference(
     kind: str, layout: HeadLayout, modules: int
@@ -200,6 +244,16 @@ def test_drafts_and_their_logits_equal_the_straight_line_reference(
         assert drafts == expected
         for ours, theirs in zip(logits, expected_logits, strict=True):
             torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize("name", OWN_LAYOUTS)
+def test_drafts_of_other_families_equal_the_straight_line_reference(name: str) -> None:
+    trunk, head = models(name.split(",")[0], OWN_LAYOUTS[name], 1)
+    expected, expected_logits = Straight(trunk, head).drafts(IDS)
+    drafts, logits = engine_drafts(trunk, head, IDS, chunk=3, block_size=2)
+    assert drafts == expected
+    for ours, theirs in zip(logits, expected_logits, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-9, rtol=1e-9)
 
 
 CONTROLS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -1,0 +1,89 @@
+"""The head of glm4_moe against transformers' own multi-token prediction, which shares nothing with
+ours but the formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from model_reference import SMALL, our_trunk, randomised, sources, transformers_model
+from torch import Tensor
+
+from headstart.families.registry import family
+from headstart.models.documents import Documents
+from headstart.models.loading import load_head
+from headstart.models.mtp import MTPHead
+from headstart.models.trunk import Trunk
+from headstart.models.unroll import trunk_states, unroll
+
+GLM: dict[str, Any] = {
+    **SMALL, "model_type": "glm4_moe", "num_hidden_layers": 2, "attention_bias": True,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "as released": {},
+    "q/k norms": {"use_qk_norm": True},
+    "groups and scale": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
+}
+NUM_MODULES = 2
+IDS = [5, 17, 2, 44, 8, 8, 31, 60, 3, 12, 9, 27]
+# transformers' names -> ours, below a module
+_NAMES = {
+    "enorm": "embed_norm", "hnorm": "hidden_norm", "eh_proj": "fuse", "post_norm": "out_norm",
+    "mtp_block": "block",
+}  # fmt: skip
+
+
+def their_logits(raw: dict[str, Any]) -> tuple[Any, dict[str, Tensor], list[Tensor]]:
+    """Their model, the weights of two modules under our names, and each module's logits."""
+    from transformers.modeling_layers import MtpModel
+
+    model = transformers_model(raw)
+    drafting = MtpModel(model, NUM_MODULES)
+    randomised(drafting.layers, seed=3)
+    tensors = {}
+    for name, value in drafting.layers.state_dict().items():
+        module, role, rest = name.split(".", 2)
+        tensors[f"modules.{module}.{_NAMES[role]}.{rest}"] = value
+    ids = torch.tensor([IDS])
+    hidden = model.model(ids).last_hidden_state
+    logits = []
+    for module in range(NUM_MODULES):
+        # Row t of the first module sees token t + 1 and lies at position t + 1 there; t here.
+        seen = slice(module + 1, None)
+        hidden = drafting.forward_layer(
+            module, hidden[:, : len(IDS) - module - 1], torch.arange(len(IDS))[None, seen], None,
+            input_ids=ids[:, seen],
+        )  # fmt: skip
+        logits.append(drafting._project_to_logits(hidden)[0])
+    return model, tensors, logits
+
+
+def our_logits(trunk: Trunk, head: MTPHead) -> list[Tensor]:
+    documents, ids = Documents((len(IDS),)), torch.tensor(IDS)
+    states = trunk_states(trunk, ids, documents, "after_final_norm")
+    found = unroll(head, trunk.embed[ids], trunk.rotary, states, documents, num_depths=NUM_MODULES)
+    return [trunk.logits(normed[: len(IDS) - depth]) for depth, normed in enumerate(found, start=1)]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_logits_of_two_chained_modules_equal_those_of_transformers(changes: dict[str, Any]) -> None:
+    raw = {**GLM, **changes}
+    model, tensors, expected = their_logits(raw)
+    trunk = our_trunk(raw, model, torch.float32)
+    layout = replace(family("glm4_moe").layout, topology="chained")
+    head = MTPHead(trunk.config, layout, NUM_MODULES)
+    load_head(head, sources(tensors), trunk.config)
+    for ours, theirs in zip(our_logits(trunk, head), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
+
+    # As vLLM runs it, the second module is fed another state: that must show.
+    head.layout = layout.as_("vllm")
+    for module in head.modules_:
+        module.layout = head.layout  # type: ignore[assignment]
+    other = our_logits(trunk, head)
+    assert (other[1] - expected[1]).abs().max() > 1e-2
