@@ -122,9 +122,10 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     layers = _number(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or _number(raw, "hidden_size") // heads)
     owner = match_family(raw, (kind,), ())
+    is_hybrid = kind in _HYBRIDS
+    delta = delta_config(raw, layers) if is_hybrid else None
     tables, head_table = _tables(owner, raw, layers)
     kinds = tuple(_kind(table) for table in tables)
-    is_hybrid = kind in _HYBRIDS
     experts = next((t for t in (*tables, head_table) if _kind(t).feed == "moe"), None)
     return ModelConfig(
         model_type=kind,
@@ -152,7 +153,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         layers=kinds,
         head_layer=_kind(head_table),
         moe=None if experts is None else moe_config(raw, experts),
-        delta=delta_config(raw, layers) if is_hybrid else None,
+        delta=delta,
         gated_attention=is_hybrid,
         centred_norms=owner is not None and owner.layout.zero_centred_norms,
     )
