@@ -22,6 +22,7 @@ from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, dequantize, head_of
 from headstart.heads.quantization import dequantized, is_quantized, is_scale, scale_of
+from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.exact import make_exact
 from headstart.models.fp8 import Fp8Linear
@@ -86,7 +87,7 @@ def build(
     _check_formats(place, kind, weights, by_blocks)
     if weights == "fp8" and place.type == "cpu" and not asks_for_kernels:
         raise ConfigError("weights fp8 is a GPU format; use weights int8 on a CPU.")
-    config = model_config(checkpoint.config.fields)
+    config = _config(checkpoint)
     max_len = max_model_len or config.max_positions
     if max_len > config.max_positions:
         raise ConfigError(
@@ -101,7 +102,7 @@ def build(
     if config.is_tied:
         trunk.lm_head.weight = trunk.embed
     trunk.rotary = RotaryTable(config.rope, max_len, kind).to(place)
-    load_trunk(trunk, _trunk_tensors(checkpoint, notes))
+    load_trunk(trunk, _trunk_tensors(checkpoint, notes), **_names(checkpoint))
     head = _load_head(found, config, kind, place, layout, max_len) if found is not None else None
     modules = [module for module in (trunk, head) if module is not None]
     if weights != "as-dtype":
@@ -116,6 +117,25 @@ def build(
             make_exact(trunk)
         tune(*(modules[1:] if by_blocks else modules))
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
+
+
+def _config(checkpoint: Checkpoint) -> ModelConfig:
+    config = model_config(checkpoint.config.fields)
+    # Of a nested config the top level may say it, and the text part a default.
+    if checkpoint.config.raw.get("tie_word_embeddings") and not config.is_tied:
+        stored = _names(checkpoint)["lm_head"] in checkpoint.tensors
+        return config if stored else replace(config, is_tied=True)
+    return config
+
+
+def _names(checkpoint: Checkpoint) -> dict[str, str]:
+    """What this checkpoint calls its trunk, where releases of the family differ."""
+    owner = find_family(checkpoint)
+    if owner is None:
+        return {"prefix": "model.", "lm_head": "lm_head.weight"}
+    heads = [name for name in owner.trunk.lm_heads if name in checkpoint.tensors]
+    lm_head = heads[0] if heads else owner.trunk.lm_heads[0]
+    return {"prefix": trunk_prefix(checkpoint, owner), "lm_head": lm_head}
 
 
 def _find_head(checkpoint: Checkpoint, folder: Path | None, notes: list[str]) -> Head | None:
@@ -142,7 +162,12 @@ def _trunk_tensors(checkpoint: Checkpoint, notes: list[str]) -> dict[str, Tensor
     """Published tensors of the trunk, dequantised where they are stored in 8 bits."""
     owner = find_family(checkpoint)
     head = set(find_head_of(checkpoint, owner).tensors.values()) if owner is not None else set()
-    stored = {n: checkpoint.source(n) for n in checkpoint.tensors if n not in head}
+    elsewhere = owner.trunk.beside if owner is not None else ()
+    pictures = {name for name in checkpoint.tensors if name.startswith(elsewhere)}
+    if pictures:
+        notes.append(f"text only: {len(pictures)} tensors of the vision part are not loaded")
+    left_out = head | pictures
+    stored = {n: checkpoint.source(n) for n in checkpoint.tensors if n not in left_out}
     offsets = [name for name in stored if name.endswith("weight_zero_point")]
     if offsets:
         raise UnsupportedFamily(

@@ -17,6 +17,7 @@ from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Work
+from headstart.engine.state_pool import StateRows
 from headstart.engine.verifier import verify
 from headstart.sampling.params import SamplingParams
 
@@ -103,7 +104,10 @@ class _Profile:
 
     def verify_seconds(self, batch: int, drafts: int) -> float:
         requests = self._blank(batch, drafts)
-        works = [Work(r, self._context, drafts + 1, (0,) * drafts) for r in requests]
+        states = None
+        if self._runner.num_states:  # slots are scratch, too
+            states = StateRows(0, tuple((row + 1, 0) for row in range(drafts + 1)))
+        works = [Work(r, self._context, drafts + 1, (0,) * drafts, states) for r in requests]
 
         def check() -> None:
             verify(works, self._runner.trunk(works)[1], one_by_one=self._one_by_one)

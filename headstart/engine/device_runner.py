@@ -15,6 +15,7 @@ from headstart.gpu.seats import signed
 from headstart.gpu.transfer import on_device
 from headstart.models.attention import Span
 from headstart.models.linear import Linear
+from headstart.models.recurrence import StateSpan
 from headstart.models.rounded import round_all, with_rounded
 from headstart.sampling.params import SamplingParams
 
@@ -25,8 +26,14 @@ class DeviceRunner(Runner):
     kernels = Kernels()
 
     def _run_rows(
-        self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
+        self,
+        ids: list[int],
+        positions: list[int],
+        spans: list[Span],
+        wanted: list[int],
+        states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        assert not states, "models with recurrent layers are refused"
         rows = self._rows(spans, self._numbers(positions))
         tokens = self._numbers(ids)
         stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)

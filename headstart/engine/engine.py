@@ -26,13 +26,11 @@ from headstart.engine.draft_weights import rounds_drafts
 from headstart.engine.drafter import Drafter
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.groups import Groups
-from headstart.engine.kv_cache import BlockPool
-from headstart.engine.memory import num_blocks
+from headstart.engine.memory import plan_memory
 from headstart.engine.options import EngineOptions, engine_options
 from headstart.engine.outputs import Result, Update
-from headstart.engine.parts import make_loop, make_runner, uses_kernels
+from headstart.engine.parts import make_loop, make_runner, make_scheduler, uses_kernels
 from headstart.engine.request import State
-from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.sampling.params import SamplingParams
@@ -82,12 +80,10 @@ class Engine:
             )
         self.options = self.options.resolved(self.built.device.type)
         fused = uses_kernels(self.built, self.options)
-        blocks, self.block_bytes = num_blocks(self.built, self.options)
-        self.pool = BlockPool(
-            blocks, self.options.block_size, prefix_caching=self.options.prefix_caching
-        )
-        self.scheduler = Scheduler(self.pool, self.options)
-        self.runner = make_runner(self.built, self.options, blocks, fused=fused)
+        self.memory = plan_memory(self.built, self.options)
+        self.scheduler = make_scheduler(self.options, self.memory)
+        self.pool = self.scheduler.pool
+        self.runner = make_runner(self.built, self.options, self.memory, fused=fused)
         self.runner.rounds_drafts = rounds_drafts(self.built, self.options, fused=fused)
         if self.built.head is not None:
             for name, vocab in self.draft_vocabs.by_name.items():
@@ -98,7 +94,7 @@ class Engine:
             self.built, self.prompts, self.options, num_slots=self.pool.num_slots
         )
         self.prompts.most_tokens = self.admission.longest
-        self.speculation = self._speculation(blocks)
+        self.speculation = self._speculation(self.memory.num_blocks)
         self.loop = make_loop(
             self.built, self.options, self.scheduler, self.runner, self.drafter, self.speculation
         )
@@ -123,12 +119,15 @@ class Engine:
     @property
     def notes(self) -> list[str]:
         """What was decided at start, for people."""
-        size = self.pool.num_blocks * self.block_bytes
+        memory = self.memory
+        size = memory.num_blocks * memory.block_bytes
+        states = f"{memory.num_states} recurrent states of {memory.state_bytes / 1e6:.1f} MB"
         return [
             *self.built.notes,
             *self.draft_vocabs.notes,
             f"{self.pool.num_blocks} K/V blocks of {self.options.block_size} tokens "
             f"({size / 1e6:.0f} MB), {self.built.dtype} on {self.built.device}",
+            *([states] if memory.num_states else []),
         ]
 
     def step(self) -> list[Update]:

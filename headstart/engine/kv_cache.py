@@ -25,6 +25,16 @@ def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
     return state.digest()
 
 
+def extend_digests(
+    digests: list[Digest], tokens: Sequence[int], num_blocks: int, block_size: int
+) -> None:
+    """Compute the digests of the first `num_blocks` blocks that are not known yet."""
+    for index in range(len(digests), num_blocks):
+        parent = digests[-1] if digests else b""
+        start = index * block_size
+        digests.append(block_digest(parent, tokens[start : start + block_size]))
+
+
 class BlockPool:
     """All blocks of one engine."""
 

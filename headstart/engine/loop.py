@@ -91,11 +91,10 @@ class Loop:
         if self.drafter is not None:
             self.drafter.feed(request, work.start, rows[:valid])
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
-        if verdict is None:
-            self._register(request)
-            return None
         request.drafts = []
-        update = self._deliver(request, verdict)
+        update = self._deliver(request, verdict) if verdict is not None else None
+        if self.scheduler.states is not None:
+            self.scheduler.states.settle(work, valid)
         self._register(request)
         return update
 

@@ -1,6 +1,9 @@
-"""How much K/V memory an engine takes: as told, or enough for its requests within what is free."""
+"""How much memory an engine takes for K/V and states: as told, or enough for its requests within
+what is free."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 
@@ -16,16 +19,65 @@ _GPU_SHARE = 0.5
 _USUAL_TOKENS = 2048
 _CPU_BYTES = 1 << 30
 _MOST_OF_FREE = 0.8
+# Of memory that recurrent states share with K/V; those that are not needed are snapshots.
+_STATE_SHARE = 0.5
+_USUAL_DRAFTS = 4
 
 
-def num_blocks(built: Built, options: EngineOptions) -> tuple[int, int]:
-    """How many K/V blocks there is memory for, and the bytes of one."""
+@dataclass(frozen=True)
+class Memory:
+    """What an engine's requests share, and the bytes of one of each."""
+
+    num_blocks: int
+    block_bytes: int
+    num_states: int = 0  # slots of recurrent states; each holds all layers'
+    state_bytes: int = 0
+
+
+def plan_memory(built: Built, options: EngineOptions) -> Memory:
+    """How many K/V blocks and states there is memory for."""
+    state = state_bytes(built)
+    if state == 0:
+        return Memory(*num_blocks(built, options))
+    # A state for everybody who runs, for every draft that may be rejected, and for a prefix each.
+    drafts = 0 if built.head is None else _drafts(options)
+    most = options.max_running_requests * (2 + drafts)
+    given = _given(built, options)
+    room = (
+        given * _STATE_SHARE
+        if given is not None
+        else min(max(_CPU_BYTES, 2 * state), _free_bytes(built.device) * _MOST_OF_FREE / 2)
+    )
+    states = min(int(room // state), most)
+    if states < 1:
+        raise EngineError(
+            f"the state of one request needs {state:,} bytes and there are {int(room):,}. Raise "
+            "kv_bytes or memory_fraction."
+        )
+    return Memory(*num_blocks(built, options, taken=states * state), states, state)
+
+
+def _drafts(options: EngineOptions) -> int:
+    return _USUAL_DRAFTS if options.speculate == "auto" else int(options.speculate)
+
+
+def state_bytes(built: Built) -> int:
+    """One request's states in every recurrent layer; 0 where a model has none."""
+    delta, wide = built.config.delta, max(built.dtype.itemsize, 4)
+    if delta is None:
+        return 0
+    layer = delta.conv_values * built.dtype.itemsize + delta.memory_values * wide
+    return built.config.num_recurrent * layer
+
+
+def num_blocks(built: Built, options: EngineOptions, *, taken: int = 0) -> tuple[int, int]:
+    """How many K/V blocks there is memory for, and the bytes of one; `taken` is for states."""
     block = block_bytes(built, options.block_size)
     # A request keeps a slot for the token that its last row gives. More than all requests at full
     # length could ever hold is of no use.
     full = -(-(built.max_len + 1) // options.block_size)
     most = options.max_running_requests * full
-    budget = _budget(built, options, block, full)
+    budget = _budget(built, options, block, full, taken)
     count = min(budget // block, most)
     if count < 1:
         raise EngineError(
@@ -37,7 +89,8 @@ def num_blocks(built: Built, options: EngineOptions) -> tuple[int, int]:
 
 def block_bytes(built: Built, block_size: int) -> int:
     """K/V of a block in every layer of trunk and head, and the states kept beside it."""
-    token = built.config.num_layers * _slot_values(built.config)
+    attending = built.config.num_layers - built.config.num_recurrent
+    token = attending * _slot_values(built.config)
     states = 0
     if built.head is not None:
         token += built.head.num_modules * _slot_values(built.head.config)
@@ -49,15 +102,21 @@ def _slot_values(config: ModelConfig) -> int:
     return 2 * config.num_kv_heads * config.head_dim
 
 
-def _budget(built: Built, options: EngineOptions, block: int, full: int) -> int:
+def _given(built: Built, options: EngineOptions) -> int | None:
+    """Bytes for everything that requests need, if that is decided; None if it goes by use."""
     if options.kv_bytes is not None:
         return options.kv_bytes
-    free = _free_bytes(built.device)
     share = options.memory_fraction
     if share is None and built.device.type != "cpu":
         share = _GPU_SHARE
-    if share is not None:
-        return int(free * share)
+    return None if share is None else int(_free_bytes(built.device) * share)
+
+
+def _budget(built: Built, options: EngineOptions, block: int, full: int, taken: int) -> int:
+    given = _given(built, options)
+    if given is not None:
+        return given - taken
+    free = _free_bytes(built.device) - taken
     usual = min(full, -(-_USUAL_TOKENS // options.block_size)) * options.max_running_requests
     wanted = max(min(usual * block, _CPU_BYTES), full * block)
     return min(wanted, int(free * _MOST_OF_FREE))

@@ -6,12 +6,16 @@ import torch
 
 from headstart.assembly.build import Built
 from headstart.engine.drafter import Drafter
+from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
+from headstart.engine.memory import Memory
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.round_costs import MENU
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
+from headstart.engine.state_plan import StatePlan
+from headstart.engine.state_pool import StatePool
 from headstart.errors import ConfigError
 
 
@@ -49,7 +53,16 @@ def uses_kernels(built: Built, options: EngineOptions) -> bool:
     return reason is None
 
 
-def make_runner(built: Built, options: EngineOptions, num_blocks: int, *, fused: bool) -> Runner:
+def make_scheduler(options: EngineOptions, memory: Memory) -> Scheduler:
+    caching, size = options.prefix_caching, options.block_size
+    pool = BlockPool(memory.num_blocks, size, prefix_caching=caching)
+    states = None
+    if memory.num_states:
+        states = StatePlan(StatePool(memory.num_states), size, prefix_caching=caching)
+    return Scheduler(pool, options, states)
+
+
+def make_runner(built: Built, options: EngineOptions, memory: Memory, *, fused: bool) -> Runner:
     kind = Runner
     if fused and options.exact:
         from headstart.engine.exact_runner import ExactRunner
@@ -60,8 +73,8 @@ def make_runner(built: Built, options: EngineOptions, num_blocks: int, *, fused:
 
         kind = DeviceRunner
     return kind(
-        built.trunk, built.head, num_blocks=num_blocks, block_size=options.block_size,
-        dtype=built.dtype, is_exact=options.exact and not fused,
+        built.trunk, built.head, num_blocks=memory.num_blocks, block_size=options.block_size,
+        dtype=built.dtype, is_exact=options.exact and not fused, num_states=memory.num_states,
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any, Literal
 
 from headstart.engine.head_track import HeadTrack
+from headstart.engine.state_plan import StateTrack
 from headstart.engine.stats import RequestStats
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class Request:
     drafts: list[int] = field(default_factory=list)
     draft_probs: torch.Tensor | None = None  # [K, V], kept only for the rejection rule
     head: HeadTrack = field(default_factory=HeadTrack)
+    states: StateTrack = field(default_factory=StateTrack)  # of recurrent layers
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[Any] = field(default_factory=list)
     text: Detokenizer | None = None
@@ -100,5 +102,5 @@ class Request:
         self.blocks, self.drafts = [], []
         self.draft_probs = None
         self.num_computed = self.num_registered = self.num_cached = 0
-        self.head = HeadTrack()
+        self.head, self.states = HeadTrack(), StateTrack()
         self.state = State.WAITING

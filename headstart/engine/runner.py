@@ -7,19 +7,27 @@ same.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.engine.verifier import Chooser
-from headstart.models.attention import LayerCache, PagedContext, Places, Span
+from headstart.models.attention import Context, LayerCache, PagedContext, Places, Span
 from headstart.models.config import ModelConfig
 from headstart.models.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up
 from headstart.models.linear import Int8Linear, Linear
 from headstart.models.mtp import MTPHead
+from headstart.models.recurrence import (
+    LayerStates,
+    Recurrence,
+    SlotRecurrence,
+    StateSpan,
+    empty_states,
+)
 from headstart.models.trunk import Trunk
 
 
@@ -55,6 +63,7 @@ class Runner:
         block_size: int,
         dtype: torch.dtype,
         is_exact: bool = False,
+        num_states: int = 0,
     ):
         self.trunk_model, self.head, self._is_exact = trunk, head, is_exact
         self.block_size, self.dtype = block_size, dtype
@@ -63,7 +72,14 @@ class Runner:
         slots = num_blocks * block_size
         modules = head.num_modules if head is not None else 0
         # Same slots everywhere, but the head's K/V may have another shape than the trunk's.
-        self._caches = [self._cache(slots, config) for _ in range(config.num_layers)]
+        attending = config.num_layers - config.num_recurrent
+        self._caches = [self._cache(slots, config) for _ in range(attending)]
+        self.num_states = num_states if config.num_recurrent else 0
+        self._states: list[LayerStates] = [
+            empty_states(config.delta, num_states, dtype, self.device)
+            for _ in range(config.num_recurrent)
+            if config.delta is not None
+        ]
         self._head_caches = [self._cache(slots, head.config) for _ in range(modules) if head]
         # Per block and module the state that the slot after the block needs.
         self._boundary = torch.zeros(
@@ -100,27 +116,50 @@ class Runner:
             positions += range(work.start, work.stop)
             spans.append(self._span(request, start, work.start, work.count, first=0))
             wanted += range(len(ids) - work.num_logits, len(ids))
+        own = [_state_span(span, w) for span, w in zip(spans, works, strict=True) if w.states]
         run = self._run_blocks if self._is_exact else self._run_rows
-        stream, normed, logits = run(ids, positions, spans, wanted)
+        stream, normed, logits = run(ids, positions, spans, wanted, own)
         before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
         states = stream if before else normed
         return [states[s.start : s.stop] for s in spans], logits
 
+    def _contexts(
+        self, attending: Callable[[LayerCache], Context], going_on: Callable[..., Recurrence]
+    ) -> list[Context | Recurrence]:
+        """One for every layer: what its rows see, or what they go on from."""
+        caches, states = iter(self._caches), iter(self._states)
+        return [
+            attending(next(caches)) if kind.mixer == "attention" else going_on(next(states))
+            for kind in self.trunk_model.config.layers
+        ]
+
     def _run_rows(
-        self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
+        self,
+        ids: list[int],
+        positions: list[int],
+        spans: list[Span],
+        wanted: list[int],
+        states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """All rows in one pass; returns states before and after the final norm, and logits."""
         stream = self.trunk_model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
-            [PagedContext(cache, spans) for cache in self._caches],
+            self._contexts(
+                lambda cache: PagedContext(cache, spans), lambda own: SlotRecurrence(own, states)
+            ),
         )
         normed = self.trunk_model.final_norm(stream)
         rows = normed if len(wanted) == len(ids) else normed[wanted]
         return stream, normed, self.trunk_model.logits(rows)
 
     def _run_blocks(
-        self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
+        self,
+        ids: list[int],
+        positions: list[int],
+        spans: list[Span],
+        wanted: list[int],
+        states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same in blocks of constant size, so that no row's bits depend on their number."""
         places = [place for span in spans for place in _rows_of(span)]
@@ -128,10 +167,17 @@ class Runner:
         for start in range(0, len(ids), BLOCK_ROWS):
             part = slice(start, start + BLOCK_ROWS)
             count = len(ids[part])
+            rows_here = places[part]
+            # The slot after the last row may hold what the next block of rows goes on from.
+            cut = (own.between(part.start, part.stop, own.keeps[-1][1]) for own in states)
+            going_on = [own for own in cut if own is not None]
             stream = self.trunk_model(
                 torch.tensor(fill_up(ids[part]), device=self.device),
                 torch.tensor(fill_up(positions[part]), device=self.device),
-                [ExactContext(cache, places[part]) for cache in self._caches],
+                self._contexts(
+                    partial(ExactContext, rows=rows_here),
+                    partial(SlotRecurrence, spans=going_on, one_by_one=True),
+                ),
             )
             normed = self.trunk_model.final_norm(stream)
             rows = [row - start for row in wanted if start <= row < start + count]
@@ -215,6 +261,11 @@ class Runner:
             return slice(begin + offset, end + offset)
         logical = range(begin, end)
         return self._numbers([blocks[slot // size] * size + slot % size for slot in logical])
+
+
+def _state_span(span: Span, work: Work) -> StateSpan:
+    assert work.states is not None
+    return StateSpan(span.start, span.stop, work.states.source, work.states.keeps)
 
 
 def _rows_of(span: Span) -> list[OneRow]:

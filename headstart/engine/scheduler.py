@@ -12,9 +12,11 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headstart.engine.kv_cache import BlockPool, block_digest
+from headstart.engine.kv_cache import BlockPool, extend_digests
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request, State
+from headstart.engine.state_plan import StatePlan
+from headstart.engine.state_pool import StateRows
 
 # Waiting this long is worth one level of priority, for good: nobody starves, and who was let in
 # for his age does not become the first victim again.
@@ -29,6 +31,7 @@ class Work:
     start: int
     count: int
     drafts: tuple[int, ...]  # those of the rows that are guesses
+    states: StateRows | None = None  # slots of a model with recurrent layers
 
     @property
     def stop(self) -> int:
@@ -45,8 +48,8 @@ class Work:
 
 
 class Scheduler:
-    def __init__(self, pool: BlockPool, options: EngineOptions):
-        self.pool, self._options = pool, options
+    def __init__(self, pool: BlockPool, options: EngineOptions, states: StatePlan | None = None):
+        self.pool, self._options, self.states = pool, options, states
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -82,9 +85,14 @@ class Scheduler:
             self.running.remove(request)
         elif request in self.waiting:
             self.waiting.remove(request)
-        self.pool.release(request.blocks)
+        self._give_back(request)
         request.blocks = []
         request.state = State.FINISHED
+
+    def _give_back(self, request: Request) -> None:
+        self.pool.release(request.blocks)
+        if self.states is not None:
+            self.states.release(request)
 
     def plan(self) -> list[Work]:
         """The work of the next step; empty if there is nothing to do."""
@@ -109,7 +117,9 @@ class Scheduler:
             works[request.id] = _work(request, rows)
             budget = self._options.num_rows - sum(w.count for w in works.values())
         self._admit(works, budget)
-        return list(works.values())
+        if self.states is None:
+            return list(works.values())
+        return [self.states.place(work) for work in works.values()]
 
     def _rows(self, request: Request, budget: int, *, is_first: bool) -> int:
         if request.is_decoding:
@@ -152,7 +162,7 @@ class Scheduler:
 
     def _preempt(self, victim: Request) -> None:
         self.running.remove(victim)
-        self.pool.release(victim.blocks)
+        self._give_back(victim)
         victim.reset()
         victim.stats.num_preemptions += 1
         self.num_preemptions += 1
@@ -164,13 +174,17 @@ class Scheduler:
         for request in sorted(self.waiting, key=_importance):
             if len(self.running) >= self._options.max_running_requests:
                 return
-            hit = self.pool.match(request.tokens, request.digests)
+            hit: list[int] | None = self.pool.match(request.tokens, request.digests)
+            if self.states is not None:
+                hit = self.states.begin(request, hit or [])
+            if hit is None:
+                return
             self.pool.take(hit)
             request.blocks = list(hit)
             request.num_computed = request.num_cached = len(hit) * self.pool.block_size
             rows = self._rows(request, budget, is_first=not works)
             if rows < 1 or not self._fits(request, rows):
-                self.pool.release(hit)
+                self._give_back(request)
                 request.blocks, request.num_computed, request.num_cached = [], 0, 0
                 return
             self._make_room(request, rows, works)
@@ -189,10 +203,7 @@ class Scheduler:
             return
         size = self.pool.block_size
         full = num_final // size
-        while len(request.digests) < full:
-            start = len(request.digests) * size
-            parent = request.digests[-1] if request.digests else b""
-            request.digests.append(block_digest(parent, request.tokens[start : start + size]))
+        extend_digests(request.digests, request.tokens, full, size)
         for index in range(request.num_registered, full):
             self.pool.register(request.blocks[index], request.digests[index])
         request.num_registered = max(request.num_registered, full)
@@ -200,6 +211,9 @@ class Scheduler:
     def check(self) -> None:
         """Raise if blocks and requests disagree."""
         self.pool.check([request.blocks for request in self.running])
+        if self.states is not None:
+            held = [slot for request in self.running for slot in request.states.held]
+            self.states.pool.check(held)
 
 
 def _importance(request: Request) -> tuple[int, int]:

@@ -20,7 +20,7 @@ from headstart.kernels.linear import gated_linear, partial_linear
 from headstart.kernels.rounded import choose_rounded, gated_rounded, partial_rounded
 from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
 from headstart.models.attention import LayerCache
-from headstart.models.layers import DecoderLayer
+from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.mlp import MLP
 from headstart.models.mtp import MTPModule
@@ -148,6 +148,7 @@ class Kernels:
     ) -> Tensor:  # fmt: skip
         """Attention is added to `stream`; the MLP's partial sums are left to the next norm."""
         attention = layer.attention
+        assert isinstance(attention, Attention), "models with recurrent layers are refused"
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = (attention.q_norm.weight, attention.k_norm.weight)
@@ -176,6 +177,8 @@ def _cut(seats: int) -> Cut:
 def why_unsupported(trunk: Trunk) -> str | None:
     """What in a trunk the kernels cannot run, or None."""
     config = trunk.config
+    if config.delta is not None:
+        return f"{config.model_type} models have recurrent layers"
     if config.o_bias or config.mlp_bias:
         return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows):

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import torch
 
+from headstart.models.delta_rule import DeltaRows, convolve, scan
 from headstart.models.ragged import causal_attention, chained_attention
 
 
@@ -68,6 +69,16 @@ class Passage:
     ) -> torch.Tensor:
         self.k, self.v = k, v
         return causal_attention(q, k, v, self.documents.lengths, window).flatten(1)
+
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        before = rows.new_zeros(weight.shape[1] - 1, rows.shape[1])
+        parts = torch.split(rows, list(self.documents.lengths))
+        return torch.cat([convolve(part, before, weight)[0] for part in parts])
+
+    def recur(self, rows: DeltaRows) -> torch.Tensor:
+        memory = rows.v.new_zeros(*rows.k.shape[1:], rows.v.shape[-1])
+        ends = zip(self.documents.starts, self.documents.lengths, strict=True)
+        return torch.cat([scan(rows[at : at + count], memory)[0] for at, count in ends])
 
 
 class Chain:

@@ -17,6 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from headstart.errors import ConfigError
 from headstart.models.attention import LayerCache, Places
+from headstart.models.delta_rule import DeltaRows
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.moe import Router
 from headstart.models.trunk import Trunk
@@ -94,6 +95,12 @@ class _Alone:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1).flatten(1)
+
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rows * weight[:, -1]
+
+    def recur(self, rows: DeltaRows) -> torch.Tensor:
+        return rows.v
 
 
 def _check_places(trunk: Trunk) -> None:

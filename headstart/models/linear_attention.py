@@ -49,7 +49,7 @@ class DeltaNet(nn.Module):
         self, x: torch.Tensor, rotation: Rotation | None, context: Recurrence, window: None = None
     ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]; positions do not matter to it, only the order of rows."""
-        mixed, gate, b, a = self.inputs(x).split(self.sizes, dim=-1)
+        mixed, gate, b, a = torch.split(self.inputs(x), self.sizes, dim=-1)
         mixed = silu(context.convolve(mixed, self.conv.squeeze(1)))
         result = context.recur(self._rows(mixed, b, a)).to(x.dtype)
         normed = rms_norm(result, (self.config.v_dim,), self.norm, self.eps).flatten(1)
@@ -61,7 +61,7 @@ class DeltaNet(nn.Module):
         config, count = self.config, mixed.shape[0]
         wide = torch.promote_types(mixed.dtype, torch.float32)
         keys = config.k_heads * config.k_dim
-        q, k, v = mixed.to(wide).split([keys, keys, config.values], dim=-1)
+        q, k, v = torch.split(mixed.to(wide), [keys, keys, config.values], dim=-1)
         group = config.v_heads // config.k_heads
         q, k = (
             _unit(part.reshape(count, config.k_heads, config.k_dim)).repeat_interleave(group, 1)

@@ -147,7 +147,7 @@ def _by_key_head(
     result, start = [], 0
     for name, each in zip(theirs, sizes, strict=True):
         rows = torch.arange(delta.k_heads * sum(each)).view(delta.k_heads, -1)
-        order = torch.cat([part.flatten() for part in rows.split(each, dim=1)])
+        order = torch.cat([part.flatten() for part in torch.split(rows, each, dim=1)])
         stop = start + len(order)
         result.append((at + name, Place(ours, start, stop, order=tuple(order.tolist()))))
         start = stop

@@ -7,6 +7,7 @@ and where. A rejected draft is forgotten by going on from the slot of the last a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -40,6 +41,21 @@ class StateSpan:
     source: int | None  # slot of the state before the first row; None where the text begins
     keeps: tuple[tuple[int, int], ...]  # (rows done, slot), by rows; the last is all of them
 
+    def between(self, first: int, last: int, carry: int) -> StateSpan | None:
+        """Its part in rows [first, last) of the batch, counted from there; None if it has none.
+
+        What a later part goes on from lies in slot `carry`.
+        """
+        start, stop = max(self.start, first), min(self.stop, last)
+        if start >= stop:
+            return None
+        before, done = start - self.start, stop - self.start
+        keeps = [(rows - before, slot) for rows, slot in self.keeps if before < rows <= done]
+        if stop < self.stop:
+            keeps.append((done - before, carry))
+        source = self.source if before == 0 else carry
+        return StateSpan(start - first, stop - first, source, tuple(keeps))
+
 
 @dataclass(frozen=True)
 class LayerStates:
@@ -66,7 +82,7 @@ class SlotRecurrence:
     """
 
     states: LayerStates
-    spans: list[StateSpan]
+    spans: Sequence[StateSpan]
     one_by_one: bool = False
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -116,6 +132,7 @@ class SlotRecurrence:
         memory, begin = self._before(span), span.start
         for count, slot in span.keeps:
             own = slice(begin, span.start + count)
-            result[own], memory = scan(rows[own], memory)
+            if own.start < own.stop:  # not where two slots keep the state after the same row
+                result[own], memory = scan(rows[own], memory)
             self.states.memory[slot] = memory
             begin = own.stop

@@ -1,0 +1,134 @@
+"""Where a request's states come from and go to in each step: going back, snapshots, hits.
+
+A step reads the newest state and writes the one after its last row; where rows are drafts, one
+after each, so that the request can go on from the last accepted row without computing anything
+again. A prefix hit needs K/V blocks and a snapshot at the end of the last of them. Snapshots are
+taken where hits are likely: at the last full block of a prompt, where a prompt left the path of
+an earlier one, and at the newest full block of each running request, which replaces the one
+before. Ints only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from headstart.engine.kv_cache import Digest, extend_digests
+from headstart.engine.state_pool import StatePool, StateRows
+
+if TYPE_CHECKING:
+    from headstart.engine.request import Request
+    from headstart.engine.scheduler import Work
+
+
+@dataclass
+class StateTrack:
+    """What one request has in the pool."""
+
+    slot: int | None = None  # its newest state
+    source: int | None = None  # the snapshot it begins with, held until it has been read
+    fork: int = 0  # where a hit could have ended if there had been a snapshot
+    latest: Digest | None = None  # its snapshot that the next one replaces
+
+    @property
+    def held(self) -> list[int]:
+        return [slot for slot in (self.slot, self.source) if slot is not None]
+
+
+class StatePlan:
+    def __init__(self, pool: StatePool, block_size: int, *, prefix_caching: bool):
+        self.pool, self._size, self._is_caching = pool, block_size, prefix_caching
+
+    def begin(self, request: Request, hit: Sequence[int]) -> list[int] | None:
+        """Take a slot; returns the blocks of the hit that can be used, or None if none is left."""
+        track = StateTrack()
+        usable, source = len(hit), None
+        while usable and (source := self.pool.find(request.digests[usable - 1])) is None:
+            usable -= 1
+        if source is not None:
+            self.pool.take(source)  # before allocating, which may give up snapshots
+        got = self.pool.allocate(1)
+        if got is None:
+            self.pool.release([source] if source is not None else [])
+            return None
+        track.slot, track.source = got[0], source
+        track.fork = len(hit) * self._size if usable < len(hit) else 0
+        request.states = track
+        return list(hit[:usable])
+
+    def release(self, request: Request) -> None:
+        """Give up what a request holds; snapshots stay."""
+        self.pool.release(request.states.held)
+        request.states = StateTrack()
+
+    def place(self, work: Work) -> Work:
+        """The same work with its slots, and with fewer drafts where there are none for them."""
+        track = work.request.states
+        assert track.slot is not None
+        drafts = min(len(work.drafts), self.pool.num_available)
+        if drafts < len(work.drafts):
+            count = work.count - len(work.drafts) + drafts
+            work = replace(work, count=count, drafts=work.drafts[:drafts])
+        own = self.pool.allocate(drafts) or []
+        first = work.count - drafts
+        chain = [*((first + i, slot) for i, slot in enumerate(own)), (work.count, track.slot)]
+        source = track.slot if work.start else None
+        if track.source is not None:
+            source = track.source
+        return replace(work, states=StateRows(source, tuple(chain), tuple(self._snapshots(work))))
+
+    def _snapshots(self, work: Work) -> list[tuple[int, int]]:
+        """Ends of blocks among a work's rows whose states are worth a slot."""
+        if not self._is_caching:
+            return []
+        size, start = self._size, work.start
+        if work.drafts:  # which rows will count is not known yet
+            wanted = {end for end in range(start + 1, work.stop + 1) if end % size == 0}
+        else:
+            newest, text = work.stop // size * size, self._last_end(work.request)
+            wanted = {end for end in (newest, text, work.request.states.fork)
+                      if start < end <= work.stop}  # fmt: skip
+        result = []
+        for end in sorted(wanted):
+            got = self.pool.allocate(1)
+            if got is not None:
+                result.append((end - start, got[0]))
+        return result
+
+    def _last_end(self, request: Request) -> int:
+        """The end of the last block that a hit on this prompt could cover."""
+        return (request.num_prompt - 1) // self._size * self._size
+
+    def settle(self, work: Work, num_valid: int) -> None:
+        """After a step: go on from the state after `num_valid` rows, and keep what may be hit."""
+        request, rows = work.request, work.states
+        assert rows is not None
+        track = request.states
+        if track.source is not None:
+            self.pool.release([track.source])
+            track.source = None
+        for count, slot in rows.chain:
+            if count == num_valid:
+                track.slot = slot
+            else:
+                self.pool.release([slot])
+        for count, slot in rows.snapshots:
+            end = work.start + count
+            # Tokens behind a stop were computed and are not part of the text.
+            if count <= num_valid and end <= len(request.tokens):
+                self._keep(request, slot, end)
+            else:
+                self.pool.release([slot])
+
+    def _keep(self, request: Request, slot: int, end: int) -> None:
+        track = request.states
+        extend_digests(request.digests, request.tokens, end // self._size, self._size)
+        digest = request.digests[end // self._size - 1]
+        is_new = self.pool.find(digest) is None
+        self.pool.keep(slot, digest)
+        if end in (self._last_end(request), track.fork):
+            return
+        if track.latest is not None:
+            self.pool.drop(track.latest)
+        track.latest = digest if is_new else None

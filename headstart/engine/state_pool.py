@@ -1,0 +1,125 @@
+"""Slots for recurrent states: who holds which, and which snapshots can be found. Ints only.
+
+A state is as large as the K/V of many tokens, so there are few. A request holds the slot of its
+newest state, and during a step one for each draft row it may have to go back to. A snapshot is
+the state at the end of a block, findable by that block's digest and held by nobody: it makes a
+prefix hit possible, and is given up when a request needs its slot. free + kept + held == total,
+always.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from headstart.engine.kv_cache import Digest
+from headstart.errors import EngineError
+
+
+@dataclass(frozen=True)
+class StateRows:
+    """Where one request's states come from and go to in a step; counts are rows of the step."""
+
+    source: int | None  # slot of the state before the first row; None where the text begins
+    chain: tuple[tuple[int, int], ...]  # (rows done, slot): where the request may go on from
+    snapshots: tuple[tuple[int, int], ...] = ()  # the same, at ends of blocks
+
+    @property
+    def keeps(self) -> tuple[tuple[int, int], ...]:
+        """All slots that are written, by rows; the last row's among them."""
+        return tuple(sorted((*self.chain, *self.snapshots)))
+
+
+class StatePool:
+    """All slots of one engine."""
+
+    def __init__(self, num_slots: int):
+        self.num_slots = num_slots
+        self._free = list(range(num_slots))
+        self._holders = [0] * num_slots
+        self._digests: list[Digest | None] = [None] * num_slots
+        self._by_digest: dict[Digest, int] = {}
+        self._kept: OrderedDict[int, None] = OrderedDict()  # least recently used first
+
+    @property
+    def num_available(self) -> int:
+        """Slots that an allocation can have, by giving up snapshots if need be."""
+        return len(self._free) + len(self._kept)
+
+    @property
+    def num_held(self) -> int:
+        return self.num_slots - self.num_available
+
+    @property
+    def num_kept(self) -> int:
+        return len(self._kept)
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` slots, or None (and nothing taken) if there are not enough."""
+        if count > self.num_available:
+            return None
+        taken = []
+        for _ in range(count):
+            if not self._free:
+                self._forget(next(iter(self._kept)))
+            slot = self._free.pop()
+            self._holders[slot] = 1
+            taken.append(slot)
+        return taken
+
+    def find(self, digest: Digest) -> int | None:
+        """The snapshot at the end of a block, or None."""
+        return self._by_digest.get(digest)
+
+    def take(self, slot: int) -> None:
+        """Hold a snapshot until it has been read."""
+        self._kept.pop(slot, None)
+        self._holders[slot] += 1
+
+    def keep(self, slot: int, digest: Digest) -> None:
+        """Make a held slot a snapshot; one of equal content is not needed twice."""
+        if digest not in self._by_digest:
+            self._digests[slot] = digest
+            self._by_digest[digest] = slot
+        self.release([slot])
+
+    def release(self, slots: Sequence[int]) -> None:
+        """Give up slots; snapshots stay until their place is needed."""
+        for slot in slots:
+            self._holders[slot] -= 1
+            if self._holders[slot] < 0:
+                raise EngineError(f"state slot {slot} was released twice")
+            if self._holders[slot] == 0 and self._digests[slot] is None:
+                self._free.append(slot)
+            elif self._holders[slot] == 0:
+                self._kept[slot] = None
+
+    def drop(self, digest: Digest) -> None:
+        """Give up a snapshot that a later one has made useless, unless somebody reads it."""
+        slot = self._by_digest.get(digest)
+        if slot is not None and slot in self._kept:
+            self._forget(slot)
+
+    def drop_all(self) -> None:
+        """Give up every snapshot that nobody reads."""
+        for slot in list(self._kept):
+            self._forget(slot)
+
+    def _forget(self, slot: int) -> None:
+        del self._kept[slot]
+        digest = self._digests[slot]
+        assert digest is not None
+        del self._by_digest[digest]
+        self._digests[slot] = None
+        self._free.append(slot)
+
+    def check(self, held: Sequence[int]) -> None:
+        """Raise unless the books agree with the slots that requests hold between steps."""
+        if sorted(held) != [slot for slot, count in enumerate(self._holders) for _ in range(count)]:
+            raise EngineError("held state slots and their counts disagree")
+        places = [*self._free, *self._kept, *held]
+        if sorted(places) != list(range(self.num_slots)):
+            raise EngineError("free + kept + held state slots are not the total")
+        if {slot for slot in self._by_digest.values()} != set(self._kept):
+            raise EngineError("a snapshot can be found and is not kept")
