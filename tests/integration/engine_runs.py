@@ -16,6 +16,7 @@ from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
+from headstart.families.registry import GRAFTED_AS
 from headstart.sampling.params import SamplingParams
 
 SIZES: dict[str, Any] = {
@@ -31,7 +32,7 @@ _STATE_BYTES = 128 * 8
 
 def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     """A small model with a head; llama and qwen2 get theirs by grafting."""
-    if family in ("mimo", "qwen3"):
+    if family not in GRAFTED_AS:
         return tiny(family, **{**AGREEING, **changes})
     plain = tiny(family, **{**AGREEING, **changes}, with_head=False)
     out = plain.parent / f"{plain.name}-grafted"
@@ -124,6 +125,27 @@ def transformers_greedy(folder: Path, prompts: Sequence[list[int]], count: int) 
     model.load_state_dict(state)
     model.generation_config.eos_token_id = None
     model.generation_config.bos_token_id = None
+    answers = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+        )
+        answers.append(made[0, len(prompt) :].tolist())
+    return answers
+
+
+def published_greedy(folder: Path, prompts: Sequence[list[int]], count: int) -> list[list[int]]:
+    """The same, where transformers reads the folder as it is and leaves the head unread."""
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()  # it tells about every tensor of the head
+    logging.disable_progress_bar()
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager", experts_implementation="eager"
+    ).eval()
+    model.generation_config.eos_token_id = None
     answers = []
     for prompt in prompts:
         ids = torch.tensor([prompt])

@@ -1,0 +1,160 @@
+"""Models with experts in the engine: the text of transformers for every K, whatever memory and
+batches do to the rows that experts see together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import (
+    VOCAB,
+    assert_head_is_alive,
+    checkpoint,
+    greedy,
+    ids_of,
+    make_prompts,
+    published_greedy,
+    run,
+    seeded,
+    soft,
+    start,
+)
+from head_edits import edited, published
+from tiny_fixture import Tiny
+
+from headstart.engine.engine import Engine
+from headstart.errors import ConfigError
+from headstart.families.experts import fused_slot
+
+FAMILIES = ("glm4_moe", "ernie4_5_moe")
+PROMPTS = make_prompts()
+# K, block size, rows per step, slots of memory
+SHAPES: dict[str, tuple[int, int, int, int]] = {
+    "K=0, little memory": (0, 4, 24, 72),
+    "K=1, blocks of one": (1, 1, 40, 100),
+    "K=2, chunks of five rows": (2, 3, 5, 75),
+    "K=3, all at once": (3, 4, 512, 2000),
+    "K=4, little memory": (4, 3, 16, 75),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def folder(family: str, tiny: Tiny) -> Path:
+    return checkpoint(tiny, family)
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    return published_greedy(folder, PROMPTS, 20)
+
+
+def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
+    k, size, rows, slots = SHAPES[shape]
+    return start(
+        folder, speculate=k, block_size=size, max_batched_tokens=rows, slots=slots, **settings
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_greedy_text_is_that_of_transformers(
+    shape: str, folder: Path, expected: list[list[int]]
+) -> None:
+    engine = shaped(folder, shape)
+    results = run(engine, PROMPTS, greedy())
+    assert ids_of(results) == expected
+    if "all at once" not in shape:
+        assert engine.stats.cached_tokens > 0, "no prefix was reused"
+        assert engine.stats.preemptions > 0, "memory was not tight"
+    if not shape.startswith("K=0"):
+        assert_head_is_alive(results)
+
+
+def test_sampled_text_depends_on_the_seed_and_not_on_k(family: str, tiny: Tiny) -> None:
+    model, prompts = soft(tiny, family), PROMPTS[:5]
+    params = [seeded(seed=i, temperature=(0.6, 1.0, 1.3)[i % 3], max_tokens=16) for i in range(5)]
+    plain = start(model, speculate=0)
+    alone = [ids_of(run(plain, [p], own))[0] for p, own in zip(prompts, params, strict=True)]
+    for shape in ("K=2, chunks of five rows", "K=4, little memory"):
+        assert ids_of(run(shaped(model, shape), prompts, params)) == alone, shape
+
+
+def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int]]) -> None:
+    engine = shaped(folder, "K=4, little memory")
+    ids = [engine.add(prompt, greedy()) for prompt in PROMPTS]
+    dropped = set(ids[1::3])
+    for step in range(1000):
+        if not engine.has_work:
+            break
+        if step in (2, 4, 6) and dropped:
+            engine.abort(dropped.pop())
+        engine.step()
+        engine.scheduler.check()
+    assert engine.pool.num_used == 0
+    kept = [i for i, name in enumerate(ids) if i % 3 != 1]
+    assert [engine.collect(ids[i]).outputs[0].token_ids for i in kept] == [
+        expected[i] for i in kept
+    ]
+
+
+def test_the_head_agrees_now_and_then_and_not_with_its_halves_swapped(
+    folder: Path, tmp_path: Path
+) -> None:
+    def swap(own: dict[str, torch.Tensor]) -> None:
+        name = published(folder, "fuse.weight")
+        own[name] = own[name].roll(own[name].shape[0], dims=1).contiguous()
+
+    prompts = [[a, b, a + b, 2 * a % VOCAB] for a in range(2, 26, 2) for b in (3, 17)]
+    rates = []
+    for model in (folder, edited(folder, tmp_path / "swapped", change=swap)):
+        engine = start(model, speculate=3, slots=4000)
+        run(engine, prompts, greedy(16))
+        rates.append(engine.stats.acceptance.conditional)
+    assert all(0.2 <= rate <= 0.9 for rate in rates[0]), rates[0]
+    assert rates[1][0] < rates[0][0] / 2
+
+
+def test_exact_gives_the_same_bits_in_every_batch(folder: Path) -> None:
+    """Experts get another number of rows in every step, and log-probabilities show every bit."""
+    params, found = greedy(12, logprobs=1), []
+    for k, rows in ((0, 512), (3, 40)):
+        engine = start(folder, speculate=k, dtype="float32", exact=True, max_batched_tokens=rows)
+        results = run(engine, PROMPTS[:5], params)
+        found.append([output.logprobs for result in results for output in result.outputs])
+    assert found[0] == found[1] and found[0][0]
+
+
+def test_experts_run_in_int8(folder: Path, expected: list[list[int]]) -> None:
+    engine = start(folder, speculate=3, dtype="float32", weights="int8")
+    assert not [n for n, p in engine.built.trunk.named_parameters() if p.dim() == 3]
+    assert ids_of(run(engine, PROMPTS, greedy())) == expected
+
+
+def test_kernels_refuse_experts_by_name(family: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{family} models have experts"):
+        start(folder, kernels="on", dtype="float32")
+
+
+def test_fused_experts_give_the_same_text_and_drafts(tiny: Tiny, tmp_path: Path) -> None:
+    folder = checkpoint(tiny, "glm4_moe")
+
+    def fuse(own: dict[str, torch.Tensor]) -> None:
+        parts: dict[str, list[torch.Tensor]] = {}
+        for name in [n for n in own if ".experts." in n]:  # by expert, gate before up
+            slot = fused_slot(name)
+            assert slot is not None
+            parts.setdefault(slot.name, []).append(own.pop(name))
+        for name, found in parts.items():
+            own[name] = torch.cat(found).view(4, -1, found[0].shape[1])
+
+    answers = []
+    for model in (folder, edited(folder, tmp_path / "fused", change=fuse)):
+        engine = start(model, speculate=3)
+        answers.append((ids_of(run(engine, PROMPTS, greedy())), engine.stats.acceptance.accepted))
+    assert answers[0] == answers[1]
