@@ -1,7 +1,8 @@
 """What a round costs, and the speed that this and an acceptance length come to.
 
 Costs are measured (`engine/cost.py`), or derived from sizes and memory bandwidth: for one request
-at a time, a pass costs the weights that it reads, whatever its number of rows.
+at a time, a pass costs the weights that it reads. Of those only experts depend on its number of
+rows: each row chooses its own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from headstart.errors import ConfigError
-from headstart.models.config import ModelConfig
+from headstart.models.config import LayerKind, ModelConfig
 
 
 class Costs(Protocol):
@@ -27,10 +28,19 @@ class CostTable:
 
     trunk: float
     draft: float
+    # the same for reading all routed experts, and the share of them that one row chooses
+    trunk_experts: float = 0.0
+    draft_experts: float = 0.0
+    chosen: float = 0.0
 
     def round_seconds(self, batch: int, drafts: int) -> float:
         """The batch must be small enough that arithmetic hides behind reading weights."""
-        return self.trunk + drafts * self.draft
+        trunk = self.trunk + self.trunk_experts * self._read(batch * (drafts + 1))
+        return trunk + drafts * (self.draft + self.draft_experts * self._read(batch))
+
+    def _read(self, rows: int) -> float:
+        """The share of experts that some row chooses, if rows choose independently."""
+        return 1 - (1 - self.chosen) ** rows
 
 
 def from_bandwidth(
@@ -48,19 +58,36 @@ def from_bandwidth(
     """
     if not (math.isfinite(bandwidth) and bandwidth > 0):
         raise ConfigError(f"the bandwidth is {bandwidth:g}; give bytes per second above 0.")
-    layer = _layer_weights(config)
+    seconds = bytes_per_weight / bandwidth
+    head = head or config
     lm_head = config.vocab * config.hidden
     drafted = (config.vocab if draft_tokens is None else draft_tokens) * config.hidden
-    trunk = (config.num_layers * layer + lm_head) * bytes_per_weight / bandwidth
-    block = _layer_weights(head or config)
-    draft = (2 * config.hidden**2 + block + drafted) * bytes_per_weight / bandwidth
-    return CostTable(trunk, draft)
+    trunk = sum(_layer_weights(config, kind) for kind in config.layers) + lm_head
+    draft = 2 * config.hidden**2 + _layer_weights(head, head.head_layer) + drafted
+    experts = sum(_expert_weights(config, kind) for kind in config.layers)
+    return CostTable(
+        trunk * seconds,
+        draft * seconds,
+        experts * seconds,
+        _expert_weights(head, head.head_layer) * seconds,
+        0.0 if config.moe is None else config.moe.top_k / config.moe.num_experts,
+    )
 
 
-def _layer_weights(config: ModelConfig) -> int:
-    """Weights of a decoder layer; norms and biases are too small to matter."""
+def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
+    """Weights of a decoder layer that every row needs; norms and biases are too small to matter."""
     heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    return config.hidden * (heads + 3 * config.intermediate)
+    if kind.feed == "dense":
+        return config.hidden * (heads + 3 * config.intermediate)
+    assert config.moe is not None
+    return config.hidden * (heads + config.moe.num_experts + 3 * config.moe.shared_width)
+
+
+def _expert_weights(config: ModelConfig, kind: LayerKind) -> int:
+    """Weights of all routed experts of a layer."""
+    if kind.feed == "dense" or config.moe is None:
+        return 0
+    return 3 * config.hidden * config.moe.width * config.moe.num_experts
 
 
 @dataclass(frozen=True)

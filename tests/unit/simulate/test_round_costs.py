@@ -39,3 +39,25 @@ def test_the_best_k_weighs_tokens_against_time() -> None:
     assert cheap[3].speed_up == pytest.approx(2.5 * 10 / 10.3)
     dear = predict(lengths, CostTable(10.0, 9.0))
     assert (best(dear).drafts, best(dear).speed_up) == (0, 1.0)
+
+
+# 106 billion parameters, 12 billion of them in use for a token
+GLM_AIR = model_config(
+    {
+        "model_type": "glm4_moe", "hidden_size": 4096, "intermediate_size": 10944,
+        "num_hidden_layers": 46, "num_attention_heads": 96, "num_key_value_heads": 8,
+        "head_dim": 128, "vocab_size": 151552, "n_routed_experts": 128, "num_experts_per_tok": 8,
+        "moe_intermediate_size": 1408, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "attention_bias": True, "max_position_embeddings": 131072,
+    }
+)  # fmt: skip
+
+
+def test_rows_that_choose_their_own_experts_read_more_of_them() -> None:
+    costs = from_bandwidth(GLM_AIR, bytes_per_weight=1, bandwidth=1e9)
+    assert costs.round_seconds(1, 0) == pytest.approx(12, rel=0.1)
+    assert costs.round_seconds(10_000, 0) == pytest.approx(106, rel=0.02)
+    one, four = (costs.round_seconds(1, drafts) for drafts in (0, 3))
+    # Four rows read nearly four times the experts: verifying is not free as it is when dense.
+    dense = from_bandwidth(MIMO_7B, bytes_per_weight=1, bandwidth=1e9)
+    assert four / one > 2 > dense.round_seconds(1, 3) / dense.round_seconds(1, 0)

@@ -1,0 +1,103 @@
+"""Every family that the engine runs, from end to end: answers are scored, the head is trained on
+them, exported, stitched back, and the engine counts what the simulator predicted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import VOCAB, assert_head_is_alive, checkpoint, greedy, ids_of, run, start
+from head_edits import differing, export, stitch, tensors
+from simulator_runs import records
+from tiny_fixture import Tiny
+from training_data import write_data
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.engine.outputs import Result
+from headstart.heads.detection import find_head
+from headstart.simulate.acceptance import Acceptance
+from headstart.simulate.plan import make_plan
+from headstart.simulate.rates import Rates
+from headstart.simulate.scoring import WHOLE, score
+from headstart.train.job import Job
+from headstart.train.options import TrainOptions, resolve
+from headstart.train.trainer import Outcome, train
+
+# and the formats besides our own that can hold its head
+FAMILIES = {"glm4_moe": ("xllm", "sglang", "speculators"), "ernie4_5_moe": ("sglang",)}
+PARAMS = greedy(16)
+PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 42)]
+DRAFTS = 3
+QUICK: dict[str, Any] = {
+    "epochs": 6, "batch_tokens": 200, "pack_tokens": 100, "learning_rate": 3e-3, "num_depths": 3,
+    "eval_every": 1000,
+}  # fmt: skip
+
+
+def answers(folder: Path, **options: Any) -> list[Result]:
+    """What the engine says, and counts."""
+    return run(start(folder, speculate=DRAFTS, slots=6000, **options), PROMPTS[:8], PARAMS)
+
+
+def counted(results: list[Result]) -> Acceptance:
+    total = Acceptance()
+    for result in results:
+        total.add(result.stats.acceptance)
+    return total
+
+
+def predicted(folder: Path, results: list[Result]) -> Acceptance:
+    """What the simulator says that the engine counts at K = 3."""
+    engine = start(folder, speculate=DRAFTS)
+    known = records(results, PARAMS)
+    found = score(
+        engine.built, known, make_plan(known, None, "match"), max_drafts=DRAFTS,
+        end_ids=engine.prompts.end_ids, vocabs={WHOLE: lambda record: None},
+    )  # fmt: skip
+    total = Acceptance()
+    for part in found[WHOLE].parts.values():
+        assert isinstance(part.found, Rates)
+        total.add(part.found.walked[DRAFTS])
+    return total
+
+
+def trained(model: Path, folder: Path) -> Outcome:
+    """The head tuned on the model's own answers; `folder/run/head` is the result."""
+    plain = run(start(model, speculate=0, slots=6000), PROMPTS, PARAMS)
+    known = records(plain, PARAMS)
+    data = write_data(model, folder / "data", known[8:], known[:8])
+    options = {"": resolve(TrainOptions(**QUICK))}
+    (outcome,) = train(Job(model=model, data=data, out=folder / "run", options=options))
+    return outcome
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_head_is_scored_trained_exported_and_stitched(
+    family: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    model = checkpoint(tiny, family)
+    stock = answers(model)
+    assert_head_is_alive(stock)
+    assert predicted(model, stock) == counted(stock)
+
+    outcome = trained(model, tmp_path)
+    assert outcome.before is not None and outcome.after is not None
+    before, after = (part["acceptance_length"] for part in (outcome.before, outcome.after))
+    assert after > before + 0.2, "training taught the head nothing"
+
+    head = tmp_path / "run" / "head"
+    beside = answers(model, head=head)
+    assert ids_of(beside) == ids_of(stock), "a head changes speed and nothing else"
+    assert counted(beside).length > counted(stock).length
+
+    whole = stitch(head, model, tmp_path / "whole")
+    assert counted(answers(whole)) == counted(beside)
+    assert predicted(whole, beside) == counted(beside)
+    own = set(find_head(Checkpoint.open(model)).tensors.values())
+    assert differing(tensors(whole), tensors(model)) <= own, "the trunk was touched"
+
+    for name in ("headstart", *FAMILIES[family]):
+        assert counted(answers(model, head=export(model, name, tmp_path / name))) == counted(stock)
+    back = stitch(tmp_path / "headstart", whole, tmp_path / "back")
+    assert not differing(tensors(back), tensors(model))
