@@ -97,6 +97,7 @@ class PromptReader:
                 f"chat_template_kwargs holds {some(taken)}, which the engine sets itself. Leave "
                 "it out."
             )
+        _refuse_pictures(messages)
         options = {"add_generation_prompt": True, **template_options}
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
@@ -117,6 +118,17 @@ class PromptReader:
                     f"{self.most_tokens} (max_model_len, or the K/V memory). Shorten it."
                 )
         return list(self.tokenizer.encode(text, **options))
+
+
+def _refuse_pictures(messages: list[Message]) -> None:
+    """A template would write a place for them into the text, and the model would see none."""
+    parts = [p for m in messages if isinstance(m.get("content"), list) for p in m["content"]]
+    others = {str(p.get("type")) for p in parts if isinstance(p, Mapping)} - {"text"}
+    if others:
+        raise RequestError(
+            f"a message holds parts of type {some(sorted(others))}; this engine reads text only. "
+            "Leave them out, or serve the model with an engine that `headstart launch` knows."
+        )
 
 
 def _refuse_template_options(options: dict[str, Any] | None) -> None:

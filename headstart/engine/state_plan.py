@@ -91,14 +91,21 @@ class StatePlan:
                       if start < end <= work.stop}  # fmt: skip
         result = []
         for end in sorted(wanted):
-            got = self.pool.allocate(1)
-            if got is not None:
-                result.append((end - start, got[0]))
+            lasting = self._is_lasting(work.request, end)
+            slot = self.pool.allocate_snapshot(lasting=lasting)
+            if slot is None and (latest := work.request.states.latest) is not None:
+                self.pool.drop(latest)  # what this one would replace makes room for it
+                slot = self.pool.allocate_snapshot(lasting=lasting)
+            if slot is not None:
+                result.append((end - start, slot))
         return result
 
     def _last_end(self, request: Request) -> int:
         """The end of the last block that a hit on this prompt could cover."""
         return (request.num_prompt - 1) // self._size * self._size
+
+    def _is_lasting(self, request: Request, end: int) -> bool:
+        return end in (self._last_end(request), request.states.fork)
 
     def settle(self, work: Work, num_valid: int) -> None:
         """After a step: go on from the state after `num_valid` rows, and keep what may be hit."""
@@ -127,7 +134,7 @@ class StatePlan:
         digest = request.digests[end // self._size - 1]
         is_new = self.pool.find(digest) is None
         self.pool.keep(slot, digest)
-        if end in (self._last_end(request), track.fork):
+        if self._is_lasting(request, end):
             return
         if track.latest is not None:
             self.pool.drop(track.latest)

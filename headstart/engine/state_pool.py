@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from headstart.engine.kv_cache import Digest
 from headstart.errors import EngineError
 
+_SNAPSHOT_PART = 4  # one slot in so many is for snapshots only
+
 
 @dataclass(frozen=True)
 class StateRows:
@@ -36,6 +38,8 @@ class StatePool:
 
     def __init__(self, num_slots: int):
         self.num_slots = num_slots
+        # Else a queue of requests would take every snapshot, and nobody would find anything.
+        self._for_snapshots = num_slots // _SNAPSHOT_PART
         self._free = list(range(num_slots))
         self._holders = [0] * num_slots
         self._digests: list[Digest | None] = [None] * num_slots
@@ -44,12 +48,12 @@ class StatePool:
 
     @property
     def num_available(self) -> int:
-        """Slots that an allocation can have, by giving up snapshots if need be."""
-        return len(self._free) + len(self._kept)
+        """Slots that requests can have, by giving up snapshots if need be."""
+        return max(0, self.num_slots - self._for_snapshots - self.num_held)
 
     @property
     def num_held(self) -> int:
-        return self.num_slots - self.num_available
+        return self.num_slots - len(self._free) - len(self._kept)
 
     @property
     def num_kept(self) -> int:
@@ -57,16 +61,18 @@ class StatePool:
 
     def allocate(self, count: int) -> list[int] | None:
         """`count` slots, or None (and nothing taken) if there are not enough."""
-        if count > self.num_available:
-            return None
-        taken = []
-        for _ in range(count):
-            if not self._free:
-                self._forget(next(iter(self._kept)))
-            slot = self._free.pop()
-            self._holders[slot] = 1
-            taken.append(slot)
-        return taken
+        return [self._take() for _ in range(count)] if count <= self.num_available else None
+
+    def allocate_snapshot(self, *, lasting: bool) -> int | None:
+        """A slot for a snapshot, or None; only a lasting one takes the place of another."""
+        return self._take() if self._free or (lasting and self._kept) else None
+
+    def _take(self) -> int:
+        if not self._free:
+            self._forget(next(iter(self._kept)))
+        slot = self._free.pop()
+        self._holders[slot] = 1
+        return slot
 
     def find(self, digest: Digest) -> int | None:
         """The snapshot at the end of a block, or None."""

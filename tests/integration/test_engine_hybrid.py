@@ -1,0 +1,216 @@
+"""Models with recurrent layers in the engine: the text of transformers for every K, and states
+that equal a computation from scratch after rejections, hits, preemptions and aborts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import (
+    AGREEING,
+    assert_head_is_alive,
+    greedy,
+    ids_of,
+    make_prompts,
+    published_greedy,
+    run,
+    seeded,
+    start,
+)
+from head_edits import edited
+from tiny_fixture import Tiny
+
+from headstart.engine.engine import Engine
+from headstart.engine.kv_cache import extend_digests
+from headstart.engine.memory import Memory
+from headstart.engine.state_pool import StatePool
+from headstart.models.documents import Documents, Passage
+from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
+from headstart.sampling.params import SamplingParams
+
+SIZES: dict[str, Any] = {
+    **AGREEING, "num_hidden_layers": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12,
+    "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+}  # fmt: skip
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+_ALL_FAMILIES = ("K=3, all at once", "K=4, few blocks")
+PROMPTS = make_prompts()
+# K, block size, rows per step, blocks, states
+SHAPES: dict[str, tuple[int, int, int, int, int]] = {
+    "K=0, few blocks": (0, 4, 24, 20, 16),
+    "K=1, blocks of one": (1, 1, 40, 200, 30),
+    "K=2, chunks of five rows": (2, 3, 5, 60, 20),
+    "K=3, all at once": (3, 4, 512, 500, 80),
+    "K=3, few states": (3, 4, 32, 200, 7),
+    "K=4, few blocks": (4, 3, 16, 25, 40),
+}
+
+
+def hybrid(tiny: Tiny, family: str) -> Path:
+    return tiny(family, **SIZES)
+
+
+def soft(tiny: Tiny, family: str) -> Path:
+    """The same with flatter logits: at temperature 1 a sample is not simply the best token."""
+    folder = hybrid(tiny, family)
+    out = folder.parent / f"{folder.name}-soft"
+
+    def flatten(own: dict[str, torch.Tensor]) -> None:
+        own["lm_head.weight"] *= 0.4
+
+    return out if out.exists() else edited(folder, out, change=flatten)
+
+
+def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
+    k, size, rows, blocks, states = SHAPES[shape]
+    with pytest.MonkeyPatch.context() as patch:
+        memory = Memory(blocks, 0, states, 0)
+        patch.setattr("headstart.engine.engine.plan_memory", lambda *_: memory)
+        return start(folder, speculate=k, block_size=size, max_batched_tokens=rows, **settings)
+
+
+@torch.inference_mode()
+def from_scratch(engine: Engine, tokens: list[int]) -> list[LayerStates]:
+    """States of every recurrent layer after these tokens, row by row in one go."""
+    trunk, config = engine.built.trunk, engine.built.config
+    assert config.delta is not None
+    states, contexts = [], []
+    span = StateSpan(0, len(tokens), None, ((len(tokens), 0),))
+    for kind in config.layers:
+        if kind.mixer == "delta":
+            states.append(empty_states(config.delta, 1, torch.float64, torch.device("cpu")))
+            contexts.append(SlotRecurrence(states[-1], [span], one_by_one=True))
+        else:
+            contexts.append(Passage(Documents((len(tokens),))))
+    trunk(torch.tensor(tokens), torch.arange(len(tokens)), contexts)
+    return states
+
+
+def assert_state(engine: Engine, slot: int, tokens: list[int]) -> None:
+    expected = from_scratch(engine, tokens)
+    for layer, (own, other) in enumerate(zip(engine.runner._states, expected, strict=True)):
+        for name in ("conv", "memory"):
+            ours, theirs = getattr(own, name)[slot], getattr(other, name)[0]
+            difference = (ours - theirs).abs().max()
+            assert difference < 1e-10, f"layer {layer} {name} after {len(tokens)}: {difference}"
+
+
+def states_of(engine: Engine) -> StatePool:
+    assert engine.scheduler.states is not None
+    return engine.scheduler.states.pool
+
+
+def check_running(engine: Engine) -> int:
+    """The state of every running request against a recomputation; returns how many there are."""
+    begun = [request for request in engine.scheduler.running if request.num_computed]
+    for request in begun:
+        assert request.states.slot is not None
+        assert_state(engine, request.states.slot, request.tokens[: request.num_computed])
+    return len(begun)
+
+
+def check_snapshots(engine: Engine, texts: list[list[int]]) -> int:
+    """Snapshots of these texts, likewise."""
+    checked, size = set(), engine.options.block_size
+    for text in texts:
+        digests: list[bytes] = []
+        extend_digests(digests, text, len(text) // size, size)
+        for blocks, digest in enumerate(digests, start=1):
+            slot = states_of(engine).find(digest)
+            if slot is not None and slot not in checked:
+                assert_state(engine, slot, text[: blocks * size])
+                checked.add(slot)
+    return len(checked)
+
+
+@pytest.fixture(scope="module")
+def family(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def expected(family: str, tiny: Tiny) -> list[list[int]]:
+    return published_greedy(hybrid(tiny, family), PROMPTS, 20)
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [(f, s) for f in FAMILIES for s in (SHAPES if f == "qwen3_next" else _ALL_FAMILIES)],
+    indirect=["family"],
+)
+def test_greedy_text_is_that_of_transformers(
+    family: str, shape: str, tiny: Tiny, expected: list[list[int]]
+) -> None:
+    engine = shaped(hybrid(tiny, family), shape)
+    results = run(engine, PROMPTS, greedy()) + run(engine, PROMPTS[::-1], greedy())
+    assert ids_of(results) == expected + expected[::-1]
+    assert engine.stats.cached_tokens > 0, "no prefix was reused"
+    if "few blocks" in shape:
+        assert engine.stats.preemptions > 0, "memory was not tight"
+    if SHAPES[shape][0]:
+        assert_head_is_alive(results)
+
+
+def params_of(count: int) -> list[SamplingParams]:
+    """Hot and greedy, long and short, with and without drafts of their own."""
+    return [
+        SamplingParams(seed=i, max_tokens=10 + i, ignore_eos=True, temperature=i % 2,
+                       speculate=(None, None, 0, 2)[i % 4])
+        for i in range(count)
+    ]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def sampled(tiny: Tiny) -> list[list[int]]:
+    """One request at a time, without drafts and without hits."""
+    engine = start(soft(tiny, "qwen3_next"), speculate=0, kv_bytes=20_000_000, prefix_caching=False)
+    params = [p for p in params_of(len(PROMPTS))]
+    return [
+        ids_of(run(engine, [prompt], replace(own, speculate=None)))[0]
+        for prompt, own in zip(PROMPTS, params, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_states_equal_a_recomputation_after_every_step(
+    shape: str, tiny: Tiny, sampled: list[list[int]]
+) -> None:
+    """Sampled text is the same for every K; aborts in between leave nothing behind."""
+    engine = shaped(soft(tiny, "qwen3_next"), shape)
+    params = params_of(len(PROMPTS))
+    if not SHAPES[shape][0]:
+        params = [replace(own, speculate=None) for own in params]
+    checked, texts = 0, [[*p, *a] for p, a in zip(PROMPTS, sampled, strict=True)]
+    for order in (1, -1):
+        ids = [engine.add(p, s) for p, s in zip(PROMPTS[::order], params[::order], strict=True)]
+        doomed = [engine.add(p, seeded()) for p in PROMPTS[2:5]]
+        for step in count():
+            if not engine.has_work:
+                break
+            engine.step()
+            engine.scheduler.check()
+            if step % 9 == 2:
+                checked += check_running(engine)
+            if step in (1, 4, 9):
+                engine.abort(doomed.pop())
+        assert [engine.collect(i).outputs[0].token_ids for i in ids] == sampled[::order]
+    assert checked > 5
+    assert states_of(engine).num_held == 0
+    assert check_snapshots(engine, texts) > 0
+    assert engine.stats.cached_tokens > 0 or shape == "K=3, few states"
+
+
+def test_a_state_one_row_off_would_be_noticed(tiny: Tiny) -> None:
+    """The control of the comparison."""
+    engine = shaped(hybrid(tiny, "qwen3_next"), "K=3, all at once")
+    engine.add(PROMPTS[4], greedy(8))
+    engine.step()
+    assert check_running(engine) == 1
+    (request,) = engine.scheduler.running
+    assert request.states.slot is not None
+    with pytest.raises(AssertionError, match="layer 0 conv"):
+        assert_state(engine, request.states.slot, request.tokens[: request.num_computed - 1])
