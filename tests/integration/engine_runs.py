@@ -14,6 +14,7 @@ import torch
 from head_edits import edited, graft, tensors
 from tiny_fixture import Tiny
 
+from headstart.checkpoint.config import Config
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
 from headstart.families.registry import GRAFTED_AS
@@ -26,12 +27,20 @@ SIZES: dict[str, Any] = {
 VOCAB = SIZES["vocab_size"]
 AGREEING: dict[str, Any] = {"rate": 0.9, "seed": 1, "dtype": "F32", **SIZES}
 FAMILIES = ("mimo", "qwen3", "llama", "qwen2")
+# of models with recurrent layers: one such layer, one that attends
+HYBRID: dict[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12,
+}  # fmt: skip
+_HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
 _STATE_BYTES = 128 * 8
 
 
 def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     """A small model with a head; llama and qwen2 get theirs by grafting."""
+    if family in _HYBRIDS:
+        changes = {**HYBRID, **changes}
     if family not in GRAFTED_AS:
         return tiny(family, **{**AGREEING, **changes})
     plain = tiny(family, **{**AGREEING, **changes}, with_head=False)
@@ -62,7 +71,7 @@ def soft(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
 def start(folder: Path, *, slots: int = 1200, topology: Any = None, **settings: Any) -> Engine:
     """An fp64 engine with K/V memory for about `slots` tokens."""
     size = settings.setdefault("block_size", 4)
-    fields = json.loads((folder / "config.json").read_text())
+    fields = Config(json.loads((folder / "config.json").read_text())).fields
     modules = fields.get("num_nextn_predict_layers", 1) if settings.get("speculate") != 0 else 0
     block = size * _LAYER_BYTES * (fields["num_hidden_layers"] + modules) + modules * _STATE_BYTES
     memory = max(1, slots // size) * block

@@ -25,7 +25,13 @@ from headstart.train.options import TrainOptions, resolve
 from headstart.train.trainer import Outcome, train
 
 # and the formats besides our own that can hold its head
-FAMILIES = {"glm4_moe": ("xllm", "sglang", "speculators"), "ernie4_5_moe": ("sglang",)}
+FAMILIES = {
+    "glm4_moe": ("xllm", "sglang", "speculators"),
+    "ernie4_5_moe": ("sglang",),
+    "qwen3_next": ("sglang", "speculators"),
+    "qwen3_5": ("xllm", "sglang", "speculators"),
+    "qwen3_5_moe_text": ("xllm", "sglang", "speculators"),
+}
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 42)]
 DRAFTS = 3
