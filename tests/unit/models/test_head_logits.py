@@ -15,14 +15,21 @@ from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Work
+from headstart.engine.state_pool import StateRows
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.families.registry import family
+from headstart.models.linear_attention import DeltaNet
 from headstart.models.mtp import MTPHead, MTPModule
 from headstart.models.rope import RopeConfig
 from headstart.models.trunk import Trunk
 from headstart.sampling.params import SamplingParams
 
+_HYBRID: dict[str, Any] = {
+    "head_dim": 16, "partial_rotary_factor": 0.25, "full_attention_interval": 2,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5,
+}  # fmt: skip
 KINDS: dict[str, dict[str, Any]] = {
     "qwen2": {"model_type": "qwen2"},
     "qwen3": {"model_type": "qwen3"},
@@ -36,6 +43,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3,
         "moe_intermediate_size": 24, "moe_num_shared_experts": 1,
     },
+    "qwen3_next": {
+        **_HYBRID, "model_type": "qwen3_next", "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+    },
+    "qwen3_5_text": {**_HYBRID, "model_type": "qwen3_5_text"},
 }  # fmt: skip
 LAYOUTS: dict[str, tuple[HeadLayout, int]] = {
     "one module, embed first": (HeadLayout(), 1),
@@ -122,8 +134,11 @@ class Straight:
         for row in x:  # one at a time, and one expert after another
             logits = mlp.router.weight @ row
             scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(-1)
-            order = (scores + mlp.router.correction).argsort(descending=True)[: config.top_k]
+            steered = scores if mlp.router.correction is None else scores + mlp.router.correction
+            order = steered.argsort(descending=True)[: config.top_k]
             total = _swiglu(row, mlp.shared.gate_up.weight, mlp.shared.down.weight)
+            if mlp.shared_gate is not None:
+                total = total * (mlp.shared_gate.weight @ row).sigmoid()
             for number in order.tolist():
                 said = _swiglu(row, experts.gate_up.weight[number], experts.down.weight[number])
                 total = total + config.scale * scores[number] / scores[order].sum() * said
@@ -131,10 +146,17 @@ class Straight:
         return torch.stack(result)
 
     def _attention(self, attention: Any, x: Tensor, positions: range) -> Tensor:
+        if isinstance(attention, DeltaNet):
+            return _delta_net(attention, x)
         heads, kv, dim = attention.heads, attention.kv_heads, attention.dim
         rows = x @ attention.qkv.weight.T
         if attention.qkv.bias is not None:
             rows = rows + attention.qkv.bias
+        gates = torch.ones(len(x), heads * dim, dtype=x.dtype)
+        if attention.is_gated:
+            queries = rows[:, : 2 * heads * dim].view(len(x), heads, 2 * dim)
+            gates = queries[..., dim:].reshape(len(x), -1).sigmoid()
+            rows = torch.cat([queries[..., :dim].flatten(1), rows[:, 2 * heads * dim :]], dim=1)
         rows = rows.view(len(x), heads + 2 * kv, dim)
         q, k, v = rows[:, :heads], rows[:, heads : heads + kv], rows[:, heads + kv :]
         if attention.q_norm is not None:
@@ -148,11 +170,38 @@ class Straight:
                 keys = torch.stack([_turn(k[i, of], positions[i], rope) for i in range(row + 1)])
                 shares = (keys @ query / dim**0.5).softmax(-1)
                 out[row, head] = shares @ v[: row + 1, of]
-        return out.reshape(len(x), -1) @ attention.o.weight.T
+        return (out.reshape(len(x), -1) * gates) @ attention.o.weight.T
+
+
+def _delta_net(net: DeltaNet, x: Tensor) -> Tensor:
+    """Head by head and row by row, from the definition (`models/delta_rule.py`)."""
+    sizes = net.config
+    mixed, gate, b, a = (x @ net.inputs.weight.T).split(net.sizes, dim=-1)
+    padded = torch.cat([torch.zeros(sizes.kernel - 1, sizes.channels, dtype=x.dtype), mixed])
+    weight = net.conv.squeeze(1).T
+    mixed = torch.stack([(padded[t : t + sizes.kernel] * weight).sum(0) for t in range(len(x))])
+    mixed = mixed * mixed.sigmoid()
+    keys = sizes.k_heads * sizes.k_dim
+    out = torch.zeros(len(x), sizes.v_heads, sizes.v_dim, dtype=x.dtype)
+    for head in range(sizes.v_heads):
+        memory = torch.zeros(sizes.k_dim, sizes.v_dim, dtype=x.dtype)
+        first = head // (sizes.v_heads // sizes.k_heads) * sizes.k_dim
+        value = 2 * keys + head * sizes.v_dim
+        for t, row in enumerate(mixed):
+            q, k = row[first : first + sizes.k_dim], row[keys + first : keys + first + sizes.k_dim]
+            q, k = (part / (part.square().sum() + 1e-6).sqrt() for part in (q, k))
+            memory = (
+                memory * (-net.a_log[head].exp() * (a[t] + net.dt_bias)[head].exp().log1p()).exp()
+            )
+            change = b[t, head].sigmoid() * (row[value : value + sizes.v_dim] - k @ memory)
+            memory = memory + k[:, None] * change
+            out[t, head] = q @ memory / sizes.k_dim**0.5
+    normed = out / (out.square().mean(-1, keepdim=True) + net.eps).sqrt() * net.norm
+    return (normed.flatten(1) * gate * gate.sigmoid()) @ net.out.weight.T
 
 
 def _rms(x: Tensor, norm: Any) -> Tensor:
-    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * norm.weight
+    return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.centred + norm.weight)
 
 
 def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
@@ -176,6 +225,8 @@ OWN_LAYOUTS = {
     "glm4_moe": family("glm4_moe").layout,
     "glm4_moe, as vllm": family("glm4_moe").layout.as_("vllm"),
     "ernie4_5_moe": family("ernie4_5_moe").layout,
+    "qwen3_next": family("qwen3_next").layout,
+    "qwen3_5_text": family("qwen3_5").layout,
 }
 
 
@@ -193,7 +244,9 @@ def engine_drafts(
     """The same through the paged cache, the prompt in chunks; then once more after a round of
     drafts was thrown away."""
     blocks = list(range(40))[::-1]  # not consecutive: addressed by table
-    runner = Runner(trunk, head, num_blocks=40, block_size=block_size, dtype=torch.float64)
+    runner = Runner(
+        trunk, head, num_blocks=40, block_size=block_size, dtype=torch.float64, num_states=1
+    )
     drafter = Drafter(runner)
     seen: list[Tensor] = []
     plain = runner.draft_logits
@@ -210,8 +263,10 @@ def engine_drafts(
     def advance(stop: int) -> None:
         while request.num_computed < stop:
             count = min(chunk, stop - request.num_computed)
-            states, _ = runner.trunk([Work(request, request.num_computed, count, ())])
-            drafter.feed(request, request.num_computed, states[0])
+            at = request.num_computed
+            slots = StateRows(0 if at else None, ((count, 0),)) if runner.num_states else None
+            states, _ = runner.trunk([Work(request, at, count, (), slots)])
+            drafter.feed(request, at, states[0])
             request.num_computed += count
 
     advance(len(ids) - 5)

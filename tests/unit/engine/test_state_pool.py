@@ -1,0 +1,101 @@
+"""Slots of recurrent states: books, snapshots, and what is given up for whom."""
+
+from __future__ import annotations
+
+import pytest
+from scheduler_play import request
+
+from headstart.engine.scheduler import Work
+from headstart.engine.state_plan import StatePlan
+from headstart.engine.state_pool import StatePool
+from headstart.errors import EngineError
+
+
+def snapshot(pool: StatePool, digest: bytes) -> int:
+    slot = pool.allocate_snapshot(lasting=True)
+    assert slot is not None
+    pool.keep(slot, digest)
+    return slot
+
+
+def test_a_snapshot_is_found_until_its_slot_is_needed() -> None:
+    pool = StatePool(3)
+    old, new = snapshot(pool, b"old"), snapshot(pool, b"new")
+    assert (pool.find(b"old"), pool.find(b"new"), pool.num_kept) == (old, new, 2)
+    held = pool.allocate(2)
+    assert held is not None and old in held
+    assert (pool.find(b"old"), pool.find(b"new")) == (None, new)
+    pool.check(held)
+
+
+def test_a_snapshot_that_is_being_read_is_not_given_up() -> None:
+    pool = StatePool(2)
+    slot = snapshot(pool, b"prefix")
+    pool.take(slot)
+    assert pool.allocate(2) is None
+    (other,) = pool.allocate(1) or [-1]
+    assert other != slot and pool.find(b"prefix") == slot
+    pool.drop(b"prefix")
+    assert pool.find(b"prefix") == slot
+
+
+def test_requests_leave_a_part_to_snapshots() -> None:
+    pool = StatePool(8)
+    assert pool.num_available == 6
+    assert pool.allocate(7) is None and pool.num_held == 0
+    assert pool.allocate(6) is not None
+    assert pool.allocate_snapshot(lasting=False) is not None
+
+
+def test_only_a_lasting_snapshot_takes_the_place_of_another() -> None:
+    pool = StatePool(1)
+    snapshot(pool, b"first")
+    assert pool.allocate_snapshot(lasting=False) is None
+    snapshot(pool, b"second")
+    assert pool.find(b"first") is None
+
+
+def test_equal_states_are_kept_once() -> None:
+    pool = StatePool(2)
+    first = snapshot(pool, b"same")
+    snapshot(pool, b"same")
+    assert pool.find(b"same") == first and pool.num_kept == 1
+    pool.check([])
+
+
+def test_wrong_books_are_noticed() -> None:
+    pool = StatePool(2)
+    held = pool.allocate(1) or []
+    with pytest.raises(EngineError, match="held state slots and their counts disagree"):
+        pool.check([])
+    pool.release(held)
+    with pytest.raises(EngineError, match="was released twice"):
+        pool.release(held)
+
+
+@pytest.mark.parametrize("valid", [1, 2, 3])
+def test_a_request_goes_on_from_the_slot_of_its_last_accepted_row(valid: int) -> None:
+    pool = StatePool(8)
+    plan = StatePlan(pool, 4, prefix_caching=False)
+    one = request("r", 9)
+    assert plan.begin(one, []) == []
+    work = plan.place(Work(one, 8, 3, (1, 2)))
+    assert work.states is not None
+    slots = dict(work.states.chain)
+    assert sorted(slots) == [1, 2, 3] and len(set(slots.values())) == 3
+    plan.settle(work, valid)
+    assert one.states.slot == slots[valid]
+    pool.check(one.states.held)
+    plan.release(one)
+    pool.check([])
+
+
+def test_drafts_are_dropped_where_there_are_no_slots_for_them() -> None:
+    pool = StatePool(3)
+    plan = StatePlan(pool, 4, prefix_caching=False)
+    one, other = request("r", 9), request("s", 9)
+    plan.begin(one, [])
+    plan.begin(other, [])
+    work = plan.place(Work(one, 8, 4, (1, 2, 3)))
+    assert (work.count, work.drafts) == (2, (1,))
+    assert plan.begin(request("t", 1), []) is None
