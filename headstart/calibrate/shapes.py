@@ -1,4 +1,4 @@
-"""Shapes of well-known dense models, by name: sizes are published facts, weights are made."""
+"""Shapes of well-known models, by name: sizes are published facts, weights are made."""
 
 from __future__ import annotations
 
@@ -42,6 +42,35 @@ def _qwen3(**sizes: Any) -> dict[str, Any]:
     }
 
 
+def _glm4_moe(**sizes: Any) -> dict[str, Any]:
+    return {
+        **_BASE,
+        "model_type": "glm4_moe",
+        "architectures": ["Glm4MoeForCausalLM"],
+        "attention_bias": True,
+        "partial_rotary_factor": 0.5,
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+        **sizes,
+    }
+
+
+def _ernie4_5_moe(**sizes: Any) -> dict[str, Any]:
+    return {
+        **_BASE,
+        "model_type": "ernie4_5_moe",
+        "architectures": ["Ernie4_5_MoeForCausalLM"],
+        "use_bias": False,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": -1,
+        "moe_layer_interval": 1,
+        "num_nextn_predict_layers": 1,
+        **sizes,
+    }
+
+
 def _sizes(
     layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocab: int, theta: float
 ) -> dict[str, Any]:
@@ -67,7 +96,17 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen2-7b": _mimo(**_sizes(28, 3584, 18944, 28, 4, 152064, 1000000.0)),
     "qwen3-8b": _qwen3(**_sizes(36, 4096, 12288, 32, 8, 151936, 1000000.0)),
     "qwen3-0.6b": _qwen3(**{**_sizes(28, 1024, 3072, 16, 8, 151936, 1000000.0), "head_dim": 128}),
-}
+    "glm-4.5-air": _glm4_moe(
+        **{**_sizes(46, 4096, 10944, 96, 8, 151552, 1000000.0), "head_dim": 128},
+        n_routed_experts=128, num_experts_per_tok=8, n_shared_experts=1,
+        moe_intermediate_size=1408, first_k_dense_replace=1, routed_scaling_factor=1.0,
+        use_qk_norm=False,
+    ),
+    "ernie-4.5-21b": _ernie4_5_moe(
+        **_sizes(28, 2560, 12288, 20, 4, 103424, 500000.0),
+        moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_intermediate_size=1536,
+    ),
+}  # fmt: skip
 
 # short names for numbers: --shape layers=8,hidden=2048,...
 _NUMBERS = {
@@ -115,24 +154,39 @@ def _check(numbers: dict[str, int]) -> None:
 
 def shape_config(shape: str) -> dict[str, Any]:
     """The config of a named shape, or of one given by numbers (`layers=8,hidden=2048,...`)."""
-    if shape in SHAPES:
-        return dict(SHAPES[shape])
-    if "=" not in shape:
+    named, _, changes = shape.partition(",")
+    if named in SHAPES:
+        return _changed(SHAPES[named], changes)
+    if "=" not in named:
         raise ConfigError(
             f"no shape is called {shape!r}; expected one of {', '.join(SHAPES)}, or numbers as in "
-            "layers=8,hidden=2048,intermediate=8192,heads=32,kv_heads=8,vocab=32000."
+            "layers=8,hidden=2048,intermediate=8192,heads=32,kv_heads=8,vocab=32000. A name may be "
+            "followed by numbers: mimo-7b,layers=8."
         )
-    numbers: dict[str, int] = {}
-    for part in shape.split(","):
-        name, _, value = part.partition("=")
-        if name not in _NUMBERS or not value.isdigit() or int(value) < 1:
-            raise ConfigError(
-                f"--shape: {part!r} is not one of {', '.join(_NUMBERS)} with a number."
-            )
-        numbers[name] = int(value)
+    numbers = _numbers(shape)
     missing = [name for name in _NUMBERS if name not in numbers and name != "head_dim"]
     if missing:
         raise ConfigError(f"--shape lacks {', '.join(missing)}.")
     _check(numbers)
     numbers.setdefault("head_dim", numbers["hidden"] // numbers["heads"])
     return _mimo(rope_theta=10000.0, **{_NUMBERS[name]: n for name, n in numbers.items()})
+
+
+def _numbers(text: str) -> dict[str, int]:
+    numbers: dict[str, int] = {}
+    for part in text.split(","):
+        name, _, value = part.partition("=")
+        if name not in _NUMBERS or not value.isdigit() or int(value) < 1:
+            raise ConfigError(
+                f"--shape: {part!r} is not one of {', '.join(_NUMBERS)} with a number."
+            )
+        numbers[name] = int(value)
+    return numbers
+
+
+def _changed(config: dict[str, Any], changes: str) -> dict[str, Any]:
+    """A named shape with some of its numbers changed, such as fewer layers to fit a device."""
+    numbers = _numbers(changes) if changes else {}
+    result = {**config, **{_NUMBERS[name]: number for name, number in numbers.items()}}
+    _check({name: result[field] for name, field in _NUMBERS.items()})
+    return result

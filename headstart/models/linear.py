@@ -115,12 +115,17 @@ class Stack(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(count, outputs, inputs), requires_grad=False)
         self.one_by_one = False  # set by models/exact.py
+        self.plan: tuple[str, ...] = ()  # by number of rows, from 1; set by tuning
 
     def product(self) -> Numbered:
         """x W[number]^T, to be asked for once per pass: gradients are then gathered once, too."""
         matrices = self.weight.unbind()
-        form = _by_single_rows if self.one_by_one else linear
-        return lambda x, number: form(x, matrices[number])
+        return lambda x, number: self._form(x.shape[0])(x, matrices[number])
+
+    def _form(self, rows: int) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        if self.one_by_one:
+            return _by_single_rows
+        return PRODUCTS[self.plan[rows - 1]] if 0 < rows <= len(self.plan) else _by_rows
 
 
 class QuantizedStack(nn.Module):

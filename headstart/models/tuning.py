@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear
+from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 
 _WEIGHTS = 6  # how many weights of a shape take part
 _REPEATS = 3
@@ -23,26 +23,35 @@ _CANDIDATES = ("rows", "columns")
 
 
 def tune(*modules: nn.Module) -> dict[tuple[int, int], tuple[str, ...]]:
-    """Set the product of every fp32 CPU Linear; returns the choices by shape, from one row up."""
-    groups: dict[tuple[int, int], list[Linear]] = defaultdict(list)
+    """Set the product of all fp32 weights on a CPU; returns the choices by shape, from one row up.
+
+    An expert's matrix counts as one of its shape.
+    """
+    groups: dict[tuple[int, int], list[Linear | Stack]] = defaultdict(list)
     for module in modules:
         for child in module.modules():
-            weight = child.weight if isinstance(child, Linear) else None
-            if weight is not None and weight.dtype == torch.float32 and weight.device.type == "cpu":
-                groups[tuple(weight.shape)].append(child)  # type: ignore[index, arg-type]
+            if not isinstance(child, Linear | Stack):
+                continue
+            if child.weight.dtype == torch.float32 and child.weight.device.type == "cpu":
+                outputs, inputs = child.weight.shape[-2:]
+                groups[outputs, inputs].append(child)
     chosen = {}
     with torch.inference_mode():
-        for shape, linears in groups.items():
-            plan = tuple(_fastest(linears, rows) for rows in range(1, MAX_TUNED_ROWS + 1))
-            for linear in linears:
-                linear.plan = plan
+        for shape, found in groups.items():
+            weights = [w for part in found[:_WEIGHTS] for w in _matrices(part)][:_WEIGHTS]
+            plan = tuple(_fastest(weights, rows) for rows in range(1, MAX_TUNED_ROWS + 1))
+            for part in found:
+                part.plan = plan
             chosen[shape] = plan
     return chosen
 
 
-def _fastest(linears: list[Linear], rows: int) -> str:
-    x = torch.randn(rows, linears[0].weight.shape[1])
-    weights = [linear.weight for linear in linears[:_WEIGHTS]]
+def _matrices(part: Linear | Stack) -> list[torch.Tensor]:
+    return [part.weight] if isinstance(part, Linear) else list(part.weight[:_WEIGHTS].unbind())
+
+
+def _fastest(weights: list[torch.Tensor], rows: int) -> str:
+    x = torch.randn(rows, weights[0].shape[1])
     times = {name: _seconds(PRODUCTS[name], x, weights) for name in _CANDIDATES}
     return min(times, key=lambda name: times[name])
 
@@ -50,7 +59,7 @@ def _fastest(linears: list[Linear], rows: int) -> str:
 def _seconds(
     product: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     x: torch.Tensor,
-    weights: list[nn.Parameter],
+    weights: list[torch.Tensor],
 ) -> float:
     best = float("inf")
     for _ in range(_REPEATS):

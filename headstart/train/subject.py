@@ -14,7 +14,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, dequantize, head_of
 from headstart.models.config import ModelConfig, model_config
-from headstart.models.linear import Linear
+from headstart.models.linear import Linear, Stack
 from headstart.models.loading import load_head
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -71,7 +71,7 @@ def load_subject(
     for module in (built.trunk, built.head):
         module.requires_grad_(False)
         for child in module.modules():
-            if isinstance(child, Linear):
+            if isinstance(child, Linear | Stack):
                 # Products for few rows are chosen by stop-watch: a resumed run could differ.
                 child.plan = ()
     source = open_head(head_folder) if head_folder is not None else head_of(checkpoint)

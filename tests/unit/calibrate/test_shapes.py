@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
 from headstart.calibrate.shapes import SHAPES, shape_config
+from headstart.calibrate.tensors import trunk_shapes
 from headstart.errors import ConfigError
+from headstart.families.registry import family
 
 SMALL = {"layers": 2, "hidden": 64, "intermediate": 96, "heads": 4, "kv_heads": 2, "vocab": 32}
 
@@ -43,3 +47,25 @@ def test_named_shapes_keep_the_rules_for_numbers(name: str) -> None:
     sizes = shape_config(name)
     assert sizes["hidden_size"] % 2 == 0 and sizes["head_dim"] % 2 == 0
     assert sizes["num_attention_heads"] % sizes["num_key_value_heads"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    # as published; embedding and LM head of the last are one matrix in the release, two here
+    [("glm-4.5-air", 106.9), ("ernie-4.5-21b", 21.8 + 0.26)],
+)
+def test_shapes_with_experts_have_the_published_number_of_parameters(
+    name: str, billions: float
+) -> None:
+    fields = shape_config(name)
+    shapes = trunk_shapes(family(fields["model_type"]), fields)
+    assert sum(prod(shape) for shape in shapes.values()) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_numbers_of_a_named_shape_may_be_changed() -> None:
+    whole, part = shape_config("glm-4.5-air"), shape_config("glm-4.5-air,layers=8,vocab=1000")
+    assert {n for n in whole if whole[n] != part[n]} == {"num_hidden_layers", "vocab_size"}
+    with pytest.raises(ConfigError, match="'speed=2' is not one of layers"):
+        shape_config("glm-4.5-air,speed=2")
+    with pytest.raises(ConfigError, match="vocab is 9"):
+        shape_config("mimo-7b,vocab=9")

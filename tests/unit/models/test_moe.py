@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.experts import is_fused_experts, split_name
-from headstart.models.linear import Int8Linear, quantize
+from headstart.models.linear import Int8Linear, Linear, Stack, quantize
 from headstart.models.loading import materialize
 from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.places import Place, layer_places
+from headstart.models.tuning import tune
 
 HIDDEN, EXPERTS, WIDTH = SMALL["hidden_size"], 8, 24
 PLAIN = MoeConfig(
@@ -196,3 +197,17 @@ def test_routing_that_cannot_be_meant_is_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         moe_config({**_GLM, **change}, ())
+
+
+@torch.inference_mode()
+def test_products_chosen_by_stop_watch_give_the_same_result() -> None:
+    moe, x = block(torch.float32), rows(20, torch.float32)
+    expected = moe(x)
+    chosen = tune(moe)
+    assert set(chosen) == {
+        tuple(part.weight.shape[-2:]) for part in moe.modules() if isinstance(part, Linear | Stack)
+    }
+    torch.testing.assert_close(moe(x), expected, atol=1e-5, rtol=1e-5)
+    for part in (moe.experts.gate_up, moe.experts.down):
+        part.plan = ("columns",) * 8
+    torch.testing.assert_close(moe(x), expected, atol=1e-5, rtol=1e-5)
