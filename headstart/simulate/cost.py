@@ -76,11 +76,21 @@ def from_bandwidth(
 
 def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of a decoder layer that every row needs; norms and biases are too small to matter."""
-    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
     if kind.feed == "dense":
-        return config.hidden * (heads + 3 * config.intermediate)
+        return config.hidden * (_mixer_columns(config, kind) + 3 * config.intermediate)
     assert config.moe is not None
-    return config.hidden * (heads + config.moe.num_experts + 3 * config.moe.shared_width)
+    feed = config.moe.num_experts + 3 * config.moe.shared_width
+    return config.hidden * (_mixer_columns(config, kind) + feed)
+
+
+def _mixer_columns(config: ModelConfig, kind: LayerKind) -> int:
+    """How many vectors of the hidden size the projections of a mixer hold."""
+    if kind.mixer == "delta":
+        assert config.delta is not None
+        # what is convolved, two gates of each head, the output's gate, and the output
+        return config.delta.channels + 2 * config.delta.v_heads + 2 * config.delta.values
+    gate = config.num_heads if config.gated_attention else 0
+    return (2 * config.num_heads + gate + 2 * config.num_kv_heads) * config.head_dim
 
 
 def _expert_weights(config: ModelConfig, kind: LayerKind) -> int:

@@ -61,3 +61,20 @@ def test_rows_that_choose_their_own_experts_read_more_of_them() -> None:
     # Four rows read nearly four times the experts: verifying is not free as it is when dense.
     dense = from_bandwidth(MIMO_7B, bytes_per_weight=1, bandwidth=1e9)
     assert four / one > 2 > dense.round_seconds(1, 3) / dense.round_seconds(1, 0)
+
+
+def test_all_weights_of_a_hybrid_model_are_counted() -> None:
+    """Qwen3-Next: 80 billion parameters, 3 billion of them in use for a token."""
+    fields = {
+        "model_type": "qwen3_next", "hidden_size": 2048, "intermediate_size": 5120,
+        "num_hidden_layers": 48, "num_attention_heads": 16, "num_key_value_heads": 2,
+        "head_dim": 256, "vocab_size": 151936, "num_experts": 512, "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512,
+        "full_attention_interval": 4, "linear_num_key_heads": 16, "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25, "max_position_embeddings": 262144,
+    }  # fmt: skip
+    costs = from_bandwidth(model_config(fields), bytes_per_weight=1, bandwidth=1e9)
+    assert costs.round_seconds(1, 0) == pytest.approx(3, rel=0.2)
+    embedding = 151936 * 2048 / 1e9  # looked up, not read
+    assert costs.round_seconds(100_000, 0) + embedding == pytest.approx(79.7, rel=0.01)
