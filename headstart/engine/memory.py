@@ -78,7 +78,8 @@ def num_blocks(built: Built, options: EngineOptions, *, taken: int = 0) -> tuple
     full = -(-(built.max_len + 1) // options.block_size)
     most = options.max_running_requests * full
     budget = _budget(built, options, block, full, taken)
-    count = min(budget // block, most)
+    # Nothing attends in a trunk of recurrent layers without a head: blocks are mere numbers there.
+    count = min(budget // block if block else most, most)
     if count < 1:
         raise EngineError(
             f"one K/V block needs {block:,} bytes and there are {budget:,}. Raise kv_bytes or "
