@@ -133,13 +133,20 @@ class Traffic(RuleBasedStateMachine):
         )
 
 
-@pytest.mark.parametrize(
-    ("modules", "topology"), [(1, None), (3, "chained"), (3, "parallel")], ids=str
-)
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "one module": ("mimo", {}, {"topology": None}),
+    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}),
+    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}),
+    # memory for few states and few blocks, whatever their number of slots
+    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 130_000}),
+}
+
+
+@pytest.mark.parametrize(("family", "fields", "options"), MODELS.values(), ids=MODELS)
 def test_random_traffic_keeps_the_books_the_text_and_the_cached_states(
-    modules: int, topology: str | None, tiny: Tiny
+    family: str, fields: dict[str, Any], options: dict[str, Any], tiny: Tiny
 ) -> None:
-    folder = soft(tiny, **({"num_nextn_predict_layers": modules} if modules > 1 else {}))
+    folder = soft(tiny, family, **fields)
     plain = start(folder, speculate=0, slots=4000)
     answers: dict[Any, list[int]] = {}
     seen: dict[str, int] = {}
@@ -154,7 +161,7 @@ def test_random_traffic_keeps_the_books_the_text_and_the_cached_states(
         return answers[key][: params.max_tokens]
 
     run_state_machine_as_test(
-        lambda: Traffic(folder, expect, seen, topology=topology),
+        lambda: Traffic(folder, expect, seen, **options),
         settings=settings(
             max_examples=12, stateful_step_count=14, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck),
