@@ -85,7 +85,8 @@ def _piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.conste
 def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stride, scale,
             first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
             GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-            PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+            PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
+            STEP: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
