@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_runs import VOCAB, Server
+from server_runs import Server
 from server_threads import wait_until
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -206,71 +206,6 @@ def test_harmless_fields_and_nulls_change_nothing(http: httpx.Client) -> None:
     plain = http.post("/v1/chat/completions", json=ASKED).json()
     more = http.post("/v1/chat/completions", json={**ASKED, **harmless, **nulls}).json()
     assert more["choices"] == plain["choices"]
-
-
-REFUSED = [
-    ({"nonsense": 1}, "nonsense", "'nonsense' is not implemented"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
-    ({"temperature": -1}, "temperature", "temperature is -1"),
-    ({"temperature": "hot"}, "temperature", "should be a valid number"),
-    ({"n": 99}, "n", "at most 16"),
-    ({"n": 0}, "n", "n is 0"),
-    ({"logprobs": True, "top_logprobs": 21}, "logprobs", "at most 20"),
-    ({"top_logprobs": 2}, "top_logprobs", "without logprobs"),
-    ({"stop": ["x"] * 65}, "stop", "at most 64"),
-    ({"stop": ["x" * 300]}, "stop", "over 256 characters"),
-    ({"stop": [""]}, "stop", "at least one character"),
-    ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),
-    ({"max_tokens": 10**30}, "max_tokens", "should be less than"),
-    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "give one of them"),
-    ({"seed": 1 << 70}, "seed", "should be less than"),
-    ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "'user'"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages",
-        "this server reads text",
-    ),
-    ({"messages": None}, "messages", "'messages' is missing"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids"),
-    ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids", f"tokens 0 to {VOCAB - 1}"),
-    ({"headstart": {"speculate": 17}}, "speculate", "0 to 16"),
-    ({"headstart": {"speculate": "auto"}}, None, "needs an engine that was started with it"),
-    ({"headstart": {"draft_vocab": "latin"}}, None, "no draft vocabulary is called 'latin'"),
-    ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not implemented"),
-    (
-        {"chat_template_kwargs": {"tokenize": True}},
-        "chat_template_kwargs",
-        "the engine sets itself",
-    ),
-    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "not for the"),
-    ({"allowed_token_ids": [3] * 5000}, "allowed_token_ids", "at most 4096"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
-    ({"messages": [{"role": "user", "content": "x" * 5000}]}, None, "the prompt has 50"),
-    ({"messages": [{"role": "user", "content": "x" * 200000}]}, None, "larger than 100,000 bytes"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "said"), REFUSED, ids=[said for *_, said in REFUSED])
-def test_what_cannot_be_answered_is_refused_by_name(
-    http: httpx.Client, fields: dict[str, Any], param: str | None, said: str
-) -> None:
-    answer = http.post("/v1/chat/completions", json={**ASKED, **fields})
-    assert answer.status_code == (413 if "larger" in said else 400), answer.text
-    error = answer.json()["error"]
-    assert said in error["message"] and error["param"] == param
-    assert error["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"{", b"[1]", b'{"prompt": NaN}', b'{"prompt": "\xff"}', b"[" * 90000, b"\x00"],
-    ids=["empty", "open", "list", "nan", "not utf-8", "deep", "zero"],
-)
-def test_what_is_no_json_object_is_a_400(http: httpx.Client, data: bytes) -> None:
-    answer = http.post("/v1/completions", content=data)
-    assert answer.status_code == 400
-    assert "the body is" in answer.json()["error"]["message"]
 
 
 def test_refusals_arrive_as_the_clients_own_exceptions(client: openai.OpenAI) -> None:

@@ -17,7 +17,7 @@ CALLS = [
     ("POST", "/detokenize"), ("GET", "/v1/models/{name}"), ("GET", "/v1/models"),
     ("GET", "/health"),
 ]  # fmt: skip
-_EXAMPLES = 25
+_EXAMPLES, _CHATS = 30, 12  # a chat takes long to make up, and to answer
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def test_whatever_is_asked_is_answered_or_refused(
         pytest.skip("there is nothing that could be wrong")
 
     @settings(
-        max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None,
+        max_examples=_CHATS if "chat" in path else _EXAMPLES, derandomize=True, database=None, deadline=None,
         suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(st.data())

@@ -22,6 +22,8 @@ from headstart.sampling.choose import choose
 from headstart.sampling.params import SamplingParams, derive_seed
 from headstart.sampling.rows import Row
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 PAGE, BLOCKS, TOKENS = 4, 8, 7
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [5, 20, 31]]
