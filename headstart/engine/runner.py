@@ -69,7 +69,7 @@ class Runner:
         self._boundary = torch.zeros(
             num_blocks, modules, config.hidden, dtype=dtype, device=self.device
         )
-        self.rounds_drafts = False  # whether few drafts come from rounded weights
+        self.drafts_in_int8 = False  # whether few drafts come from rounded weights
         self.draft_vocabs: dict[str, DraftVocab] = {}
 
     def _cache(self, slots: int, config: ModelConfig) -> LayerCache:

@@ -43,14 +43,14 @@ class Linear(nn.Module):
 
     bias: nn.Parameter | None
     scales: torch.Tensor | None  # one per output where `weight` is quantised
-    rounded: Linear | None  # the same in 8 bits, for what drafts a few rows
+    int8: Linear | None  # the same in 8 bits, for what drafts a few rows
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         self.register_buffer("scales", None)
-        self.rounded = None
+        self.int8 = None
         self.plan: tuple[str, ...] = ()  # by number of rows, from 1; set by tuning
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

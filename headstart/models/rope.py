@@ -101,7 +101,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 def frequencies(config: RopeConfig) -> torch.Tensor:
     """Inverse frequencies [dim / 2] in fp32 arithmetic, as the published models computed them."""
-    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64, device="cpu").float() / config.dim
     plain = 1.0 / (config.theta**exponents)
     if config.kind == "linear":
         return plain / config.factor
@@ -137,7 +137,7 @@ def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.dim - 1)
-    steps = torch.arange(config.dim // 2, dtype=torch.float32) - low
+    steps = torch.arange(config.dim // 2, dtype=torch.float32, device="cpu") - low
     ramp = (steps / max(high - low, 0.001)).clamp(0, 1)
     keep = 1 - ramp
     return plain / config.factor * (1 - keep) + plain * keep
@@ -152,11 +152,14 @@ class RotaryTable(torch.nn.Module):
     def __init__(self, config: RopeConfig, positions: int, dtype: torch.dtype):
         super().__init__()
         precise = torch.float64 if dtype == torch.float64 else torch.float32
-        at = torch.arange(positions, dtype=precise)
+        # On the CPU even inside a meta module: arange there would import torch's compiler, which
+        # takes longer than everything else at the start of a small model.
+        at = torch.arange(positions, dtype=precise, device="cpu")
         angles = torch.outer(at, frequencies(config).to(precise))
         both = torch.cat([angles, angles], dim=-1)
         # The first half of sin is negated here once, so that applying needs no negation.
-        sign = torch.cat([-torch.ones(config.dim // 2), torch.ones(config.dim // 2)]).to(precise)
+        ones = torch.ones(config.dim // 2, dtype=precise, device="cpu")
+        sign = torch.cat([-ones, ones])
         scale = config.attention_factor
         self.register_buffer("cos", (both.cos() * scale).to(dtype), persistent=False)
         self.register_buffer("sin", (both.sin() * scale * sign).to(dtype), persistent=False)

@@ -11,7 +11,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headstart.kernels import attention, choice, inputs, linear, prompts, rounded, rows
+from headstart.kernels import attention, choice, inputs, int8, linear, prompts, rows
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "TILE": 16}
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 64}
@@ -35,9 +35,9 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
     (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
-    (rounded._linear, TILE, {**INTEGERS, "result": "*fp32"}),
-    (rounded._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
-    (rounded._integers, {"BLOCK": 4096}, INTEGERS),
+    (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
+    (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
+    (int8._integers, {"BLOCK": 4096}, INTEGERS),
     (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 4096}, {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "BLOCK": 64, "HAS_BIAS": True, "HAS_NORMS": True}, {}),
