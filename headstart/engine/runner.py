@@ -69,6 +69,8 @@ class Runner:
         self._boundary = torch.zeros(
             num_blocks, modules, config.hidden, dtype=dtype, device=self.device
         )
+        # Products in int8 give a row the same bits alone and among others; so should attention.
+        self._lone_rows = isinstance(trunk.lm_head, Int8Linear)
         self.drafts_in_int8 = False  # whether few drafts come from rounded weights
         self.draft_vocabs: dict[str, DraftVocab] = {}
 
@@ -113,7 +115,7 @@ class Runner:
         stream = self.trunk_model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
-            [PagedContext(cache, spans) for cache in self._caches],
+            [PagedContext(cache, spans, self._lone_rows) for cache in self._caches],
         )
         normed = self.trunk_model.final_norm(stream)
         rows = normed if len(wanted) == len(ids) else normed[wanted]

@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.cli.main import app
+from headstart.errors import HeadstartError
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
@@ -35,8 +36,10 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def headstart(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
     """`python -m headstart` in this process: starting four of them takes longer than they do."""
-    assert command[:3] == [sys.executable, "-m", "headstart"] and options.pop("check")
-    done = CliRunner().invoke(app, command[3:], catch_exceptions=False)
+    assert command[:3] == [sys.executable, "-m", "headstart"]
+    done = CliRunner().invoke(app, command[3:])
+    if isinstance(done.exception, HeadstartError):
+        return subprocess.CompletedProcess(command, 1, b"")
     assert done.exit_code == 0, done.output
     if options.get("stdout") != subprocess.PIPE:
         print(done.stdout)
@@ -78,3 +81,25 @@ def test_tune_score_and_export(place: Path, capsys: pytest.CaptureFixture[str]) 
     run("export_for_vllm.py", place / "model", work / "run" / "head", place / "tuned")
     said = capsys.readouterr().out
     assert "head: complete" in said and "vllm serve" in said and "mtp" in said
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_wrong_arguments_are_one_line(name: str) -> None:
+    with pytest.raises(SystemExit, match=rf"usage: python examples/{name} [^\n]+$"):
+        run(name, *"abcdef")
+
+
+def test_what_fails_is_no_traceback(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = place / "absent"
+    for name, words in (
+        ("generate.py", (absent,)),
+        ("export_for_vllm.py", (absent, absent, place / "out")),
+        ("tune_a_head.py", (absent, absent, place / "w")),
+        ("score_and_choose_k.py", (absent, absent)),
+        ("openai_client.py", ("http://127.0.0.1:9/v1",)),
+    ):
+        with pytest.raises(SystemExit):
+            run(name, *words)
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(SystemExit, match="pip install openai"):
+        run("openai_client.py")

@@ -55,6 +55,7 @@ def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
     assert chunks[-1].choices == [] and chunks[-1].usage is not None and whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert len({chunk.id for chunk in chunks}) == 1
+    assert all("usage" in chunk.model_fields_set for chunk in chunks), "null, and not left out"
 
 
 def test_events_on_the_wire_end_with_done(http: httpx.Client) -> None:
@@ -108,9 +109,33 @@ def test_completions_of_text_and_tokens_and_several_prompts(
     assert several.choices[1].text == one.choices[0].text != several.choices[2].text
     with_prompt = client.completions.create(prompt="ab", echo=True, **asked)
     assert with_prompt.choices[0].text == "ab" + one.choices[0].text
-    old = client.completions.create(prompt="ab", logprobs=1, **asked).choices[0].logprobs
-    assert old is not None and old.tokens is not None and old.text_offset is not None
-    assert len(old.tokens) == 6 and old.text_offset[1] == len(old.tokens[0])
+
+
+def test_the_older_log_probabilities_keep_every_token_apart(client: openai.OpenAI) -> None:
+    """Tokens are bytes here: many are no text, and characters have several of them."""
+    asked: dict[str, Any] = {"model": "small", "max_tokens": 40, "temperature": 0, "prompt": "ab"}
+    own = {"structured_outputs": {"regex": "(\u00e9|\u20ac|a|\U0001f600){12}"}}
+    for extra in ({"ignore_eos": True}, own):
+        choice = client.completions.create(logprobs=5, **asked, extra_body=extra).choices[0]
+        assert choice.logprobs is not None
+        tokens, text = choice.logprobs.tokens or [], choice.text
+        for token, offset in zip(tokens, choice.logprobs.text_offset or [], strict=True):
+            if token.startswith("bytes:"):
+                data = bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
+                assert data in text[offset].encode() or text[offset] == "\ufffd", (token, offset)
+            else:
+                assert text[offset:].startswith(token) or token == "</s>", (token, offset)
+        for token, top in zip(tokens, choice.logprobs.top_logprobs or [], strict=True):
+            assert token in top and 5 <= len(top) <= 6
+        parts = client.completions.create(logprobs=5, **asked, extra_body=extra, stream=True)
+        offsets = [
+            offset
+            for chunk in parts
+            for part in chunk.choices
+            if part.logprobs is not None
+            for offset in part.logprobs.text_offset or []
+        ]
+        assert offsets == choice.logprobs.text_offset
 
 
 def test_a_stop_string_ends_the_answer_and_is_never_shown(client: openai.OpenAI) -> None:
@@ -130,22 +155,38 @@ def test_a_stop_string_ends_the_answer_and_is_never_shown(client: openai.OpenAI)
     assert whole.finish_reason == "stop" and whole.model_extra == {"stop_reason": stop}
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0}, {}], ids=["greedy", "sampled"])
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3}
+SEVERAL = {"n": 2, **PENALTIES, "logprobs": True, "top_logprobs": 2}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0}, {}, SEVERAL], ids=["greedy", "sampled", "several"]
+)
 def test_drafts_change_nothing_but_the_counters(
     client: openai.OpenAI, fields: dict[str, Any]
 ) -> None:
     asked = {**SAMPLED, "max_tokens": 80, **fields}
-    texts, accepted = [], []
+    texts, accepted, numbers = [], [], list[list[float]]()
     for speculate in ("off", 3):
         own = {"headstart": {"speculate": speculate, "statistics": True}, "ignore_eos": True}
         answer = client.chat.completions.create(**{**asked, "extra_body": {"top_k": 0, **own}})
-        texts.append(answer.choices[0].message.content)
+        texts.append([choice.message.content for choice in answer.choices])
+        numbers.append(
+            [
+                entry.logprob
+                for choice in answer.choices
+                if choice.logprobs is not None
+                for entry in choice.logprobs.content or []
+            ]
+        )
         statistics = answer.model_extra["headstart"]["statistics"]  # type: ignore[index]
         accepted.append((statistics["accepted_tokens"], statistics["draft_tokens"]))
         assert statistics["chosen_k"] == (0 if speculate == "off" else 3)
         assert sum(statistics["accepted_per_depth"]) == statistics["accepted_tokens"]
         assert statistics["time_to_first_token_seconds"] > 0 < statistics["tokens_per_second"]
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] and len(texts[0]) == fields.get("n", 1)
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)
+    assert len(numbers[0]) == (160 if "logprobs" in fields else 0)
     assert accepted[0] == (0, 0) and 0 < accepted[1][0] < accepted[1][1]
 
 
@@ -196,7 +237,9 @@ def test_health_version_docs_and_metrics(http: httpx.Client) -> None:
     assert http.get("/version").json()["version"].startswith("0.")
     schemas = http.get("/openapi.json").json()["components"]["schemas"]
     assert "top_logprobs" in schemas["ChatRequest"]["properties"]
-    assert http.get("/docs").status_code == 200
+    docs = http.get("/docs")
+    assert docs.status_code == 200 and "top_logprobs" in docs.text
+    assert "http" not in docs.text and "<script" not in docs.text, "nothing from elsewhere"
     assert "spec_decode_num_draft_tokens_total" in http.get("/metrics").text
 
 
