@@ -102,39 +102,6 @@ def test_more_answers_than_there_can_be_places_are_no_matter_of_waiting(engine: 
         wait_until(lambda: gate._mean_seconds != before)
 
 
-def test_a_long_prompt_is_decoded_once_and_beside_the_loop(
-    engine: Engine, server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decoded: list[str] = []
-    decode = ServedModel.decode
-
-    def noted(model: ServedModel, ids: Any) -> str:
-        decoded.append(threading.current_thread().name)
-        return decode(model, ids)
-
-    monkeypatch.setattr(ServedModel, "decode", noted)
-    ids = engine.prompts.tokenizer.encode("some words " * 20)
-    answer = ask(server, {**SHORT, "prompt": ids, "n": 4, "echo": True}).json()
-    assert all(choice["text"].startswith("some words ") for choice in answer["choices"])
-    assert len(decoded) == 1 and decoded[0].startswith("prepare")
-
-
-def test_a_text_of_megabytes_is_tokenized_beside_the_prompts(
-    server: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    is_over = threading.Event()
-    monkeypatch.setattr("headstart.server.app.tokenize", lambda *given: is_over.wait(20) and b"{}")
-    with ThreadPoolExecutor() as pool:
-        asked = [
-            pool.submit(HTTP.post, f"{server.url}/tokenize", json={"prompt": "a"}) for _ in range(6)
-        ]
-        try:
-            assert ask(server, SHORT).status_code == 200
-        finally:
-            is_over.set()
-        assert {answer.result().status_code for answer in asked} == {200}
-
-
 def test_a_request_has_a_time_limit(engine: Engine) -> None:
     with serving(engine, request_timeout_seconds=0.3) as server:
         late = ask(server, LONG)
