@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, pad
 
 MAX_TUNED_ROWS = 8
+_INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple
 
 
 def _by_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -84,12 +85,15 @@ class Int8Linear(nn.Module):
         # The kernel wants scales in bf16; rounding them first makes the integers fit what it uses.
         scales = scales.bfloat16()
         integers = (values / scales.float()[:, None]).round().clamp(-127, 127)
-        self.register_buffer("weight", integers.to(torch.int8))
+        missing = -integers.shape[1] % _INT8_COLUMNS
+        self.register_buffer("weight", pad(integers.to(torch.int8), (0, missing)))
         self.register_buffer("scales", scales)
         self.register_buffer("bias", None if source.bias is None else source.bias.detach().clone())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch._weight_int8pack_mm(x.bfloat16(), self.weight, self.scales).to(x.dtype)
+        missing = self.weight.shape[1] - x.shape[-1]
+        rows = pad(x.bfloat16(), (0, missing)) if missing else x.bfloat16()
+        y = torch._weight_int8pack_mm(rows, self.weight, self.scales).to(x.dtype)
         return y if self.bias is None else y + self.bias
 
     def only_rows(self, ids: torch.Tensor) -> Int8Linear:
