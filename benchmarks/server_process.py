@@ -101,7 +101,7 @@ async def asked(
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         method = "GET" if fields is None else "POST"
-        head = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+        head = f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
         writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + body)
         status, *headers = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
         lengths = [h for h in headers if h.lower().startswith("content-length:")]

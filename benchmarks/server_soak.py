@@ -1,6 +1,6 @@
 """A server under load and in trouble, for minutes: nothing may be lost, wrong, leaked or left over.
 
-python benchmarks/server_soak.py [--minutes 5] [--streams 200] [--seed 0]
+python benchmarks/server_soak.py [--minutes 5] [--streams 200] [--seed 0] [--exact]
 
 1. Clients keep asking a server process with K/V memory for a fraction of them. Some go away midway;
    everybody else must get the complete answer that an engine gave offline. Resident memory
@@ -37,7 +37,7 @@ _NUM_CASES = 300
 _VOCAB = 512
 _MAX_LEN = 1024
 _FLAGS = (
-    "--speculate", "3", "--threads", "1", "--dtype", "float32", "--exact", "--log-format", "json",
+    "--speculate", "3", "--threads", "1", "--dtype", "float32", "--log-format", "json",
     "--kv-bytes", "9000000",
 )  # fmt: skip
 _WARM_UP = 0.2  # of the time; memory is compared from then on
@@ -85,12 +85,12 @@ def make_model(folder: Path) -> Path:
     return model
 
 
-def make_cases(model: Path, seed: int) -> list[Case]:
+def make_cases(model: Path, seed: int, *, exact: bool) -> list[Case]:
     """Requests and what an engine with memory for all of them answers offline."""
     from headstart.engine.engine import Engine
 
     draw, engine = random.Random(seed), Engine(
-        model, speculate=0, threads=1, dtype="float32", exact=True, kv_bytes=1 << 26
+        model, speculate=0, threads=1, dtype="float32", exact=exact, kv_bytes=1 << 26
     )  # fmt: skip
     asked = []
     for number in range(_NUM_CASES):
@@ -213,14 +213,16 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5)
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--exact", action="store_true", help="bit by bit, and several times slower")
     given = parser.parse_args()
     report: dict[str, Any] = {"load_average": [round(os.getloadavg()[0], 1)]}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
-        cases = make_cases(model, given.seed)
-        with serving(model, *_FLAGS) as server:
+        cases = make_cases(model, given.seed, exact=given.exact)
+        flags = (*_FLAGS, "--exact") if given.exact else _FLAGS
+        with serving(model, *flags) as server:
             report["soak"] = asyncio.run(soak(server, cases, given))
-        with serving(model, *_FLAGS, script=(__file__, "--serve-failing")) as server:
+        with serving(model, *flags, script=(__file__, "--serve-failing")) as server:
             for name, number in (("a fault", signal.SIGUSR1), ("the end", signal.SIGUSR2)):
                 report[name] = asyncio.run(fail(server, number, cases, given.streams))
     report["load_average"].append(round(os.getloadavg()[0], 1))

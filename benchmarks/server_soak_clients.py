@@ -112,7 +112,9 @@ async def _leave_at_once(port: int, case: Case, draw: random.Random) -> None:
 
 async def _send_half(port: int, case: Case, draw: random.Random) -> None:
     body = json.dumps(case.fields).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     data = head + body
     _, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(data[: draw.randrange(1, len(data))])

@@ -6,13 +6,18 @@ python examples/export_for_vllm.py MODEL HEAD OUT
 import sys
 from pathlib import Path
 
-from headstart import Checkpoint, inspect, open_head, plan_stitch
+from headstart import Checkpoint, HeadstartError, inspect, open_head, plan_stitch
 from headstart.launch import commands_for
 
-model, head, out = (Path(word) for word in sys.argv[1:4])
-operation = plan_stitch(open_head(head), Checkpoint.open(model))
-print(operation.describe())
-operation.write(out)
+if len(sys.argv) != 4:
+    sys.exit("usage: python examples/export_for_vllm.py MODEL HEAD OUT")
+model, head, out = (Path(word) for word in sys.argv[1:])
+try:
+    operation = plan_stitch(open_head(head), Checkpoint.open(model))
+    print(operation.describe())
+    operation.write(out)
+except HeadstartError as error:
+    sys.exit(f"error: {error}")
 
 report = inspect(Checkpoint.open(out))
 print(f"head: {report.head.state}")

@@ -5,11 +5,16 @@ python examples/generate.py [MODEL] [QUESTION]
 
 import sys
 
-from headstart import Engine, SamplingParams
+from headstart import Engine, HeadstartError, SamplingParams
 
+if len(sys.argv) > 3:
+    sys.exit("usage: python examples/generate.py [MODEL] [QUESTION]")
 model = sys.argv[1] if len(sys.argv) > 1 else "demo"
 question = sys.argv[2] if len(sys.argv) > 2 else "Name three rivers in Europe."
-engine = Engine(model, speculate=3)
+try:
+    engine = Engine(model, speculate=3)
+except HeadstartError as error:
+    sys.exit(f"error: {error}")
 prompt = [{"role": "user", "content": question}]
 params = SamplingParams(temperature=0, max_tokens=64)
 

@@ -4,14 +4,23 @@ headstart serve demo --weights int8 --speculate auto &
 python examples/openai_client.py [URL] [QUESTION]
 """
 
+import os
 import sys
 
-from openai import OpenAI
+try:
+    from openai import APIConnectionError, OpenAI
+except ModuleNotFoundError:
+    sys.exit("openai is not installed; type: pip install openai")
 
+if len(sys.argv) > 3:
+    sys.exit("usage: python examples/openai_client.py [URL] [QUESTION]")
 url = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:8000/v1"
 question = sys.argv[2] if len(sys.argv) > 2 else "Name three rivers in Europe."
-client = OpenAI(base_url=url, api_key="none")
-model = client.models.list().data[0].id
+client = OpenAI(base_url=url, api_key=os.environ.get("HEADSTART_API_KEY") or "none")
+try:
+    model = client.models.list().data[0].id
+except APIConnectionError:
+    sys.exit(f"no server answers at {url}; start one: headstart serve demo")
 stream = client.chat.completions.create(
     model=model,
     messages=[{"role": "user", "content": question}],

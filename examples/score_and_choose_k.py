@@ -7,10 +7,14 @@ import json
 import subprocess
 import sys
 
+if len(sys.argv) not in (3, 4):
+    sys.exit("usage: python examples/score_and_choose_k.py MODEL DATA [HEAD]")
 model, data, *head = sys.argv[1:]
 command = [sys.executable, "-m", "headstart", "score", model, "--data", data, "--max-drafts", "4"]
 command += ["--head", head[0]] if head else []
-result = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE)
+result = subprocess.run([*command, "--json"], stdout=subprocess.PIPE)
+if result.returncode:
+    sys.exit(result.returncode)  # it has said why
 (scored,) = json.loads(result.stdout)["results"]
 
 print("K  tokens per pass  predicted speed-up")

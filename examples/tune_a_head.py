@@ -5,16 +5,20 @@
 Enough to see it learn; docs/training.md and recipes/demo_head say how it is done in earnest.
 """
 
+import shlex
 import subprocess
 import sys
 
+if len(sys.argv) not in (4, 5):
+    sys.exit("usage: python examples/tune_a_head.py MODEL PROMPTS.jsonl WORK [STEPS]")
 model, prompts, work = sys.argv[1:4]
 steps = sys.argv[4] if len(sys.argv) > 4 else "100"
 
 
 def headstart(*words: str) -> None:
-    print("$ headstart", *words, flush=True)
-    subprocess.run([sys.executable, "-m", "headstart", *words], check=True)
+    print("$ headstart", shlex.join(words), flush=True)
+    if code := subprocess.run([sys.executable, "-m", "headstart", *words]).returncode:
+        sys.exit(code)  # it has said why
 
 
 # The model's own answers; what its head drafts now is not needed for that.

@@ -110,3 +110,8 @@ def some(items: Iterable[object], limit: int = 3) -> str:
     listed = [str(item) for item in items]
     shown = ", ".join(listed[:limit])
     return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
+
+
+def install(extra: str) -> str:
+    """How an optional dependency is installed, for messages of MissingExtra."""
+    return f"pip install 'headstart[{extra}]', or from a clone pip install -e '.[{extra}]'"

@@ -45,3 +45,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="module")
+def quick_kernels() -> Iterator[None]:
+    """For whole engines with interpreted kernels: the interpreter at its quickest."""
+    patch = pytest.MonkeyPatch()
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from quick_interpreter import quicken
+
+        quicken(patch)
+    yield
+    patch.undo()

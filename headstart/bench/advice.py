@@ -5,17 +5,21 @@ Every sentence rests on a figure of the table; a difference that may be noise is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 
 from headstart.bench.answers import Equality
 from headstart.bench.cells import Cell, Point
+from headstart.bench.records import Speculation
 from headstart.bench.sweep import Comparison, Crossover
 from headstart.bench.variants import Drafts
 
 LOW_ACCEPTANCE = 0.60
 _WORTH_IT, _SLOWER_TTFT = 1.01, 1.10
 _MOST_FAILURES = 0.01
+_FEWEST_DRAFTS = 200  # before a head is judged
+_NORMAL = 1.959964  # 97.5 % point
 
 
 def advice(
@@ -23,8 +27,13 @@ def advice(
     comparisons: Sequence[Comparison],
     found: Sequence[Crossover],
     drafts: Mapping[str, Drafts | None],
+    *,
+    is_valid: bool = True,
 ) -> list[str]:
-    """Sentences, the most useful first; `drafts` says how many each variant drafts."""
+    """Sentences, the most useful first; `drafts` says how many each variant drafts. Of a run that
+    is not valid only what was answered is told: its times are not the server's."""
+    if not is_valid:
+        return [*_answers(comparisons), *_failures(cells)]
     return [
         *_best(cells, comparisons),
         *_turning_off(found, drafts),
@@ -40,6 +49,7 @@ def _best(cells: Sequence[Cell], comparisons: Sequence[Comparison]) -> Iterator[
         return  # tasks are not loads: what to use does not change from one to the next
     base = comparisons[0].base
     points = sorted({cell.point for cell in cells})
+    points = [point for point in points if _is_judged(point, comparisons)]
     chosen = [_fastest(point, comparisons) or base for point in points]
     for name, group in groupby(zip(points, chosen, strict=True), key=lambda pair: pair[1]):
         loads = [point for point, _ in group]
@@ -51,6 +61,15 @@ def _best(cells: Sequence[Cell], comparisons: Sequence[Comparison]) -> Iterator[
                and c.speed_up is not None]  # fmt: skip
         gain = f"{ups[0]:.2f}" if len(ups) == 1 else f"{min(ups):.2f} to {max(ups):.2f}"
         yield f"{where}: use {name}, {gain} times as fast as {base}."
+
+
+def _is_judged(point: Point, comparisons: Sequence[Comparison]) -> bool:
+    """Whether every speed-up there has an interval: else `nothing was faster` would be a guess."""
+    return all(
+        c.is_speed_known and c.speed_up is not None and c.speed_up.is_noise is not None
+        for c in comparisons
+        if c.point == point
+    )
 
 
 def _fastest(point: Point, comparisons: Sequence[Comparison]) -> str | None:
@@ -84,7 +103,7 @@ def _acceptance(cells: Sequence[Cell]) -> Iterator[str]:
     seen: set[str] = set()
     for cell in cells:
         rates = cell.speculation.cumulative if cell.speculation else ()
-        if not rates or cell.variant in seen or rates[0] >= LOW_ACCEPTANCE:
+        if not rates or cell.variant in seen or not _is_surely_low(cell.speculation):
             continue
         seen.add(cell.variant)
         yield (
@@ -94,10 +113,24 @@ def _acceptance(cells: Sequence[Cell]) -> Iterator[str]:
         )
 
 
+def _is_surely_low(found: Speculation | None) -> bool:
+    """Enough drafts, and Wilson's 95 % interval of the first depth all below the threshold."""
+    if found is None or not found.cumulative:
+        return False
+    tried = found.drafted_per_depth[0] if found.drafted_per_depth else found.rounds or 0
+    if tried < _FEWEST_DRAFTS:
+        return False
+    rate, square = found.cumulative[0], _NORMAL**2 / tried
+    reach = math.sqrt(square * (rate * (1 - rate) + square / 4))
+    return (rate + square / 2 + reach) / (1 + square) < LOW_ACCEPTANCE
+
+
 def _first_tokens(comparisons: Sequence[Comparison]) -> Iterator[str]:
     """One sentence a variant, about where it is worst."""
     later: dict[str, list[tuple[float, str, str]]] = {}
     for c in comparisons:
+        if not c.is_comparable:
+            continue
         if c.ttft and c.ttft.value > _SLOWER_TTFT and c.ttft.is_noise is False:
             later.setdefault(c.variant, []).append((c.ttft.value, c.where, c.base))
     for variant, found in later.items():

@@ -67,6 +67,13 @@ class Cell:
         """Whole answers with the repeat they belong to."""
         return [(run.repeat, request) for run in self.runs for request in run.answered]
 
+    @property
+    def cached_share(self) -> float:
+        """Of the prompts' tokens, those that the server had in its prefix cache."""
+        requests = [request for _, request in self.requests]
+        prompt = sum(request.prompt_tokens or 0 for request in requests)
+        return sum(request.cached_tokens or 0 for request in requests) / prompt if prompt else 0.0
+
     def samples(self, what: str) -> list[Sample]:
         """`tokens` over the seconds of each request, or a latency of each that has it."""
         found = []
@@ -88,6 +95,7 @@ class Cell:
             "measures": asdict(self.measures),
             "speculation": speculation_json(self.speculation),
             "cost": None if prices is None else costs(self.measures, prices),
+            "cached_share": self.cached_share,
             "quantiles": self._quantiles(),
             "runs": [_run_json(run) for run in self.runs],
             "requests": [_request_json(repeat, request) for repeat, request in self.requests],

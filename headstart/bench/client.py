@@ -17,9 +17,9 @@ from headstart.bench.chunks import AnswerReader, BrokenStream, error_words
 from headstart.bench.metrics_scrape import Counters, read_counters
 from headstart.bench.records import Failure, FailureKind, RequestRecord
 from headstart.bench.sse import EventReader
-from headstart.bench.target import OPTIONAL_FIELDS, Bodies, Target
+from headstart.bench.target import OPTIONAL_FIELDS, Bodies, Target, refusal_words
 from headstart.bench.workload import CountTokens, Question, Workload
-from headstart.errors import MissingExtra, ServerError
+from headstart.errors import MissingExtra, ServerError, install
 
 if TYPE_CHECKING:
     import aiohttp
@@ -82,8 +82,7 @@ class Client:
             import aiohttp
         except ImportError:
             raise MissingExtra(
-                "bench needs aiohttp, which is not installed. Install it: "
-                "pip install 'headstart[bench]'"
+                f"bench needs aiohttp, which is not installed. Install it: {install('bench')}."
             ) from None
         key = self.target.key
         self._session = aiohttp.ClientSession(
@@ -124,10 +123,7 @@ class Client:
         """The optional fields that a refusal names; all of them where it names none."""
         left = [name for name in OPTIONAL_FIELDS if name not in self.bodies.left_out]
         if failure.kind != "refused" or failure.status not in (400, 422) or not left:
-            raise ServerError(
-                f"{self._url} does not answer ({failure.kind}, status {failure.status}): "
-                f"{failure.words}. Expected a streamed answer; check the URL, the API and the key."
-            )
+            raise ServerError(_no_answer(self._url, failure))
         if (
             "continuous_usage_stats" in failure.words
             and "continuous_usage_stats" not in self.bodies.left_out
@@ -167,8 +163,7 @@ class Client:
         except TimeoutError:  # also what aiohttp raises when connecting takes too long
             return Failure("timeout", f"no whole answer in {self.target.timeout_seconds:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            words = str(error) or type(error).__name__
-            return Failure("cut" if has_begun else "connection", words[:200])
+            return Failure("cut" if has_begun else "connection", _connection_words(error)[:200])
         if not reader.is_whole:
             return Failure("cut", f"the stream ended after {reader.num_chunks} chunks")
         if not reader.num_chunks:
@@ -195,17 +190,35 @@ class Client:
         try:
             async with asyncio.timeout(_SCRAPE_SECONDS):
                 async with self.session.get(url) as response:
+                    if response.status != 200:
+                        failure = await _refusal(response)
+                        raise ServerError(refusal_words(url, failure.status, failure.words))
                     document: Any = json.loads(await response.read())
             return str(document["data"][0]["id"])
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ServerError(
-                f"{self.target.root} cannot be reached ({str(error) or type(error).__name__}). "
+                f"{self.target.root} cannot be reached ({_connection_words(error)}). "
                 "Check the URL, and that the server is up."
             ) from error
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise ServerError(
-                f"{url} lists no model. Check the URL and the key, or say which model to ask."
+                f"{url} lists no model. Check the URL, or give --served-model."
             ) from error
+
+
+def _no_answer(url: str, failure: Failure) -> str:
+    if failure.status is not None and failure.status != 200:
+        return refusal_words(url, failure.status, failure.words)
+    return (
+        f"{url} gives no whole answer ({failure.kind}: {failure.words.rstrip('.')}). Expected a "
+        "stream of chunks; check the URL and --api, and see the server's log."
+    )
+
+
+def _connection_words(error: BaseException) -> str:
+    """The system's reason where there is one: aiohttp adds words about TLS that nobody asked."""
+    reason = getattr(error, "os_error", error)
+    return getattr(reason, "strerror", None) or str(reason) or type(error).__name__
 
 
 async def _read_events(content: aiohttp.StreamReader, reader: AnswerReader) -> None:

@@ -7,6 +7,7 @@ be looked at again. VERSION rises when a reader of the older form would misread 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -57,6 +58,7 @@ def make_document(
     crossed = [] if len(measured) > 1 else crossovers(compared)
     drafts = {variant.name: variant.drafts for variant in study.variants}
     runs = [run for one in measured for record in one.records for run in record.runs]
+    is_valid = all(run.is_valid for run in runs)
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -76,13 +78,13 @@ def make_document(
         "prices": None if prices is None else prices.as_json(),
         "base": base.name,
         "variants": [variant.as_json() for variant in study.variants],
-        "is_valid": all(run.is_valid for run in runs),
-        "notes": [*notes, *_few_repeats(study), *_notes(runs)],
+        "is_valid": is_valid,
+        "notes": [*notes, *_apart(compared), *_few_repeats(study), *_notes(runs)],
         "cells": [cell.as_json(prices) for cell in cells],
         "comparisons": [comparison.as_json() for comparison in compared],
         "crossovers": [crossover.as_json() for crossover in crossed],
         "tasks": [row for part in found for row in part.task_rows],
-        "advice": advice(cells, compared, crossed, drafts),
+        "advice": advice(cells, compared, crossed, drafts, is_valid=is_valid),
     }
 
 
@@ -110,11 +112,28 @@ def _few_repeats(study: Study) -> list[str]:
     ]
 
 
+def _apart(compared: Sequence[Comparison]) -> list[str]:
+    worst = [c for c in compared if not c.is_comparable]
+    if not worst:
+        return []
+    c = max(worst, key=lambda c: abs(c.cached_shares[0] - c.cached_shares[1]))
+    base, own = (f"{share:.0%}" for share in c.cached_shares)
+    return [
+        f"not comparable: the prefix cache held {own} of the prompt tokens of {c.variant} and "
+        f"{base} of those of {c.base} ({c.where}), so throughput and TTFT tell who asked second. "
+        "Turn the cache off (Headstart: `serve --no-prefix-caching`), or start a server for each"
+    ]
+
+
 def _notes(runs: Sequence[RunRecord]) -> list[str]:
-    """What a reader must know, each thing once."""
-    notes = list(dict.fromkeys(note for run in runs for note in run.notes))
-    if any(request.cached_tokens for run in runs for request in run.answered):
-        notes.append("some prompt tokens came from the server's prefix cache: see cached_tokens")
+    """What a reader must know, each thing once; every run's own are kept with it."""
+    alike: dict[str, dict[str, None]] = {}
+    for note in (note for run in runs for note in run.notes):
+        alike.setdefault(re.sub(r"\d+", "#", note), {})[note] = None
+    notes = [
+        first + (f" ({len(others)} more with other numbers, see `runs`)" if others else "")
+        for first, *others in alike.values()
+    ]
     late = [run.lag.p99_seconds for run in runs if not run.is_valid]
     if late:
         notes.append(

@@ -13,13 +13,16 @@ from typing import Any
 from headstart.bench.cells import QUANTILES
 from headstart.bench.document import without_requests
 from headstart.bench.rows import (
+    NOT_COMPARABLE,
     Rows,
     acceptance_rows,
     comparison_rows,
     cost_rows,
+    gap_rows,
     in_order,
     load_name,
     load_words,
+    speed_up,
     spread_rows,
     xllm_rows,
 )
@@ -103,7 +106,7 @@ def _speed(page: Page, document: dict[str, Any]) -> None:
     ups = {
         (c["variant"], load_name(c)): c["speed_up"]["value"]
         for c in document["comparisons"]
-        if c["speed_up"] is not None
+        if c["speed_up"] is not None and speed_up(c) != NOT_COMPARABLE
     }
     others = [name for name in names if name != document["base"]]
     if ups:
@@ -115,6 +118,7 @@ def _speed(page: Page, document: dict[str, Any]) -> None:
 
 def _tasks(page: Page, document: dict[str, Any]) -> None:
     whole = [row for row in document["tasks"] if row["category"] == ALL and row["speed_up"]]
+    whole = [row for row in whole if speed_up(row) != NOT_COMPARABLE]
     if not whole:
         return
     tasks = list(dict.fromkeys(row["task"] for row in whole))
@@ -151,6 +155,7 @@ def _acceptance(page: Page, document: dict[str, Any]) -> None:
 
 def _latencies(page: Page, document: dict[str, Any]) -> None:
     _table(page, "Latencies (ms)", spread_rows(document))
+    _table(page, "", gap_rows(document), "ITL: gaps within answers, per token and per chunk.")
     cells = in_order(document)
     loads = list(dict.fromkeys(load_name(cell) for cell in cells))
     for load in _first_and_last(loads):

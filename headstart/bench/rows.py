@@ -8,12 +8,9 @@ from __future__ import annotations
 from typing import Any
 
 Rows = list[list[object]]  # text and numbers; None is absent
-_SPREADS = {
-    "TTFT": "ttft_seconds",
-    "TPOT": "tpot_seconds",
-    "ITL per token": "itl_per_token_seconds",
-    "ITL per chunk": "itl_per_chunk_seconds",
-}
+NOT_COMPARABLE = "not comparable"
+_SPREADS = {"TTFT": "ttft_seconds", "TPOT": "tpot_seconds"}
+_GAPS = {"ITL/token": "itl_per_token_seconds", "ITL/chunk": "itl_per_chunk_seconds"}
 
 
 def xllm_rows(document: dict[str, Any]) -> Rows:
@@ -40,13 +37,21 @@ def xllm_rows(document: dict[str, Any]) -> Rows:
 
 
 def spread_rows(document: dict[str, Any]) -> Rows:
-    """Median and 99th percentile of every latency."""
-    rows: Rows = [
-        [*_first(document), *(f"{n} {part}" for n in _SPREADS for part in ("median", "p99"))]
-    ]
+    """Median and 99th percentile of what a request waits, in ms."""
+    return _spreads(document, _SPREADS)
+
+
+def gap_rows(document: dict[str, Any]) -> Rows:
+    """The same of the gaps within answers; a table of its own, for terminals of 100 columns."""
+    return _spreads(document, _GAPS)
+
+
+def _spreads(document: dict[str, Any], names: dict[str, str]) -> Rows:
+    heads = [f"{name} {part}" for name in names for part in ("median", "p99")]
+    rows: Rows = [[*_first(document), *heads]]
     for cell in in_order(document):
         row: list[object] = [cell["variant"], load_name(cell)]
-        for name in _SPREADS.values():
+        for name in names.values():
             found = cell["measures"][name]
             row += [_ms(found, "median"), _ms(found, "p99")]
         rows.append(row)
@@ -61,10 +66,11 @@ def comparison_rows(document: dict[str, Any]) -> Rows:
         answers = c["answers"]
         equal = None if answers is None else f"{answers['equal']}/{answers['compared']}"
         # A price per hour is a factor: what is saved does not depend on which it is.
-        saved = [c["savings"].get(kinds[0])] if kinds else []
+        is_comparable = c.get("comparable", True)
+        saved = [c["savings"].get(kinds[0]) if is_comparable else None] if kinds else []
         rows.append([
-            c["variant"], load_name(c), interval(c["speed_up"]), interval(c["tpot"]),
-            interval(c["ttft"]), equal,
+            c["variant"], load_name(c), speed_up(c), interval(c["tpot"]),
+            interval(c["ttft"]) if is_comparable else NOT_COMPARABLE, equal,
             *(None if value is None else f"{100 * value:.0f} %" for value in saved),
         ])  # fmt: skip
     return rows
@@ -142,6 +148,13 @@ def interval(ratio: dict[str, Any] | None) -> str | None:
         return f"{ratio['value']:.2f}"
     mark = "*" if ratio["noise"] else ""
     return f"{ratio['value']:.2f}{mark} ({ratio['low']:.2f} to {ratio['high']:.2f})"
+
+
+def speed_up(row: dict[str, Any]) -> str | None:
+    """Of a comparison or a task. An open loop's is that of TPOT, whatever was cached."""
+    if row["speed_up"] is None or row.get("comparable", True) or row.get("rate"):
+        return interval(row["speed_up"])
+    return NOT_COMPARABLE
 
 
 def rates(values: list[float]) -> str | None:

@@ -48,6 +48,7 @@ class Study:
     model: str | None = None
     timeout_seconds: float = 600.0
     count_tokens: CountTokens | None = None
+    api_key: str | None = field(default=None, repr=False)  # None: as the environment has it
 
     def on(self, variants: Sequence[Variant]) -> Study:
         """The same with variants that have addresses."""
@@ -127,7 +128,7 @@ class Outcome:
 
 def _client(study: Study, variant: Variant) -> Client:
     target = Target(
-        url=variant.url, model=study.model, fields=variant.fields,
+        url=variant.url, model=study.model, fields=variant.fields, api_key=study.api_key,
         timeout_seconds=study.timeout_seconds,
     )  # fmt: skip
     return Client(target, study.workload, count_tokens=study.count_tokens)

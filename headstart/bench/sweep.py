@@ -16,6 +16,8 @@ from headstart.bench.cells import Cell, Point
 from headstart.bench.cost import Prices, saving
 from headstart.bench.statistics import Ratio, ratio
 
+MOST_CACHED_APART = 0.05  # share of prompt tokens that one side may have had cached, not the other
+
 
 @dataclass(frozen=True)
 class Comparison:
@@ -32,10 +34,21 @@ class Comparison:
     savings: dict[str, float | None]  # share of the cost per output token, by price
     answers: Equality | None  # None: not greedy, so nothing to hold against each other
     own_answers: Equality | None  # of the base's first repeat against its others: what is usual
+    cached_shares: tuple[float, float] = (0.0, 0.0)  # of prompt tokens: the base's, the variant's
 
     @property
     def where(self) -> str:
         return self.task or self.point.name
+
+    @property
+    def is_comparable(self) -> bool:
+        """Not where a prefix cache read the prompts for one side: who asks second would win."""
+        return is_comparable(*self.cached_shares)
+
+    @property
+    def is_speed_known(self) -> bool:
+        """TPOT, which an open loop is judged by, begins after the prompt was read."""
+        return self.is_comparable or self.point.is_open
 
     @property
     def speed_up_of(self) -> str:
@@ -49,9 +62,15 @@ class Comparison:
         return {
             "variant": self.variant, "base": self.base, "task": self.task, **self.point.as_json(),
             "speed_up_of": self.speed_up_of, **ratios, "savings": self.savings,
+            "cached_shares": list(self.cached_shares), "comparable": self.is_comparable,
             "answers": None if self.answers is None else self.answers.as_json(),
             "base_with_itself": None if self.own_answers is None else self.own_answers.as_json(),
         }  # fmt: skip
+
+
+def is_comparable(one: float, other: float) -> bool:
+    """Whether prompts were cached about as often on both sides."""
+    return abs(one - other) <= MOST_CACHED_APART
 
 
 def compare_cells(
@@ -84,6 +103,7 @@ def _compared(base: Cell, cell: Cell, prices: Prices | None, is_greedy: bool) ->
         savings=_savings(before, after, prices),
         answers=compare_answers(base.runs, cell.runs) if is_greedy else None,
         own_answers=compare_repeats(base.runs) if is_greedy and len(base.runs) > 1 else None,
+        cached_shares=(base.cached_share, cell.cached_share),
     )
 
 
@@ -114,7 +134,8 @@ def crossovers(comparisons: Sequence[Comparison]) -> list[Crossover]:
         line = [
             (c.point.concurrency, c.speed_up)
             for c in comparisons
-            if c.variant == variant and not c.point.is_open and c.speed_up is not None
+            if c.variant == variant and not c.point.is_open and c.is_speed_known
+            if c.speed_up is not None
         ]
         if len(line) > 1:
             found.append(_crossover(variant, sorted(line, key=lambda pair: pair[0])))

@@ -24,7 +24,7 @@ class Target:
 
     url: str
     model: str | None = None  # None: the first that it lists
-    api_key: str | None = None  # None: $HEADSTART_API_KEY
+    api_key: str | None = field(default=None, repr=False)  # None: $HEADSTART_API_KEY
     fields: Mapping[str, Any] = field(default_factory=dict)
     timeout_seconds: float = 600.0
 
@@ -41,7 +41,22 @@ class Target:
 
     @property
     def key(self) -> str | None:
-        return self.api_key or os.environ.get(API_KEY_VARIABLE) or None
+        """The first, where the variable holds several: `headstart serve` takes them all."""
+        found = self.api_key or os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()
+        return found or None
+
+
+def refusal_words(url: str, status: int | None, words: str) -> str:
+    """One line about a refusal: what the server said, and what to do where that is known."""
+    hint = "See the server's message, and its log."
+    if status in (401, 403):
+        hint = f"Put the key into {API_KEY_VARIABLE}, or name its variable with --api-key-env."
+    elif status == 404:
+        hint = "Check the URL, --api and --served-model."
+    elif status is None:
+        hint = "Check the URL, and that the server is up."
+    shown = "" if status is None else f" with status {status}"
+    return f"{url} refuses{shown}: {words.rstrip('. ') or 'nothing more was said'}. {hint}"
 
 
 class Bodies:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headstart.bench.rows import Rows, interval, rates
+from headstart.bench.rows import Rows, rates, speed_up
 from headstart.bench.tasks import ALL, mean_rows
 
 
@@ -15,7 +15,7 @@ def task_table(document: dict[str, Any]) -> Rows:
         rows.append([
             row["task"], row["category"], row["variant"], row["tokens_per_second"],
             row["acceptance_length"], rates(row["cumulative_acceptance"]),
-            rates(row["conditional_acceptance"]), interval(row["speed_up"]),
+            rates(row["conditional_acceptance"]), speed_up(row),
         ])  # fmt: skip
     return rows
 

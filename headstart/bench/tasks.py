@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from headstart.bench.cells import Cell
+from headstart.bench.facts import Facts
 from headstart.bench.measures import latency_seconds
 from headstart.bench.records import RequestRecord, Speculation, VariantRecord
 from headstart.bench.response_counters import total_speculation
 from headstart.bench.statistics import Sample, ratio
-from headstart.bench.workload import CountTokens, Workload, WorkloadOptions, make_workload
+from headstart.bench.sweep import is_comparable
+from headstart.bench.workload import Workload, WorkloadOptions, make_workload
 from headstart.errors import ConfigError
 
 ALL = "all"
@@ -24,7 +26,7 @@ ALL = "all"
 
 def task_workloads(
     files: Sequence[Path], *, num_questions: int | None, max_tokens: int, temperature: float,
-    seed: int, count_tokens: CountTokens | None,
+    seed: int, facts: Facts,
 ) -> dict[str, Workload]:  # fmt: skip
     """By task, which is named as its file; the first questions of each."""
     found: dict[str, Workload] = {}
@@ -35,9 +37,10 @@ def task_workloads(
                 f"two files make the task {name!r}: rename {file}, or put it into another folder."
             )
         options = WorkloadOptions(
-            prompts=file, output_tokens=str(max_tokens), temperature=temperature, seed=seed
-        )
-        whole = make_workload(options, count_tokens=count_tokens)
+            prompts=file, output_tokens=str(max_tokens), temperature=temperature, seed=seed,
+            api=facts.api,
+        )  # fmt: skip
+        whole = make_workload(options, facts.vocabulary, notes=facts.notes)
         if num_questions is not None and num_questions > len(whole.questions):
             raise ConfigError(
                 f"--num-questions is {num_questions} and {file} has {len(whole.questions)}; give "
@@ -75,6 +78,7 @@ def _row(task: str, category: str, cell: Cell, base: Cell | None) -> dict[str, A
         "cumulative_acceptance": [] if counted is None else list(counted.cumulative),
         "conditional_acceptance": [] if counted is None else list(counted.conditional),
         "speed_up": None if faster is None else faster.as_json(),
+        "comparable": base is None or is_comparable(base.cached_share, cell.cached_share),
     }
 
 
@@ -129,6 +133,7 @@ def mean_rows(rows: Sequence[dict[str, Any]], base: str) -> list[dict[str, Any]]
         speeds.setdefault(row["variant"], []).append(row["tokens_per_second"])
         if row["acceptance_length"] is not None:
             lengths.setdefault(row["variant"], []).append(row["acceptance_length"])
+    apart = {row["variant"] for row in whole if not row.get("comparable", True)}
     means = {name: sum(values) / len(values) for name, values in speeds.items()}
     return [
         {
@@ -137,7 +142,7 @@ def mean_rows(rows: Sequence[dict[str, Any]], base: str) -> list[dict[str, Any]]
             "acceptance_length": (
                 sum(lengths[name]) / len(lengths[name]) if name in lengths else None
             ),
-            "speed_up": speed / means[base] if base in means else None,
+            "speed_up": speed / means[base] if base in means and name not in apart else None,
         }
         for name, speed in means.items()
     ]

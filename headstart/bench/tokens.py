@@ -1,15 +1,28 @@
-"""Counting tokens as a model does, without loading the model."""
+"""Tokens as a model has them, without loading the model."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headstart.bench.workload import CountTokens
 from headstart.errors import DataError
 
 
-def token_counter(folder: str | Path) -> CountTokens | None:
-    """Of the folder's tokenizer.json, special tokens left out; None where there is none."""
+@dataclass(frozen=True)
+class Tokens:
+    """A tokenizer, of a folder or behind a server; special tokens are left out."""
+
+    encode: Callable[[str], Sequence[int]]
+    decode: Callable[[Sequence[int]], str | None]  # None: there is no such token
+
+    def count(self, text: str) -> int:
+        return len(self.encode(text))
+
+
+def folder_tokens(folder: str | Path) -> Tokens | None:
+    """Of the folder's tokenizer.json; None where there is none."""
     file = Path(folder) / "tokenizer.json"
     if not file.is_file():
         return None
@@ -22,7 +35,17 @@ def token_counter(folder: str | Path) -> CountTokens | None:
             f"{file} is not a tokenizer ({error}). Give a folder with the model's own."
         ) from error
 
-    def count_tokens(text: str) -> int:
-        return len(tokenizer.encode(text, add_special_tokens=False).ids)
+    def encode(text: str) -> Sequence[int]:
+        return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
-    return count_tokens
+    def decode(ids: Sequence[int]) -> str | None:
+        if max(ids) >= tokenizer.get_vocab_size():
+            return None
+        return str(tokenizer.decode(list(ids)))
+
+    return Tokens(encode, decode)
+
+
+def token_counter(folder: str | Path) -> CountTokens | None:
+    tokens = folder_tokens(folder)
+    return None if tokens is None else tokens.count

@@ -7,13 +7,13 @@ ShareGPT), or made up with given lengths. When they are asked is the business of
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
 from pathlib import Path
 from typing import Literal
 
-from headstart.bench.made_up import made_up_text
+from headstart.bench.made_up import WORDS, made_up_text
 from headstart.data.conversations import Conversation, read_conversations
 from headstart.errors import ConfigError
 
@@ -65,7 +65,10 @@ class WorkloadOptions:
         default=None,
         metadata={"help": "most tokens of an answer: 256, 100-500, or `file`: as long as its own"},
     )
-    api: Api = field(default="chat", metadata={"help": "which API is asked"})
+    api: Api | None = field(
+        default=None,
+        metadata={"help": "chat or completions; default: chat, where there is a chat template"},
+    )
     ignore_eos: bool | None = field(
         default=None, metadata={"help": "write on to the full length; default: for made-up prompts"}
     )
@@ -118,18 +121,26 @@ class Workload:
         return sum(question.num_turns for question in self.questions)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Vocabulary:
+    """What is known of the model's tokens. With `size` made-up prompts of completions are token
+    ids, exactly as long as asked for; else they are made of `words`."""
+
+    count_tokens: CountTokens | None = None
+    size: int | None = None
+    words: Sequence[str] = WORDS
+    notes: tuple[str, ...] = ()  # about made-up text
+
+
 def make_workload(
-    options: WorkloadOptions,
-    *,
-    count_tokens: CountTokens | None = None,
-    vocab_size: int | None = None,
+    options: WorkloadOptions, vocabulary: Vocabulary | None = None, *, notes: Sequence[str] = ()
 ) -> Workload:
-    """`count_tokens` is the model's tokenizer; with `vocab_size` made-up prompts are token ids,
-    which only /v1/completions takes, and have exactly the length asked for."""
-    notes: list[str] = []
+    """`notes` come before those about the questions."""
+    vocabulary, notes = vocabulary or Vocabulary(), list(notes)
+    count_tokens = vocabulary.count_tokens
     if options.prompts is None:
-        _note_made_up(options, count_tokens, vocab_size, notes)
-        endless = _made_up(options, count_tokens, vocab_size, "made-up")
+        notes += _made_up_notes(options, vocabulary)
+        endless = _made_up(options, vocabulary, "made-up")
         wanted = options.num_requests or _DEFAULT_REQUESTS
     else:
         found = list(_from_file(options, count_tokens, notes))
@@ -144,29 +155,30 @@ def make_workload(
     ignore_eos = options.prompts is None or options.output_tokens == AS_IN_FILE
     return Workload(
         questions=tuple(_first(endless, wanted)),
-        warm_up=tuple(_warm_up(options, count_tokens, vocab_size)),
-        api=options.api,
+        warm_up=tuple(_warm_up(options, vocabulary)),
+        api=options.api or "chat",
         temperature=options.temperature,
         ignore_eos=ignore_eos if options.ignore_eos is None else options.ignore_eos,
         notes=tuple(notes),
     )
 
 
-def _note_made_up(
-    options: WorkloadOptions, count_tokens: CountTokens | None, vocab_size: int | None,
-    notes: list[str],
-) -> None:  # fmt: skip
-    notes.append(
+def _made_up_notes(options: WorkloadOptions, vocabulary: Vocabulary) -> Iterator[str]:
+    yield (
         "prompts are made up: how many drafts are accepted says nothing about real text, unless "
         "the checkpoint is a calibrated one"
     )
-    if count_tokens is None and (options.api == "chat" or vocab_size is None):
-        notes.append("no tokenizer is known: a made-up prompt has about as many words as tokens")
+    if options.api == "completions" and vocabulary.size is not None:
+        return
+    yield from vocabulary.notes
+    if vocabulary.count_tokens is None:
+        yield (
+            "no tokenizer is known: a made-up prompt has about as many words as tokens, and "
+            "prompts may be alike to the model; --tokenizer FOLDER helps"
+        )
 
 
-def _made_up(
-    options: WorkloadOptions, count_tokens: CountTokens | None, vocab_size: int | None, name: str
-) -> Iterator[Question]:
+def _made_up(options: WorkloadOptions, vocabulary: Vocabulary, name: str) -> Iterator[Question]:
     """Without end. Another name, other prompts."""
     inputs = parse_lengths(options.input_tokens or _DEFAULT_INPUT)
     outputs = parse_lengths(options.output_tokens or _DEFAULT_OUTPUT)
@@ -174,24 +186,22 @@ def _made_up(
         draw = random.Random(f"{options.seed} {name} {number}")
         length, limit = inputs.draw(draw), outputs.draw(draw)
         prompt: Prompt
-        if options.api == "chat":
-            prompt = _single(made_up_text(draw, length, count_tokens))
-        elif vocab_size is None:
-            prompt = made_up_text(draw, length, count_tokens)
+        size = vocabulary.size
+        if options.api != "completions" or size is None:
+            text = made_up_text(draw, length, vocabulary.count_tokens, vocabulary.words)
+            prompt = text if options.api == "completions" else _single(text)
         else:
             # The lowest and the highest ids are special in most vocabularies.
-            low, high = min(256, vocab_size // 4), max(1, vocab_size - vocab_size // 16)
+            low, high = min(256, size // 4), max(1, size - size // 16)
             prompt = tuple(draw.randrange(low, high) for _ in range(length))
         yield Question(f"{name}-{number}", name, prompt, (limit,), draw.getrandbits(62))
 
 
-def _warm_up(
-    options: WorkloadOptions, count_tokens: CountTokens | None, vocab_size: int | None
-) -> Iterator[Question]:
+def _warm_up(options: WorkloadOptions, vocabulary: Vocabulary) -> Iterator[Question]:
     """Prompts as long as the made-up ones, or short; short answers: nothing is measured here."""
     if options.prompts is not None:
         options = replace(options, prompts=None, input_tokens="32", output_tokens=None)
-    for q in islice(_made_up(options, count_tokens, vocab_size, "warm-up"), _NUM_WARM_UP):
+    for q in islice(_made_up(options, vocabulary, "warm-up"), _NUM_WARM_UP):
         limit = min(q.max_tokens[0], _WARM_UP_TOKENS)
         yield Question(q.id, q.category, q.prompt, (limit,), q.seed)
 
@@ -242,7 +252,7 @@ def _bare_text(conversation: Conversation) -> str:
     if len(asked) != 1:
         raise ConfigError(
             f"{conversation.id!r} has {len(asked)} messages; /v1/completions continues one text. "
-            "Ask the chat API instead."
+            "Ask the chat API (--api chat) instead, which needs a chat template."
         )
     return asked[0]["content"]
 

@@ -16,6 +16,7 @@ from headstart.calibrate.agreement import Agreement, make_agreement
 from headstart.calibrate.folder import write_made
 from headstart.calibrate.shapes import shape_config
 from headstart.calibrate.tensors import EXACT, calibrated_tensors
+from headstart.calibrate.tokenizer import CHAT_TEMPLATE
 from headstart.checkpoint.config import read_json_object
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.errors import CheckpointError, ConfigError
@@ -63,8 +64,12 @@ def write_calibrated(
         "margin_tokens": min(_SAMPLED_TOKENS, vocab - 2),
     }  # fmt: skip
     if out is not None:
-        write_made(config, tensors, out, facts=facts, overwrite=overwrite, report=report)
+        write_made(
+            config, tensors, out, facts=facts, chat_template=CHAT_TEMPLATE, overwrite=overwrite,
+            report=report,
+        )  # fmt: skip
     sizes = {
+        "vocab": vocab,
         "tensors": len(tensors),
         "parameters": sum(prod(source.shape) for source in tensors.values()),
         "bytes": sum(source.num_bytes for source in tensors.values()),

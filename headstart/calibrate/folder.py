@@ -24,6 +24,7 @@ def write_made(
     out: Path,
     *,
     facts: Mapping[str, Any],
+    chat_template: str | None = None,
     shard_bytes: int = DEFAULT_SHARD_BYTES,
     overwrite: bool = False,
     report: Callable[[int], None] = lambda num_bytes: None,
@@ -31,6 +32,8 @@ def write_made(
     """Write everything an engine needs to load it."""
     shards = split_shards(tensors, shard_bytes=shard_bytes)
     documents: dict[str, Any] = {"config.json": config, **tokenizer_documents(config)}
+    if chat_template is not None:
+        documents["chat_template.jinja"] = chat_template
     if config["model_type"] == "mimo":
         documents.update(mimo_remote_code())
     documents["generation_config.json"] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}

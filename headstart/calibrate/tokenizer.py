@@ -1,9 +1,15 @@
-"""The tokenizer of made checkpoints: the words t2, t3, ... are the tokens 2, 3, ..."""
+"""The tokenizer of made checkpoints: the words t2, t3, ... are the tokens 2, 3, ...
+
+Any other word is read as token 0.
+"""
 
 from __future__ import annotations
 
 import json
 from typing import Any
+
+# What is said, with spaces between; no roles, which would be unknown words.
+CHAT_TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 
 
 def tokenizer_documents(config: dict[str, Any]) -> dict[str, str]:

@@ -45,6 +45,8 @@ def _show(found: dict[str, Any]) -> None:
     from headstart.cli.bench_view import console_of, shown
 
     console = console_of()
+    if not found["is_valid"]:
+        console.print("[bold red]one of the results is marked as INVALID[/]", soft_wrap=True)
     for name, (before, after) in found["settings"].items():
         console.print(f"{escape(name)}: {escape(str(before))} -> {escape(str(after))}")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
@@ -71,5 +73,3 @@ def _show(found: dict[str, Any]) -> None:
         + ("Compared request by request." if found["paired"] else "The questions differ."),
         soft_wrap=True,
     )
-    if not found["is_valid"]:
-        console.print("[bold red]one of the results is marked as invalid[/]", soft_wrap=True)

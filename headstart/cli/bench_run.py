@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -71,12 +71,14 @@ def run(
     from headstart.cli.bench_view import finish, plan_lines, watching
 
     check_out(out, overwrite=overwrite)
-    count_tokens, vocab_size = targets.token_counter()
-    questions = make_workload(workload, count_tokens=count_tokens, vocab_size=vocab_size)
+    facts = targets.facts(workload.api, is_offline=dry_run)
+    questions = make_workload(
+        replace(workload, api=facts.api), facts.vocabulary, notes=facts.notes
+    )  # fmt: skip
     study = Study(
         variants=targets.variants, points=points, workload=questions, load=load, repeats=repeats,
         seed=workload.seed, model=target.served_model, timeout_seconds=target.timeout_seconds,
-        count_tokens=count_tokens,
+        count_tokens=facts.count_answers, api_key=targets.api_key,
     )  # fmt: skip
     if dry_run:
         print("\n".join(plan_lines(study, targets.base)))

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from headstart.bench.target import API_KEY_VARIABLE, Target
 from headstart.bench.variants import Variant, base_of, parse_compare, parse_urls
-from headstart.bench.workload import CountTokens
-from headstart.errors import ConfigError, MissingExtra
+from headstart.bench.workload import Api
+from headstart.errors import ConfigError, MissingExtra, install
+
+if TYPE_CHECKING:
+    from headstart.bench.facts import Facts
 
 DEMO = "demo"
 _DEFAULT_COMPARE = "0,3"
@@ -38,8 +44,13 @@ class TargetOptions:
     served_model: str | None = field(
         default=None, metadata={"help": "model to ask the server for; default: the first it lists"}
     )
+    api_key_env: str | None = field(
+        default=None,
+        metadata={"help": f"variable with the key of --url; default: {API_KEY_VARIABLE}"},
+    )
     tokenizer: Path | None = field(
-        default=None, metadata={"help": "checkpoint folder whose tokenizer counts; default: MODEL"}
+        default=None,
+        metadata={"help": "folder whose tokenizer counts; default: MODEL, or the server's own"},
     )
     device: str = field(default="auto", metadata={"help": "of a MODEL: cpu, cuda or auto"})
     dtype: str = field(default="auto", metadata={"help": "of a MODEL: float32, bfloat16 or auto"})
@@ -72,7 +83,7 @@ class Targets:
         except ModuleNotFoundError:
             raise MissingExtra(
                 "a MODEL is measured behind our own server and uvicorn is not installed. Install "
-                "headstart[serve], or give servers with --url."
+                f"it ({install('serve')}), or give servers with --url."
             ) from None
         with own_servers(
             self.model, self.variants, max_concurrency=max_concurrency, flags=self._flags()
@@ -88,19 +99,43 @@ class Targets:
             flags += _demo_flags(own)
         return [*flags, *own]
 
-    def token_counter(self) -> tuple[CountTokens | None, int | None]:
-        """The model's tokenizer as a function and the size of its vocabulary, where known."""
-        folder = self.options.tokenizer or self.model
-        if folder is None:
-            return None, None
-        from headstart.bench.tokens import token_counter
-        from headstart.checkpoint.config import read_json_object
+    @property
+    def api_key(self) -> str | None:
+        """None: as the environment has it, if it has one."""
+        name = self.options.api_key_env
+        if name is None:
+            return None
+        key = os.environ.get(name)
+        if not key:
+            raise ConfigError(f"--api-key-env is {name}, and no such variable is set; export it.")
+        return key
+
+    def facts(self, api: Api | None = None, *, is_offline: bool = False) -> Facts:
+        """What the folder or the servers say about their API and tokens; no server if offline."""
+        from headstart.bench.asking import Asking
+        from headstart.bench.facts import Facts, facts_of_folder, facts_of_servers
         from headstart.checkpoint.hub import local_folder
 
-        path = local_folder(folder)
-        config = path / "config.json"
-        size = read_json_object(config).get("vocab_size") if config.is_file() else None
-        return token_counter(path), size if isinstance(size, int) else None
+        options = self.options
+        tokenizer = None if options.tokenizer is None else local_folder(options.tokenizer)
+        if tokenizer is not None and not (tokenizer / "tokenizer.json").is_file():
+            raise ConfigError(
+                f"--tokenizer is {tokenizer}, which holds no tokenizer.json; give one that does."
+            )
+        if self.model is not None:
+            return facts_of_folder(local_folder(self.model), api, tokenizer=tokenizer)
+        if is_offline:
+            return Facts(api=api or "chat")
+        servers = [
+            Asking(
+                Target(
+                    url=url, model=options.served_model, api_key=self.api_key,
+                    timeout_seconds=options.timeout_seconds,
+                )
+            )
+            for url in dict.fromkeys(variant.url for variant in self.variants)
+        ]  # fmt: skip
+        return facts_of_servers(servers, api, tokenizer=tokenizer)
 
 
 def _demo_flags(given: list[str]) -> list[str]:
@@ -128,6 +163,8 @@ def make_targets(
             raise ConfigError(f"{name} and --url were both given; it is of use for a MODEL only.")
         variants = _of_urls(parse_urls(urls), wanted)
     else:
+        if options.api_key_env is not None:
+            raise ConfigError("--api-key-env and a MODEL were both given; it is for --url only.")
         variants = parse_compare(wanted or _DEFAULT_COMPARE)
     return Targets(variants, base_of(variants, options.base), model, options, head)
 

@@ -69,16 +69,17 @@ def run(
     from headstart.cli.bench_view import finish, plan_lines, watching
 
     check_out(out, overwrite=overwrite)
-    count_tokens, _ = targets.token_counter()
+    facts = targets.facts(is_offline=dry_run)
     workloads = task_workloads(
         question_file, num_questions=num_questions, max_tokens=max_gen_length,
-        temperature=temperature, seed=seed, count_tokens=count_tokens,
+        temperature=temperature, seed=seed, facts=facts,
     )  # fmt: skip
     studies = {
         task: Study(
             variants=targets.variants, points=[Point(concurrency=concurrency)], workload=workload,
             load=LoadOptions(), repeats=repeats, seed=seed, model=target.served_model,
-            timeout_seconds=target.timeout_seconds, count_tokens=count_tokens,
+            timeout_seconds=target.timeout_seconds, count_tokens=facts.count_answers,
+            api_key=targets.api_key,
         )
         for task, workload in workloads.items()
     }  # fmt: skip

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ from headstart.bench.rows import (
     acceptance_rows,
     comparison_rows,
     cost_rows,
+    gap_rows,
     spread_rows,
     xllm_rows,
 )
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from headstart.bench.study import Step, Study
     from headstart.bench.variants import Variant
 
-_PIPED_WIDTH = 140
+_PIPED_WIDTH, _HEAD_WIDTH = 100, 10
 
 
 def plan_lines(study: Study, base: Variant) -> list[str]:
@@ -89,19 +91,20 @@ def finish(
 
 def show(document: dict[str, Any]) -> None:
     console = console_of()
+    if not document["is_valid"]:
+        console.print(
+            "[bold red]INVALID[/]: the load generator was late itself, see the notes; the times "
+            "below may be wrong, and no advice is given",
+            soft_wrap=True,
+        )
     _print(console, "", xllm_rows(document))
     _print(console, "by task and category", task_table(document))
     _print(console, "all tasks", fastmtp_table(document))
     _print(console, "latencies in ms", spread_rows(document))
+    _print(console, "gaps within answers in ms", gap_rows(document))
     _print(console, f"against {document['base']}, 95 % intervals", comparison_rows(document))
     _print(console, "acceptance by depth", acceptance_rows(document))
     _print(console, "money per million tokens", cost_rows(document))
-    if not document["is_valid"]:
-        console.print(
-            "[bold red]INVALID[/]: the load generator was late itself, see the notes; what follows "
-            "may be wrong",
-            soft_wrap=True,
-        )
     for sentence in document["advice"]:
         console.print(f"[bold]>[/] {escape(sentence)}", soft_wrap=True)
     for note in document["notes"]:
@@ -124,7 +127,9 @@ def _print(console: Console, title: str, rows: Rows) -> None:
         console.print(f"\n{title}", style="dim")
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for number, head in enumerate(rows[0]):
-        table.add_column(str(head), justify="left" if number == 0 else "right", no_wrap=number == 0)
+        # Rich would rather fold the figures of a row than the words of a head.
+        folded = textwrap.fill(str(head), _HEAD_WIDTH, break_long_words=False)
+        table.add_column(folded, justify="left" if number == 0 else "right", no_wrap=number == 0)
     for row in rows[1:]:
         table.add_row(*(escape(shown(cell)) for cell in row))
     console.print(table)

@@ -46,11 +46,16 @@ def run(
         return
     print(
         f"{made['tensors']} tensors, {made['parameters']} parameters, "
-        f"{made['bytes'] / 1e9:.2f} GB, {made['active']} tokens in use, acceptance "
+        f"{_size(made['bytes'])}, {made['active']} tokens in use, acceptance "
         f"{acceptance} at every depth, decisions {made['margin']:.2f} apart over "
         f"{made['margin_tokens']} tokens tried"
     )
+    print(f"its words are t2 to t{made['vocab'] - 1}; any other word is read as token 0")
     if dry_run:
         print("dry run: nothing was written", file=sys.stderr)
     else:
         print(f"wrote {out}")
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.2f} MB"

@@ -46,10 +46,12 @@ def run(
     from headstart.demo.page import write_page
     from headstart.demo.prompts import PROMPTS
     from headstart.demo.race import mean_speed_up, race
+    from headstart.demo.shipped import shipped_head
     from headstart.demo.unpacked import ready
     from headstart.heads.inspection import inspect
 
     started = time.monotonic()
+    is_trained = shipped_head() is not None
     with setting_up(quiet=json_output) as report:
         folder = ready(report=report)
         report("loading the model twice, with and without its head")
@@ -57,7 +59,10 @@ def run(
 
         engines = open_engines(folder, weights=weights, threads=threads)  # type: ignore[arg-type]
     if not json_output:
-        show_head(inspect(Checkpoint.open(folder)), folder, time.monotonic() - started)
+        show_head(
+            inspect(Checkpoint.open(folder)), folder, time.monotonic() - started,
+            is_trained=is_trained,
+        )  # fmt: skip
     races: list[Race] = []
     for category, question in PROMPTS.items():
         params = engines["plain"].prompts.default_params(max_tokens=max_tokens, temperature=0.0)
@@ -71,8 +76,8 @@ def run(
         mean = mean_speed_up(races)
         print(json.dumps({**facts, "races": [r.as_json() for r in races], "speed_up": mean}))
         return
-    summary(races)
-    next_steps(out / _PAGE)
+    summary(races, is_trained=is_trained)
+    next_steps(out / _PAGE, is_trained=is_trained)
     print(f"speed-up {mean_speed_up(races):.2f}x")
 
 

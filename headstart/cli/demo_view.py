@@ -19,7 +19,7 @@ from rich.text import Text
 from headstart.cli.chat import Tint
 from headstart.cli.main import COMMANDS
 from headstart.demo.page import NAMES
-from headstart.demo.race import SIDES, Race, Side, best_drafts
+from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up
 from headstart.demo.shipped import shipped_vocab
 from headstart.heads.operation import megabytes
 
@@ -44,15 +44,20 @@ def setting_up(*, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: print(f"set-up: {text}", file=sys.stderr, flush=True)
 
 
-def show_head(report: Report, folder: Path, seconds: float) -> None:
+def show_head(report: Report, folder: Path, seconds: float, *, is_trained: bool) -> None:
     """The model and its head, as `inspect` finds them."""
     head = report.head
     assert report.family is not None
     print(f"ready after {seconds:.0f} s: {folder}")
     print(
         f"model     SmolLM2-135M-Instruct in the {report.family.name} layout; head {head.state}, "
-        f"{megabytes(head.num_bytes)}"
+        f"{megabytes(head.num_bytes)}{'' if is_trained else ', untrained'}"
     )
+    if not is_trained:
+        print(
+            "note: this copy ships no trained head. An untrained one guesses nothing right: it "
+            "shows that drafts change no text, and it cannot make anything faster."
+        )
     for warning in report.warnings:
         print(f"note: {warning}")
 
@@ -122,8 +127,8 @@ class View:
         return table
 
 
-def summary(races: list[Race]) -> None:
-    """The table, and whether the texts are the same."""
+def summary(races: list[Race], *, is_trained: bool) -> None:
+    """The table, whether the texts are the same, and why nothing is faster where that is so."""
     wide = 100  # nothing is cut short for a reader that is not a terminal
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=wide)
@@ -145,13 +150,21 @@ def summary(races: list[Race]) -> None:
         assert one.divergence is not None
         console.print(
             f"texts     {one.category}: the same up to token {one.divergence.position}, where two "
-            f"logits are {one.divergence.logit_gap:.2g} apart (see `headstart generate --exact`)"
+            f"logits are {one.divergence.logit_gap:.2g} apart (`headstart generate demo --exact`, "
+            "in fp32, rules that out)"
         )
+    if not is_trained:
+        console.print(
+            "speed     about 1x or a little less: the head is untrained, so its few tries are "
+            "time lost"
+        )
+    elif mean_speed_up(races) < 1:
+        console.print("speed     below 1x: on this machine drafting cost more than it brought")
     if console.is_terminal:
         console.print("colours   [green]accepted drafts[/], [red]recovered[/], bonus tokens")
 
 
-def next_steps(page: Path) -> None:
+def next_steps(page: Path, *, is_trained: bool) -> None:
     vocab = shipped_vocab()
     fast = "--weights int8 --speculate auto"
     fast += f" --draft-vocab {shlex.quote(str(vocab))}" if vocab else ""
@@ -164,4 +177,9 @@ def next_steps(page: Path) -> None:
     for name, rest in wanted.items():
         if name in COMMANDS:
             print(f"  headstart {name} {rest}")
-    print("docs/training.md tunes the head of your own model, recipes/demo_head made this one")
+    if is_trained:
+        print("docs/training.md tunes the head of your own model, recipes/demo_head made this one")
+    else:
+        print(
+            "docs/training.md tunes the head of your own model; recipes/demo_head is for this one"
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -48,7 +49,10 @@ def run(
     standalone = inspect_standalone(checkpoint)
     if standalone is not None:  # served with its model, so there are no commands to show
         if probe:
-            raise ConfigError(f"{model} holds a head alone; probe its model, with --head {model}.")
+            raise ConfigError(
+                f"{model} holds a head alone; probe its model, with --head "
+                f"{shlex.quote(str(model))}."
+            )
         if json_output:
             print(json.dumps(standalone.as_json(), indent=2))
         else:

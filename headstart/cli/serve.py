@@ -10,7 +10,7 @@ import typer
 from headstart.cli.options import Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
-from headstart.errors import MissingExtra
+from headstart.errors import MissingExtra, install
 from headstart.server.limits import ServerOptions
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def run(
         from headstart.server.lifecycle import serve
     except ModuleNotFoundError as error:
         raise MissingExtra(
-            f"{error.name} is not installed and the server needs it. Install headstart[serve]."
+            f"{error.name} is not installed and the server needs it. Install it: "
+            f"{install('serve')}."
         ) from None
 
     def make_engine() -> Engine:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -78,12 +79,13 @@ class Dataset:
         if path.is_file():
             raise DataError(
                 f"{path} is a file; expected the folder of a dataset. If it holds prompts, let the "
-                f"model answer them: headstart distill MODEL --prompts {path} --out DATA"
+                f"model answer them: headstart distill MODEL --prompts "
+                f"{shlex.quote(str(path))} --out DATA"
             )
         if not path.is_dir():
             raise DataError(
                 f"{path} does not exist; expected a dataset. Make one: headstart distill MODEL "
-                f"--prompts FILE --out {path}"
+                f"--prompts FILE --out {shlex.quote(str(path))}"
             )
         if not (path / HEADER_NAME).is_file():
             if (path / JOURNAL_NAME).is_file():

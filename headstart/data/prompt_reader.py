@@ -84,7 +84,7 @@ class PromptReader:
             raise RequestError(
                 f"{self._checkpoint.folder} has no tokenizer; give token ids instead of text."
             )
-        return self._encode(prompt)
+        return self.encode(prompt)
 
     def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
@@ -106,9 +106,9 @@ class PromptReader:
                 f"the chat template refuses these messages: {str(error) or type(error).__name__}. "
                 "Change the messages or chat_template_kwargs."
             ) from error
-        return self._encode(text, add_special_tokens=False)
+        return self.encode(text, add_special_tokens=False)
 
-    def _encode(self, text: str, **options: Any) -> list[int]:
+    def encode(self, text: str, **options: Any) -> list[int]:
         """Tokens of a text; of one of megabytes, first of its beginning: all take seconds."""
         if self.most_tokens is not None and len(text) > 2 * _GLANCE * self.most_tokens:
             found = len(self.tokenizer.encode(text[: _GLANCE * self.most_tokens]))

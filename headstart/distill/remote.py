@@ -16,7 +16,7 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.distill.dialogue import Dialogue, answer_seed
 from headstart.distill.options import DistillOptions
 from headstart.distill.retrying import Refused, RetryingClient
-from headstart.errors import DataError, MissingExtra, ServerError
+from headstart.errors import DataError, MissingExtra, ServerError, install
 
 # Not every server knows these. They are left out for good when a server says so; what else it may
 # refuse would change the text, and is the user's to decide.
@@ -209,8 +209,7 @@ def require_httpx() -> None:
         import httpx  # noqa: F401
     except ImportError:
         raise MissingExtra(
-            "--server needs httpx, which is not installed. Install it: "
-            "pip install 'headstart[train]'"
+            f"--server needs httpx, which is not installed. Install it: {install('train')}."
         ) from None
 
 

@@ -42,7 +42,7 @@ class DeviceLoop(Loop):
     def step(self) -> list[Update]:
         """Start the next round, hand out the last one, and do what only the host can."""
         before, firsts = self.seating.take_flight(), self._firsts
-        self._firsts = None
+        self._firsts, self._chosen_first = None, {}  # the latter only after a step that failed
         is_launched = self.seating.launch(self._chosen())  # the device goes on at once
         outcomes = self.seating.results(before)
         self._time_round(before)

@@ -14,9 +14,9 @@ from headstart.gpu.rounds import Model
 from headstart.gpu.seats import signed
 from headstart.gpu.transfer import on_device
 from headstart.models.attention import Span
+from headstart.models.int8 import add_int8, with_int8
 from headstart.models.linear import Linear
 from headstart.models.recurrence import StateSpan
-from headstart.models.rounded import round_all, with_rounded
 from headstart.sampling.params import SamplingParams
 
 
@@ -89,9 +89,9 @@ class DeviceRunner(Runner):
             vocab = self.draft_vocabs[draft_vocab]
             assert isinstance(vocab.lm_head, Linear)  # kernels run with no others
             lm_head, ids = vocab.lm_head, vocab.ids
-        if self.rounds_drafts and self.head is not None:
-            lm_head = with_rounded(lm_head)
-            round_all(self.head)
+        if self.drafts_in_int8 and self.head is not None:
+            lm_head = with_int8(lm_head)
+            add_int8(self.head)
         return Model(
             trunk=self.trunk_model, head=self.head, caches=self._caches,
             head_cache=self._head_caches[0] if self.head is not None else None,

@@ -22,7 +22,7 @@ from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.engine.admission import Admission
 from headstart.engine.cost import measure
 from headstart.engine.draft_vocabs import DraftVocabs, Source
-from headstart.engine.draft_weights import rounds_drafts
+from headstart.engine.draft_weights import drafts_in_int8
 from headstart.engine.drafter import Drafter
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.groups import Groups
@@ -84,7 +84,7 @@ class Engine:
         self.scheduler = make_scheduler(self.options, self.memory)
         self.pool = self.scheduler.pool
         self.runner = make_runner(self.built, self.options, self.memory, fused=fused)
-        self.runner.rounds_drafts = rounds_drafts(self.built, self.options, fused=fused)
+        self.runner.drafts_in_int8 = drafts_in_int8(self.built, self.options, fused=fused)
         if self.built.head is not None:
             for name, vocab in self.draft_vocabs.by_name.items():
                 self.runner.add_draft_vocab(name, vocab.ids)

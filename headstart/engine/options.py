@@ -53,7 +53,9 @@ class EngineOptions:
     )
     draft_weights: Literal["auto", "as-dtype", "int8"] = field(
         default="auto",
-        metadata={"help": "of the LM head while it drafts; int8 reads half the bytes; auto: GPU"},
+        metadata={
+            "help": "of head and LM head while they draft; int8 reads half the bytes; auto: GPU"
+        },
     )
     block_size: int = field(default=16, metadata={"help": "tokens per K/V block"})
     kv_bytes: int | None = field(

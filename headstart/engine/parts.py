@@ -29,7 +29,9 @@ def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
         return "weights are int8"
     if built.head is not None and built.head.num_modules > 1:
         return f"the head has {built.head.num_modules} modules"
-    return why_unsupported(built.trunk)
+    heads = [built.head.config] if built.head is not None else []
+    reasons = map(why_unsupported, [built.config, *heads])
+    return next((reason for reason in reasons if reason is not None), None)
 
 
 def uses_kernels(built: Built, options: EngineOptions) -> bool:

@@ -85,7 +85,9 @@ class Runner:
         self._boundary = torch.zeros(
             num_blocks, modules, config.hidden, dtype=dtype, device=self.device
         )
-        self.rounds_drafts = False  # whether few drafts come from rounded weights
+        # Products in int8 give a row the same bits alone and among others; so should attention.
+        self._lone_rows = isinstance(trunk.lm_head, Int8Linear)
+        self.drafts_in_int8 = False  # whether few drafts come from rounded weights
         self.draft_vocabs: dict[str, DraftVocab] = {}
 
     def _cache(self, slots: int, config: ModelConfig) -> LayerCache:
@@ -146,7 +148,8 @@ class Runner:
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
             self._contexts(
-                lambda cache: PagedContext(cache, spans), lambda own: SlotRecurrence(own, states)
+                lambda cache: PagedContext(cache, spans, self._lone_rows),
+                lambda own: SlotRecurrence(own, states),
             ),
         )
         normed = self.trunk_model.final_norm(stream)

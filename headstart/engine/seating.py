@@ -97,6 +97,7 @@ class Seating:
     taken: dict[int, Request] = field(default_factory=dict)
     _limits: list[int] = field(default_factory=list)  # drafts per seat, as the device knows them
     _flight: Flight | None = None
+    _last_drafts: int = 0  # the most of anybody in the last round
     _pending: int = 0  # the most tokens that any seat's head may be behind
 
     @classmethod
@@ -170,8 +171,9 @@ class Seating:
         )
         drafts = {at: min(number, kind.num_drafts) for at, number in wanted.items()}
         most = max(drafts.values())
-        if not self._extend(most):
+        if not self._extend(self._last_drafts, most):
             return False
+        self._last_drafts = most
         self._limit(drafts)
         began = self._mark()
         is_replay = self.kinds.run(kind)
@@ -222,12 +224,12 @@ class Seating:
         self.taken.clear()
         self._limits = []
 
-    def _extend(self, drafts: int) -> bool:
-        """Blocks for this round and for the one whose outcome is not known yet."""
+    def _extend(self, under_way: int, drafts: int) -> bool:
+        """Blocks for a round and the one under way, whose outcome is not known; drafts of both."""
         size, pool = self.scheduler.pool.block_size, self.scheduler.pool
         for at, request in self.taken.items():
             # A first token, too, may not have arrived here yet.
-            ahead = min(2 * (drafts + 1) + 1, request.room)
+            ahead = min((under_way + 1) + (drafts + 1) + 1, request.room)
             slots = len(request.tokens) + ahead
             missing = -(-(slots + 1) // size) - len(request.blocks)
             if missing > 0:

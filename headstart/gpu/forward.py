@@ -16,10 +16,11 @@ from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
 from headstart.kernels.inputs import embed_rows, pair_rows
+from headstart.kernels.int8 import choose_int8, gated_int8, partial_int8
 from headstart.kernels.linear import gated_linear, partial_linear
-from headstart.kernels.rounded import choose_rounded, gated_rounded, partial_rounded
 from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
 from headstart.models.attention import LayerCache
+from headstart.models.config import ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.mlp import MLP
@@ -67,9 +68,9 @@ class Kernels:
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         """Partial sums [S, M, N] of x W^T; a bias is left to who adds them up."""
-        if layer.rounded is not None and x.shape[0] <= MAX_SKINNY_ROWS:
-            assert layer.rounded.scales is not None
-            return partial_rounded(x, layer.rounded.weight, layer.rounded.scales)
+        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            assert layer.int8.scales is not None
+            return partial_int8(x, layer.int8.weight, layer.int8.scales)
         limit = MAX_SKINNY_ROWS if layer.scales is None else MAX_CONVERTED_ROWS
         if x.shape[0] <= limit:
             return partial_linear(x, layer.weight, scales=layer.scales)
@@ -82,9 +83,9 @@ class Kernels:
         return torch.mm(x, layer.weight.t())
 
     def gated(self, x: Tensor, layer: Linear) -> Tensor:
-        if layer.rounded is not None and x.shape[0] <= MAX_SKINNY_ROWS:
-            assert layer.rounded.scales is not None
-            return gated_rounded(x, layer.rounded.weight, layer.rounded.scales)
+        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            assert layer.int8.scales is not None
+            return gated_int8(x, layer.int8.weight, layer.int8.scales)
         if x.shape[0] <= MAX_SKINNY_ROWS:
             return gated_linear(x, layer.weight, scales=layer.scales)
         return silu_product(self.whole(x, layer))
@@ -94,12 +95,10 @@ class Kernels:
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `layer` and the noise choose."""
-        if layer.rounded is not None and x.shape[0] <= MAX_SKINNY_ROWS:
-            rounded = layer.rounded
+        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            rounded = layer.int8
             assert rounded.scales is not None
-            return choose_rounded(
-                x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids
-            )
+            return choose_int8(x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids)
         if x.shape[0] <= MAX_SKINNY_ROWS:
             return choose_rows(
                 x, layer.weight, heat, seeds, positions, token_ids, scales=layer.scales
@@ -135,7 +134,7 @@ class Kernels:
         stream, normed = begin_norm(
             fused, block.attention_norm.weight, block.attention_norm.eps, embed.dtype
         )
-        partial = self._layer(block, stream, normed, rows, cache, rotary)
+        partial = self._layer(block, stream, normed, rows, cache, module.rotary or rotary)
         if module.out_norm is None:
             stream += partial.sum(0).to(stream.dtype)
             return stream, stream
@@ -174,9 +173,8 @@ def _cut(seats: int) -> Cut:
     return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
 
 
-def why_unsupported(trunk: Trunk) -> str | None:
-    """What in a trunk the kernels cannot run, or None."""
-    config = trunk.config
+def why_unsupported(config: ModelConfig) -> str | None:
+    """What in a trunk or a head the kernels cannot run, or None."""
     if config.delta is not None:
         return f"{config.model_type} models have recurrent layers"
     if config.o_bias or config.mlp_bias:

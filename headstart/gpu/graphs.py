@@ -31,7 +31,8 @@ class Graphs:
 
     def sizes(self) -> list[int]:
         """Numbers of seats that rounds are captured for."""
-        return sorted({self.bucket(size) for size in _SIZES if size <= self._seats.count})
+        most = self._seats.count
+        return [*(size for size in _SIZES if size < most), most]
 
     def bucket(self, count: int) -> int:
         """How many seats the captured round for `count` requests has."""

@@ -51,13 +51,14 @@ def paged_attention(
     tile = max(16, triton.next_power_of_2(rows * group))
     partial = torch.empty(batch, kv_heads, cuts, tile, dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(batch, kv_heads, cuts, tile, dtype=torch.float32, device=q.device)
+    result = torch.empty_like(q)
     _attend[(batch, kv_heads, cuts)](
-        q, k_cache, v_cache, tables, seen, partial, sums, tables.stride(0), dim**-0.5, first_slot,
+        q, k_cache, v_cache, tables, seen, partial, sums, result, tables.stride(0), dim**-0.5,
+        first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=triton.next_power_of_2(dim), TILE=tile, PAGE=block_size, LEAST=cut.least,
         CUT=cut.tokens, STEP=cut.step, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
-    result = torch.empty_like(q)
     # Few requests must fill the GPU with programs; of many a program takes several lines.
     most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
     lines = min(most, triton.next_power_of_2(rows * group))
@@ -81,10 +82,11 @@ def _piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.conste
 
 
 @triton.jit(do_not_specialize=["first_slot"])
-def _attend(q, k_cache, v_cache, tables, seen, partial, sums, table_stride, scale, first_slot,
-            ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
-            DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-            LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stride, scale,
+            first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+            GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+            PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
+            STEP: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -126,13 +128,17 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, table_stride, scal
             value = value * shrink[:, None]
             value = tl.dot(weights.to(values.dtype), values, value, input_precision="ieee")
             best = top
-        base = ((request * KV_HEADS + kv_head) * tl.num_programs(2) + part) * TILE + line
         is_known = total > 0
         whole = tl.where(is_known, total, 1.0)
-        tl.store(sums + base, tl.where(is_known, best + tl.log(whole), float("-inf")))
-        tl.store(
-            partial + base[:, None] * DIM + at[None, :], value / whole[:, None], is_dim[None, :]
-        )
+        value = value / whole[:, None]
+        if each >= length:  # one piece is all
+            target = result + place[:, None] + at[None, :]
+            mask = is_line[:, None] & is_dim[None, :]
+            tl.store(target, value.to(result.dtype.element_ty), mask)
+        else:
+            base = ((request * KV_HEADS + kv_head) * tl.num_programs(2) + part) * TILE + line
+            tl.store(sums + base, tl.where(is_known, best + tl.log(whole), float("-inf")))
+            tl.store(partial + base[:, None] * DIM + at[None, :], value, is_dim[None, :])
 
 
 @triton.jit
@@ -145,29 +151,30 @@ def _combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.co
     first = tl.load(seen + request)
     each = _piece(first + ROWS, cuts, LEAST, CUT, STEP)
     used = tl.where(first >= 0, tl.cdiv(first + ROWS, each), 0)  # pieces that were computed
-    line = tl.program_id(2) * LINES + tl.arange(0, LINES)
-    is_line = line < ROWS * GROUP
-    at = tl.arange(0, BLOCK_D)
-    is_dim = at < DIM
-    best = tl.full((LINES,), float("-inf"), dtype=tl.float32)
-    whole = tl.zeros((LINES,), dtype=tl.float32)
-    value = tl.zeros((LINES, BLOCK_D), dtype=tl.float32)
-    for start in range(0, used, BLOCK_C):
-        part = start + tl.arange(0, BLOCK_C)
-        is_part = (part[:, None] < used) & is_line[None, :]
-        base = ((request * KV_HEADS + kv_head) * cuts + part[:, None]) * TILE + line[None, :]
-        sum_ = tl.load(sums + base, is_part, float("-inf"))
-        top = tl.maximum(best, tl.max(sum_, 0))
-        safe = tl.where(top == float("-inf"), 0.0, top)
-        share = tl.exp(sum_ - safe[None, :])
-        shrink = tl.exp(best - safe)
-        where = base[:, :, None] * DIM + at[None, None, :]
-        values = tl.load(partial + where, is_part[:, :, None] & is_dim[None, None, :], 0.0)
-        whole = whole * shrink + tl.sum(share, 0)
-        value = value * shrink[:, None] + tl.sum(values * share[:, :, None], 0)
-        best = top
-    value = value / tl.where(whole > 0, whole, 1.0)[:, None]
-    head = kv_head * GROUP + line % GROUP
-    place = ((request * ROWS + line // GROUP) * HEADS + head) * DIM
-    mask = is_line[:, None] & is_dim[None, :]
-    tl.store(result + place[:, None] + at[None, :], value.to(result.dtype.element_ty), mask)
+    if used != 1:  # one piece is the result; none, a place without a request, is zero
+        line = tl.program_id(2) * LINES + tl.arange(0, LINES)
+        is_line = line < ROWS * GROUP
+        at = tl.arange(0, BLOCK_D)
+        is_dim = at < DIM
+        best = tl.full((LINES,), float("-inf"), dtype=tl.float32)
+        whole = tl.zeros((LINES,), dtype=tl.float32)
+        value = tl.zeros((LINES, BLOCK_D), dtype=tl.float32)
+        for start in range(0, used, BLOCK_C):
+            part = start + tl.arange(0, BLOCK_C)
+            is_part = (part[:, None] < used) & is_line[None, :]
+            base = ((request * KV_HEADS + kv_head) * cuts + part[:, None]) * TILE + line[None, :]
+            sum_ = tl.load(sums + base, is_part, float("-inf"))
+            top = tl.maximum(best, tl.max(sum_, 0))
+            safe = tl.where(top == float("-inf"), 0.0, top)
+            share = tl.exp(sum_ - safe[None, :])
+            shrink = tl.exp(best - safe)
+            where = base[:, :, None] * DIM + at[None, None, :]
+            values = tl.load(partial + where, is_part[:, :, None] & is_dim[None, None, :], 0.0)
+            whole = whole * shrink + tl.sum(share, 0)
+            value = value * shrink[:, None] + tl.sum(values * share[:, :, None], 0)
+            best = top
+        value = value / tl.where(whole > 0, whole, 1.0)[:, None]
+        head = kv_head * GROUP + line % GROUP
+        place = ((request * ROWS + line // GROUP) * HEADS + head) * DIM
+        mask = is_line[:, None] & is_dim[None, :]
+        tl.store(result + place[:, None] + at[None, :], value.to(result.dtype.element_ty), mask)

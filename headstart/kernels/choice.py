@@ -91,7 +91,8 @@ def choose_truncated(
     is_best = sums == sums.amax(-1, keepdim=True)
     lowest = torch.where(is_best, ids, torch.iinfo(torch.int64).max).amin(-1)
     plain = choose_logits(logits, heat, seeds, positions, token_ids)
-    return torch.where((top_k > 0) & (heat > 0), lowest, plain)
+    is_cut = (top_k > 0) & (heat > 0) & is_best.any(-1)  # nothing is best among no numbers
+    return torch.where(is_cut, lowest, plain)
 
 
 def gumbel_at(ids: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
@@ -241,4 +242,6 @@ def _best_of_row(best, where, chosen, tiles, BLOCK: tl.constexpr):
         token = tl.where(value > top, ids, token)
         top = tl.maximum(value, top)
     most = tl.max(top, 0)
-    tl.store(chosen + row, tl.min(tl.where(top == most, token, 2147483647), 0).to(tl.int64))
+    lowest = tl.min(tl.where(top == most, token, 2147483647), 0)
+    # Nothing is the best of logits that are no numbers; some token must be chosen all the same.
+    tl.store(chosen + row, tl.where(lowest == 2147483647, 0, lowest).to(tl.int64))

@@ -40,7 +40,7 @@ def silu_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """silu(gate) * up [M, N / 2] of rows [M, N]: gate, then up; in `dtype`, else in theirs."""
     count, width = rows.shape
     result = torch.empty(count, width // 2, dtype=dtype or rows.dtype, device=rows.device)
-    grid = (triton.cdiv(width // 2, 1024), count)
+    grid = (count, triton.cdiv(width // 2, 1024))  # the first axis may be long
     _silu_product[grid](rows, result, width // 2, BLOCK=1024, num_warps=4)
     return result
 
@@ -96,8 +96,8 @@ def _add_norm(stream, partial, weight, normed, rows, width, eps, SPLITS: tl.cons
 
 @triton.jit
 def _silu_product(rows, result, width, BLOCK: tl.constexpr):
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    row = tl.program_id(1).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.program_id(0).to(tl.int64)
     mask = at < width
     gate = tl.load(rows + row * 2 * width + at, mask, 0.0).to(tl.float32)
     up = tl.load(rows + row * 2 * width + width + at, mask, 0.0).to(tl.float32)

@@ -6,6 +6,8 @@ text may behave differently.
 
 from __future__ import annotations
 
+import shlex
+
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
@@ -92,15 +94,16 @@ def require_head(report: Report) -> None:
     if report.head.missing:
         count = len(report.head.missing)
         found += f" ({count} tensors missing, first {report.head.missing[0]})"
+    pasted = shlex.quote(str(name))
     if state in ("partial", "declared-but-missing"):
         raise LaunchError(
-            f"{found}. Fine-tuning or quantising lost it: `headstart restore {name} --from "
-            f"ORIGINAL --out DIR` puts it back. {plain}"
+            f"{found}. Fine-tuning or quantising lost it: `headstart restore {pasted} "
+            f"--from ORIGINAL --out DIR` puts it back. {plain}"
         )
     if report.model_type in GRAFTED_AS:
         raise LaunchError(
-            f"{found}. `headstart graft {name} --out DIR` adds one to train, or pass an EAGLE-3 "
-            f"draft to the engine yourself. {plain}"
+            f"{found}. `headstart graft {pasted} --out DIR` adds one to train, or pass an "
+            f"EAGLE-3 draft to the engine yourself. {plain}"
         )
     raise LaunchError(
         f"{found}. Check the published original with `headstart inspect`; if it never had one, an "

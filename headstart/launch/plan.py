@@ -14,6 +14,7 @@ from typing import NoReturn
 from headstart.errors import ConfigError, LaunchError
 from headstart.families.base import Family, Served
 from headstart.families.engines import ENGINE_TITLES, served_by, variant_title
+from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
 from headstart.launch.command import EngineCommand, Preparation, Process
@@ -191,7 +192,7 @@ def _family(report: Report, options: LaunchOptions, head: SeparateHead | None) -
     if family.name == "gemma4_assistant" and options.head_path is None:
         raise LaunchError(
             f"{report.path} is an assistant, which drafts for a Gemma 4 model and cannot serve by "
-            f"itself. Launch the Gemma 4 model with --head {report.path}."
+            f"itself. Launch the Gemma 4 model with --head {quoted(report.path)}."
         )
     return family
 

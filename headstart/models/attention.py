@@ -13,6 +13,7 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+MAX_LONE_ROWS = 16  # more rows come from prompts, where one product for all is much faster
 Places = slice | torch.Tensor  # physical slots: a slice where they are consecutive
 
 
@@ -39,6 +40,29 @@ class Span:
     def num_rows(self) -> int:
         return self.stop - self.start
 
+    def by_row(self) -> list[Span]:
+        """Each row by itself, seeing the slots up to its own."""
+        before = _count(self.context) - self.num_rows
+        return [
+            Span(
+                self.start + row,
+                self.start + row + 1,
+                _part(self.new, row, row + 1),
+                _part(self.context, 0, before + row + 1),
+            )
+            for row in range(self.num_rows)
+        ]
+
+
+def _count(places: Places) -> int:
+    return places.stop - places.start if isinstance(places, slice) else len(places)
+
+
+def _part(places: Places, begin: int, end: int) -> Places:
+    if isinstance(places, slice):
+        return slice(places.start + begin, places.start + end)
+    return places[begin:end]
+
 
 @dataclass(frozen=True)
 class LayerCache:
@@ -50,10 +74,15 @@ class LayerCache:
 
 @dataclass(frozen=True)
 class PagedContext:
-    """One layer's cache, and the requests whose rows are being run."""
+    """One layer's cache, and the requests whose rows are being run.
+
+    With `lone_rows` each of a few rows attends as if it came alone: the library adds in another
+    order for two rows than for one.
+    """
 
     cache: LayerCache
     spans: list[Span]
+    lone_rows: bool = False
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
@@ -61,10 +90,18 @@ class PagedContext:
         for span in self.spans:
             self.cache.k[span.new] = k[span.start : span.stop]
             self.cache.v[span.new] = v[span.start : span.stop]
-        if len(self.spans) == 1:
-            return attend_span(q, self.cache, self.spans[0], window)
-        parts = [attend_span(q[s.start : s.stop], self.cache, s, window) for s in self.spans]
+        spans = self._lone_spans() if self.lone_rows else self.spans
+        if len(spans) == 1:
+            return attend_span(q, self.cache, spans[0], window)
+        parts = [attend_span(q[s.start : s.stop], self.cache, s, window) for s in spans]
         return torch.cat(parts)
+
+    def _lone_spans(self) -> list[Span]:
+        return [
+            part
+            for span in self.spans
+            for part in (span.by_row() if span.num_rows <= MAX_LONE_ROWS else [span])
+        ]
 
 
 def attend_span(

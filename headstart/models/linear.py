@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import linear, pad
 
 MAX_TUNED_ROWS = 8
-_INT8_COLUMNS = 16  # the kernel reads as many at a time, beyond a row's end if need be
+_INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple
 
 
 def _by_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -44,14 +44,14 @@ class Linear(nn.Module):
 
     bias: nn.Parameter | None
     scales: torch.Tensor | None  # one per output where `weight` is quantised
-    rounded: Linear | None  # the same in 8 bits, for what drafts a few rows
+    int8: Linear | None  # the same in 8 bits, for what drafts a few rows
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
         self.register_buffer("scales", None)
-        self.rounded = None
+        self.int8 = None
         self.plan: tuple[str, ...] = ()  # by number of rows, from 1; set by tuning
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -117,7 +117,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 def frequencies(config: RopeConfig) -> torch.Tensor:
     """Inverse frequencies [dim / 2] in fp32 arithmetic, as the published models computed them."""
-    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64).float() / config.dim
+    exponents = torch.arange(0, config.dim, 2, dtype=torch.int64, device="cpu").float() / config.dim
     plain = 1.0 / (config.theta**exponents)
     if config.kind == "linear":
         return plain / config.factor
@@ -153,7 +153,7 @@ def _yarn(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
     if config.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, config.dim - 1)
-    steps = torch.arange(config.dim // 2, dtype=torch.float32) - low
+    steps = torch.arange(config.dim // 2, dtype=torch.float32, device="cpu") - low
     ramp = (steps / max(high - low, 0.001)).clamp(0, 1)
     keep = 1 - ramp
     return plain / config.factor * (1 - keep) + plain * keep
@@ -176,9 +176,11 @@ class RotaryTable(torch.nn.Module):
     def __init__(self, config: RopeConfig, positions: int, dtype: torch.dtype):
         super().__init__()
         precise = torch.float64 if dtype == torch.float64 else torch.float32
-        at = torch.arange(positions, dtype=precise)
+        # On the CPU even inside a meta module: arange there would import torch's compiler, which
+        # takes longer than everything else at the start of a small model.
+        at = torch.arange(positions, dtype=precise, device="cpu")
         angles = torch.outer(at, frequencies(config).to(precise))
-        signs = torch.tensor([-1.0, 1.0], dtype=precise)
+        signs = torch.tensor([-1.0, 1.0], dtype=precise, device="cpu")
         # The first of each pair has its sin negated here once, so that applying needs no negation.
         if config.is_interleaved:
             both, sign = angles.repeat_interleave(2, dim=-1), signs.repeat(config.dim // 2)

@@ -11,7 +11,8 @@ from starlette.exceptions import HTTPException
 from headstart import __version__
 from headstart.errors import ConfigError, RequestError
 from headstart.server.answering import Answering, new_id
-from headstart.server.auth import check_site
+from headstart.server.auth import check_host, check_site
+from headstart.server.fields_page import fields_page
 from headstart.server.observing import Observed, note_of
 from headstart.server.page import page_response
 from headstart.server.prepare import prepare_chat, prepare_completion
@@ -27,12 +28,16 @@ from headstart.server.tokens import detokenize, tokenize
 
 def create_app(state: ServerState) -> FastAPI:
     """All routes of a server; `state.worker` is started by whoever runs it."""
-    app = FastAPI(title="Headstart", version=__version__, redoc_url=None)
+    # FastAPI's own /docs loads scripts from elsewhere; ours loads nothing.
+    app = FastAPI(title="Headstart", version=__version__, redoc_url=None, docs_url=None)
 
     async def key(
         request: Request, authorization: Annotated[str | None, Header()] = None
     ) -> None:  # fmt: skip
-        check_site(request.headers, state.options.cors_origin or ())
+        options = state.options
+        if not options.is_public and not options.api_keys:  # no page knows a key
+            check_host(request.headers.get("host", ""), options.host)
+        check_site(request.headers, options.cors_origin or ())
         state.keys.check(authorization)
 
     _add_answers(app, state, [Depends(key)])
@@ -79,8 +84,7 @@ def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     async def model(name: str) -> Response:
         """One of those names."""
         state.model.check_name(name)
-        cards = state.model.cards()
-        return _document(next((card for card in cards if card["id"] == name), cards[0]))
+        return _document({**state.model.cards()[0], "id": name})
 
 
 def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
@@ -89,22 +93,26 @@ def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
         """Token ids of a text or a conversation."""
         state.gate.check()
         body = await state.bodies.read(request, TokenizeRequest)
-        with state.gate.entry(1):
-            return _document(await state.in_thread(tokenize, body, state.model))
+        with state.gate.entry(1, is_timed=False):
+            return _json(await state.in_token_thread(tokenize, body, state.model))
 
     @app.post("/detokenize", dependencies=keys, openapi_extra=body_of(DetokenizeRequest))
     async def detokenize_ids(request: Request) -> Response:
         """The text of token ids."""
         state.gate.check()
         body = await state.bodies.read(request, DetokenizeRequest)
-        with state.gate.entry(1):
-            return _document(await state.in_thread(detokenize, body, state.model))
+        with state.gate.entry(1, is_timed=False):
+            return _json(await state.in_token_thread(detokenize, body, state.model))
 
 
 def _add_operation(app: FastAPI, state: ServerState) -> None:
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return page_response()
+
+    @app.get("/docs", include_in_schema=False)
+    async def fields() -> Response:
+        return fields_page(app.openapi())
 
     @app.get("/health")
     async def health() -> Response:
@@ -123,7 +131,11 @@ def _add_operation(app: FastAPI, state: ServerState) -> None:
 
 
 def _document(document: Any, status: int = 200) -> Response:
-    return Response(encoded(document), status, media_type="application/json")
+    return _json(encoded(document), status)
+
+
+def _json(body: bytes, status: int = 200) -> Response:
+    return Response(body, status, media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

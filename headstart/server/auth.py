@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Mapping, Sequence
 
 from headstart.server.refusals import Refusal
+
+_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 
 
 class Keys:
@@ -34,11 +37,29 @@ def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
 
     CORS keeps such a page from reading the answer; this keeps it from making the model work.
     """
+    origin = headers.get("origin")
     is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-    if is_foreign and "*" not in allowed and headers.get("origin") not in allowed:
+    if origin is not None:
+        is_foreign |= origin.partition("://")[2].lower() != headers.get("host", "").lower()
+    if is_foreign and "*" not in allowed and origin not in allowed:
         raise Refusal(
-            403, f"pages of {headers.get('origin', 'another origin')[:80]} may not ask this "
-            "server; --cors-origin allows one.", code="foreign_origin",
+            403, f"pages of {(origin or 'another origin')[:80]} may not ask this server; "
+            "--cors-origin allows one.", code="foreign_origin",
+        )  # fmt: skip
+
+
+def check_host(host: str, own: str) -> None:
+    """Refusal unless a server for this machine is asked under a name of this machine.
+
+    A page of any name can let that name lead to this machine, and is of the server's own origin
+    then.
+    """
+    name = host.lower() if host.endswith("]") else host.lower().rpartition(":")[0] or host.lower()
+    is_own = name in ("", "localhost", "[::1]", own.lower(), f"[{own.lower()}]")
+    if not is_own and not _LOOPBACK.fullmatch(name):
+        raise Refusal(
+            403, f"the Host is {host[:80]!r} and this server is for this machine; ask localhost, "
+            "start it with another --host, or with --api-key.", code="foreign_host",
         )  # fmt: skip
 
 

@@ -1,12 +1,16 @@
 """Request bodies: read within limits, parsed beside the event loop where they are large.
 
 Sizes are checked while bytes arrive and before anything is parsed. All bodies in memory together
-are bounded, too: many clients that each stay below their own limit are still many.
+are bounded, too: many clients that each stay below their own limit are still many. A body counts
+until the request that was made of it is gone, with the memory that its values take: `[],` is three
+bytes to send and over fifty to keep.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -22,7 +26,9 @@ from headstart.server.refusals import Refusal, unavailable
 Body = TypeVar("Body", bound=Part)
 
 _JSON = "application/json"
-_AT_ONCE = 16  # bodies of the largest size that may be in memory together
+_AT_ONCE = 32  # bodies of the largest size that may be in memory together
+_MOST_TIMES = 8  # the largest size that the values of one body may take
+_OBJECT_BYTES, _LIST_BYTES, _VALUE_BYTES = 190, 64, 40  # what they take, small ones
 _ARRIVAL_SECONDS = 60.0  # a body must arrive within this time
 _SMALL_BYTES = 1 << 14  # parsed on the loop: quicker than a change of threads
 
@@ -31,11 +37,14 @@ class BodyReader:
     def __init__(self, max_bytes: int, in_thread: Callable[..., Any]):
         self._max_bytes, self._in_thread = max_bytes, in_thread
         self._num_held = 0
+        self._lock = threading.RLock()  # a body may end in any thread
         self.large = LargeRequests()
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The body as `kind`, or a Refusal."""
-        _check_type(request.headers.get("content-type", _JSON))
+        # A page may send a body of no type without being asked first; other clients forget it.
+        unnamed = "" if "origin" in request.headers else _JSON
+        _check_type(request.headers.get("content-type", unnamed))
         try:
             async with asyncio.timeout(_ARRIVAL_SECONDS):
                 data = await self._bytes(request)
@@ -46,13 +55,36 @@ class BodyReader:
         except ClientDisconnect:
             raise Refusal(400, "the client went away while sending.") from None
         self.large.note(len(data))
+        weight = _weight(data)
+        try:
+            self._check_weight(weight - len(data), weight)
+            self._hold(weight - len(data))
+        except BaseException:
+            self._hold(-len(data))
+            raise
         try:
             if len(data) <= _SMALL_BYTES:
-                return parse(data, kind)
-            body: Body = await self._in_thread(parse, data, kind)
-            return body
-        finally:
-            self._num_held -= len(data)
+                body = parse(data, kind)
+            else:
+                body = await self._in_thread(parse, data, kind)
+        except BaseException:
+            self._hold(-weight)
+            raise
+        weakref.finalize(body, self._hold, -weight)
+        return body
+
+    def _check_weight(self, more: int, weight: int) -> None:
+        if weight > _MOST_TIMES * self._max_bytes:
+            raise Refusal(
+                413, "the body holds too many small values to be kept in memory. Send fewer lists, "
+                "objects and numbers.", code="body_too_large",
+            )  # fmt: skip
+        if self._num_held + more > _AT_ONCE * self._max_bytes:
+            raise unavailable("too many large requests at once.", code="too_much_at_once")
+
+    def _hold(self, num_bytes: int) -> None:
+        with self._lock:
+            self._num_held += num_bytes
 
     async def _bytes(self, request: Request) -> bytes:
         declared = request.headers.get("content-length", "0")
@@ -63,14 +95,14 @@ class BodyReader:
         try:
             async for chunk in request.stream():
                 own += len(chunk)
-                self._num_held += len(chunk)
+                self._hold(len(chunk))
                 if own > self._max_bytes:
                     raise self._too_large()
                 if self._num_held > _AT_ONCE * self._max_bytes:
                     raise unavailable("too many large requests at once.", code="too_much_at_once")
                 chunks.append(chunk)
         except BaseException:
-            self._num_held -= own
+            self._hold(-own)
             raise
         return b"".join(chunks)
 
@@ -79,6 +111,12 @@ class BodyReader:
             413, f"the body is larger than {self._max_bytes:,} bytes, this server's limit "
             "(--max-body-bytes).", code="body_too_large",
         )  # fmt: skip
+
+
+def _weight(data: bytes) -> int:
+    """About the memory that a body's values take; signs inside of texts count as well."""
+    lists = _OBJECT_BYTES * data.count(b"{") + _LIST_BYTES * data.count(b"[")
+    return len(data) + lists + _VALUE_BYTES * data.count(b",")
 
 
 def _check_type(given: str) -> None:

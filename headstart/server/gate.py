@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from math import ceil
 
+from headstart.errors import RequestError
 from headstart.server.refusals import queue_full, unavailable
 from headstart.server.worker import Worker
 
@@ -37,13 +38,19 @@ class Gate:
             raise unavailable("the model is being loaded; try again soon.", code="loading")
 
     @contextmanager
-    def entry(self, num_answers: int) -> Iterator[None]:
-        """Hold places for a request, or refuse it."""
+    def entry(self, num_answers: int, *, is_timed: bool = True) -> Iterator[None]:
+        """Hold places for a request, or refuse it; Retry-After is made of those that are timed."""
         self.check()
         engine = self._worker.engine
         assert engine is not None
         running = engine.options.max_running_requests
-        if self.num_open + num_answers > running + self._max_queue:
+        places = running + self._max_queue
+        if num_answers > places:
+            raise RequestError(
+                f"the request wants {num_answers} answers and this server has {places} places. "
+                "Ask for fewer."
+            )
+        if self.num_open + num_answers > places:
             wait = self._mean_seconds * self.num_open / running
             raise queue_full(self.num_open, min(max(1, ceil(wait)), _LONGEST_RETRY))
         self.num_open += num_answers
@@ -56,7 +63,8 @@ class Gate:
             self.num_open -= num_answers
             if not self.num_open:
                 self._empty.set()
-            self._mean_seconds += _SMOOTHING * (clock() - started - self._mean_seconds)
+            if is_timed:
+                self._mean_seconds += _SMOOTHING * (clock() - started - self._mean_seconds)
 
     async def wait_empty(self) -> None:
         await self._empty.wait()

@@ -49,8 +49,9 @@ class CompilerProcess:
         return compiled.decode()
 
     def close(self) -> None:
+        self._is_closed = True
+        self._process.kill()  # who waits for it to start has the lock, and would wait on
         with self._lock:
-            self._is_closed = True
             self._stop()
 
     def _ask(self, text: str) -> tuple[dict[str, str], bytes, float]:
@@ -133,7 +134,11 @@ def _read(stream: socket.socket, deadline: float) -> tuple[bytes, bytes]:
 
 
 def _judge(what: str, facts: dict[str, str], max_memory: int) -> None:
-    if not facts or "memory" in facts:
+    if not facts:
+        raise RequestError(
+            f"the {what} cannot be compiled: the compiler broke down. Make it smaller or simpler."
+        )
+    if "memory" in facts:
         raise RequestError(
             f"the {what} needs more than {max_memory >> 20} MiB to compile. Make it smaller."
         )

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headstart.errors import MissingExtra, RequestError
+from headstart.errors import MissingExtra, RequestError, install
 from headstart.server.grammar_client import CompilerProcess
 from headstart.server.grammar_specs import GrammarSpec
 
@@ -177,6 +177,6 @@ def _xgrammar() -> Any:
         import xgrammar
     except ImportError as error:
         raise MissingExtra(
-            "grammars need xgrammar, which is not installed; install headstart[serve]."
+            f"grammars need xgrammar, which is not installed. Install it: {install('serve')}."
         ) from error
     return xgrammar

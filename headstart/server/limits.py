@@ -83,6 +83,8 @@ class ServerOptions:
             raise ConfigError(f"--log-format is {self.log_format!r}; give text or json.")
         if any(not key for key in self.api_key or ()):
             raise ConfigError("--api-key is empty; give a key, or leave the option out.")
+        if any(key != key.strip() for key in self.api_key or ()):
+            raise ConfigError("--api-key begins or ends with a blank, which no client can send.")
 
     @property
     def api_keys(self) -> tuple[str, ...]:

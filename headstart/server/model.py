@@ -34,7 +34,10 @@ class ServedModel:
         self.chat_template: str | None = getattr(self.tokenizer, "chat_template", None)
         self.tool_format = tool_format(options.tool_call_parser, self.chat_template)
         kind = engine.built.checkpoint.config.model_type
-        self.reasoning_format = reasoning_format(options.reasoning_parser, self.chat_template, kind)
+        added = self.tokenizer.get_added_vocab() if self.tokenizer is not None else {}
+        self.reasoning_format = reasoning_format(
+            options.reasoning_parser, self.chat_template, kind, added
+        )
         self._limits = options
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
@@ -43,6 +46,18 @@ class ServedModel:
         """Whether special tokens must stay in the text, because markers are among them."""
         markers = self.reasoning_format.markers if self.reasoning_format is not None else ()
         return uses_tools or bool(set(markers) & set(self.tokenizer.all_special_tokens))
+
+    @cached_property
+    def plain_special(self) -> dict[int, str]:
+        """Special tokens that are no markers, and their texts."""
+        known = self.tokenizer.added_tokens_decoder.items()
+        return {i: token.content for i, token in known if token.special and
+                token.content not in self._markers}  # fmt: skip
+
+    @property
+    def _markers(self) -> list[str]:
+        formats = (self.tool_format, self.reasoning_format)
+        return [mark for known in formats if known is not None for mark in known.markers]
 
     def reasoning_start(self, ids: Sequence[int]) -> Start:
         """Where an answer to this prompt begins: inside, behind, or before the thinking."""
@@ -91,13 +106,9 @@ class ServedModel:
     def _new_compiler(self) -> GrammarCompiler:
         if self.tokenizer is None:
             raise RequestError("grammars need a tokenizer and the checkpoint has none.")
-        tools, thinking = self.tool_format, self.reasoning_format
         return GrammarCompiler(
             self.tokenizer, self.engine.built.config.vocab, end_ids=self.engine.prompts.end_ids,
-            markers=[
-                *(tools.markers if tools is not None else ()),
-                *(thinking.markers if thinking is not None else ()),
-            ],
+            markers=self._markers,
             max_bytes=self._limits.max_grammar_bytes, max_seconds=self._limits.max_grammar_seconds,
         )  # fmt: skip
 

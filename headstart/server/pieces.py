@@ -24,6 +24,16 @@ class Pieces:
         """For people; bytes that are no character show as a replacement mark."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def bytes_at_start(self, token: int) -> bytes:
+        """Of a text's first token: some tokenizers drop the space before a text."""
+        data = self.bytes_of(token)
+        if data.startswith(b" ") and not str(self._tokenizer.decode([token])).startswith(" "):
+            return data[1:]
+        return data
+
     def _bytes(self, token: int) -> bytes:
         piece = self._tokenizer.convert_ids_to_tokens(token)
         if piece is None:

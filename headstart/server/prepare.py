@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import secrets
+from dataclasses import dataclass, replace
 from typing import Any
 
-from headstart.errors import RequestError
+from headstart.sampling.params import SamplingParams
 from headstart.server.answers.chat import ChatWriter
 from headstart.server.answers.chat_text import ChatText
 from headstart.server.answers.completion import CompletionWriter
@@ -17,6 +18,7 @@ from headstart.server.model import ServedModel
 from headstart.server.protocol.chat import ChatRequest
 from headstart.server.protocol.completion import CompletionRequest
 from headstart.server.reasoning import after_reasoning
+from headstart.server.refusals import TOGETHER, too_long
 from headstart.server.tool_calls import prepare as prepare_tools
 
 
@@ -33,23 +35,25 @@ class Prepared:
 def prepare_chat(
     request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions
 ) -> Prepared:
-    messages = [message.for_template() for message in request.messages]
+    messages = [message.for_template(model.chat_template) for message in request.messages]
     chat = prepare_tools(
         messages, tools=request.tools, tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls, format=model.tool_format,
         chat_template=model.chat_template,
         spec=grammar_spec(request.response_format, request.structured_outputs),
     )  # fmt: skip
-    changes = {"skip_special_tokens": False} if model.keeps_special(chat.uses_tools) else {}
+    is_kept = model.keeps_special(chat.uses_tools)
+    special = model.plain_special if is_kept and request.skip_special_tokens is not False else {}
+    changes = {"skip_special_tokens": False} if is_kept else {}
     params = request.params(model.engine.prompts, **changes)
     options = {**request.template_options, **chat.template_options}
-    asked = model.engine.read(chat.messages, params, options)
-    _check_length(asked.ids, limits)
+    asked = model.engine.read(chat.messages, _seeded(params), options)
+    _check_length(asked.ids, request.asked_max_tokens, model, limits.max_prompt_tokens)
     reasoning, start = model.reasoning_format, model.reasoning_start(asked.ids)
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
     jobs = [Job(answer_id, asked, request.priority)]
     writer = ChatWriter(
-        request, jobs, model=model, answer_id=answer_id, start=start,
+        request, jobs, model=model, answer_id=answer_id, start=start, special=special,
         new_text=lambda: ChatText(chat, reasoning, start),
     )  # fmt: skip
     return Prepared(jobs, spec, writer, messages)
@@ -63,18 +67,36 @@ def prepare_completion(
     spec = grammar_spec(request.response_format, request.structured_outputs)
     jobs = []
     for number, prompt in enumerate(request.prompts):
-        asked = engine.read(prompt, params)
-        _check_length(asked.ids, limits)
+        asked = engine.read(prompt, _seeded(params))
+        _check_length(asked.ids, request.asked_max_tokens, model, limits.max_prompt_tokens)
         name = answer_id if number == 0 else f"{answer_id}-{number}"
         jobs.append(Job(name, asked, request.priority))
-    writer = CompletionWriter(request, jobs, model=model, answer_id=answer_id)
+    # Decoded once and here: a long prompt would hold up the event loop, once for every sample.
+    echoed = [_echo(prompt, model) for prompt in request.prompts] if request.echo else []
+    writer = CompletionWriter(request, jobs, model=model, answer_id=answer_id, echoed=echoed)
     return Prepared(jobs, spec, writer, request.prompt)
 
 
-def _check_length(ids: list[int], limits: ServerOptions) -> None:
-    most = limits.max_prompt_tokens
+def _seeded(params: SamplingParams) -> SamplingParams:
+    """With a seed that every client can read: many know whole numbers up to 53 bits only."""
+    return params if params.seed is not None else replace(params, seed=secrets.randbits(53))
+
+
+def _echo(prompt: str | list[int], model: ServedModel) -> str:
+    return prompt if isinstance(prompt, str) else model.decode(prompt)
+
+
+def _check_length(ids: list[int], given: int | None, model: ServedModel, most: int | None) -> None:
+    """Refusal for a prompt that is too long, or for more `given` max_tokens than have room."""
     if most is not None and len(ids) > most:
-        raise RequestError(
+        raise too_long(
             f"the prompt has {len(ids)} tokens; this server reads at most {most} "
             "(--max-prompt-tokens). Shorten it."
+        )
+    room = model.max_len - len(ids)
+    if given is not None and given > room:
+        raise too_long(
+            f"max_tokens is {given}; the prompt has {len(ids)} tokens and {TOGETHER} "
+            f"{model.max_len}. Ask for up to {room}, or leave max_tokens out.",
+            param="max_tokens",
         )

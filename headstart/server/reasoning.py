@@ -6,6 +6,7 @@ or close it there at once: the prompt's end says where an answer begins.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Literal
 
@@ -50,12 +51,20 @@ REASONING_FORMATS = {
 
 
 def reasoning_format(
-    choice: str | None, chat_template: str | None, model_type: str | None = None
+    choice: str | None,
+    chat_template: str | None,
+    model_type: str | None = None,
+    vocabulary: Collection[str] = (),
 ) -> ReasoningFormat | None:
-    """By name; for None or "auto" by the template and the model; None where nothing is split."""
+    """By name; for None or "auto" by the template and the model; None where nothing is split.
+
+    A model type alone proves nothing: a grafted checkpoint has the type of its layout. Models that
+    think have the marks as tokens.
+    """
     if choice in (None, "auto"):
         for known in REASONING_FORMATS.values():
-            if known.end in (chat_template or "") or model_type in known.model_types:
+            thinks = model_type in known.model_types and set(known.markers) <= set(vocabulary)
+            if thinks or known.end in (chat_template or ""):
                 return known
         return None
     if choice != "none" and choice not in REASONING_FORMATS:

@@ -19,6 +19,8 @@ _TYPES = {
     413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
 }  # fmt: skip
 
+TOGETHER = "prompt and answer together may have"  # the engine's words, too
+
 
 @dataclass(eq=False)
 class Refusal(Exception):
@@ -48,6 +50,8 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     if isinstance(error, RequestError | ConfigError):  # options of a request are its own
+        if TOGETHER in str(error):
+            return too_long(str(error))
         return Refusal(400, str(error), param=_named_field(str(error)))
     if isinstance(error, MissingExtra):
         return Refusal(501, str(error), code="missing_extra")
@@ -59,6 +63,10 @@ def engine_failed() -> Refusal:
         500, "the engine failed while answering this request; the server's log says more.",
         code="engine_error",
     )  # fmt: skip
+
+
+def too_long(message: str, param: str | None = None) -> Refusal:
+    return Refusal(400, message, param=param, code="context_length_exceeded")
 
 
 def unanswerable(message: str) -> Refusal:

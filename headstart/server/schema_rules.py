@@ -42,9 +42,10 @@ _EITHER_OR = (
     ("patternProperties", frozenset(("properties", "propertyNames"))),
     ("propertyNames", frozenset(("properties",))),
 )
-_FORMATS = frozenset(
+# Not json-pointer, nor relative-json-pointer: what xgrammar allows there may hold bare quotes.
+FORMATS = frozenset(
     ("date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
-     "uri-reference", "uri-template", "json-pointer", "relative-json-pointer")
+     "uri-reference", "uri-template")
 )  # fmt: skip
 _KINDS: dict[str, Any] = {
     "string": str, "boolean": bool, "null": type(None), "object": Mapping, "array": list,
@@ -135,7 +136,7 @@ class _Walk:
             if first in kept and (beside := others & kept.keys()):
                 self._problem(f"{first} beside {some(sorted(beside))}", where)
                 kept = {name: value for name, value in kept.items() if name not in beside}
-        if kept.get("format", "date") not in _FORMATS:
+        if kept.get("format", "date") not in FORMATS:
             self._problem(f"format {str(kept.pop('format'))[:40]!r}", where)
         if types:
             kept["type"] = types[0] if len(types) == 1 else types

@@ -38,6 +38,8 @@ class ServerState:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         # Grammars may take seconds to compile: prompts must not wait for them.
         self._grammar_pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="grammar")
+        # Nobody's answer waits for somebody's /tokenize, which may be of megabytes.
+        self._token_pool = ThreadPoolExecutor(1, thread_name_prefix="tokens")
         self.bodies = BodyReader(options.max_body_bytes, self.in_thread)
         self._model: ServedModel | None = None
 
@@ -65,6 +67,10 @@ class ServerState:
         """Work that would hold up the event loop. Who may come in is bounded, so this queue is."""
         return await _in_pool(self._pool, function, *arguments)
 
+    async def in_token_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The same for /tokenize and /detokenize."""
+        return await _in_pool(self._token_pool, function, *arguments)
+
     async def compiled(self, spec: GrammarSpec) -> TokenGrammar:
         """A grammar; compiling may take seconds, for which nobody else's request waits."""
         model = self.model
@@ -76,7 +82,7 @@ class ServerState:
         await _in_pool(self._grammar_pool, self.model.warm_up)
 
     def close(self) -> None:
-        for pool in (self._pool, self._grammar_pool):
+        for pool in (self._pool, self._grammar_pool, self._token_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         if self._model is not None:
             self._model.close()

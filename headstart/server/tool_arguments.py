@@ -61,6 +61,21 @@ def _types(schema: Any, root: Any, depth: int = 0) -> set[str]:
     return set().union(*each) if all(each) else set()
 
 
+def is_object_schema(schema: Any, root: Any, depth: int = 0) -> bool:
+    """Whether nothing but a JSON object fits."""
+    if not isinstance(schema, Mapping) or depth > 8:
+        return False
+    if isinstance(schema.get("$ref"), str):
+        return is_object_schema(_resolve(schema["$ref"], root), root, depth + 1)
+    for name in ("anyOf", "oneOf", "allOf"):
+        if name in schema:
+            return all(is_object_schema(part, root, depth + 1) for part in schema[name])
+    if "const" in schema or "enum" in schema:
+        values = schema.get("enum", [schema.get("const")])
+        return isinstance(values, list) and all(isinstance(value, Mapping) for value in values)
+    return schema.get("type") in ("object", ["object"])
+
+
 def _resolve(reference: str, root: Any) -> Any:
     found = root
     for name in reference.removeprefix("#").strip("/").split("/"):

@@ -16,11 +16,14 @@ from typing import Any
 from headstart.errors import RequestError, some
 from headstart.server.grammar_specs import Format, GrammarSpec, schema_format
 from headstart.server.schema_rules import enforceable
+from headstart.server.tool_arguments import is_object_schema
 from headstart.server.tool_formats import ToolFormat
 from headstart.server.tool_parsing import ToolParser
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+# Keywords that say what a value may be; a schema without any is that of an object's properties.
+_SHAPES = frozenset(("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf"))
 
 
 @dataclass(frozen=True)
@@ -33,7 +36,14 @@ class Tool:
     def schema(self) -> Any:
         """Its arguments as a grammar can enforce them; strict tools must be enforced whole."""
         found = enforceable(dict(self.parameters), relaxed=not self.is_strict)
-        return {"type": "object", **found} if "properties" in found or not found else found
+        if not _SHAPES & found.keys():
+            found = {"type": "object", **found}
+        if not is_object_schema(found, found):
+            raise RequestError(
+                f"the parameters of the tool {self.name!r} allow something else than a JSON "
+                'object, and arguments are one. Give a schema of "type": "object".'
+            )
+        return found
 
 
 @dataclass(frozen=True)

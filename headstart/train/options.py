@@ -105,8 +105,8 @@ class TrainOptions:
     shard: bool = _option(False, "under torchrun: split weights and moments over the processes")
 
     def __post_init__(self) -> None:
-        for item in fields(self):
-            _check_type(item.name, getattr(self, item.name))
+        for name, hint in get_type_hints(TrainOptions).items():
+            _check_type(name, hint, getattr(self, name))
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is not None and not value >= least:
@@ -135,9 +135,8 @@ _LEAST: Mapping[str, float] = {
 }  # fmt: skip
 
 
-def _check_type(name: str, value: Any) -> None:
+def _check_type(name: str, hint: Any, value: Any) -> None:
     """Files of variants hold any JSON, and the command line is not the only caller."""
-    hint = get_type_hints(TrainOptions)[name]
     parts = (hint,) if get_origin(hint) in (None, Literal) else get_args(hint)
     choices = [choice for part in parts for choice in get_args(part)]
     kinds = tuple(part for part in parts if isinstance(part, type))

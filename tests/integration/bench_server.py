@@ -39,6 +39,9 @@ class Script:
     metrics: Callable[[int], str] | None = None  # by the number of requests so far
     extra: dict[str, Any] = field(default_factory=dict)  # in the last chunk
     word: str = "word "
+    key: str | None = None  # that clients must send
+    refuses_chat: str = ""  # what is said to whoever wants to chat
+    vocabulary: tuple[str, ...] = ()  # of /tokenize and /detokenize; the first is the unknown word
 
     def chunk_sizes(self, num_tokens: int) -> list[int]:
         sizes, left, pattern = [1], num_tokens - 1, cycle(self.tokens_per_chunk)
@@ -68,17 +71,17 @@ class BenchServer:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                path = head.split()[1]
-                if path != "/v1/chat/completions" and path != "/v1/completions":
-                    writer.write(self._get(path))
-                    continue
-                length = next(
-                    int(line.split(":")[1])
-                    for line in head.split("\r\n")
-                    if line.lower().startswith("content-length:")
-                )
                 arrived = time.perf_counter()
-                body = json.loads(await reader.readexactly(length))
+                path = head.split()[1]
+                lines = head.lower().split("\r\n")
+                sizes = [int(x.split(":")[1]) for x in lines if x.startswith("content-length:")]
+                body = json.loads(await reader.readexactly(sizes[0])) if sizes else {}
+                if self.script.key and f"authorization: bearer {self.script.key}" not in lines:
+                    writer.write(_whole(401, {"error": {"message": "Give a key."}}))
+                    continue
+                if path != "/v1/chat/completions" and path != "/v1/completions":
+                    writer.write(self._plain(path, body))
+                    continue
                 self._num_open += 1
                 self.most_open = max(self.most_open, self._num_open)
                 try:
@@ -91,7 +94,13 @@ class BenchServer:
         finally:
             writer.close()
 
-    def _get(self, path: str) -> bytes:
+    def _plain(self, path: str, body: dict[str, Any]) -> bytes:
+        words = self.script.vocabulary
+        if path == "/tokenize" and words:
+            ids = [words.index(w) if w in words else 0 for w in body["prompt"].split()]
+            return _whole(200, {"tokens": ids, "count": len(ids)})
+        if path == "/detokenize" and words and max(body["tokens"]) < len(words):
+            return _whole(200, {"prompt": " ".join(words[token] for token in body["tokens"])})
         if path == "/v1/models":
             return _whole(200, {"data": [{"id": "scripted"}]})
         if path == "/log":
@@ -108,6 +117,9 @@ class BenchServer:
         """Whether the connection can be used again."""
         self.asked.append(body)
         script, is_chat = self.script, path.endswith("chat/completions")
+        if is_chat and script.refuses_chat:
+            writer.write(_whole(400, {"error": {"message": script.refuses_chat}}))
+            return True
         for name in script.refuses:
             if name in body or name in body.get("stream_options", {}):
                 message = f"unknown field {name}"

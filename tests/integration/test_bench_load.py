@@ -220,7 +220,7 @@ def test_a_load_generator_that_is_late_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("fails", "words"),
-    [("500", "does not answer .server_error, status 500.: as 500"), ("400", "refused")],
+    [("500", "refuses with status 500: as 500. See"), ("empty", "gives no whole answer .empty: ")],
 )
 def test_a_server_that_never_answers_is_an_error(fails: str, words: str) -> None:
     with serving(Script(fails=lambda prompt: fails)) as server:
@@ -231,5 +231,12 @@ def test_a_server_that_never_answers_is_an_error(fails: str, words: str) -> None
 def test_a_server_that_is_not_there_is_an_error() -> None:
     with serving(Script()) as server:
         pass
-    with pytest.raises(ServerError, match="cannot be reached"):
+    with pytest.raises(ServerError, match="cannot be reached") as found:
         load(server, workload(question("a")))
+    assert "ssl" not in str(found.value)
+
+
+def test_a_missing_key_is_told_in_the_servers_words() -> None:
+    with serving(Script(key="secret")) as server:
+        with pytest.raises(ServerError, match=r"status 401: Give a key\. Put the key into"):
+            load(server, workload(question("a")))

@@ -16,6 +16,7 @@ from tiny_fixture import Tiny
 from headstart.cli import demo as command
 from headstart.demo import package, unpacked
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up, race
+from headstart.demo.shipped import shipped_head
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
 from headstart.errors import ConfigError, WriteFailed
@@ -86,6 +87,9 @@ def test_the_command_ends_with_the_mean_speed_up(
     assert re.fullmatch(r"speed-up \d+\.\d\dx", said.out.splitlines()[-1])
     for part in ("head complete", "best K", "texts ", "headstart inspect demo", "tokens/s"):
         assert part in said.out
+    if shipped_head() is None:
+        assert ", untrained" in said.out and "the head is untrained" in said.out
+        assert "made this one" not in said.out
     assert "set-up: dequantising" in said.err
     assert "Traceback" not in said.err
     page = (out / "report.html").read_text()

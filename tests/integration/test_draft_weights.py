@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from typing import Any
+
 import pytest
 import torch
 from engine_runs import assert_head_is_alive, ids_of
@@ -11,21 +14,46 @@ from tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from headstart.errors import ConfigError
+from headstart.gpu import forward
 from headstart.models.linear import Linear
 
 
-def test_the_text_is_that_of_unrounded_weights(tiny: Tiny) -> None:
+def test_the_text_is_that_of_unrounded_weights(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model(tiny)
     wanted = ids_of(start(folder, "off", speculate=0).generate(PROMPTS[:2], settings()[:2]))
     rounded = start(folder, "on", draft_weights="int8")
+    used: Counter[str] = Counter()
+
+    def counted(name: str, own: Any) -> Any:
+        def run(*given: Any) -> Any:
+            used[name] += 1
+            return own(*given)
+
+        return run
+
+    for name in ("choose_int8", "partial_int8", "gated_int8"):
+        monkeypatch.setattr(forward, name, counted(name, getattr(forward, name)))
     found = rounded.generate(PROMPTS[:2], settings()[:2])
+    assert all(used[name] > 0 for name in ("choose_int8", "partial_int8", "gated_int8"))
     assert ids_of(found) == wanted
     assert_head_is_alive(found)
     drafting = rounded.loop.seating.graphs.model
-    assert drafting.draft_lm_head.rounded.weight.dtype == torch.int8
-    assert drafting.head.module(1).fuse.rounded.weight.dtype == torch.int8
+    assert drafting.draft_lm_head.int8.weight.dtype == torch.int8
+    assert drafting.head.module(1).fuse.int8.weight.dtype == torch.int8
     kept = [m for m in rounded.built.trunk.modules() if isinstance(m, Linear)]
-    assert kept and all(layer.rounded is None for layer in kept), "only what drafts is rounded"
+    assert kept and all(layer.int8 is None for layer in kept), "only what drafts is rounded"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"exact": True}, "exact runs everything"), ({"weights": "fp8"}, "all weights are fp8"),
+     ({"speculate": 0}, "runs without a head")],
+)  # fmt: skip
+def test_an_option_without_effect_is_refused(
+    options: dict[str, Any], words: str, tiny: Tiny
+) -> None:
+    with pytest.raises(ConfigError, match=words):
+        start(model(tiny), "on", draft_weights="int8", **options)
 
 
 def test_the_plain_path_does_not_round_drafts(tiny: Tiny) -> None:

@@ -22,6 +22,8 @@ from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.gpu.rounds import Kind
 from headstart.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 # Interpreted programs take milliseconds each, so everything is as small as it can be.
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,

@@ -17,6 +17,8 @@ from headstart.models.fp8 import Fp8Linear
 from headstart.models.linear import Linear
 from headstart.sampling.params import SamplingParams
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 SIZES: dict[str, Any] = {
     "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
     "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,

@@ -173,10 +173,12 @@ def test_a_head_from_its_own_folder_drafts_like_the_one_inside(tiny: Tiny) -> No
     assert inside.stats.acceptance == beside.stats.acceptance
 
 
-def test_int8_weights_draft_and_decode(tiny: Tiny) -> None:
-    """Not lossless by contract: rows may be computed otherwise by their number. It must run."""
-    engine = start(checkpoint(tiny), speculate=3, dtype="float32", weights="int8")
-    assert_head_is_alive(run(engine, make_prompts(), greedy()))
+def test_int8_weights_draft_and_decode_the_same_text(tiny: Tiny) -> None:
+    common = {"dtype": "float32", "weights": "int8"}
+    drafted = run(start(checkpoint(tiny), speculate=3, **common), make_prompts(), greedy())
+    plain = run(start(checkpoint(tiny), speculate=0, **common), make_prompts(), greedy())
+    assert_head_is_alive(drafted)
+    assert ids_of(drafted) == ids_of(plain)
 
 
 def grouped_int8(own: Tensors) -> None:

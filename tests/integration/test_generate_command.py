@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -125,8 +126,10 @@ def test_misuse_is_one_line_and_exit_code_two(
     assert found in said
 
 
-def test_a_chat_on_a_model_without_template_says_so_and_goes_on(made: Path) -> None:
-    command = [sys.executable, "-m", "headstart", "generate", str(made), "--no-prefix-caching"]
+def test_a_chat_on_a_model_without_template_says_so_and_goes_on(made: Path, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(made, bare, ignore=shutil.ignore_patterns("chat_template.jinja"))
+    command = [sys.executable, "-m", "headstart", "generate", str(bare), "--no-prefix-caching"]
     result = subprocess.run(command, capture_output=True, text=True, input="t3 t4\nt5\n")
     assert result.returncode == 0
     assert result.stderr.count("has no chat template; give text or token ids") == 2

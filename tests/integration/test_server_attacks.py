@@ -14,15 +14,13 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
+from attack_bodies import BIG, BODIES, CHAT, TEXT, chat, text
 from server_runs import HTTP, Server
 from server_threads import wait_until
 
-CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-HELLO = [{"role": "user", "content": "hello"}]
 SECRET = "only-for-whoever-asked-this"
 # Bytes that a server may keep: compiled grammars (one of those below has 75 MB), threads, caches.
 _MOST_GROWTH = 150e6
@@ -80,127 +78,6 @@ def check(answer: httpx.Response) -> int:
     return answer.status_code
 
 
-def text(**fields: Any) -> bytes:
-    return json.dumps({"prompt": "a", "max_tokens": 2, **fields}).encode()
-
-
-def chat(**fields: Any) -> bytes:
-    return json.dumps({"messages": HELLO, "max_tokens": 2, **fields}).encode()
-
-
-def nested(levels: int) -> Any:
-    found: Any = {}
-    for _ in range(levels):
-        found = {"a": found}
-    return found
-
-
-def schema(levels: int) -> Any:
-    found: Any = {"type": "string"}
-    for _ in range(levels):
-        found = {"type": "object", "properties": {"a": found}}
-    return found
-
-
-def in_schema(found: Any) -> dict[str, Any]:
-    return {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": found}}
-    }
-
-
-BIG = "9" * 400
-DEEP = b"[" * 200_000
-TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
-BODIES: dict[str, tuple[str, bytes, set[int]]] = {
-    "huge max_tokens": (TEXT, b'{"prompt": "a", "max_tokens": %s}' % BIG.encode(), {400}),
-    "huge n": (TEXT, text(n=10**30), {400}),
-    "huge seed": (TEXT, text(seed=-(10**40)), {400}),
-    "huge priority": (TEXT, text(priority=2**70), {400}),
-    "largest priority": (TEXT, text(priority=2**63 - 1), {200}),
-    "huge float": (TEXT, b'{"prompt": "a", "temperature": 1e999}', {400}),
-    "tiny float": (TEXT, text(temperature=1e-300), {400}),
-    "huge bias": (TEXT, text(logit_bias={"5": 1e308}), {200, 400}),
-    "bias of no token": (TEXT, text(logit_bias={"9" * 40: 1}), {400}),
-    "huge token ids": (TEXT, text(prompt=[2**31 - 1]), {400}),
-    "negative token ids": (TEXT, text(prompt=[-1]), {400}),
-    "huge top_k": (TEXT, text(top_k=2**62), {200, 400}),
-    "huge min_tokens": (TEXT, text(min_tokens=2**62), {400}),
-    "huge speculate": (TEXT, text(headstart={"speculate": 64}), {400}),
-    "nan": (TEXT, b'{"prompt": "a", "temperature": NaN}', {400}),
-    "infinity": (TEXT, b'{"prompt": "a", "top_p": -Infinity}', {400}),
-    "nan in a schema": (CHAT, chat(**in_schema({"const": "X"})).replace(b'"X"', b"NaN"), {400}),
-    "deep list": (TEXT, DEEP, {400}),
-    "deep prompt": (TEXT, b'{"prompt": ' + DEEP, {400}),
-    "deep harmless field": (TEXT, text(metadata=nested(150)), {200, 400}),
-    "deep message": (CHAT, chat(messages=[{**HELLO[0], "x": nested(150)}]), {200, 400}),
-    "deep template options": (CHAT, chat(chat_template_kwargs={"x": nested(150)}), {200, 400}),
-    "deep tool": (CHAT, chat(tools=[{**TOOL, "x": nested(150)}]), {400}),
-    "deep tool parameters": (
-        CHAT,
-        chat(tools=[{"type": "function", "function": {"name": "f", "parameters": schema(80)}}]),
-        {200, 400},
-    ),
-    "deep schema": (CHAT, chat(**in_schema(schema(90))), {400}),
-    "bytes that are no text": (TEXT, b'{"prompt": "\xff\xfe\xc0\x80"}', {400}),
-    "half a character": (TEXT, b'{"prompt": "\\ud800", "max_tokens": 2}', {200, 400}),
-    "half a character in a stop": (TEXT, text(stop=["\ud800"]), {200, 400}),
-    "half a character in a name": (TEXT, text(model="\ud800"), {400, 404}),
-    "half a character in a field": (TEXT, text(**{"\ud800": 1}), {400}),
-    "half a character in a chat": (
-        CHAT, chat(messages=[{"role": "user", "content": "\udfff"}], stream=True), {200, 400},
-    ),
-    "half a character in a tool": (
-        CHAT, chat(tools=[{"type": "function", "function": {"name": "\ud800"}}]), {400},
-    ),
-    "zero bytes": (TEXT, text(prompt="\0" * 50, stop=["\0"]), {200}),
-    "a mark of byte order": (TEXT, b"\xef\xbb\xbf" + text(), {200, 400}),
-    "utf-16": (TEXT, json.dumps({"prompt": "a"}).encode("utf-16"), {400}),
-    "gigantic schema": (
-        CHAT,
-        chat(**in_schema({"properties": {f"p{n}": {"type": "string"} for n in range(30_000)}})),
-        {400},
-    ),
-    "gigantic choice": (TEXT, text(structured_outputs={"choice": ["x" * 9] * 90_000}), {200, 400}),
-    "schema that refers to itself": (
-        CHAT, chat(**in_schema({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}})),
-        {200, 400},
-    ),
-    "regex that explodes": (
-        TEXT, text(structured_outputs={"regex": "(((a{1,99}){1,99}){1,99}){1,99}"}), {200, 400},
-    ),
-    "regex that is none": (TEXT, text(structured_outputs={"regex": "[" * 1000}), {400}),
-    "grammar without an end": (TEXT, text(structured_outputs={"grammar": "root ::= root"}), {400}),
-    "grammar of a million rules": (
-        TEXT, text(structured_outputs={"grammar": 'root ::= "a"\n' * 100_000}), {400},
-    ),
-    "a megabyte of stops": (TEXT, text(stop=[f"s{n}" for n in range(150_000)]), {400}),
-    "a stop of a megabyte": (TEXT, text(stop="s" * (1 << 20)), {400}),
-    "empty stops": (TEXT, text(stop=["", ""]), {200, 400}),
-    "a name of a megabyte": (TEXT, text(model="m" * (1 << 20)), {404}),
-    "a field of a megabyte": (TEXT, text(**{"f" * (1 << 20): 1}), {400}),
-    "a million prompts": (TEXT, text(prompt=["a"] * 500_000), {400}),
-    "a million biases": (TEXT, text(logit_bias={str(n): 1 for n in range(200_000)}), {400}),
-    "a million messages": (CHAT, chat(messages=HELLO * 100_000), {400}),
-    "a prompt of megabytes": (TEXT, text(prompt="a" * (7 << 20)), {400}),
-    "a body that is too long": (TEXT, text(prompt="a" * (9 << 20)), {413}),
-    "keys twice": (
-        TEXT, b'{"prompt": "a", "max_tokens": 9, "prompt": "b", "max_tokens": 2}',
-        {200},
-    ),
-    "nothing": (TEXT, b"", {400}),
-    "null": (CHAT, b"null", {400}),
-    "an empty chat": (CHAT, chat(messages=[]), {400}),
-    "a template of the client": (
-        CHAT, chat(chat_template_kwargs={"chat_template": "{{ 9 ** 9 ** 9 }}"}), {400},
-    ),
-    "no token left": (
-        TEXT, text(structured_outputs={"regex": "[ab]"}, allowed_token_ids=[7, 8, 9]), {400},
-    ),
-    "tokens of a megabyte": ("/tokenize", json.dumps({"prompt": "ab" * (1 << 19)}).encode(), {200}),
-    "ids of no token": ("/detokenize", b'{"tokens": [300, -1, 99999999999999999999]}', {400}),
-}  # fmt: skip
-
-
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_is_answered_or_refused(server: Server, name: str) -> None:
     path, body, expected = BODIES[name]
@@ -228,7 +105,11 @@ def test_the_last_of_equal_keys_counts(server: Server) -> None:
         ({"content-type": "Application/JSON"}, 200),
         ({"content-encoding": "gzip"}, 200),  # what is not packed is read as it is
         ({"sec-fetch-site": "cross-site", "origin": "http://else.where"}, 403),
-        ({"sec-fetch-site": "same-origin", "origin": "http://else.where"}, 200),
+        ({"sec-fetch-site": "same-origin", "origin": "http://else.where"}, 403),
+        ({"origin": "http://else.where"}, 403),
+        ({"origin": "http://else.where", "host": "else.where"}, 403),
+        ({"host": "else.where"}, 403),
+        ({"host": "localhost", "origin": "http://localhost"}, 200),
     ],
 )
 def test_who_sends_what_it_is_not_is_refused(
@@ -249,7 +130,9 @@ PATHS = [
 @pytest.mark.parametrize("method", ["GET", "POST", "TRACE", "BREW"])
 def test_paths_lead_nowhere_else(server: Server, method: str) -> None:
     for path in PATHS:
-        answer = said(server, f"{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        answer = said(
+            server, f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        )
         status = int(answer.split()[1])
         assert status in (200, 307, 400, 404, 405, 415), (path, answer[:200])
         assert "root:" not in answer and "Set-Cookie" not in answer.split("\r\n\r\n")[0]
@@ -271,7 +154,7 @@ def connected(server: Server) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=20)
 
 
-HEAD = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+HEAD = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
 TRICKS = {
     "a negative length": HEAD + "Content-Length: -5\r\n\r\n",
     "a huge length": HEAD + f"Content-Length: {BIG}\r\n\r\n",
@@ -281,15 +164,15 @@ TRICKS = {
     "a chunk of any size": HEAD + "Transfer-Encoding: chunked\r\n\r\n" + "f" * 40 + "\r\n",
     "strange coding": HEAD + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
     "no host": "GET /health HTTP/1.1\r\nConnection: close\r\n\r\n",
-    "no such version": "GET /health HTTP/9.9\r\nHost: x\r\nConnection: close\r\n\r\n",
+    "no such version": "GET /health HTTP/9.9\r\nHost: localhost\r\nConnection: close\r\n\r\n",
     "no HTTP": "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n",
     "a header without a name": "GET /health HTTP/1.1\r\n: x\r\n\r\n",
     "a header on two lines": HEAD + "X: a\r\n b\r\nContent-Length: 2\r\n\r\n{}",
-    "a zero byte in a header": "GET /health HTTP/1.1\r\nHost: x\r\nX: \0\r\n\r\n",
+    "a zero byte in a header": "GET /health HTTP/1.1\r\nHost: localhost\r\nX: \0\r\n\r\n",
     "many headers": "GET /health HTTP/1.1\r\n" + "X: y\r\n" * 30_000 + "\r\n",
     "one long header": "GET /health HTTP/1.1\r\nX: " + "y" * 200_000 + "\r\n\r\n",
     "a key that is no text": HEAD + "Authorization: Bearer \xff\xfe\r\nContent-Length: 2\r\n\r\n{}",
-    "an upgrade": "GET /health HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\n"
+    "an upgrade": "GET /health HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
     "Connection: close, Upgrade\r\n\r\n",
 }
 
@@ -302,8 +185,8 @@ def test_what_is_no_request_is_refused(server: Server, name: str) -> None:
 
 
 def test_requests_in_one_write_are_answered_in_turn(server: Server) -> None:
-    one = "GET /version HTTP/1.1\r\nHost: x\r\n\r\n"
-    last = "GET /version HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    one = "GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = "GET /version HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     assert said(server, one * 40 + last).count("HTTP/1.1 200") == 41
 
 

@@ -99,6 +99,33 @@ def test_drafts_change_no_answer_that_is_held_to_a_form(
     assert accepted[0] == 0 < accepted[1]
 
 
+@pytest.mark.parametrize("skip", [None, True, False], ids=["default", "skip", "keep"])
+def test_special_tokens_are_no_content_where_tools_are_given(
+    client: openai.OpenAI, skip: bool | None
+) -> None:
+    special = [0, 2, 3, LETTER_B]
+    own: dict[str, Any] = {"allowed_token_ids": special, "ignore_eos": True, **FORMED}
+    own = own if skip is None else {**own, "skip_special_tokens": skip}
+    asked = {**ASKED, "max_tokens": 30, "temperature": 50, "tools": [TOOL]}
+    whole = client.chat.completions.create(**asked, extra_body=own).choices[0].message.content
+    stream = client.chat.completions.create(**asked, extra_body=own, stream=True)
+    said = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert said == whole and "b" in said and ("<s>" in said) is (skip is False)
+
+
+def test_the_usual_end_has_no_stop_reason_and_it_is_beside_the_finish(
+    client: openai.OpenAI,
+) -> None:
+    for own, reason in [({"stop_token_ids": [LETTER_B]}, LETTER_B), ({}, None)]:
+        end = LETTER_B if own else SPECIAL.index("</s>")
+        stream = client.chat.completions.create(
+            **ASKED, logit_bias={str(end): 100}, extra_body=own, stream=True
+        )
+        *_, last = stream
+        assert last.choices[0].finish_reason == "stop"
+        assert last.choices[0].model_extra == {"stop_reason": reason}
+
+
 def test_thinking_that_the_template_opened_is_no_content(client: openai.OpenAI) -> None:
     own = {"chat_template_kwargs": {"thinking": True}}
     thought = client.chat.completions.create(**ASKED, extra_body=own)

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_runs import VOCAB, Server
+from server_runs import Server
 from server_threads import wait_until
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
@@ -55,6 +55,7 @@ def test_a_stream_adds_up_to_the_whole_answer(client: openai.OpenAI) -> None:
     assert chunks[-1].choices == [] and chunks[-1].usage is not None and whole.usage is not None
     assert chunks[-1].usage.completion_tokens == whole.usage.completion_tokens
     assert len({chunk.id for chunk in chunks}) == 1
+    assert all("usage" in chunk.model_fields_set for chunk in chunks), "null, and not left out"
 
 
 def test_events_on_the_wire_end_with_done(http: httpx.Client) -> None:
@@ -108,9 +109,33 @@ def test_completions_of_text_and_tokens_and_several_prompts(
     assert several.choices[1].text == one.choices[0].text != several.choices[2].text
     with_prompt = client.completions.create(prompt="ab", echo=True, **asked)
     assert with_prompt.choices[0].text == "ab" + one.choices[0].text
-    old = client.completions.create(prompt="ab", logprobs=1, **asked).choices[0].logprobs
-    assert old is not None and old.tokens is not None and old.text_offset is not None
-    assert len(old.tokens) == 6 and old.text_offset[1] == len(old.tokens[0])
+
+
+def test_the_older_log_probabilities_keep_every_token_apart(client: openai.OpenAI) -> None:
+    """Tokens are bytes here: many are no text, and characters have several of them."""
+    asked: dict[str, Any] = {"model": "small", "max_tokens": 40, "temperature": 0, "prompt": "ab"}
+    own = {"structured_outputs": {"regex": "(\u00e9|\u20ac|a|\U0001f600){12}"}}
+    for extra in ({"ignore_eos": True}, own):
+        choice = client.completions.create(logprobs=5, **asked, extra_body=extra).choices[0]
+        assert choice.logprobs is not None
+        tokens, text = choice.logprobs.tokens or [], choice.text
+        for token, offset in zip(tokens, choice.logprobs.text_offset or [], strict=True):
+            if token.startswith("bytes:"):
+                data = bytes.fromhex(token.removeprefix("bytes:").replace("\\x", ""))
+                assert data in text[offset].encode() or text[offset] == "\ufffd", (token, offset)
+            else:
+                assert text[offset:].startswith(token) or token == "</s>", (token, offset)
+        for token, top in zip(tokens, choice.logprobs.top_logprobs or [], strict=True):
+            assert token in top and 5 <= len(top) <= 6
+        parts = client.completions.create(logprobs=5, **asked, extra_body=extra, stream=True)
+        offsets = [
+            offset
+            for chunk in parts
+            for part in chunk.choices
+            if part.logprobs is not None
+            for offset in part.logprobs.text_offset or []
+        ]
+        assert offsets == choice.logprobs.text_offset
 
 
 def test_a_stop_string_ends_the_answer_and_is_never_shown(client: openai.OpenAI) -> None:
@@ -130,22 +155,38 @@ def test_a_stop_string_ends_the_answer_and_is_never_shown(client: openai.OpenAI)
     assert whole.finish_reason == "stop" and whole.model_extra == {"stop_reason": stop}
 
 
-@pytest.mark.parametrize("fields", [{"temperature": 0}, {}], ids=["greedy", "sampled"])
+PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3}
+SEVERAL = {"n": 2, **PENALTIES, "logprobs": True, "top_logprobs": 2}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"temperature": 0}, {}, SEVERAL], ids=["greedy", "sampled", "several"]
+)
 def test_drafts_change_nothing_but_the_counters(
     client: openai.OpenAI, fields: dict[str, Any]
 ) -> None:
     asked = {**SAMPLED, "max_tokens": 80, **fields}
-    texts, accepted = [], []
+    texts, accepted, numbers = [], [], list[list[float]]()
     for speculate in ("off", 3):
         own = {"headstart": {"speculate": speculate, "statistics": True}, "ignore_eos": True}
         answer = client.chat.completions.create(**{**asked, "extra_body": {"top_k": 0, **own}})
-        texts.append(answer.choices[0].message.content)
+        texts.append([choice.message.content for choice in answer.choices])
+        numbers.append(
+            [
+                entry.logprob
+                for choice in answer.choices
+                if choice.logprobs is not None
+                for entry in choice.logprobs.content or []
+            ]
+        )
         statistics = answer.model_extra["headstart"]["statistics"]  # type: ignore[index]
         accepted.append((statistics["accepted_tokens"], statistics["draft_tokens"]))
         assert statistics["chosen_k"] == (0 if speculate == "off" else 3)
         assert sum(statistics["accepted_per_depth"]) == statistics["accepted_tokens"]
         assert statistics["time_to_first_token_seconds"] > 0 < statistics["tokens_per_second"]
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] and len(texts[0]) == fields.get("n", 1)
+    assert numbers[0] == pytest.approx(numbers[1], abs=1e-4)
+    assert len(numbers[0]) == (160 if "logprobs" in fields else 0)
     assert accepted[0] == (0, 0) and 0 < accepted[1][0] < accepted[1][1]
 
 
@@ -196,7 +237,9 @@ def test_health_version_docs_and_metrics(http: httpx.Client) -> None:
     assert http.get("/version").json()["version"].startswith("0.")
     schemas = http.get("/openapi.json").json()["components"]["schemas"]
     assert "top_logprobs" in schemas["ChatRequest"]["properties"]
-    assert http.get("/docs").status_code == 200
+    docs = http.get("/docs")
+    assert docs.status_code == 200 and "top_logprobs" in docs.text
+    assert "http" not in docs.text and "<script" not in docs.text, "nothing from elsewhere"
     assert "spec_decode_num_draft_tokens_total" in http.get("/metrics").text
 
 
@@ -206,71 +249,6 @@ def test_harmless_fields_and_nulls_change_nothing(http: httpx.Client) -> None:
     plain = http.post("/v1/chat/completions", json=ASKED).json()
     more = http.post("/v1/chat/completions", json={**ASKED, **harmless, **nulls}).json()
     assert more["choices"] == plain["choices"]
-
-
-REFUSED = [
-    ({"nonsense": 1}, "nonsense", "'nonsense' is not implemented"),
-    ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
-    ({"temperature": -1}, "temperature", "temperature is -1"),
-    ({"temperature": "hot"}, "temperature", "should be a valid number"),
-    ({"n": 99}, "n", "at most 16"),
-    ({"n": 0}, "n", "n is 0"),
-    ({"logprobs": True, "top_logprobs": 21}, "logprobs", "at most 20"),
-    ({"top_logprobs": 2}, "top_logprobs", "without logprobs"),
-    ({"stop": ["x"] * 65}, "stop", "at most 64"),
-    ({"stop": ["x" * 300]}, "stop", "over 256 characters"),
-    ({"stop": [""]}, "stop", "at least one character"),
-    ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),
-    ({"max_tokens": 10**30}, "max_tokens", "should be less than"),
-    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "give one of them"),
-    ({"seed": 1 << 70}, "seed", "should be less than"),
-    ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "'user'"),
-    (
-        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages",
-        "this server reads text",
-    ),
-    ({"messages": None}, "messages", "'messages' is missing"),
-    ({"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids"),
-    ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids", f"tokens 0 to {VOCAB - 1}"),
-    ({"headstart": {"speculate": 17}}, "speculate", "0 to 16"),
-    ({"headstart": {"speculate": "auto"}}, None, "needs an engine that was started with it"),
-    ({"headstart": {"draft_vocab": "latin"}}, None, "no draft vocabulary is called 'latin'"),
-    ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not implemented"),
-    (
-        {"chat_template_kwargs": {"tokenize": True}},
-        "chat_template_kwargs",
-        "the engine sets itself",
-    ),
-    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "not for the"),
-    ({"allowed_token_ids": [3] * 5000}, "allowed_token_ids", "at most 4096"),
-    ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
-    ({"messages": [{"role": "user", "content": "x" * 5000}]}, None, "the prompt has 50"),
-    ({"messages": [{"role": "user", "content": "x" * 200000}]}, None, "larger than 100,000 bytes"),
-]
-
-
-@pytest.mark.parametrize(("fields", "param", "said"), REFUSED, ids=[said for *_, said in REFUSED])
-def test_what_cannot_be_answered_is_refused_by_name(
-    http: httpx.Client, fields: dict[str, Any], param: str | None, said: str
-) -> None:
-    answer = http.post("/v1/chat/completions", json={**ASKED, **fields})
-    assert answer.status_code == (413 if "larger" in said else 400), answer.text
-    error = answer.json()["error"]
-    assert said in error["message"] and error["param"] == param
-    assert error["type"] == "invalid_request_error"
-
-
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"{", b"[1]", b'{"prompt": NaN}', b'{"prompt": "\xff"}', b"[" * 90000, b"\x00"],
-    ids=["empty", "open", "list", "nan", "not utf-8", "deep", "zero"],
-)
-def test_what_is_no_json_object_is_a_400(http: httpx.Client, data: bytes) -> None:
-    answer = http.post("/v1/completions", content=data)
-    assert answer.status_code == 400
-    assert "the body is" in answer.json()["error"]["message"]
 
 
 def test_refusals_arrive_as_the_clients_own_exceptions(client: openai.OpenAI) -> None:

@@ -89,6 +89,19 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(engine: Engine) -> No
         assert ask(server, SHORT).status_code == 200
 
 
+def test_more_answers_than_there_can_be_places_are_no_matter_of_waiting(engine: Engine) -> None:
+    places = engine.options.max_running_requests + 2
+    with serving(engine, max_queue=2, max_n=places + 1) as server:
+        refused = ask(server, {**SHORT, "n": places + 1})
+        assert refused.status_code == 400 and f"has {places} places" in refused.text
+        gate = server.serving.state.gate
+        before = gate._mean_seconds
+        HTTP.post(f"{server.url}/tokenize", json={"prompt": "a"})
+        assert gate._mean_seconds == before  # only answers tell how long one takes
+        ask(server, SHORT)
+        wait_until(lambda: gate._mean_seconds != before)
+
+
 def test_a_request_has_a_time_limit(engine: Engine) -> None:
     with serving(engine, request_timeout_seconds=0.3) as server:
         late = ask(server, LONG)
@@ -136,7 +149,9 @@ def test_a_flood_of_headers_is_refused(server: Running) -> None:
 
 def test_a_client_that_reads_nothing_is_given_up_in_the_end(engine: Engine) -> None:
     body = json.dumps({**LONG, "n": 8, "stream": True, "logprobs": 20}).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     with serving(engine, request_timeout_seconds=0.4) as server, raw(server, head + body):
         wait_until(lambda: engine.has_work)
         wait_until(lambda: server.serving.state.gate.num_open == 0)

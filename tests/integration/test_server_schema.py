@@ -17,12 +17,20 @@ CALLS = [
     ("POST", "/detokenize"), ("GET", "/v1/models/{name}"), ("GET", "/v1/models"),
     ("GET", "/health"),
 ]  # fmt: skip
-_EXAMPLES = 25
+_NEEDED = {"prompt", "messages", "tokens", "max_tokens"}
+_EXAMPLES, _CHATS = 30, 12  # a chat takes long to make up, and to answer
 
 
 @pytest.fixture(scope="module")
 def document(attacked: Server) -> dict[str, Any]:
     found: dict[str, Any] = HTTP.get(f"{attacked.url}/openapi.json").json()
+    for kind in ("ChatRequest", "CompletionRequest"):
+        fields = found["components"]["schemas"][kind]["properties"]
+        # Which number has room depends on model and prompt; one that has none is a 400.
+        fields["max_tokens"] = {"type": "integer", "minimum": 1, "maximum": 64}
+    found["components"]["schemas"]["TokenizeRequest"]["required"] = ["prompt"]  # or messages
+    prompts = found["components"]["schemas"]["CompletionRequest"]["properties"]["prompt"]["anyOf"]
+    prompts[0]["minLength"] = 1  # an empty one is refused, and is what is tried first
     return found
 
 
@@ -41,13 +49,17 @@ def test_whatever_is_asked_is_answered_or_refused(
         pytest.skip("there is nothing that could be wrong")
 
     @settings(
-        max_examples=_EXAMPLES, derandomize=True, database=None, deadline=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=_CHATS if "chat" in path else _EXAMPLES, derandomize=True, database=None,
+        deadline=None, suppress_health_check=list(HealthCheck),
     )  # fmt: skip
     @given(st.data())
     def ask(data: st.DataObject) -> None:
         way = schemathesis.GenerationMode[mode]
         case = data.draw(operation.as_strategy(generation_mode=way))
+        if mode == "POSITIVE" and isinstance(case.body, dict) and data.draw(st.booleans()):
+            # Of many fields one is out of range most of the time; these come through.
+            needed = _NEEDED if "chat" in path else _NEEDED - {"messages"}
+            case.body = {name: value for name, value in case.body.items() if name in needed}
         sent = case.as_transport_kwargs(base_url=attacked.url)
         answer = HTTP.request(
             sent["method"], sent["url"], params=sent.get("params"), headers=_headers(sent),

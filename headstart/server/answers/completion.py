@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from headstart.engine.outputs import Completion, TokenLogprob
-from headstart.server.answers.logprobs import completion_logprobs
+from headstart.server.answers.logprobs import TextOffsets, completion_logprobs
 from headstart.server.answers.writer import Writer
 from headstart.server.jobs import Event
 from headstart.server.protocol.completion import CompletionRequest
+
+_LONG_ECHO = 1 << 18  # characters that take a while to write
 
 
 class CompletionWriter(Writer):
     request: CompletionRequest
     kind = chunk_kind = "text_completion"
 
+    def __init__(self, *args: Any, echoed: Sequence[str], **options: Any):
+        """`echoed` are the prompts' texts, where they are to be repeated."""
+        super().__init__(*args, **options)
+        self._echoed = echoed
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
+
+    @property
+    def is_large(self) -> bool:
+        return super().is_large or self._num_samples * sum(map(len, self._echoed)) > _LONG_ECHO
+
     def first_chunks(self) -> list[dict[str, Any]]:
         if not self.request.echo:
             return []
         samples = self._num_samples
         return [
-            self.chunk(_choice(number * samples + sample, self._prompt(number), None, None))
+            self.chunk(_choice(number * samples + sample, self._echoed[number], None, None))
             for number in range(len(self.jobs))
             for sample in range(samples)
         ]
@@ -40,7 +53,7 @@ class CompletionWriter(Writer):
         return asked.num_logprobs is not None or asked.return_token_ids or asked.headstart.origins
 
     def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
-        text = (self._prompt(number) if self.request.echo else "") + output.text
+        text = (self._echoed[number] if self.request.echo else "") + output.text
         logprobs = None
         if output.logprobs is not None:
             logprobs = self._logprobs(index, output.logprobs)
@@ -50,18 +63,11 @@ class CompletionWriter(Writer):
             extra["prompt_token_ids"] = self.results[number].prompt_token_ids
         return {**choice, **extra}
 
-    def _prompt(self, number: int) -> str:
-        prompt = self.request.prompts[number]
-        return prompt if isinstance(prompt, str) else self.model.decode(prompt)
-
     def _logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
-        offset = self._offsets.get(index, 0)
-        shown, self._offsets[index] = completion_logprobs(entries, self.model.pieces, offset)
-        return shown
-
-    def __init__(self, *args: Any, **options: Any):
-        super().__init__(*args, **options)
-        self._offsets: dict[int, int] = {}  # of the next token's text, by choice
+        if index not in self._offsets:
+            skip = self.request.skip_special_tokens is not False
+            self._offsets[index] = TextOffsets(self.model.pieces, skip_special=skip)
+        return completion_logprobs(entries, self.model.pieces, self._offsets[index])
 
 
 def _choice(

@@ -44,6 +44,7 @@ def statistics_of(results: Sequence[Result]) -> dict[str, Any]:
         "tokens_per_second": _speed(outputs),
         "cached_tokens": _cached(results),
         "seed": results[0].stats.seed,
+        "seeds": [result.stats.seed for result in results],  # of each prompt's first answer
         "draft_vocab": results[0].stats.draft_vocab,
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,24 +34,61 @@ def _entry(token: int, logprob: float, pieces: Pieces) -> dict[str, Any]:
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprob], pieces: Pieces, offset: int
-) -> tuple[dict[str, Any], int]:
-    """The older shape, and the offset where the next chunk goes on."""
-    tokens = [pieces.text_of(entry.token) for entry in entries]
-    offsets = []
-    for token in tokens:
-        offsets.append(offset)
-        offset += len(token)
-    shown = {
-        "tokens": tokens,
+    entries: Sequence[TokenLogprob], pieces: Pieces, offsets: TextOffsets
+) -> dict[str, Any]:
+    """The older shape; `offsets` has been given the sample's tokens before these ones."""
+    return {
+        "tokens": [_spelled(entry.token, pieces) for entry in entries],
         "token_logprobs": [_finite(entry.logprob) for entry in entries],
-        "top_logprobs": [
-            {pieces.text_of(token): _finite(value) for token, value in entry.top.items()}
-            for entry in entries
-        ],
-        "text_offset": offsets,
+        "top_logprobs": [_alternatives(entry, pieces) for entry in entries],
+        "text_offset": [offsets.add(entry.token) for entry in entries],
     }
-    return shown, offset
+
+
+class TextOffsets:
+    """Where in its text each token of a sample begins.
+
+    A token begins with the character that its first byte belongs to, which may have begun earlier.
+    """
+
+    def __init__(self, pieces: Pieces, *, skip_special: bool):
+        self._pieces, self._skip_special = pieces, skip_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._size = 0  # characters so far
+        self._is_first = True
+
+    def add(self, token: int) -> int:
+        data = b""
+        if not (self._skip_special and self._pieces.is_special(token)):
+            data = (
+                self._pieces.bytes_at_start(token)
+                if self._is_first
+                else self._pieces.bytes_of(token)
+            )
+            self._is_first = False
+        self._size += len(self._decoder.decode(data[:1]))
+        is_inside = bool(self._decoder.getstate()[0]) or not data
+        begin = self._size if is_inside else self._size - 1
+        self._size += len(self._decoder.decode(data[1:]))
+        return begin
+
+
+def _alternatives(entry: TokenLogprob, pieces: Pieces) -> dict[str, float]:
+    """By text, the chosen token among them; of equal texts the later ones by their ids."""
+    shown: dict[str, float] = {}
+    for token, value in {**entry.top, entry.token: entry.logprob}.items():
+        text = _spelled(token, pieces)
+        shown[text if text not in shown else f"token_id:{token}"] = _finite(value)
+    return shown
+
+
+def _spelled(token: int, pieces: Pieces) -> str:
+    """As OpenAI does: bytes that are no text by their numbers, so that each token has its own."""
+    data = pieces.bytes_of(token)
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _finite(logprob: float) -> float:

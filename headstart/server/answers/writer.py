@@ -100,6 +100,8 @@ class Writer:
         if options is not None and options.continuous_usage_stats:
             prompt = sum(len(job.asked.ids) for job in self.jobs)
             extra["usage"] = usage(prompt, self._num_output)
+        elif options is not None and options.include_usage:
+            extra["usage"] = None  # it comes at the end
         if self.request.return_token_ids and not self._has_shown_prompt and len(self.jobs) == 1:
             extra["prompt_token_ids"] = self.jobs[0].asked.ids
             self._has_shown_prompt = True
@@ -121,5 +123,7 @@ class Writer:
             )
             extra["headstart"] = text.of(update)
         if update.finish_reason is not None:
-            extra["stop_reason"] = update.stop_reason
+            ends = self.model.engine.prompts.end_ids - set(self.request.stop_token_ids or ())
+            is_end = update.stop_reason in ends  # the usual one, which needs no name
+            extra["stop_reason"] = None if is_end else update.stop_reason
         return extra

@@ -70,8 +70,19 @@ class StreamOptions(Part):
     include_obfuscation: bool = Field(default=False, description="accepted and without effect")
 
 
+_PARTS = ("headstart", "stream_options")
+
+
 def without_harmless(body: dict[str, Any]) -> dict[str, Any]:
     """The fields that mean something: not null, and not in the list."""
     return {
-        name: value for name, value in body.items() if name not in HARMLESS and value is not None
+        name: _without_nulls(value) if name in _PARTS else value
+        for name, value in body.items()
+        if name not in HARMLESS and value is not None
     }
+
+
+def _without_nulls(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {name: value for name, value in part.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
@@ -10,6 +11,9 @@ from headstart.errors import RequestError
 from headstart.server.limits import ServerOptions
 from headstart.server.protocol.base import Part, Whole
 from headstart.server.protocol.sampling import SamplingFields
+
+# Fields of messages that OpenAI's clients send; a template that has no use for them has none.
+_MESSAGE_FIELDS = frozenset(("name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"))
 
 
 class Message(Part):
@@ -20,9 +24,15 @@ class Message(Part):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
-    def for_template(self) -> dict[str, Any]:
+    def for_template(self, template: str | None) -> dict[str, Any]:
         """As templates expect it: parts of text joined, nothing that is null."""
         fields = {name: value for name, value in self.model_dump().items() if value is not None}
+        for name in fields.keys() - type(self).model_fields.keys() - _MESSAGE_FIELDS:
+            if not re.search(rf"\b{re.escape(name)}\b", template or ""):
+                raise RequestError(
+                    f"messages holds the field {name[:80]!r}, which the model's chat template does "
+                    "not read. Leave it out."
+                )
         fields["role"] = "system" if self.role == "developer" else self.role
         fields["content"] = _text(self.content)
         return fields
@@ -92,8 +102,8 @@ class ChatRequest(SamplingFields):
             )
 
     @property
-    def default_max_tokens(self) -> int | None:
-        return self.max_completion_tokens
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
 
     @property
     def template_options(self) -> dict[str, Any]:

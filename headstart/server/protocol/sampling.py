@@ -73,7 +73,13 @@ class SamplingFields(Part):
         raise NotImplementedError
 
     @property
+    def asked_max_tokens(self) -> int | None:
+        """As the client gave it, under either name."""
+        return self.max_tokens
+
+    @property
     def default_max_tokens(self) -> int | None:
+        """Where the client gave none; None: as many as have room."""
         return None
 
     def check(self, limits: ServerOptions) -> None:
@@ -96,7 +102,8 @@ class SamplingFields(Part):
         speculate = self.headstart.speculate
         if isinstance(speculate, int) and speculate > MAX_DRAFTS:
             raise RequestError(f"speculate is {speculate}; give 0 to {MAX_DRAFTS}, auto or off.")
-        limit = self.max_tokens if self.max_tokens is not None else self.default_max_tokens
+        asked = self.asked_max_tokens
+        limit = asked if asked is not None else self.default_max_tokens
         return prompts.default_params(
             **{
                 **given,

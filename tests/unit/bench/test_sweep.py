@@ -12,6 +12,7 @@ from headstart.bench.advice import advice
 from headstart.bench.cells import Cell, make_cells
 from headstart.bench.cost import parse_prices
 from headstart.bench.records import Failure, RunRecord, Speculation, VariantRecord
+from headstart.bench.rows import comparison_rows
 from headstart.bench.sweep import Comparison, compare_cells, crossovers
 
 
@@ -121,14 +122,44 @@ def test_a_difference_that_may_be_noise_is_not_advised() -> None:
     assert "use K=0; nothing else was faster beyond noise" in text
 
 
-@pytest.mark.parametrize(("accepted", "is_low"), [(50, True), (70, False)])
-def test_a_head_that_is_wrong_too_often_is_pointed_out(accepted: int, is_low: bool) -> None:
+@pytest.mark.parametrize(
+    ("accepted", "rounds", "is_low"),
+    [(150, 300, True), (210, 300, False), (175, 300, False), (1, 8, False)],
+    ids=["surely low", "high", "may be noise", "too few"],
+)
+def test_a_head_that_is_surely_wrong_too_often_is_pointed_out(
+    accepted: int, rounds: int, is_low: bool
+) -> None:
     counted = Speculation(
-        source="headstart", rounds=100, draft_tokens=100, accepted_tokens=accepted,
-        drafted_per_depth=(100,), accepted_per_depth=(accepted,),
+        source="headstart", rounds=rounds, draft_tokens=rounds, accepted_tokens=accepted,
+        drafted_per_depth=(rounds,), accepted_per_depth=(accepted,),
     )  # fmt: skip
     text = told(one_run("K=0", 1.0), one_run("K=3", 0.5, speculation=counted))
     assert ("under 0.60" in text) == is_low
+
+
+def with_cached(found: RunRecord, cached: int) -> RunRecord:
+    known = tuple(replace(one, cached_tokens=cached) for one in found.requests)
+    return replace(found, requests=known)
+
+
+@pytest.mark.parametrize(("of_base", "is_comparable"), [(0, False), (4, True)])
+def test_who_asked_second_does_not_win_by_the_prefix_cache(
+    of_base: int, is_comparable: bool
+) -> None:
+    runs = [with_cached(one_run("K=0", 1.0), of_base), with_cached(one_run("K=3", 0.5), 4)]
+    (found,) = compared(*runs)
+    assert found.cached_shares == (of_base / 5, 0.8) and found.is_comparable == is_comparable
+    assert ("use K=3" in told(*runs)) == is_comparable
+    document = {"comparisons": [found.as_json()], "prices": None, "tasks": []}
+    shown = comparison_rows(document)[1]
+    assert shown.count("not comparable") == (0 if is_comparable else 2)  # speed-up and TTFT
+
+
+def test_of_an_invalid_run_only_what_was_answered_is_told() -> None:
+    cells = cells_of(one_run("K=0", 1.0), one_run("K=3", 0.5))
+    found = compare_cells(cells, "K=0", prices=None, is_greedy=True)
+    assert advice(cells, found, [], {}) and not advice(cells, found, [], {}, is_valid=False)
 
 
 def test_answers_that_differ_are_counted_and_shown() -> None:

@@ -12,7 +12,13 @@ from typing import Any
 import pytest
 
 from headstart.bench.arrivals import LoadOptions, arrival_seconds
-from headstart.bench.workload import Workload, WorkloadOptions, make_workload, parse_lengths
+from headstart.bench.workload import (
+    Vocabulary,
+    Workload,
+    WorkloadOptions,
+    make_workload,
+    parse_lengths,
+)
 from headstart.data.conversations import Conversation
 from headstart.errors import ConfigError
 
@@ -30,7 +36,7 @@ def write(tmp_path: Path) -> Write:
 
 
 def made(count_tokens: Callable[[str], int] | None = None, **options: Any) -> Workload:
-    return make_workload(WorkloadOptions(**options), count_tokens=count_tokens)
+    return make_workload(WorkloadOptions(**options), Vocabulary(count_tokens=count_tokens))
 
 
 def words(text: str) -> int:
@@ -75,7 +81,7 @@ def test_made_up_prompts_have_the_length_asked_for() -> None:
 
 def test_made_up_token_ids_are_exact_and_within_the_vocabulary() -> None:
     options = WorkloadOptions(input_tokens="50", api="completions", num_requests=20)
-    workload = make_workload(options, vocab_size=97)
+    workload = make_workload(options, Vocabulary(size=97))
     for question in (*workload.questions, *workload.warm_up):
         assert isinstance(question.prompt, tuple) and len(question.prompt) == 50
         assert all(0 <= i < 97 for i in question.prompt)

@@ -12,6 +12,8 @@ pytest.importorskip("triton")
 
 from gpu_logits import INTERPRETED, Case
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 
 @torch.inference_mode()
 def test_logits_are_those_of_transformers_and_a_changed_norm_shows(tmp_path: Path) -> None:

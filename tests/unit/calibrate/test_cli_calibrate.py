@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.calibrate import run
+from headstart.data.prompt_reader import PromptReader
 from headstart.errors import ConfigError
 
 SHAPE = "layers=1,hidden=64,intermediate=96,heads=4,kv_heads=2,vocab=32"
@@ -17,7 +19,8 @@ def test_a_dry_run_prints_sizes_and_writes_nothing(
     out = tmp_path / "out"
     run(shape=SHAPE, acceptance=0.5, out=out, dry_run=True)
     said = capsys.readouterr()
-    assert "GB" in said.out and "parameters" in said.out and "wrote" not in said.out
+    assert " MB, " in said.out and "GB" not in said.out and "words are t2 to t31;" in said.out
+    assert "parameters" in said.out and "wrote" not in said.out
     assert "nothing was written" in said.err
     assert not out.exists()
 
@@ -37,3 +40,13 @@ def test_a_dry_run_needs_no_folder_and_counts_what_a_run_writes(
 def test_without_a_folder_nothing_can_be_written() -> None:
     with pytest.raises(ConfigError, match="no --out given"):
         run(shape=SHAPE, acceptance=0.5)
+
+
+def test_messages_can_be_put_to_what_was_written(tmp_path: Path) -> None:
+    run(shape=SHAPE, acceptance=0.5, out=tmp_path / "out")
+    reader = PromptReader(Checkpoint.open(tmp_path / "out"))
+    messages = [
+        {"role": "system", "content": "t9"},
+        {"role": "user", "content": "t3 t31 hello t32"},
+    ]
+    assert reader.read(messages) == [9, 3, 31, 0, 0]

@@ -26,7 +26,7 @@ TABLE = RoundTable(
         for seats, (none, three) in POINTS.items()
     )
 )
-BATCHES, RATES = tuple(POINTS), (0.2, 0.5, 0.8)
+RATES = (0.2, 0.5, 0.8)
 WAVES = {1: 12, 4: 4, 16: 2, 80: 1, 256: 1}  # few requests are too few for an average
 
 
@@ -110,8 +110,10 @@ def ratio_to_best(batch: int, rate: float, player: Player) -> tuple[float, float
     return min(fixed.values()) / seconds, fixed[0] / seconds
 
 
-@pytest.mark.parametrize("rate", RATES)
-@pytest.mark.parametrize("batch", BATCHES)
+# The largest batch takes a second each: where drafts nearly do not pay, which is the hardest.
+@pytest.mark.parametrize(
+    ("batch", "rate"), [(b, r) for b in POINTS for r in RATES if b < 256 or r == 0.5]
+)
 def test_auto_is_close_to_the_best_fixed_k_and_never_behind_none(batch: int, rate: float) -> None:
     to_best, to_none = ratio_to_best(batch, rate, Player())
     assert to_best > 0.97

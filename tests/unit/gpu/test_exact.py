@@ -22,6 +22,8 @@ from headstart.gpu.prompts import exact_rows, ragged_rows
 from headstart.kernels.choice import choose_truncated
 from headstart.models.attention import LayerCache, Span, attend_span
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 IS_INTERPRETED = DEVICE == "cpu"
 PAGE, POSITIONS = 4, 64

@@ -15,6 +15,7 @@ from headstart.assembly.build import Built, build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.gpu.forward import Kernels, why_unsupported
+from headstart.gpu.graphs import Graphs
 from headstart.gpu.rounds import Kind, Model, run_round
 from headstart.gpu.seats import Seat, Seats
 from headstart.models.attention import LayerCache, PagedContext, Span
@@ -22,8 +23,10 @@ from headstart.sampling.choose import choose
 from headstart.sampling.params import SamplingParams, derive_seed
 from headstart.sampling.rows import Row
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-PAGE, BLOCKS, TOKENS = 4, 8, 7
+PAGE, BLOCKS, TOKENS = 4, 8, 6
 PROMPTS = [[3, 4, 5, 6, 7, 8, 9], [5, 20, 31]]
 # Interpreted programs take milliseconds each, so everything is as small as it can be.
 SIZES: dict[str, Any] = {
@@ -114,7 +117,7 @@ def test_rounds_give_the_text_of_plain_decoding(tiny: Tiny, family: str, num_dra
     params = [SamplingParams(max_tokens=TOKENS, ignore_eos=True, **s) for s in settings]
     folder = tiny(family, rate=0.8, seed=1, dtype="F32", **SIZES)
     rig = Rig(folder, num_drafts)
-    assert why_unsupported(rig.model.trunk) is None
+    assert why_unsupported(rig.model.trunk.config) is None
     seeds = [derive_seed(p.seed or 0, 0) for p in params]
     first = [rig.sit(i, PROMPTS[i], params[i], seeds[i]) for i in range(len(PROMPTS))]
     texts, rounds = rig.finish(first)
@@ -153,3 +156,16 @@ def test_a_request_may_change_seats_and_others_may_leave(tiny: Tiny) -> None:
             text += row[1 : 1 + row[0]]
             assert rig.seats.emitted[1, 0] == 0
     assert text == plain(folder, params)[1]
+
+
+@pytest.mark.parametrize(
+    ("seats", "last"), [(3, [1, 2, 3]), (100, [80, 96, 100]), (300, [192, 256, 300])]
+)
+def test_every_number_of_seats_has_a_captured_size(seats: int, last: list[int]) -> None:
+    made = Seats(
+        seats, max_drafts=1, window=2, max_blocks=1, hidden=1, dtype=torch.float32,
+        device=torch.device("cpu"),
+    )  # fmt: skip
+    graphs = Graphs(None, made)  # type: ignore[arg-type]
+    assert graphs.sizes()[-3:] == last
+    assert {graphs.bucket(count) for count in range(1, seats + 1)} == set(graphs.sizes())

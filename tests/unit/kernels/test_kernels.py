@@ -187,3 +187,12 @@ def test_equal_logits_go_to_the_lowest_id() -> None:
     heat, zeros = torch.zeros(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
     cut = Shape(outputs=64, inputs=32)
     assert choose_rows(x, weight, heat, zeros, zeros, None, cut).tolist() == [0, 0]
+
+
+def test_logits_that_are_no_numbers_choose_a_token_all_the_same() -> None:
+    logits = torch.full((2, 90), torch.nan, device=DEVICE)
+    heat = torch.tensor([0.0, 1.0], device=DEVICE)
+    where = torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.arange(2, device=DEVICE)
+    assert choose_logits(logits, heat, *where).tolist() == [0, 0]
+    cuts = torch.full((2,), 5, dtype=torch.int32, device=DEVICE), heat + 1, heat * 0
+    assert all(0 <= token < 90 for token in choose_truncated(logits, heat, *where, *cuts).tolist())

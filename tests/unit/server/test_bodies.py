@@ -56,10 +56,59 @@ def test_too_many_bytes_are_refused_as_they_come_or_before() -> None:
 
 def test_all_bodies_together_are_bounded() -> None:
     reader = BodyReader(1000, in_thread)
-    reader._num_held = 15_900  # of others
+    reader._num_held = 31_900  # of others
     with pytest.raises(Refusal, match="too many large requests") as refused:
         read(reader, b"x" * 600)
-    assert refused.value.status == 503 and reader._num_held == 15_900
+    assert refused.value.status == 503 and reader._num_held == 31_900
+
+
+def test_a_body_counts_as_long_as_what_was_made_of_it() -> None:
+    reader = BodyReader(1 << 20, in_thread)
+    body = read(reader, b'{"prompt": [1, 2, 3], "n": 2}')
+    assert reader._num_held > 3 * 40
+    del body
+    assert reader._num_held == 0
+    with pytest.raises(Refusal, match="'n'"):
+        read(reader, b'{"prompt": "a", "n": "b"}')
+    assert reader._num_held == 0
+
+
+def test_many_small_values_are_refused_before_they_are_made() -> None:
+    reader = BodyReader(100_000, in_thread)
+    many = b'{"prompt": "a", "metadata": {"x": [' + b"[]," * 20_000 + b"0]}}"
+    with pytest.raises(Refusal, match="too many small values") as refused:
+        read(reader, many)
+    assert refused.value.status == 413 and reader._num_held == 0
+    assert read(reader, b'{"prompt": "' + b"ab," * 10_000 + b'"}').prompt  # the control
+
+
+def test_a_page_must_say_what_it_sends() -> None:
+    reader = BodyReader(1000, in_thread)
+    origin = {"origin": "http://page"}
+    with pytest.raises(Refusal, match="content type is ''") as refused:
+        read(reader, b'{"prompt": "a"}', headers=origin)
+    assert refused.value.status == 415
+    assert read(reader, b'{"prompt": "a"}').prompt == "a"
+    named = {**origin, "content-type": "application/json"}
+    assert read(reader, b'{"prompt": "a"}', headers=named).prompt == "a"
+
+
+def test_nulls_inside_of_parts_are_left_out() -> None:
+    data = b'{"prompt": "a", "stream": true, "stream_options": {"include_usage": null}, '
+    data += b'"headstart": {"statistics": null, "speculate": null}}'
+    parsed = parse(data, CompletionRequest)
+    assert parsed.stream_options is not None and not parsed.stream_options.include_usage
+    assert not parsed.headstart.statistics
+
+
+def test_fields_of_messages_that_nobody_reads_are_refused() -> None:
+    known = b'"name": "a", "tool_call_id": "b", "reasoning_content": "c", "refusal": "d"'
+    data = b'{"messages": [{"role": "user", "content": "x", %s, "mood": "e", "audio": null}]}'
+    (message,) = parse(data % known, ChatRequest).messages
+    with pytest.raises(RequestError, match="holds the field 'mood', which"):
+        message.for_template("{{ message.moody }}")
+    shown = message.for_template("{{ message.mood }}")
+    assert shown["mood"] == "e" and shown["name"] == "a" and "audio" not in shown
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import json
-import threading
-import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch
-from tokenizers import Tokenizer, decoders, models
+from grammar_walks import SPECIAL, ids, walk
 from tool_texts import TEMPLATES, TIME, WEATHER
-from transformers import PreTrainedTokenizerFast
 
 from headstart.errors import RequestError
 from headstart.server.grammar_specs import (
@@ -23,57 +18,12 @@ from headstart.server.grammar_specs import (
     json_object,
     json_schema,
     regex,
-    schema_format,
 )
-from headstart.server.grammars import GrammarCompiler, TokenGrammar
+from headstart.server.grammars import GrammarCompiler
 from headstart.server.reasoning import REASONING_FORMATS, after_reasoning
 from headstart.server.tool_calls import prepare
 from headstart.server.tool_formats import TOOL_FORMATS
 from headstart.server.tool_parsing import assembled
-
-CHARS = [chr(i) for i in range(32, 127)] + ["\n", *sorted({*"\uff5c\u2581"})]
-SPECIAL = ["<pad>", "<eos>", "<|user|>", "<tool_call>"]
-VOCAB = 128  # more than the tokenizer has
-END = SPECIAL.index("<eos>")
-NEVER = frozenset((0, 2, *range(len(SPECIAL) + len(CHARS), VOCAB)))
-MAX_SECONDS = 1.0
-
-
-def tokenizer() -> PreTrainedTokenizerFast:
-    words = {word: i for i, word in enumerate([*SPECIAL, *CHARS])}
-    own = Tokenizer(models.BPE(vocab=words, merges=[]))
-    own.decoder = decoders.Fuse()
-    own.add_special_tokens(SPECIAL)
-    return PreTrainedTokenizerFast(tokenizer_object=own, eos_token="<eos>", pad_token="<pad>")
-
-
-@pytest.fixture(scope="module")
-def compiler() -> Iterator[GrammarCompiler]:
-    made = GrammarCompiler(
-        tokenizer(), VOCAB, end_ids=[END], markers=["<tool_call>"], max_bytes=20_000,
-        max_seconds=MAX_SECONDS, cache_bytes=1 << 25,
-    )  # fmt: skip
-    yield made
-    made.close()
-
-
-def ids(text: str) -> list[int]:
-    return [len(SPECIAL) + CHARS.index(char) for char in text]
-
-
-def walk(grammar: TokenGrammar, text: str) -> bool:
-    """Whether the text fits and may end; every mask on the way agrees with what is accepted."""
-    for token in [*ids(text), END]:
-        mask = grammar.allowed()
-        assert mask is None or (mask.shape, mask.dtype) == ((VOCAB,), torch.bool)
-        is_allowed = mask is None or bool(mask[token])
-        assert mask is None or not mask[list(NEVER)].any(), "tokens that are no text"
-        assert grammar.fork().accept(token) is is_allowed
-        if not grammar.accept(token):
-            return False
-    assert not grammar.allowed().any(), "nothing follows the end"  # type: ignore[union-attr]
-    return True
-
 
 SCHEMA = {
     "type": "object",
@@ -250,77 +200,3 @@ def test_a_grammar_that_does_not_compile_says_why(
 ) -> None:
     with pytest.raises(RequestError, match=match):
         compiler.compile(spec)
-
-
-def test_a_grammar_that_needs_much_memory_is_given_up(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiler._process, "_max_memory", 4 << 20)
-    with pytest.raises(RequestError, match="needs more than 4 MiB to compile"):
-        compiler.compile(json_schema({"enum": [f"{i:05}" for i in range(2000)]}))
-    compiler.compile(json_schema({"enum": ["a few", "words"]}))
-
-
-def nested(depth: int) -> Any:
-    schema: Any = True
-    for _ in range(depth):
-        schema = {"type": "object", "properties": {"a": schema}}
-    return schema
-
-
-def test_a_bomb_is_given_up_in_time_and_keeps_nobody_waiting(compiler: GrammarCompiler) -> None:
-    with pytest.raises(RequestError, match="more than 48 levels deep"):
-        json_schema(nested(60))
-    bomb = GrammarSpec.of("JSON schema", schema_format(nested(450)))
-    ends: list[str] = []
-
-    def explode() -> None:
-        with pytest.raises(RequestError, match="takes more than 1 s to compile"):
-            compiler.compile(bomb)
-        ends.append("bomb")
-
-    started = time.monotonic()
-    thread = threading.Thread(target=explode)
-    thread.start()
-    compiler.compile(regex("quick[a-d]"))
-    ends.append("quick")
-    thread.join(20)
-    assert ends == ["quick", "bomb"]
-    assert MAX_SECONDS <= time.monotonic() - started < 4 * MAX_SECONDS + 10
-
-
-def test_a_grammar_that_is_slow_to_follow_ends_itself(compiler: GrammarCompiler) -> None:
-    """Ambiguous repetitions compile at once and then take longer with every token."""
-    grammar = compiler.compile(regex("((((a{1,100}){1,100}){1,100}){1,100}){1,100}"))
-    token = ids("a")[0]
-    ahead = grammar.fork()
-    with pytest.raises(RequestError, match="takes too long to follow"):
-        for _ in range(100):
-            ahead.accept(token)
-    for again in (grammar.allowed, lambda: grammar.accept(token)):
-        with pytest.raises(RequestError, match="takes too long to follow"):
-            again()
-
-
-def test_the_process_is_started_again_when_it_is_gone(compiler: GrammarCompiler) -> None:
-    process = compiler._process._process
-    process.kill()
-    process.wait()
-    assert walk(compiler.compile(regex("again")), "again")
-
-
-def test_compiled_grammars_are_kept_within_a_bound(
-    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    specs = [regex(f"kept[xyz]{{1,{number}}}") for number in range(10, 15)]
-    compiler.compile(specs[0])
-    kept, size = compiler._compiled[specs[0]]
-    compiler.compile(specs[0])
-    assert compiler._compiled[specs[0]][0] is kept
-    monkeypatch.setattr(compiler, "_cache_bytes", 3 * size)
-    for spec in specs:
-        compiler.compile(spec)
-    assert size <= compiler.num_cached_bytes <= 3 * size
-    assert specs[-1] in compiler._compiled and specs[0] not in compiler._compiled
-    with pytest.raises(RequestError, match="MiB when it is compiled; this server takes up to 0"):
-        compiler.compile(regex("[a-z]{1,900}"))

@@ -43,6 +43,7 @@ def test_only_a_whole_key_opens(header: str | None) -> None:
         ({"max_queue": -1}, "--max-queue"),
         ({"log_format": "xml"}, "--log-format is 'xml'"),
         ({"api_key": [""]}, "--api-key is empty"),
+        ({"api_key": ["one "]}, "--api-key begins or ends with a blank"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -84,7 +84,8 @@ def test_thinking_is_known_while_it_goes_on() -> None:
 def test_the_format_comes_from_the_template_the_model_or_the_user() -> None:
     template = "{{ m.content.split('</think>')[-1] }}"
     assert reasoning_format(None, template) is THINK
-    assert reasoning_format("auto", "no marks", "mimo") is THINK
+    assert reasoning_format("auto", "no marks", "mimo", ["<think>", "</think>"]) is THINK
+    assert reasoning_format("auto", "no marks", "mimo") is None, "a grafted model does not think"
     assert reasoning_format("auto", "no marks", "llama") is None
     assert reasoning_format("none", template) is None
     assert reasoning_format("kimi", template) is REASONING_FORMATS["kimi"]

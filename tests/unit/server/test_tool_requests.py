@@ -110,3 +110,34 @@ def test_messages_with_broken_calls_are_refused(message: dict[str, Any], match: 
 
 def test_a_tool_without_parameters_takes_none() -> None:
     assert read_tools([TIME])[0].schema() == {"type": "object", "properties": {}}
+
+
+OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "fits"),
+    [
+        ({}, True),
+        ({"$defs": {"x": {"type": "string"}}}, True),
+        ({"properties": {}}, True),
+        ({"type": ["object"]}, True),
+        ({"$ref": "#/$defs/x", "$defs": {"x": OBJECT}}, True),
+        ({"anyOf": [OBJECT, {"$ref": "#/$defs/x"}], "$defs": {"x": OBJECT}}, True),
+        ({"enum": [{"a": 1}]}, True),
+        ({"type": "array", "items": {"type": "integer"}}, False),
+        ({"type": "string"}, False),
+        ({"type": ["object", "null"]}, False),
+        ({"anyOf": [OBJECT, {"type": "null"}]}, False),
+        ({"$ref": "#/$defs/x", "$defs": {"x": {"type": "integer"}}}, False),
+        ({"$ref": "#"}, False),
+        ({"const": 3}, False),
+    ],
+)
+def test_parameters_that_are_forced_are_an_object(parameters: Any, fits: bool) -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    if fits:
+        assert asked(tools=[tool], tool_choice="required").grammar is not None
+        return
+    with pytest.raises(RequestError, match="parameters of the tool 'f' allow something else"):
+        asked(tools=[tool], tool_choice="required")

@@ -12,7 +12,7 @@ from bench_records import request, run
 from headstart.bench.arrivals import LoadOptions
 from headstart.bench.cells import Point
 from headstart.bench.cost import parse_prices
-from headstart.bench.document import Measured, make_document
+from headstart.bench.document import Measured, _notes, make_document
 from headstart.bench.page import make_page
 from headstart.bench.records import Failure, Lag, VariantRecord
 from headstart.bench.rows import acceptance_rows, comparison_rows, cost_rows, spread_rows, xllm_rows
@@ -69,7 +69,8 @@ def test_a_run_without_answers_is_shown_as_what_it_is(capsys: pytest.CaptureFixt
     json.dumps(found, allow_nan=False)
     show(found)
     text = capsys.readouterr().out
-    assert "1 of 1 requests failed (1 server_error)" in text and "INVALID" in text
+    assert text.startswith("INVALID")
+    assert "1 of 1 requests failed (1 server_error)" in text
     assert "INVALID" in make_page(found).render()
 
 
@@ -77,3 +78,19 @@ def test_the_page_keeps_the_document_but_not_every_request() -> None:
     page = make_page(document()).render()
     assert '"speed_up"' in page and '"latency_seconds":' in page
     assert '"ttft_seconds":0.1,' not in page
+
+
+def test_tables_fit_into_a_hundred_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    show(whole_document())
+    tables = capsys.readouterr().out.split("\n> ")[0].splitlines()
+    assert max(map(len, tables)) <= 100
+    figures = [line for line in tables if line.startswith(("K=0", "K=3"))]
+    assert len(figures) == 6 * 3 + 3 + 3 + 6
+    assert all(line.count("(") == line.count(")") for line in tables)  # no interval is folded
+
+
+def test_notes_that_differ_in_numbers_only_are_told_once() -> None:
+    runs = [run(notes=(f"{share}% came from the cache", "same")) for share in (10, 20, 20)]
+    assert _notes(runs) == [
+        "10% came from the cache (1 more with other numbers, see `runs`)", "same",
+    ]  # fmt: skip

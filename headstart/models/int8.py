@@ -34,16 +34,16 @@ class Int8Rows(Linear):
         self.scales = scales
 
 
-def with_rounded(layer: Linear) -> Linear:
+def with_int8(layer: Linear) -> Linear:
     """The same layer, sharing its weights, with an 8-bit copy for few rows."""
     result = Linear(0, 0)
     result.weight, result.bias, result.scales = layer.weight, layer.bias, layer.scales
-    result.rounded = Int8Rows(layer)
+    result.int8 = Int8Rows(layer)
     return result
 
 
-def round_all(module: nn.Module) -> None:
+def add_int8(module: nn.Module) -> None:
     """Give every Linear below `module` an 8-bit copy."""
     for child in list(module.modules()):
         if isinstance(child, Linear) and not isinstance(child, Int8Rows):
-            child.rounded = Int8Rows(child)
+            child.int8 = Int8Rows(child)

@@ -9,10 +9,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.kernels import choice
+from headstart.kernels.int8 import choose_int8, gated_int8, integers, partial_int8
 from headstart.kernels.linear import Shape
-from headstart.kernels.rounded import choose_rounded, gated_rounded, integers, partial_rounded
+from headstart.models.int8 import Int8Rows, add_int8, with_int8
 from headstart.models.linear import Linear
-from headstart.models.rounded import Int8Rows, round_all, with_rounded
 from headstart.sampling import noise
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,10 +51,10 @@ def test_products(rows: int, inputs: int) -> None:
     layer, x = layer_of(70, inputs), random(rows, inputs, seed=1)
     rounded = Int8Rows(layer)
     wanted = x @ restored(rounded).T
-    found = partial_rounded(x, rounded.weight, rounded.scales, CUT).sum(0)
+    found = partial_int8(x, rounded.weight, rounded.scales, CUT).sum(0)
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     gate, up = wanted.chunk(2, -1)
-    gated = gated_rounded(x, rounded.weight, rounded.scales, Shape(outputs=32, inputs=64))
+    gated = gated_int8(x, rounded.weight, rounded.scales, Shape(outputs=32, inputs=64))
     wanted = torch.nn.functional.silu(gate) * up
     torch.testing.assert_close(gated, wanted, rtol=1e-2, atol=1e-2)
 
@@ -67,7 +67,7 @@ def test_choices_are_the_samplers(rows: int, monkeypatch: pytest.MonkeyPatch) ->
     seeds, positions = [5, -6, 7][:rows], [1, 2, 3][:rows]
     ids = torch.arange(7, 7 + 3 * 150, 3, device=DEVICE)
     where = torch.tensor(seeds, device=DEVICE), torch.tensor(positions, device=DEVICE)
-    found = choose_rounded(x, rounded.weight, rounded.scales, heat, *where, ids, CUT)
+    found = choose_int8(x, rounded.weight, rounded.scales, heat, *where, ids, CUT)
     logits = x @ restored(rounded).T
     sums = logits * heat[:, None] + noise.gumbel(seeds, positions, ids)
     sums[0] = logits[0]
@@ -76,11 +76,11 @@ def test_choices_are_the_samplers(rows: int, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_copy_stands_beside_the_weights() -> None:
     layer = layer_of(40, 64)
-    shared = with_rounded(layer)
-    assert shared.weight is layer.weight and layer.rounded is None
-    assert isinstance(shared.rounded, Int8Rows)
-    error = (restored(shared.rounded) - layer.weight).abs().amax(1)
+    shared = with_int8(layer)
+    assert shared.weight is layer.weight and layer.int8 is None
+    assert isinstance(shared.int8, Int8Rows)
+    error = (restored(shared.int8) - layer.weight).abs().amax(1)
     assert (error <= layer.weight.abs().amax(1) / 250).all()
     parent = torch.nn.ModuleList([layer])
-    round_all(parent)
-    assert isinstance(layer.rounded, Int8Rows) and layer.rounded.rounded is None
+    add_int8(parent)
+    assert isinstance(layer.int8, Int8Rows) and layer.int8.int8 is None

@@ -1,0 +1,116 @@
+"""A few plain questions to a server before it is measured; its streams are read by client.py."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from typing import Any
+
+from headstart.bench.chunks import error_words
+from headstart.bench.target import Target, refusal_words
+from headstart.bench.tokens import Tokens
+from headstart.errors import ServerError
+
+_SECONDS = 30.0
+_CHAT_SECONDS = 600.0  # a first answer may wait for kernels to be compiled
+_MOST_BYTES = 1 << 22
+# Names of the text: vLLM's, SGLang's and ours; llama.cpp's.
+_TEXTS = ("prompt", "content")
+
+
+class Asking:
+    """One server; ServerError, with its own words, where it lists no model."""
+
+    def __init__(self, target: Target):
+        self._target = target
+        # No proxy: client.py uses none either.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._model = target.model
+
+    @property
+    def model(self) -> str:
+        if self._model is None:
+            url = f"{self._target.root}/v1/models"
+            status, found = self._ask("/v1/models")
+            if status != 200:
+                raise ServerError(refusal_words(url, status, _said(found)))
+            try:
+                self._model = str(found["data"][0]["id"])
+            except (KeyError, IndexError, TypeError):
+                raise ServerError(
+                    f"{url} lists no model. Check the URL, or give --served-model."
+                ) from None
+        return self._model
+
+    def chat_refusal(self) -> str | None:
+        """What the server says where the model has no chat template; None in any other case."""
+        hello = [{"role": "user", "content": "hello"}]
+        status, found = self._ask(
+            "/v1/chat/completions",
+            {"model": self.model, "messages": hello, "max_tokens": 1},
+            seconds=min(_CHAT_SECONDS, self._target.timeout_seconds),
+        )
+        words = "" if status == 200 else _said(found)
+        return words if "chat template" in words.replace("_", " ").lower() else None
+
+    def tokens(self) -> Tokens | None:
+        """By /tokenize and /detokenize; None where the server has not both."""
+        for name in _TEXTS:
+            tokens = Tokens(
+                lambda text, name=name: self._encode(name, text) or [],  # type: ignore[misc]
+                lambda ids, name=name: self._decode(name, ids),  # type: ignore[misc]
+            )
+            ids = tokens.encode("hello world")
+            if ids and tokens.decode(ids) is not None:
+                return tokens
+        return None
+
+    def _encode(self, name: str, text: str) -> list[int] | None:
+        body = {"model": self.model, name: text}
+        if name == "prompt":  # the other form adds none unless asked
+            body["add_special_tokens"] = False  # type: ignore[assignment]
+        status, found = self._ask("/tokenize", body)
+        ids = found.get("tokens") if status == 200 and isinstance(found, dict) else None
+        is_list = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
+        return ids if is_list else None
+
+    def _decode(self, name: str, ids: Sequence[int]) -> str | None:
+        status, found = self._ask("/detokenize", {"model": self.model, "tokens": list(ids)})
+        text = found.get(name) if status == 200 and isinstance(found, dict) else None
+        return text if isinstance(text, str) else None
+
+    def _ask(
+        self, path: str, body: dict[str, Any] | None = None, *, seconds: float = _SECONDS
+    ) -> tuple[int, Any]:
+        """Status and document (or text); ServerError where nobody answers."""
+        headers = {"Content-Type": "application/json"}
+        if self._target.key:
+            headers["Authorization"] = f"Bearer {self._target.key}"
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self._target.root + path, data=data, headers=headers)
+        try:
+            with self._opener.open(request, timeout=seconds) as response:
+                return response.status, _document(response.read(_MOST_BYTES))
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, _document(error.read(_MOST_BYTES))
+        except OSError as error:
+            reason = getattr(error, "reason", error)
+            words = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
+            raise ServerError(
+                f"{self._target.root} cannot be reached ({words}). Check the URL, and that the "
+                "server is up."
+            ) from error
+
+
+def _document(data: bytes) -> Any:
+    try:
+        return json.loads(data)
+    except ValueError:
+        return data.decode("utf-8", "replace")
+
+
+def _said(found: Any) -> str:
+    return error_words(found) or (found.strip()[:200] if isinstance(found, str) else str(found))

@@ -1,0 +1,52 @@
+"""Captured rounds when something goes wrong, or is not as usual; interpreted on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from engine_runs import ids_of
+from test_engine_kernels import PROMPTS, SIZES, model, settings, start
+from tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.engine.engine import Engine
+from headstart.engine.loop import Loop
+
+
+def test_after_a_failed_step_nobody_keeps_a_seat(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: who had been chosen a first token was seated by the step after the failure."""
+    engine = start(model(tiny), "on")
+    wanted = ids_of(engine.generate(PROMPTS[:1], settings(4)[:1]))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Loop, "_commit", fail)  # first tokens are chosen by then
+        engine.add(PROMPTS[1], settings(4)[0])
+        with pytest.raises(RuntimeError, match="out of memory"):
+            engine.step()
+    engine.recover()
+    assert ids_of(engine.generate(PROMPTS[:1], settings(4)[:1])) == wanted
+    assert not engine.loop.seating.taken and engine.pool.num_used == 0  # type: ignore[attr-defined]
+
+
+def test_a_head_of_another_head_size_drafts_as_without_kernels(tiny: Tiny) -> None:
+    """Regression: its keys were rotated by the trunk's table."""
+    folder = model(tiny)
+    other = tiny("mimo", rate=0.9, seed=1, dtype="F32", **{**SIZES, "head_dim": 32})
+
+    def run(kernels: str) -> Any:
+        engine = Engine(
+            folder, other, dtype="float32", kernels=kernels, speculate=2, block_size=4,
+            kv_bytes=200_000,
+        )  # fmt: skip
+        return engine.generate(PROMPTS[:2], settings(6)[:2])
+
+    found, wanted = run("on"), run("off")
+    assert ids_of(found) == ids_of(wanted)
+    assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]

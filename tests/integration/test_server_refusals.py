@@ -1,0 +1,99 @@
+"""What cannot be answered is refused, with a message that names the field and says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from server_runs import VOCAB, Server
+
+ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
+
+
+@pytest.fixture(scope="module")
+def http(api_server: Server) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=api_server.url, verify=False) as made:
+        yield made
+
+
+REFUSED = [
+    ({"nonsense": 1}, "nonsense", "'nonsense' is not implemented"),
+    ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
+    ({"temperature": -1}, "temperature", "temperature is -1"),
+    ({"temperature": "hot"}, "temperature", "should be a valid number"),
+    ({"n": 99}, "n", "at most 16"),
+    ({"n": 0}, "n", "n is 0"),
+    ({"logprobs": True, "top_logprobs": 21}, "logprobs", "at most 20"),
+    ({"top_logprobs": 2}, "top_logprobs", "without logprobs"),
+    ({"stop": ["x"] * 65}, "stop", "at most 64"),
+    ({"stop": ["x" * 300]}, "stop", "over 256 characters"),
+    ({"stop": [""]}, "stop", "at least one character"),
+    ({"max_tokens": 0}, "max_tokens", "max_tokens is 0"),
+    ({"max_tokens": 10**30}, "max_tokens", "should be less than"),
+    ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "give one of them"),
+    ({"seed": 1 << 70}, "seed", "should be less than"),
+    ({"messages": []}, "messages", "at least 1 item"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "'user'"),
+    (
+        {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        "messages",
+        "this server reads text",
+    ),
+    ({"messages": None}, "messages", "'messages' is missing"),
+    ({"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids"),
+    ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids", f"tokens 0 to {VOCAB - 1}"),
+    ({"headstart": {"speculate": 17}}, "speculate", "0 to 16"),
+    ({"headstart": {"speculate": "auto"}}, None, "needs an engine that was started with it"),
+    ({"headstart": {"draft_vocab": "latin"}}, None, "no draft vocabulary is called 'latin'"),
+    ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not implemented"),
+    (
+        {"chat_template_kwargs": {"tokenize": True}},
+        "chat_template_kwargs",
+        "the engine sets itself",
+    ),
+    ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "not for the"),
+    ({"allowed_token_ids": [3] * 5000}, "allowed_token_ids", "at most 4096"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, None, "the prompt has 50"),
+    ({"max_tokens": 5000}, "max_tokens", "may have 4096. Ask for up to 4089, or leave"),
+    ({"max_completion_tokens": 5000, "max_tokens": None}, "max_tokens", "Ask for up to"),
+    ({"messages": [{**ASKED["messages"][0], "mood": 3}]}, "messages", "holds the field 'mood'"),
+    ({"messages": [{"role": "user", "content": "x" * 200000}]}, None, "larger than 100,000 bytes"),
+]
+
+
+@pytest.mark.parametrize(("fields", "param", "said"), REFUSED, ids=[said for *_, said in REFUSED])
+def test_what_cannot_be_answered_is_refused_by_name(
+    http: httpx.Client, fields: dict[str, Any], param: str | None, said: str
+) -> None:
+    answer = http.post("/v1/chat/completions", json={**ASKED, **fields})
+    assert answer.status_code == (413 if "larger" in said else 400), answer.text
+    error = answer.json()["error"]
+    assert said in error["message"] and error["param"] == param
+    assert error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"{", b"[1]", b'{"prompt": NaN}', b'{"prompt": "\xff"}', b"[" * 9000, b"\x00"],
+    ids=["empty", "open", "list", "nan", "not utf-8", "deep", "zero"],
+)
+def test_what_is_no_json_object_is_a_400(http: httpx.Client, data: bytes) -> None:
+    answer = http.post("/v1/completions", content=data)
+    assert answer.status_code == 400
+    assert "the body is" in answer.json()["error"]["message"]
+
+
+def test_what_is_too_long_has_the_code_that_clients_look_for(http: httpx.Client) -> None:
+    long = [{"role": "user", "content": "x" * 5000}]
+    for fields in ({"max_tokens": 5000}, {"messages": long}):
+        error = http.post("/v1/chat/completions", json={**ASKED, **fields}).json()["error"]
+        assert error["code"] == "context_length_exceeded"
+
+
+def test_tokens_of_a_text_that_is_far_too_long_are_not_looked_for(http: httpx.Client) -> None:
+    answer = http.post("/tokenize", json={"prompt": "x" * 90_000})
+    assert answer.status_code == 400 and "the prompt has over" in answer.json()["error"]["message"]
+    assert http.post("/tokenize", json={"prompt": "x" * 900}).json()["count"] == 900

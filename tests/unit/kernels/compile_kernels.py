@@ -1,0 +1,67 @@
+"""Compile kernels for an H100 without one; run by test_compiling.py in a process of its own.
+
+The interpreter accepts more than the compiler does.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from headstart.kernels import attention, choice, inputs, int8, linear, prompts, rows
+
+ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "TILE": 16}
+CUT = {"LEAST": 128, "CUT": 0, "STEP": 64}
+TILE = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128}
+INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
+KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
+         "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
+         "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
+         "heat": "*fp32", "best": "*fp32", "scales": "*fp32", "sizes": "*fp32", "scale": "fp32",
+         "eps": "fp32"}  # fmt: skip
+TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
+           "result", "cos", "sin", "bias", "q_norm", "k_norm", "embed_norm",
+           "state_norm")  # fmt: skip
+
+JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
+    (attention._attend, {**ROUNDS, **CUT, "PAGE": 16}, {}),
+    (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1}, {}),
+    (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 64,
+                       "BLOCK_N": 64}, {"tiles": "*i32"}),
+    (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
+    (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
+    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
+    (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
+    (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
+    (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
+    (int8._integers, {"BLOCK": 4096}, INTEGERS),
+    (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 4096}, {}),
+    (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
+                       "BLOCK": 64, "HAS_BIAS": True, "HAS_NORMS": True}, {}),
+    (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 4096}, {}),
+]  # fmt: skip
+
+
+def main() -> None:
+    for kernel, fixed, own in JOBS:
+        kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
+        signature = {
+            name: "constexpr" if name in fixed else kinds.get(name, "i32")
+            for name in kernel.arg_names
+        }
+        constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+        aligned = {
+            (index,): [["tt.divisibility", 16]]
+            for index, kind in enumerate(signature.values())
+            if kind.startswith("*")
+        }
+        source = ASTSource(kernel, signature, constants, aligned)
+        made = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4, "num_stages": 3})
+        print(kernel.__module__, kernel.__name__, made.metadata.shared)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,23 @@
+"""The kernels compile for a GPU, too: the interpreter is more patient than the compiler."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+
+def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("compile_kernels.py")
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True,
+        env={**own, "TRITON_CACHE_DIR": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert "int8 _best_of_tile" in run.stdout
