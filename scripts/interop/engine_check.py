@@ -2,7 +2,8 @@
 
 For each family a tiny checkpoint whose head agrees with its trunk some of the time is run by both,
 without and with drafts, ours with the layout that vLLM computes (`layout="vllm"`). Tokens and
-counters must be the same; with the halves of the head's fusion swapped ours must count otherwise.
+counters must be the same (in BF16 counters nearly); with the halves of the head's fusion swapped
+ours must be far off.
 
 Prints a table, writes JSON with --json, exits 1 on any failure.
 """
@@ -31,17 +32,18 @@ from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
 DEPTHS = (1, 3)
-# What the tiny checkpoint of a family is made with. vLLM's CPU kernel for gated delta nets takes
-# BF16 only, and there a different rounding may choose another expert: those have all experts
-# chosen, or a seed at which none is near the border.
+# What the tiny checkpoint of a family is made with.
 FAMILIES: dict[str, dict[str, Any]] = {
     "mimo": {"dtype": "F32"},
     "glm4_moe": {"dtype": "F32"},
     "ernie4_5_moe": {"dtype": "F32"},
     "qwen3_5_text": {"dtype": "BF16"},
-    "qwen3_5_moe_text": {"dtype": "BF16", "seed": 3, "num_experts_per_tok": 4},
-    "qwen3_next": {"dtype": "BF16", "seed": 1, "num_experts_per_tok": 4},
+    "qwen3_5_moe_text": {"dtype": "BF16", "seed": 3},
+    "qwen3_next": {"dtype": "BF16"},
 }
+# vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or
+# two from one run to the next.
+APART = {"F32": 0, "BF16": 3}
 # vLLM 0.32 leaves the correction out on CPUs where scores are a softmax without groups.
 UNCORRECTED = ("ernie4_5_moe",)
 
@@ -97,6 +99,10 @@ def accepted_by_round(origins: Sequence[str]) -> list[int]:
     return found
 
 
+def apart(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
 def make_model(family: str, out: Path) -> Path:
     model = write_tiny(family, out, **FAMILIES[family])
     if family not in UNCORRECTED:
@@ -125,8 +131,9 @@ def check(family: str, python: Path, work: Path, versions: dict[str, str]) -> Re
             result.rows.append(row)
             print(f"{family:17} K={depth}  {row.ours} {row.vllm} swapped {control}", flush=True)
             result.expect(same, f"K={depth}: tokens differ")
-            result.expect(row.ours == row.vllm, f"K={depth}: ours {row.ours}, vLLM {row.vllm}")
-            result.expect(control != row.vllm, f"K={depth}: the control counts the same")
+            most = APART[result.dtype]
+            result.expect(apart(row.ours, row.vllm) <= most, f"K={depth}: {row.ours} {row.vllm}")
+            result.expect(apart(control, row.vllm) > 20, f"K={depth}: the control counts the same")
             rate = own.accepted[0] / own.drafts
             result.expect(0.2 <= rate <= 0.9, f"K={depth}: acceptance {rate:.2f} at depth 1")
             result.expect(0 < own.accepted[-1] < own.drafts, f"K={depth}: no bonus or no recovery")

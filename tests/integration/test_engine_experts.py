@@ -158,3 +158,16 @@ def test_fused_experts_give_the_same_text_and_drafts(tiny: Tiny, tmp_path: Path)
         engine = start(model, speculate=3)
         answers.append((ids_of(run(engine, PROMPTS, greedy())), engine.stats.acceptance.accepted))
     assert answers[0] == answers[1]
+
+
+def test_the_head_of_ernie_turns_halves_where_vllm_is_to_be_reproduced(tiny: Tiny) -> None:
+    folder = checkpoint(tiny, "ernie4_5_moe")
+    answers, counters = [], []
+    for layout, turns_neighbours in (("own", True), ("vllm", False)):
+        engine = start(folder, speculate=3, layout=layout)
+        assert engine.built.head is not None
+        table = engine.built.head.module(1).rotary or engine.built.trunk.rotary
+        assert table.is_interleaved is turns_neighbours
+        answers.append(ids_of(run(engine, PROMPTS, greedy())))
+        counters.append(engine.stats.acceptance.accepted)
+    assert answers[0] == answers[1] and counters[0] != counters[1]
