@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from headstart.errors import ConfigError
@@ -55,6 +56,32 @@ def _glm4_moe(**sizes: Any) -> dict[str, Any]:
         "num_nextn_predict_layers": 1,
         **sizes,
     }
+
+
+def _deepseek_v3(**sizes: Any) -> dict[str, Any]:
+    return {
+        **_BASE,
+        "rms_norm_eps": 1e-6,
+        "model_type": "deepseek_v3",
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "attention_bias": False,
+        "max_position_embeddings": 163840,
+        "rope_scaling": {
+            "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
+            "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+        },
+        "q_lora_rank": 1536,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "moe_layer_freq": 1,
+        "num_nextn_predict_layers": 1,
+        **sizes,
+    }  # fmt: skip
 
 
 def _ernie4_5_moe(**sizes: Any) -> dict[str, Any]:
@@ -143,6 +170,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=1408, first_k_dense_replace=1, routed_scaling_factor=1.0,
         use_qk_norm=False,
     ),
+    "deepseek-v3": _deepseek_v3(
+        # heads have no size of their own: what is compressed decides
+        **{n: v for n, v in _sizes(61, 7168, 18432, 128, 128, 129280, 1e4).items()
+           if n != "head_dim"},
+        n_routed_experts=256, num_experts_per_tok=8, n_shared_experts=1,
+        moe_intermediate_size=2048, first_k_dense_replace=3, routed_scaling_factor=2.5,
+        n_group=8, topk_group=4,
+    ),
     "ernie-4.5-21b": _ernie4_5_moe(
         **_sizes(28, 2560, 12288, 20, 4, 103424, 500000.0),
         moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_intermediate_size=1536,
@@ -173,6 +208,8 @@ _NUMBERS = {
     "head_dim": "head_dim",
     "vocab": "vocab_size",
 }
+# of a named shape that has them, too
+_EXPERTS = ("n_routed_experts", "num_experts", "moe_num_experts")
 
 
 # Two tokens end a text, and a cycle of fewer than eight others cannot hold every rate.
@@ -227,21 +264,24 @@ def shape_config(shape: str) -> dict[str, Any]:
     return _mimo(rope_theta=10000.0, **{_NUMBERS[name]: n for name, n in numbers.items()})
 
 
-def _numbers(text: str) -> dict[str, int]:
+def _numbers(text: str, known: Iterable[str] = _NUMBERS) -> dict[str, int]:
     numbers: dict[str, int] = {}
     for part in text.split(","):
         name, _, value = part.partition("=")
-        if name not in _NUMBERS or not value.isdigit() or int(value) < 1:
-            raise ConfigError(
-                f"--shape: {part!r} is not one of {', '.join(_NUMBERS)} with a number."
-            )
+        if name not in known or not value.isdigit() or int(value) < 1:
+            raise ConfigError(f"--shape: {part!r} is not one of {', '.join(known)} with a number.")
         numbers[name] = int(value)
     return numbers
 
 
 def _changed(config: dict[str, Any], changes: str) -> dict[str, Any]:
     """A named shape with some of its numbers changed, such as fewer layers to fit a device."""
-    numbers = _numbers(changes) if changes else {}
-    result = {**config, **{_NUMBERS[name]: number for name, number in numbers.items()}}
-    _check({name: result[field] for name, field in _NUMBERS.items()})
+    fields = {name: field for name, field in _NUMBERS.items() if field in config}
+    fields.update(("experts", field) for field in _EXPERTS if field in config)
+    numbers = _numbers(changes, fields) if changes else {}
+    if "kv_lora_rank" in config and "heads" in numbers:  # every head has its own, unfolded
+        numbers.setdefault("kv_heads", numbers["heads"])
+    result = {**config, **{fields[name]: number for name, number in numbers.items()}}
+    checked = {name: result[field] for name, field in fields.items()}
+    _check({"head_dim": result.get("qk_rope_head_dim", 0), **checked})
     return result

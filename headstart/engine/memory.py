@@ -4,6 +4,7 @@ what is free."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 import torch
 
@@ -11,7 +12,7 @@ from headstart.assembly.build import Built
 from headstart.assembly.host import available_bytes
 from headstart.engine.options import EngineOptions
 from headstart.errors import EngineError
-from headstart.models.config import ModelConfig
+from headstart.models.config import LayerKind, ModelConfig
 
 _GPU_SHARE = 0.5
 # On a CPU memory is everybody's: enough for requests of usual length, and not more than this
@@ -90,17 +91,19 @@ def num_blocks(built: Built, options: EngineOptions, *, taken: int = 0) -> tuple
 
 def block_bytes(built: Built, block_size: int) -> int:
     """K/V of a block in every layer of trunk and head, and the states kept beside it."""
-    attending = built.config.num_layers - built.config.num_recurrent
-    token = attending * _slot_values(built.config)
+    config = built.config
+    token = sum(slot_values(config, kind) for kind in config.layers)
     states = 0
     if built.head is not None:
-        token += built.head.num_modules * _slot_values(built.head.config)
+        own = built.head.config
+        token += built.head.num_modules * slot_values(own, own.head_layer)
         states = built.head.num_modules * built.config.hidden
     return (token * block_size + states) * built.dtype.itemsize
 
 
-def _slot_values(config: ModelConfig) -> int:
-    return 2 * config.num_kv_heads * config.head_dim
+def slot_values(config: ModelConfig, kind: LayerKind) -> int:
+    """Numbers that a layer keeps of a token; a recurrent one none."""
+    return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in config.kept(kind))
 
 
 def _given(built: Built, options: EngineOptions) -> int | None:

@@ -16,9 +16,10 @@ import torch
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.engine.verifier import Chooser
-from headstart.models.attention import Context, LayerCache, PagedContext, Places, Span
-from headstart.models.config import ModelConfig
+from headstart.models.attention import LayerCache, PagedContext, Places, Span, empty_cache
+from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up
+from headstart.models.layers import LayerContext
 from headstart.models.linear import Int8Linear, Linear
 from headstart.models.mtp import MTPHead
 from headstart.models.recurrence import (
@@ -72,15 +73,18 @@ class Runner:
         slots = num_blocks * block_size
         modules = head.num_modules if head is not None else 0
         # Same slots everywhere, but the head's K/V may have another shape than the trunk's.
-        attending = config.num_layers - config.num_recurrent
-        self._caches = [self._cache(slots, config) for _ in range(attending)]
+        self._caches = [
+            self._cache(slots, config, kind) for kind in config.layers if kind.mixer != "delta"
+        ]
         self.num_states = num_states if config.num_recurrent else 0
         self._states: list[LayerStates] = [
             empty_states(config.delta, num_states, dtype, self.device)
             for _ in range(config.num_recurrent)
             if config.delta is not None
         ]
-        self._head_caches = [self._cache(slots, head.config) for _ in range(modules) if head]
+        self._head_caches = [
+            self._cache(slots, head.config, head.config.head_layer) for _ in range(modules) if head
+        ]
         # Per block and module the state that the slot after the block needs.
         self._boundary = torch.zeros(
             num_blocks, modules, config.hidden, dtype=dtype, device=self.device
@@ -90,11 +94,8 @@ class Runner:
         self.drafts_in_int8 = False  # whether few drafts come from rounded weights
         self.draft_vocabs: dict[str, DraftVocab] = {}
 
-    def _cache(self, slots: int, config: ModelConfig) -> LayerCache:
-        shape = (slots, config.num_kv_heads, config.head_dim)
-        # Zeros, not garbage: a masked NaN would still spoil a product.
-        empty = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2)]
-        return LayerCache(*empty)
+    def _cache(self, slots: int, config: ModelConfig, kind: LayerKind) -> LayerCache:
+        return empty_cache(config.kept(kind), slots, self.dtype, self.device)
 
     def _numbers(self, values: Sequence[int]) -> torch.Tensor:
         return torch.tensor(values, device=self.device)
@@ -126,12 +127,14 @@ class Runner:
         return [states[s.start : s.stop] for s in spans], logits
 
     def _contexts(
-        self, attending: Callable[[LayerCache], Context], going_on: Callable[..., Recurrence]
-    ) -> list[Context | Recurrence]:
+        self,
+        attending: Callable[[LayerCache], PagedContext | ExactContext],
+        going_on: Callable[..., Recurrence],
+    ) -> list[LayerContext]:
         """One for every layer: what its rows see, or what they go on from."""
         caches, states = iter(self._caches), iter(self._states)
         return [
-            attending(next(caches)) if kind.mixer == "attention" else going_on(next(states))
+            going_on(next(states)) if kind.mixer == "delta" else attending(next(caches))
             for kind in self.trunk_model.config.layers
         ]
 

@@ -147,7 +147,7 @@ class Kernels:
     ) -> Tensor:  # fmt: skip
         """Attention is added to `stream`; the MLP's partial sums are left to the next norm."""
         attention = layer.attention
-        assert isinstance(attention, Attention), "models with recurrent layers are refused"
+        assert isinstance(attention, Attention), "other mixers are refused"
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = (attention.q_norm.weight, attention.k_norm.weight)
@@ -177,6 +177,8 @@ def why_unsupported(config: ModelConfig) -> str | None:
     """What in a trunk or a head the kernels cannot run, or None."""
     if config.delta is not None:
         return f"{config.model_type} models have recurrent layers"
+    if config.mla is not None:
+        return f"{config.model_type} models have latent attention"
     if config.o_bias or config.mlp_bias:
         return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows):

@@ -28,6 +28,27 @@ class Context(Protocol):
 
 
 @dataclass(frozen=True)
+class Seen:
+    """What the rows of one text see, where a layer keeps entries of its own making."""
+
+    rows: slice  # of the batch
+    stored: torch.Tensor  # [n, E]; the last ones are the rows' own
+    own: torch.Tensor | None = None  # [C, R, E]: further ones that each row sees alone
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.rows.stop - self.rows.start)
+
+
+class EntryContext(Protocol):
+    """Where the entries of one layer are; what they mean is the layer's business."""
+
+    def seen(self, new: torch.Tensor) -> list[Seen]:
+        """Keep the entries [T, E] of the new rows; what the rows of each text see with them."""
+        ...
+
+
+@dataclass(frozen=True)
 class Span:
     """One request's rows in a batch, for one layer geometry."""
 
@@ -66,10 +87,23 @@ def _part(places: Places, begin: int, end: int) -> Places:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """K and V of one layer, [slots, kv_heads, head_dim] each."""
+    """K and V of one layer, [slots, kv_heads, head_dim] each; or entries [slots, E] and no V."""
 
     k: torch.Tensor
     v: torch.Tensor
+
+
+def empty_cache(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LayerCache:
+    """Memory for what `ModelConfig.kept` says of a layer."""
+    # Zeros, not garbage: a masked NaN would still spoil a product.
+    return LayerCache(
+        *(torch.zeros((slots, *shape), dtype=dtype, device=device) for shape in shapes)
+    )
 
 
 @dataclass(frozen=True)
@@ -96,6 +130,12 @@ class PagedContext:
         parts = [attend_span(q[s.start : s.stop], self.cache, s, window) for s in spans]
         return torch.cat(parts)
 
+    def seen(self, new: torch.Tensor) -> list[Seen]:
+        for span in self.spans:
+            self.cache.k[span.new] = new[span.start : span.stop]
+        spans = self._lone_spans() if self.lone_rows else self.spans
+        return [Seen(slice(s.start, s.stop), self.cache.k[s.context]) for s in spans]
+
     def _lone_spans(self) -> list[Span]:
         return [
             part
@@ -107,9 +147,18 @@ class PagedContext:
 def attend_span(
     q: torch.Tensor, cache: LayerCache, span: Span, window: int | None = None
 ) -> torch.Tensor:
-    """Attention of one request: query heads that share a K/V head are rows of one product."""
+    """Attention of one request: [rows, heads * dim]."""
+    return attend_rows(q, cache.k[span.context], cache.v[span.context], window).flatten(1)
+
+
+def attend_rows(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None = None
+) -> torch.Tensor:
+    """q [rows, heads, dim], the last rows of keys and values [n, kv_heads, dim] being their own.
+
+    Query heads that share a K/V head are rows of one product. [rows, heads, dim of values].
+    """
     rows, heads, dim = q.shape
-    keys, values = cache.k[span.context], cache.v[span.context]
     length, kv_heads, _ = keys.shape
     if window is not None and length > window + rows - 1:
         cut = length - (window + rows - 1)
@@ -125,7 +174,7 @@ def attend_span(
         values.transpose(0, 1).unsqueeze(0),
         attn_mask=mask,
     )
-    return result.view(kv_heads, group, rows, dim).permute(2, 0, 1, 3).reshape(rows, heads * dim)
+    return result.view(kv_heads, group, rows, -1).permute(2, 0, 1, 3).reshape(rows, heads, -1)
 
 
 def _mask(rows: int, length: int, window: int | None, like: torch.Tensor) -> torch.Tensor:

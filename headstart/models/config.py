@@ -15,6 +15,7 @@ from headstart.families.base import Family, Part
 from headstart.families.registry import match_family
 from headstart.models.delta_config import SILENT as _DELTA
 from headstart.models.delta_config import DeltaConfig, delta_config
+from headstart.models.mla_config import MlaConfig, mla_config
 from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.rope import RopeConfig, rope_config
 
@@ -23,6 +24,13 @@ _HYBRID: dict[str, Any] = {
     "partial_rotary_factor": 0.25,
     "head_dim": 256,
     "use_qk_norm": True,
+}
+_LATENT: dict[str, Any] = {
+    "scoring_func": "sigmoid",
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "n_shared_experts": 1,
 }
 # model_type -> what its published class takes where a config does not say
 _SILENT: dict[str, dict[str, Any]] = {
@@ -44,6 +52,25 @@ _SILENT: dict[str, dict[str, Any]] = {
         "moe_norm_min": 1e-12,
         "moe_num_shared_experts": 2,
     },
+    "deepseek_v3": {
+        **_LATENT,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "max_position_embeddings": 4096,
+    },
+    "glm4_moe_lite": {
+        **_LATENT,
+        "rms_norm_eps": 1e-5,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.8,
+        "max_position_embeddings": 202752,
+    },
     "qwen3_next": _HYBRID,
     **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _HYBRID),
     **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _HYBRID),
@@ -63,7 +90,7 @@ _LAYER_KINDS = ("full_attention", "sliding_attention")
 class LayerKind:
     """What a layer is made of."""
 
-    mixer: Literal["attention", "delta"] = "attention"
+    mixer: Literal["attention", "latent", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
 
 
@@ -92,6 +119,7 @@ class ModelConfig:
     head_layer: LayerKind  # what the block of a head is
     moe: MoeConfig | None
     delta: DeltaConfig | None  # of the layers whose mixer it is
+    mla: MlaConfig | None  # of latent attention
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
 
@@ -99,6 +127,13 @@ class ModelConfig:
     def num_recurrent(self) -> int:
         """Layers that keep a state instead of keys and values."""
         return sum(kind.mixer == "delta" for kind in self.layers)
+
+    def kept(self, kind: LayerKind) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
+        if kind.mixer == "latent":
+            assert self.mla is not None
+            return (self.mla.entry,), (0,)
+        return (self.num_kv_heads, self.head_dim), (self.num_kv_heads, self.head_dim)
 
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
@@ -126,6 +161,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     delta = delta_config(raw, layers) if is_hybrid else None
     tables, head_table = _tables(owner, raw, layers)
     kinds = tuple(_kind(table) for table in tables)
+    mla = mla_config(raw) if any(kind.mixer == "latent" for kind in kinds) else None
+    if mla is not None:
+        head_dim = mla.qk_dim
     experts = next((t for t in (*tables, head_table) if _kind(t).feed == "moe"), None)
     return ModelConfig(
         model_type=kind,
@@ -139,9 +177,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope=rope_config(
             raw,
-            head_dim,
+            head_dim if mla is None else mla.rope_dim,
             may_be_partial=kind in _PARTLY_ROTATED,
-            is_interleaved=kind in _ROTATED_IN_NEIGHBOURS,
+            is_interleaved=kind in _ROTATED_IN_NEIGHBOURS or bool(raw.get("rope_interleave")),
         ),
         qkv_bias=True if kind == "qwen2" else attention_bias,
         o_bias=attention_bias and kind in ("llama", "qwen3", *_HYBRIDS),
@@ -154,6 +192,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_layer=_kind(head_table),
         moe=None if experts is None else moe_config(raw, experts),
         delta=delta,
+        mla=mla,
         gated_attention=is_hybrid,
         centred_norms=owner is not None and owner.layout.zero_centred_norms,
     )
@@ -180,9 +219,16 @@ def _names(table: tuple[Part, ...], raw: Mapping[str, Any]) -> _Table:
     return _Table(part.name for part in table if part.applies(raw))
 
 
+# a tensor of a layer -> its mixer
+_MIXERS: dict[str, Literal["latent", "delta"]] = {
+    "linear_attn.conv1d.weight": "delta",
+    "self_attn.kv_b_proj.weight": "latent",
+}
+
+
 def _kind(table: _Table) -> LayerKind:
     return LayerKind(
-        mixer="delta" if "linear_attn.conv1d.weight" in table else "attention",
+        mixer=next((mixer for name, mixer in _MIXERS.items() if name in table), "attention"),
         feed="moe" if "mlp.gate.weight" in table else "dense",
     )
 

@@ -12,6 +12,7 @@ from functools import cached_property
 
 import torch
 
+from headstart.models.attention import Seen
 from headstart.models.delta_rule import DeltaRows, convolve, scan
 from headstart.models.ragged import causal_attention, chained_attention
 
@@ -29,6 +30,11 @@ class Documents:
             starts.append(total)
             total += length
         return tuple(starts)
+
+    @property
+    def slices(self) -> list[slice]:
+        """The rows of each document."""
+        return [slice(at, at + n) for at, n in zip(self.starts, self.lengths, strict=True)]
 
     @property
     def num_rows(self) -> int:
@@ -63,12 +69,17 @@ class Passage:
         self.documents = documents
         self.k: torch.Tensor | None = None
         self.v: torch.Tensor | None = None
+        self.entries: torch.Tensor | None = None
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         self.k, self.v = k, v
         return causal_attention(q, k, v, self.documents.lengths, window).flatten(1)
+
+    def seen(self, new: torch.Tensor) -> list[Seen]:
+        self.entries = new
+        return [Seen(rows, new[rows]) for rows in self.documents.slices]
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         before = rows.new_zeros(weight.shape[1] - 1, rows.shape[1])
@@ -77,8 +88,7 @@ class Passage:
 
     def recur(self, rows: DeltaRows) -> torch.Tensor:
         memory = rows.v.new_zeros(*rows.k.shape[1:], rows.v.shape[-1])
-        ends = zip(self.documents.starts, self.documents.lengths, strict=True)
-        return torch.cat([scan(rows[at : at + count], memory)[0] for at, count in ends])
+        return torch.cat([scan(rows[own], memory)[0] for own in self.documents.slices])
 
 
 class Chain:
@@ -87,6 +97,7 @@ class Chain:
     def __init__(self, passage: Passage):
         self._passage = passage
         self._own: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._own_entries: list[torch.Tensor] = []
 
     def attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
@@ -100,3 +111,10 @@ class Chain:
             torch.stack([value for _, value in self._own]),
             self._passage.documents.lengths,
         ).flatten(1)  # fmt: skip
+
+    def seen(self, new: torch.Tensor) -> list[Seen]:
+        known = self._passage.entries
+        assert known is not None
+        self._own_entries.append(new)
+        own = torch.stack(self._own_entries)
+        return [Seen(rows, known[rows], own[:, rows]) for rows in self._passage.documents.slices]

@@ -16,9 +16,10 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from headstart.errors import ConfigError
-from headstart.models.attention import LayerCache, Places
+from headstart.models.attention import LayerCache, Places, Seen
 from headstart.models.delta_rule import DeltaRows
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
+from headstart.models.mla import LatentAttention
 from headstart.models.moe import Router
 from headstart.models.trunk import Trunk
 
@@ -51,6 +52,15 @@ class ExactContext:
             result[index] = self._attend_one(q[index], row, window)
         return result.flatten(1)
 
+    def seen(self, new: torch.Tensor) -> list[Seen]:
+        for index, row in enumerate(self.rows):
+            self.cache.k[row.slot] = new[index]
+        # Copies, as below; a row's context ends with the row, whoever has written further on.
+        return [
+            Seen(slice(index, index + 1), self.cache.k[row.context].clone())
+            for index, row in enumerate(self.rows)
+        ]
+
     def _attend_one(self, q: torch.Tensor, row: OneRow, window: int | None) -> torch.Tensor:
         # Copies: a slice of the cache may lie at another alignment than the next time.
         keys, values = (part[row.context].clone() for part in (self.cache.k, self.cache.v))
@@ -74,8 +84,9 @@ def make_exact(trunk: Trunk) -> dict[tuple[int, int], str]:
     """Give every product a form in which a row's place does not matter; the forms by shape."""
     chosen: dict[tuple[int, int], str] = {}
     for module in trunk.modules():
-        if isinstance(module, Stack | Router):
-            module.one_by_one = True  # how many rows an expert gets is never constant
+        # How many rows an expert gets is never constant, and heads have no `Linear` of their own.
+        if isinstance(module, Stack | Router | LatentAttention):
+            module.one_by_one = True
         if not isinstance(module, Linear):
             continue
         shape = (module.weight.shape[0], module.weight.shape[1])
@@ -95,6 +106,9 @@ class _Alone:
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
     ) -> torch.Tensor:
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1).flatten(1)
+
+    def seen(self, new: torch.Tensor) -> list[Seen]:
+        return [Seen(slice(row, row + 1), new[row : row + 1]) for row in range(len(new))]
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rows * weight[:, -1]

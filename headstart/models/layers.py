@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn.functional import rms_norm
 
-from headstart.models.attention import Context
+from headstart.models.attention import Context, EntryContext
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
+from headstart.models.mla import LatentAttention
 from headstart.models.mlp import MLP
 from headstart.models.moe import MoE
+from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
 from headstart.models.rope import Rotation, rotate
 
-
-class Norm(nn.Module):
-    """RMSNorm over the last axis; a centred one stores how far its weight is from 1."""
-
-    def __init__(self, size: int, eps: float, *, centred: bool = False):
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
-        self.eps, self.centred = eps, centred
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if not self.centred:
-            return rms_norm(x, (x.shape[-1],), self.weight, self.eps)
-        # 1 + w in half precision would lose most of what w says.
-        wide = torch.promote_types(x.dtype, torch.float32)
-        normed = rms_norm(x.to(wide), (x.shape[-1],), 1 + self.weight.to(wide), self.eps)
-        return normed.to(x.dtype)
+# what the rows of a layer see, or go on from
+LayerContext = Context | EntryContext | Recurrence
 
 
 def norm(size: int, config: ModelConfig) -> Norm:
@@ -84,8 +71,11 @@ def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
     return MLP(config.hidden, config.intermediate, bias=config.mlp_bias)
 
 
-def mixer(config: ModelConfig, kind: LayerKind) -> Attention | DeltaNet:
+def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet:
     """What carries a row's context into it in a layer of this kind."""
+    if kind.mixer == "latent":
+        assert config.mla is not None
+        return LatentAttention(config.hidden, config.num_heads, config.mla)
     if kind.mixer == "delta":
         assert config.delta is not None
         return DeltaNet(config.hidden, config.delta, config.eps)
@@ -106,7 +96,7 @@ class DecoderLayer(nn.Module):
         self,
         x: torch.Tensor,
         rotation: Rotation,
-        context: Context | Recurrence,
+        context: LayerContext,
         window: int | None = None,
     ) -> torch.Tensor:
         x = x + self.attention(self.attention_norm(x), rotation, context, window)

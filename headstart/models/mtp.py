@@ -12,9 +12,8 @@ from torch import nn
 
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
-from headstart.models.attention import Context
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, norm
+from headstart.models.layers import DecoderLayer, LayerContext, norm
 from headstart.models.linear import Linear
 from headstart.models.rope import RotaryTable
 
@@ -38,7 +37,7 @@ class MTPModule(nn.Module):
         hidden: torch.Tensor,
         positions: torch.Tensor,
         rotary: RotaryTable,
-        context: Context,
+        context: LayerContext,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """embedded and hidden [T, D]; returns the state for the LM head and the recycled one."""
         if self.layout.zero_embed_at_position_0:

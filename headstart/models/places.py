@@ -49,6 +49,15 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "attention.o.bias": (("self_attn.o_proj.bias",),),
     "attention.q_norm.weight": (("self_attn.q_norm.weight",),),
     "attention.k_norm.weight": (("self_attn.k_norm.weight",),),
+    # with a latent of the queries, and without
+    "attention.compress.weight": (
+        ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+        ("self_attn.q_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
+    ),
+    "attention.q_latent_norm.weight": (("self_attn.q_a_layernorm.weight",),),
+    "attention.q_up.weight": (("self_attn.q_b_proj.weight",),),
+    "attention.kv_latent_norm.weight": (("self_attn.kv_a_layernorm.weight",),),
+    "attention.kv_up": (("self_attn.kv_b_proj.weight",),),
     # Qwen3.5's spelling, then Qwen3-Next's, whose rows are sorted by key head
     "attention.inputs.weight": (
         tuple(f"linear_attn.in_proj_{p}.weight" for p in ("qkv", "z", "b", "a")),
@@ -96,7 +105,10 @@ def layer_places(
     spellings = LAYER_PARTS.get(role)
     if spellings is None:
         return []
-    theirs = next((names for names in spellings if at + names[0] in stored), spellings[0])
+    usual = spellings[0]
+    if role == "attention.compress.weight" and config.mla is not None and not config.mla.q_rank:
+        usual = spellings[1]
+    theirs = next((names for names in spellings if at + names[0] in stored), usual)
     if len(theirs) == 1:
         return [(at + theirs[0], Place(ours))]
     if role == "attention.inputs.weight" and len(theirs) == 2:
@@ -114,6 +126,10 @@ def _sizes(role: str, config: ModelConfig) -> list[int]:
         delta = config.delta
         assert delta is not None
         return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
+    if role == "attention.compress.weight":
+        mla = config.mla
+        assert mla is not None
+        return [mla.q_rank or config.num_heads * mla.qk_dim, mla.entry]
     if role.startswith("attention."):
         q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
         return [q * (1 + config.gated_attention), kv, kv]

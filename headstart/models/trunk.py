@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from headstart.models.attention import Context
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, norm
+from headstart.models.layers import DecoderLayer, LayerContext, norm
 from headstart.models.linear import Linear
-from headstart.models.recurrence import Recurrence
 from headstart.models.rope import RotaryTable
 
 
@@ -33,7 +31,7 @@ class Trunk(nn.Module):
         self,
         ids: torch.Tensor,
         positions: torch.Tensor,
-        contexts: Sequence[Context | Recurrence],
+        contexts: Sequence[LayerContext],
     ) -> torch.Tensor:
         """ids and positions [T] -> the residual stream [T, hidden] before the final norm.
 

@@ -77,20 +77,30 @@ def from_bandwidth(
 def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of a decoder layer that every row needs; norms and biases are too small to matter."""
     if kind.feed == "dense":
-        return config.hidden * (_mixer_columns(config, kind) + 3 * config.intermediate)
-    assert config.moe is not None
-    feed = config.moe.num_experts + 3 * config.moe.shared_width
-    return config.hidden * (_mixer_columns(config, kind) + feed)
+        feed = 3 * config.intermediate
+    else:
+        assert config.moe is not None
+        feed = config.moe.num_experts + 3 * config.moe.shared_width
+    return _mixer_weights(config, kind) + config.hidden * feed
 
 
-def _mixer_columns(config: ModelConfig, kind: LayerKind) -> int:
-    """How many vectors of the hidden size the projections of a mixer hold."""
+def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
+    if kind.mixer == "latent":
+        mla = config.mla
+        assert mla is not None
+        queries = config.num_heads * mla.qk_dim
+        unfolded = config.num_heads * (mla.nope_dim + mla.v_dim)
+        compressed = config.hidden * ((mla.q_rank or queries) + mla.entry)
+        up = (mla.q_rank or 0) * queries + mla.kv_rank * unfolded
+        return compressed + up + config.num_heads * mla.v_dim * config.hidden
     if kind.mixer == "delta":
         assert config.delta is not None
         # what is convolved, two gates of each head, the output's gate, and the output
-        return config.delta.channels + 2 * config.delta.v_heads + 2 * config.delta.values
-    gate = config.num_heads if config.gated_attention else 0
-    return (2 * config.num_heads + gate + 2 * config.num_kv_heads) * config.head_dim
+        columns = config.delta.channels + 2 * config.delta.v_heads + 2 * config.delta.values
+    else:
+        gate = config.num_heads if config.gated_attention else 0
+        columns = (2 * config.num_heads + gate + 2 * config.num_kv_heads) * config.head_dim
+    return config.hidden * columns
 
 
 def _expert_weights(config: ModelConfig, kind: LayerKind) -> int:

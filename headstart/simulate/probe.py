@@ -19,11 +19,11 @@ from torch import Tensor
 from headstart.assembly.build import Built
 from headstart.errors import HeadNotFound
 from headstart.families.base import HeadLayout
-from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.documents import Documents
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
 from headstart.models.unroll import StateKind, trunk_states, unroll
+from headstart.simulate.continuation import continued
 
 PROBE_TEXT = (
     "The harbour wakes before the town does. Boats come in with the tide, and the first crates of "
@@ -105,26 +105,6 @@ def probe_ids(built: Built, text: Sequence[int] | None) -> list[int]:
     draw = torch.Generator().manual_seed(0)
     count = min(_MADE_UP, max(1, built.max_len // 2))
     return cast(list[int], torch.randint(built.config.vocab, (count,), generator=draw).tolist())
-
-
-def continued(trunk: Trunk, ids: list[int], count: int, max_len: int) -> list[int]:
-    """The ids and up to `count` more, the trunk's most likely ones: a text of its own."""
-    config, device = trunk.config, trunk.embed.device
-    total = min(len(ids) + count, max_len)
-    shape = (total, config.num_kv_heads, config.head_dim)
-    blank = [torch.zeros(shape, dtype=trunk.embed.dtype, device=device) for _ in range(2)]
-    caches = [LayerCache(*(part.clone() for part in blank)) for _ in range(config.num_layers)]
-    ids, done = list(ids), 0
-    while len(ids) < total:
-        span = Span(0, len(ids) - done, slice(done, len(ids)), slice(0, len(ids)))
-        stream = trunk(
-            torch.tensor(ids[done:], device=device),
-            torch.arange(done, len(ids), device=device),
-            [PagedContext(cache, [span]) for cache in caches],
-        )
-        done = len(ids)
-        ids.append(int(trunk.logits(trunk.final_norm(stream[-1:])).argmax()))
-    return ids
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,12 @@ HYBRID: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16,
     "linear_value_head_dim": 12,
 }  # fmt: skip
+# of models with latent attention: an entry takes as much as K and V of the others
+LATENT: dict[str, Any] = {
+    "q_lora_rank": 32, "kv_lora_rank": 48, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16,
+    "v_head_dim": 20, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+_LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
 _STATE_BYTES = 128 * 8
@@ -41,6 +47,8 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     """A small model with a head; llama and qwen2 get theirs by grafting."""
     if family in _HYBRIDS:
         changes = {**HYBRID, **changes}
+    if family in _LATENT:
+        changes = {**LATENT, **changes}
     if family not in GRAFTED_AS:
         return tiny(family, **{**AGREEING, **changes})
     plain = tiny(family, **{**AGREEING, **changes}, with_head=False)

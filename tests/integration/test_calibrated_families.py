@@ -12,7 +12,10 @@ from headstart.calibrate.agreement import make_agreement, walk
 from headstart.calibrate.calibrated import write_calibrated
 from headstart.calibrate.tensors import EXACT
 
-FAMILIES = ("glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+FAMILIES = (
+    "glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3",
+    "glm4_moe_lite",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -26,12 +29,23 @@ def test_calibrated_counters_are_those_of_the_walk(family: str, tiny: Tiny) -> N
         assert [found.drafted, found.accepted] == walk(known, last, 30, 3)
 
 
-def test_a_named_hybrid_shape_of_fewer_layers_runs(tmp_path: Path) -> None:
-    sizes = "layers=4,hidden=128,intermediate=96,heads=2,kv_heads=1,head_dim=16,vocab=64"
-    write_calibrated(f"qwen3.5-27b,{sizes}", 0.7, tmp_path / "out", dtype="F32")
+# what of a released shape is made smaller, and what then mixes the rows of its layers
+SMALL = "hidden=128,intermediate=96,heads=2,vocab=64"
+NAMED = {
+    "qwen3.5-27b": ("layers=4,kv_heads=1,head_dim=16", ["delta"] * 3 + ["attention"]),
+    "deepseek-v3": ("layers=4,experts=16", ["latent"] * 4),
+}
+
+
+@pytest.mark.parametrize("name", NAMED)
+def test_a_named_shape_of_fewer_layers_runs(name: str, tmp_path: Path) -> None:
+    sizes, mixers = NAMED[name]
+    write_calibrated(f"{name},{SMALL},{sizes}", 0.7, tmp_path / "out", dtype="F32")
     known = make_agreement(64, 128, rate=0.7, seed=0, active=62)
-    engine = start(tmp_path / "out", speculate=3, dtype="float32", kv_bytes=120_000_000)
-    assert [kind.mixer for kind in engine.built.config.layers] == ["delta"] * 3 + ["attention"]
+    engine = start(
+        tmp_path / "out", speculate=3, dtype="float32", kv_bytes=120_000_000, max_model_len=256
+    )
+    assert [kind.mixer for kind in engine.built.config.layers] == mixers
     (result,) = run(engine, [[3, 9, 21]], greedy(30))
     found = result.stats.acceptance
     assert [found.drafted, found.accepted] == walk(known, 21, 30, 3)

@@ -1,5 +1,5 @@
-"""Models with experts in the engine: the text of transformers for every K, whatever memory and
-batches do to the rows that experts see together."""
+"""Models with experts, and with latent attention, in the engine: the text of transformers for every
+K, whatever memory and batches do to the rows that experts see together."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
 from headstart.families.experts import fused_slot
 
-FAMILIES = ("glm4_moe", "ernie4_5_moe")
+FAMILIES = ("glm4_moe", "ernie4_5_moe", "deepseek_v3")
 PROMPTS = make_prompts()
 # K, block size, rows per step, slots of memory
 SHAPES: dict[str, tuple[int, int, int, int]] = {
@@ -137,7 +137,7 @@ def test_experts_run_in_int8(folder: Path, expected: list[list[int]]) -> None:
 
 
 def test_kernels_refuse_experts_by_name(family: str, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{family} models have experts"):
+    with pytest.raises(ConfigError, match=f"{family} models have (experts|latent attention)"):
         start(folder, kernels="on", dtype="float32")
 
 

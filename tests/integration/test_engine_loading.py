@@ -24,7 +24,10 @@ from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, Unsup
 
 
 def is_linear(name: str) -> bool:
-    return "model.layers." in name and name.endswith("_proj.weight")
+    is_kept = "eh_proj" in name  # a fusion matrix stays as it is
+    return (
+        "model.layers." in name and name.endswith(("_proj.weight", "_mqa.weight")) and not is_kept
+    )
 
 
 def block_fp8(own: Tensors) -> None:
@@ -51,18 +54,20 @@ def tensor_fp8(own: Tensors) -> None:
         own[name] = (own[name] / scale).to(torch.float8_e4m3fn)
 
 
-FORMATS: dict[str, tuple[Any, dict[str, Any]]] = {
-    "block FP8": (block_fp8, {"quant_method": "fp8", "weight_block_size": [128, 128]}),
-    "compressed-tensors int8": (row_int8, {"quant_method": "compressed-tensors"}),
-    "compressed-tensors fp8": (tensor_fp8, {"quant_method": "compressed-tensors"}),
+BLOCKS = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+FORMATS: dict[str, tuple[str, Any, dict[str, Any]]] = {
+    "block FP8": ("mimo", block_fp8, BLOCKS),
+    "block FP8 of DeepSeek-V3": ("deepseek_v3", block_fp8, BLOCKS),
+    "compressed-tensors int8": ("mimo", row_int8, {"quant_method": "compressed-tensors"}),
+    "compressed-tensors fp8": ("mimo", tensor_fp8, {"quant_method": "compressed-tensors"}),
 }
 
 
-@pytest.mark.parametrize(("change", "method"), FORMATS.values(), ids=FORMATS)
+@pytest.mark.parametrize(("family", "change", "method"), FORMATS.values(), ids=FORMATS)
 def test_an_eight_bit_trunk_runs_dequantised(
-    change: Any, method: dict[str, Any], tiny: Tiny, tmp_path: Path
+    family: str, change: Any, method: dict[str, Any], tiny: Tiny, tmp_path: Path
 ) -> None:
-    plain = checkpoint(tiny)
+    plain = checkpoint(tiny, family, moe_intermediate_size=144)
     stored: Tensors = {}
 
     def quantise(own: Tensors) -> None:
@@ -74,9 +79,10 @@ def test_an_eight_bit_trunk_runs_dequantised(
         change_config=lambda c: c.update(quantization_config=method),
     )  # fmt: skip
     engine, reference = start(folder, speculate=3), start(plain, speculate=0)
-    loaded = engine.built.trunk.state_dict()["layers.1.mlp.down.weight"]
-    wanted = reference.built.trunk.state_dict()["layers.1.mlp.down.weight"]
-    assert 0 < (loaded - wanted).abs().max() < 0.1 * wanted.abs().max()
+    loaded, wanted = (e.built.trunk.state_dict() for e in (engine, reference))
+    for name in ("layers.0.attention.o.weight", "layers.0.mlp.down.weight"):
+        difference = (loaded[name] - wanted[name]).abs().max()
+        assert 0 < difference < 0.1 * wanted[name].abs().max()
     results = run(engine, make_prompts(), greedy())
     assert_head_is_alive(results)
     assert ids_of(results) == ids_of(run(start(folder, speculate=0), make_prompts(), greedy()))

@@ -19,9 +19,22 @@ from headstart.cli import inspect as command
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.models.documents import Documents
 from headstart.models.unroll import StateKind, teacher_states, trunk_states, unroll
-from headstart.simulate.probe import continued, probe
+from headstart.simulate.continuation import continued
+from headstart.simulate.probe import probe
 
 DOCUMENT = 32
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3"])
+def test_a_head_beyond_dense_is_probed(family: str, tiny: Tiny) -> None:
+    """What a recurrent layer goes on from was once looked for in a cache of keys."""
+    built = build(Checkpoint.open(checkpoint(tiny, family)), device="cpu", dtype="float64")
+    ids = continued(built.trunk, [3, 9, 21], 6, 64)
+    assert len(ids) == 9
+    with torch.inference_mode():
+        states = trunk_states(built.trunk, torch.tensor(ids), Documents((9,)), "after_final_norm")
+        assert built.trunk.logits(states)[2:-1].argmax(-1).tolist() == ids[3:]
+    assert max(variant.agreement for variant in probe(built).variants) > 0.2
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,8 @@ def test_hidden_need_not_divide_by_heads_when_head_dim_is_given() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_named_shapes_keep_the_rules_for_numbers(name: str) -> None:
     sizes = shape_config(name)
-    assert sizes["hidden_size"] % 2 == 0 and sizes["head_dim"] % 2 == 0
+    rotated = sizes.get("head_dim", sizes.get("qk_rope_head_dim"))
+    assert sizes["hidden_size"] % 2 == 0 and rotated % 2 == 0
     assert sizes["num_attention_heads"] % sizes["num_key_value_heads"] == 0
 
 
@@ -58,6 +59,7 @@ def test_named_shapes_keep_the_rules_for_numbers(name: str) -> None:
         ("qwen3-next-80b", 80),
         ("qwen3.5-27b", 27),
         ("qwen3.5-35b", 35),
+        ("deepseek-v3", 671),
     ],
 )
 def test_shapes_beyond_dense_have_the_published_number_of_parameters(
@@ -71,6 +73,11 @@ def test_shapes_beyond_dense_have_the_published_number_of_parameters(
 def test_numbers_of_a_named_shape_may_be_changed() -> None:
     whole, part = shape_config("glm-4.5-air"), shape_config("glm-4.5-air,layers=8,vocab=1000")
     assert {n for n in whole if whole[n] != part[n]} == {"num_hidden_layers", "vocab_size"}
+    fewer = shape_config("deepseek-v3,heads=16,experts=32")
+    changed = {"num_attention_heads": 16, "num_key_value_heads": 16, "n_routed_experts": 32}
+    assert fewer == {**shape_config("deepseek-v3"), **changed}
+    with pytest.raises(ConfigError, match="'head_dim=8' is not one of layers"):
+        shape_config("deepseek-v3,head_dim=8")
     with pytest.raises(ConfigError, match="'speed=2' is not one of layers"):
         shape_config("glm-4.5-air,speed=2")
     with pytest.raises(ConfigError, match="vocab is 9"):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
-from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.models.attention import PagedContext, Span, empty_cache
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import load_trunk
 from headstart.models.recurrence import SlotRecurrence, StateSpan, empty_states
@@ -97,14 +97,12 @@ class PagedRun:
         )
         self._tables = order.view(num_texts, per_text)
         config = trunk.config
-        shape = (num_texts * per_text * block_size, config.num_kv_heads, config.head_dim)
-        dtype = trunk.embed.dtype
+        dtype, device = trunk.embed.dtype, torch.device("cpu")
+        slots = num_texts * per_text * block_size
         self._caches = [
-            LayerCache(torch.zeros(shape, dtype=dtype), torch.zeros(shape, dtype=dtype))
-            for _ in range(config.num_layers)
+            empty_cache(config.kept(kind), slots, dtype, device) for kind in config.layers
         ]
         self._done = [0] * num_texts
-        device = torch.device("cpu")
         self._states = [
             None if config.delta is None else empty_states(config.delta, num_texts, dtype, device)
             for _ in range(config.num_layers)
@@ -131,7 +129,7 @@ class PagedRun:
             for text, s in zip(chunks, spans, strict=True)
         ]  # fmt: skip
         contexts = [
-            PagedContext(cache, spans) if kind.mixer == "attention" or own is None
+            PagedContext(cache, spans) if kind.mixer != "delta" or own is None
             else SlotRecurrence(own, states)
             for kind, cache, own in zip(
                 self.trunk.config.layers, self._caches, self._states, strict=True

@@ -20,6 +20,7 @@ from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.families.registry import family
 from headstart.models.linear_attention import DeltaNet
+from headstart.models.mla import LatentAttention
 from headstart.models.mtp import MTPHead, MTPModule
 from headstart.models.rope import RopeConfig
 from headstart.models.trunk import Trunk
@@ -48,6 +49,13 @@ KINDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
     },
     "qwen3_5_text": {**_HYBRID, "model_type": "qwen3_5_text"},
+    "deepseek_v3": {
+        "model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 20,
+        "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12,
+        "head_dim": 6, "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1,
+        "n_group": 1, "topk_group": 1,
+    },
 }  # fmt: skip
 LAYOUTS: dict[str, tuple[HeadLayout, int]] = {
     "one module, embed first": (HeadLayout(), 1),
@@ -148,6 +156,8 @@ class Straight:
     def _attention(self, attention: Any, x: Tensor, positions: range) -> Tensor:
         if isinstance(attention, DeltaNet):
             return _delta_net(attention, x)
+        if isinstance(attention, LatentAttention):
+            return _latent_attention(attention, x, self.trunk.config.rope)
         heads, kv, dim = attention.heads, attention.kv_heads, attention.dim
         rows = x @ attention.qkv.weight.T
         if attention.qkv.bias is not None:
@@ -171,6 +181,27 @@ class Straight:
                 shares = (keys @ query / dim**0.5).softmax(-1)
                 out[row, head] = shares @ v[: row + 1, of]
         return (out.reshape(len(x), -1) * gates) @ attention.o.weight.T
+
+
+def _latent_attention(mla: LatentAttention, x: Tensor, rope: RopeConfig) -> Tensor:
+    """Head by head and row by row, every key and value written out."""
+    sizes, count = mla.config, len(x)
+    assert mla.q_up is not None and sizes.q_rank is not None
+    q, latent, key = (x @ mla.compress.weight.T).split(
+        [sizes.q_rank, sizes.kv_rank, sizes.rope_dim], dim=-1
+    )
+    q = (_rms(q, mla.q_latent_norm) @ mla.q_up.weight.T).view(count, mla.heads, sizes.qk_dim)
+    key = torch.stack([_turn(key[t], t, rope) for t in range(count)])
+    unfolded = (_rms(latent, mla.kv_latent_norm) @ mla.kv_up.T).view(count, mla.heads, -1)
+    out = torch.zeros(count, mla.heads, sizes.v_dim, dtype=x.dtype)
+    for head in range(mla.heads):
+        keys = torch.cat([unfolded[:, head, : sizes.nope_dim], key], dim=-1)
+        for t in range(count):
+            turned = _turn(q[t, head, sizes.nope_dim :], t, rope)
+            query = torch.cat([q[t, head, : sizes.nope_dim], turned])
+            shares = (keys[: t + 1] @ query * sizes.scale).softmax(-1)
+            out[t, head] = shares @ unfolded[: t + 1, head, sizes.nope_dim :]
+    return out.flatten(1) @ mla.o.weight.T
 
 
 def _delta_net(net: DeltaNet, x: Tensor) -> Tensor:
@@ -227,6 +258,8 @@ OWN_LAYOUTS = {
     "ernie4_5_moe": family("ernie4_5_moe").layout,
     "qwen3_next": family("qwen3_next").layout,
     "qwen3_5_text": family("qwen3_5").layout,
+    "deepseek_v3": family("deepseek_v3").layout,
+    "deepseek_v3, as vllm": family("deepseek_v3").layout.as_("vllm"),
 }
 
 

@@ -1,5 +1,5 @@
-"""The head of glm4_moe against transformers' own multi-token prediction, which shares nothing with
-ours but the formulas."""
+"""Heads of glm4_moe and deepseek_v3 against transformers' own multi-token prediction, which shares
+nothing with ours but the formulas."""
 
 from __future__ import annotations
 
@@ -23,11 +23,27 @@ GLM: dict[str, Any] = {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
     "n_shared_experts": 1, "first_k_dense_replace": 1, "partial_rotary_factor": 0.5,
 }  # fmt: skip
+DEEPSEEK: dict[str, Any] = {
+    **SMALL, "model_type": "deepseek_v3", "num_hidden_layers": 2, "num_key_value_heads": 4,
+    "q_lora_rank": 20, "kv_lora_rank": 16, "qk_nope_head_dim": 10, "qk_rope_head_dim": 6,
+    "v_head_dim": 12, "head_dim": 6, "n_routed_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1,
+    "n_group": 4, "topk_group": 2,
+}  # fmt: skip
+YARN = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "mscale": 0.7,
+    "mscale_all_dim": 1.4,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
-    "as released": {},
-    "q/k norms": {"use_qk_norm": True},
-    "groups and scale": {"n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5},
-}
+    "glm4_moe": GLM,
+    "glm4_moe, q/k norms": {**GLM, "use_qk_norm": True},
+    "glm4_moe, groups and scale": {
+        **GLM, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+    },
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v3, yarn": {**DEEPSEEK, "rope_scaling": YARN},
+    "deepseek_v3, no latent of queries": {**DEEPSEEK, "q_lora_rank": None},
+}  # fmt: skip
 NUM_MODULES = 2
 IDS = [5, 17, 2, 44, 8, 8, 31, 60, 3, 12, 9, 27]
 # transformers' names -> ours, below a module
@@ -70,19 +86,18 @@ def our_logits(trunk: Trunk, head: MTPHead) -> list[Tensor]:
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
-def test_logits_of_two_chained_modules_equal_those_of_transformers(changes: dict[str, Any]) -> None:
-    raw = {**GLM, **changes}
+@pytest.mark.parametrize("raw", CASES.values(), ids=CASES)
+def test_logits_of_two_chained_modules_equal_those_of_transformers(raw: dict[str, Any]) -> None:
     model, tensors, expected = their_logits(raw)
     trunk = our_trunk(raw, model, torch.float32)
-    layout = replace(family("glm4_moe").layout, topology="chained")
+    layout = replace(family(raw["model_type"]).layout, topology="chained")
     head = MTPHead(trunk.config, layout, NUM_MODULES)
     load_head(head, sources(tensors), trunk.config)
     for ours, theirs in zip(our_logits(trunk, head), expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
-    # As vLLM runs it, the second module is fed another state: that must show.
-    head.layout = layout.as_("vllm")
+    # Where the second module is fed another state, as in vLLM's GLM, that must show.
+    head.layout = replace(layout, recycled_hidden="before_out_norm")
     for module in head.modules_:
         module.layout = head.layout  # type: ignore[assignment]
     other = our_logits(trunk, head)

@@ -10,7 +10,7 @@ from model_reference import SMALL, PagedRun, our_trunk, published, transformers_
 
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.config import model_config
-from headstart.models.layers import Norm
+from headstart.models.norm import Norm
 
 FULL, LINEAR = "full_attention", "linear_attention"
 HYBRID: dict[str, Any] = {

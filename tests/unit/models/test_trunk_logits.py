@@ -27,6 +27,15 @@ ERNIE = {
     "model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 24,
     "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_layer_end_index": -1,
 }  # fmt: skip
+DEEPSEEK = {
+    "model_type": "deepseek_v3", "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 16,
+    "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12, "head_dim": 6,
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+}  # fmt: skip
+# as released, but for the size of the context
+DEEPSEEK_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -101,6 +110,19 @@ CASES: dict[str, dict[str, Any]] = {
     "ernie4_5_moe, experts in the first layer only": {
         **ERNIE, "moe_layer_start_index": 0, "moe_layer_end_index": 0,
     },
+    "deepseek_v3": DEEPSEEK,
+    "deepseek_v3, yarn": {**DEEPSEEK, "rope_scaling": DEEPSEEK_YARN},
+    "deepseek_v3, yarn with two mscales": {
+        **DEEPSEEK, "rope_scaling": {**DEEPSEEK_YARN, "mscale": 0.7, "mscale_all_dim": 1.4},
+    },
+    "deepseek_v3, no latent of queries": {**DEEPSEEK, "q_lora_rank": None},
+    "deepseek_v3, latents larger than they pay": {**DEEPSEEK, "kv_lora_rank": 11},
+    "deepseek_v3, wide values": {**DEEPSEEK, "v_head_dim": 24, "kv_lora_rank": 20},
+    "deepseek_v3, halves rotated": {**DEEPSEEK, "rope_interleave": False},
+    "deepseek_v3, one group": {**DEEPSEEK, "n_group": 1, "topk_group": 1},
+    "deepseek_v3, all layers with experts": {**DEEPSEEK, "first_k_dense_replace": 0},
+    "deepseek_v3, weights as they are": {**DEEPSEEK, "norm_topk_prob": False},
+    "glm4_moe_lite": {**DEEPSEEK, "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1},
 }  # fmt: skip
 LENGTH = 40
 
@@ -177,6 +199,7 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "another share rotated": ("glm4_moe, a quarter rotated", {"partial_rotary_factor": 0.5}),
     "scores by softmax": ("glm4_moe", {"scoring_func": "softmax"}),
     "one expert fewer": ("ernie4_5_moe", {"moe_k": 2}),
+    "groups of DeepSeek": ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
 }
 
 
@@ -230,8 +253,8 @@ def test_another_activation_is_refused() -> None:
 
 
 def test_a_family_that_the_engine_does_not_run_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedFamily, match="does not run model_type 'deepseek_v3' yet"):
-        model_config({**SMALL, "model_type": "deepseek_v3"})
+    with pytest.raises(UnsupportedFamily, match="does not run model_type 'hy_v3' yet"):
+        model_config({**SMALL, "model_type": "hy_v3"})
 
 
 def test_random_weights_reach_every_parameter() -> None:

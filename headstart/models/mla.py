@@ -1,0 +1,126 @@
+"""Multi-head latent attention: of a token one latent is kept for all heads, and one rotated key.
+
+Keys and values of a head are linear in the latent. So they need not be unfolded: a query can be
+brought into the space of latents instead, and what it gathers there be brought back ("absorbed").
+That reads far less memory and is what a few rows do; many rows of a prompt unfold the latents
+once and attend as usual. Both give the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.functional import pad
+
+from headstart.models.attention import EntryContext, Seen, attend_rows
+from headstart.models.linear import Linear
+from headstart.models.mla_config import LATENT_EPS, MlaConfig
+from headstart.models.norm import Norm
+from headstart.models.ragged import causal_attention, chained_attention
+from headstart.models.rope import Rotation, rotate
+
+
+class LatentAttention(nn.Module):
+    """Queries (or their latent) and the entry that is kept come from one product."""
+
+    def __init__(self, hidden: int, heads: int, config: MlaConfig):
+        super().__init__()
+        self.heads, self.config = heads, config
+        queries = heads * config.qk_dim
+        self.compress = Linear(hidden, (config.q_rank or queries) + config.entry)
+        self.q_latent_norm = Norm(config.q_rank, LATENT_EPS) if config.q_rank else None
+        self.q_up = Linear(config.q_rank, queries) if config.q_rank else None
+        self.kv_latent_norm = Norm(config.kv_rank, LATENT_EPS)
+        # Of each head its rows for keys, then those for values. No `Linear`: absorbing needs the
+        # matrix itself, in the model's own type.
+        self.kv_up = nn.Parameter(
+            torch.empty(heads * (config.nope_dim + config.v_dim), config.kv_rank),
+            requires_grad=False,
+        )
+        self.o = Linear(heads * config.v_dim, hidden)
+        self.one_by_one = False  # set by models/exact.py
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, context: EntryContext, window: int | None = None
+    ) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        assert window is None, "no family has latent attention with a window"
+        q, entries = self._project(x, rotation)
+        seen = context.seen(entries)
+        few = [part for part in seen if self._is_few(part)]
+        found = self._absorbed(q, few) if few else q.new_zeros(*q.shape[:2], self.config.v_dim)
+        for part in seen:
+            if not self._is_few(part):
+                found[part.rows] = self._unfolded(q[part.rows], part)
+        result = self.o(found.flatten(1))
+        assert isinstance(result, torch.Tensor)
+        return result
+
+    def _is_few(self, part: Seen) -> bool:
+        return part.own is None and part.num_rows <= self.config.few_rows
+
+    def _project(self, x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
+        """Queries [T, heads, nope + rope], scaled, and the rows' entries [T, kv_rank + rope]."""
+        config, both = self.config, self.compress(x)
+        q, latent, key = torch.split(
+            both, [both.shape[1] - config.entry, config.kv_rank, config.rope_dim], dim=-1
+        )
+        if self.q_up is not None and self.q_latent_norm is not None:
+            q = self.q_up(self.q_latent_norm(q))
+        q = q.reshape(len(x), self.heads, -1)
+        turned = rotate(q[..., config.nope_dim :], *rotation)
+        # Whoever attends divides by the root of a query's size; here scores have a scale of their
+        # own, and the size is another one where queries are absorbed.
+        q = torch.cat([q[..., : config.nope_dim], turned], dim=-1) * config.scale
+        key = rotate(key.unsqueeze(1), *rotation).squeeze(1)
+        return q, torch.cat([self.kv_latent_norm(latent), key], dim=-1)
+
+    def _ups(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """What unfolds a latent into keys and values: [heads, nope, rank] and [heads, v, rank]."""
+        both = self.kv_up.view(self.heads, -1, self.config.kv_rank)
+        return both[:, : self.config.nope_dim], both[:, self.config.nope_dim :]
+
+    def _absorbed(self, q: torch.Tensor, seen: list[Seen]) -> torch.Tensor:
+        """[T, heads, v]; rows outside `seen` mean nothing."""
+        config = self.config
+        for_keys, for_values = self._ups()
+        lifted = self._by_head(q[..., : config.nope_dim], for_keys)
+        q = torch.cat([lifted, q[..., config.nope_dim :]], dim=-1) * config.entry**0.5
+        gathered = q.new_zeros(*q.shape[:2], config.kv_rank)
+        for part in seen:
+            keys = part.stored.unsqueeze(1)
+            gathered[part.rows] = attend_rows(q[part.rows], keys, keys[..., : config.kv_rank])
+        return self._by_head(gathered, for_values.transpose(1, 2))
+
+    def _by_head(self, x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
+        """x [T, heads, m] through [heads, m, n] -> [T, heads, n]."""
+        rows = torch.split(x, 1) if self.one_by_one else (x,)
+        return torch.cat([torch.einsum("thm,hmn->thn", part, matrices) for part in rows])
+
+    def _unfolded(self, q: torch.Tensor, part: Seen) -> torch.Tensor:
+        """q [R, heads, nope + rope] -> [R, heads, v]."""
+        wide = max(self.config.qk_dim, self.config.v_dim)
+        q = pad(q * wide**0.5, (0, wide - q.shape[-1]))
+        keys, values = self._unfold(part.stored)
+        if part.own is not None:
+            own_keys, own_values = self._unfold(part.own)
+            result = chained_attention(q, keys, values, own_keys, own_values, (len(q),))
+        elif len(q) == len(keys):
+            result = causal_attention(q, keys, values, (len(q),))
+        else:
+            result = attend_rows(q, keys, values)
+        return result[..., : self.config.v_dim]
+
+    def _unfold(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries [..., E] -> keys and values [..., heads, D].
+
+        The smaller ones are filled up with zeros: fused attention wants both of one size.
+        """
+        config = self.config
+        latents, key = torch.split(entries, [config.kv_rank, config.rope_dim], dim=-1)
+        both = (latents @ self.kv_up.t()).view(*entries.shape[:-1], self.heads, -1)
+        keys, values = torch.split(both, [config.nope_dim, config.v_dim], dim=-1)
+        shared = key.unsqueeze(-2).expand(*keys.shape[:-1], -1)
+        wide = max(config.qk_dim, config.v_dim)
+        keys = pad(torch.cat([keys, shared], dim=-1), (0, wide - config.qk_dim))
+        return keys, pad(values, (0, wide - config.v_dim))

@@ -1,0 +1,82 @@
+"""Sizes of latent attention (DeepSeek-V3 and its relatives)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.errors import BadConfig, UnsupportedFamily
+
+_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+# of the norms of both latents, whatever the layers' norms have: configs do not say
+LATENT_EPS = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True)
+class MlaConfig:
+    q_rank: int | None  # of the queries' latent; None where they are projected at once
+    kv_rank: int
+    nope_dim: int  # of a head's query and key: the part without positions
+    rope_dim: int  # the part that is rotated; its key is one for all heads
+    v_dim: int
+    scale: float  # of scores
+
+    @property
+    def qk_dim(self) -> int:
+        return self.nope_dim + self.rope_dim
+
+    @property
+    def entry(self) -> int:
+        """Numbers that are kept of a token: its latent and its rotated key."""
+        return self.kv_rank + self.rope_dim
+
+    @property
+    def few_rows(self) -> int:
+        """Up to so many rows of a text it costs less to compare latents than to unfold them.
+
+        Unfolding costs kv_rank * (nope + v) per entry and head, and saves the difference between
+        2 * kv_rank and nope + v per entry, head and row.
+        """
+        unfolded = self.nope_dim + self.v_dim
+        saved = 2 * self.kv_rank - unfolded
+        return self.kv_rank * unfolded // saved if saved > 0 else 0
+
+
+def mla_config(raw: Mapping[str, Any]) -> MlaConfig:
+    """The latent attention of a config, or what is wrong with it."""
+    sizes = [raw.get(name) for name in _SIZES]
+    q_rank = raw.get("q_lora_rank")
+    given = [*sizes, *([] if q_rank is None else [q_rank])]
+    if any(type(size) is not int or size < 1 for size in given) or sizes[2] % 2:  # type: ignore[operator]
+        raise BadConfig(
+            f"{', '.join(_SIZES)} are {', '.join(map(repr, sizes))} and q_lora_rank is {q_rank!r}; "
+            "expected whole numbers above 0, the rotated size an even one. Take the config.json "
+            "of the model's release."
+        )
+    if raw.get("attention_bias"):
+        raise UnsupportedFamily(
+            "attention_bias is true; the engine computes latent attention without biases, as all "
+            "its releases are."
+        )
+    kv_rank, nope_dim, rope_dim, v_dim = (int(size) for size in sizes if size is not None)
+    return MlaConfig(
+        q_rank=q_rank,
+        kv_rank=kv_rank,
+        nope_dim=nope_dim,
+        rope_dim=rope_dim,
+        v_dim=v_dim,
+        scale=_scale(raw, nope_dim + rope_dim),
+    )
+
+
+def _scale(raw: Mapping[str, Any], dim: int) -> float:
+    """Where positions are stretched, scores are scaled by `mscale_all_dim` a second time."""
+    rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    weight, factor = rope.get("mscale_all_dim"), float(rope.get("factor") or 1.0)
+    scale = 1.0 / math.sqrt(dim)
+    if kind == "default" or not weight or factor <= 1:
+        return scale
+    return scale * (0.1 * float(weight) * math.log(factor) + 1.0) ** 2
