@@ -38,16 +38,17 @@ def score_heads(settings: Settings) -> None:
             settings.evaluation.items()}  # fmt: skip
     built = build(checkpoint, next(iter(heads.values())), device=settings.device)
     out = settings.work / "scores.jsonl"
-    done = {line["head"] for line in lines(out)}
+    done = {(line["head"], line["set"]) for line in lines(out)}
     for name, folder in heads.items():
-        if name in done:
-            continue
-        _use(built, folder)
-        with open(out, "a") as file:
-            for set_name, records in sets.items():
-                found = _scored(settings, built, checkpoint, records)
+        missing = [set_name for set_name in sets if (name, set_name) not in done]
+        if missing:
+            _use(built, folder)
+        for set_name in missing:
+            found = _scored(settings, built, checkpoint, sets[set_name])
+            with open(out, "a") as file:
                 file.write(json.dumps({"head": name, "set": set_name, **found}) + "\n")
-        print(f"score: {name} {_length(found['all'], SMALL):.3f} at K = 3", flush=True)
+            length = _length(found["all"], SMALL)
+            print(f"score: {name}, {set_name}: {length:.3f} at K = 3", flush=True)
     (settings.work / "scores.md").write_text(table(lines(out)))
 
 

@@ -35,7 +35,7 @@ class Settings:
     vocab_size: int = 8192  # of the draft vocabulary
     batch_sequences: int = 64  # answers in a step
     pack_tokens: int = 16384
-    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
     published_rate: float = 5e-5  # FastMTP's, tried besides
     train_depths: tuple[int, ...] = (1, 2, 5)  # beside 3, for the two best rows
     seeds: tuple[int, ...] = (1, 2)  # beside 0, for the closest rows
