@@ -125,7 +125,8 @@ class Runner:
         self, ids: list[int], positions: list[int], spans: list[Span], wanted: list[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same in blocks of constant size, so that no row's bits depend on their number."""
-        places = [place for span in spans for place in _rows_of(span)]
+        lone = [part for span in spans for part in span.by_row()]
+        places = [OneRow(part.first_slot, part.context) for part in lone]
         streams, normeds, logits = [], [], []
         for start in range(0, len(ids), BLOCK_ROWS):
             part = slice(start, start + BLOCK_ROWS)
@@ -217,23 +218,6 @@ class Runner:
             return slice(begin + offset, end + offset)
         logical = range(begin, end)
         return self._numbers([blocks[slot // size] * size + slot % size for slot in logical])
-
-
-def _rows_of(span: Span) -> list[OneRow]:
-    """Each row of a span by itself, seeing the slots up to its own."""
-
-    def numbers(places: Places) -> list[int] | range:
-        return range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
-
-    def without_last(places: Places, count: int) -> Places:
-        if isinstance(places, slice):
-            return slice(places.start, places.stop - count)
-        return places[: places.shape[0] - count]
-
-    return [
-        OneRow(slot, without_last(span.context, span.num_rows - 1 - index))
-        for index, slot in enumerate(numbers(span.new))
-    ]
 
 
 def _is_run(blocks: list[int], lowest: int, highest: int) -> bool:
