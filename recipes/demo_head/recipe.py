@@ -1,4 +1,4 @@
-"""How the demo's head was made, for anyone to do again with their own prompts.
+"""How the demo's head is made, by anyone and with any prompts.
 
     python recipes/demo_head/recipe.py all --prompts prompts.jsonl --questions mt_bench.jsonl \\
         --work work --out head
