@@ -101,7 +101,8 @@ def build(
     materialize(trunk, place, kind)
     if config.is_tied:
         trunk.lm_head.weight = trunk.embed
-    trunk.rotary = RotaryTable(config.rope, max_len, kind).to(place)
+    trunk.rotate_up_to(max_len, kind)
+    trunk.to(place)
     load_trunk(trunk, _trunk_tensors(checkpoint, notes), **_names(checkpoint))
     head = _load_head(found, config, kind, place, layout, max_len) if found is not None else None
     modules = [module for module in (trunk, head) if module is not None]
@@ -234,11 +235,16 @@ def _load_head(
     layout = head.family.layout
     if run_as != "own":
         layout = layout.as_(run_as)
+    count, tensors = head.num_modules, head.tensors
+    if layout.topology == "recursive" != head.family.layout.topology:  # an engine's own way
+        count, tensors = 1, {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
     with torch.device("meta"):
-        module = MTPHead(config, layout, head.num_modules)
+        module = MTPHead(config, layout, count)
     materialize(module, device, dtype)
-    load_head(module, head.tensors, config)
-    rope = replace(config.rope, is_interleaved=False) if layout.rotates_halves else config.rope
+    load_head(module, tensors, config)
+    rope = config.shape(config.head_layer).rope
+    if layout.rotates_halves:
+        rope = replace(rope, is_interleaved=False)
     if rope != trunk.rope:  # other head_dim, or other pairs
         module.rotate_by(RotaryTable(rope, max_len, dtype).to(device))
     return module

@@ -200,6 +200,8 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "swa_v_head_dim": 32,
         "swa_rope_theta": 10000.0,
         "sliding_window_size": 128,
+        "partial_rotary_factor": 0.5,
+        "attention_value_scale": 0.707,
         "add_swa_attention_sink_bias": True,
         "hybrid_layer_pattern": [0, 1, 0],
         "moe_layer_freq": [0, 1, 1],

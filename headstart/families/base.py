@@ -95,6 +95,8 @@ class Trunk:
     lm_heads: tuple[str, ...] = ("lm_head.weight",)  # full names
     kinds: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
     kind_of: Callable[[Fields, int], str] = lambda fields, layer: "dense"
+    # whether a layer sees a window only, with a geometry of its own; from num_hidden_layers: heads'
+    slides: Callable[[Fields, int], bool] = lambda fields, layer: False
     extras: tuple[Part, ...] = ()  # further tensors outside the layers, below the prefix
     beside: tuple[str, ...] = ()  # prefixes of what is no part of the text model: a vision tower
 

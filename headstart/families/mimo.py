@@ -52,9 +52,16 @@ _V2_BLOCK = (
 )
 
 
+def _v2_slides(fields: Fields, layer: int) -> bool:
+    if layer >= int(fields.get("num_hidden_layers") or 0):
+        return True
+    pattern = fields.get("hybrid_layer_pattern")
+    return isinstance(pattern, list) and pattern[layer] == 1
+
+
 def _v2_kind(fields: Fields, layer: int) -> str:
-    pattern, moe = fields.get("hybrid_layer_pattern"), fields.get("moe_layer_freq")
-    attention = "swa" if isinstance(pattern, list) and pattern[layer] == 1 else "full"
+    moe = fields.get("moe_layer_freq")
+    attention = "swa" if _v2_slides(fields, layer) else "full"
     return f"{attention}_{'moe' if isinstance(moe, list) and moe[layer] else 'dense'}"
 
 
@@ -84,6 +91,7 @@ V2 = Family(
             "swa_moe": _SWA_MOE,
         },
         kind_of=_v2_kind,
+        slides=_v2_slides,
     ),
     kv_elements="swa_kv_heads*swa_head_dim+swa_kv_heads*swa_v_dim",
     looked_up_as={"vllm": "model.mtp.layers.{module}.", "sglang": "model.decoder."},

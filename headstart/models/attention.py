@@ -26,9 +26,17 @@ class Context(Protocol):
     """Where the keys and values of one layer are."""
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        window: int | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """q [T, heads, dim], k and v [T, kv_heads, dim] of the new rows; [T, heads * dim]."""
+        """q [T, heads, dim], k and v [T, kv_heads, dim] of the new rows; [T, heads * dim].
+
+        sinks [heads]: a further score of each head, with nothing behind it.
+        """
         ...
 
 
@@ -129,15 +137,20 @@ class PagedContext:
     lone_rows: bool = False
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        window: int | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for span in self.spans:
             self.cache.k[span.new] = k[span.start : span.stop]
             self.cache.v[span.new] = v[span.start : span.stop]
         spans = self._lone_spans() if self.lone_rows else self.spans
         if len(spans) == 1:
-            return attend_span(q, self.cache, spans[0], window)
-        parts = [attend_span(q[s.start : s.stop], self.cache, s, window) for s in spans]
+            return attend_span(q, self.cache, spans[0], window, sinks)
+        parts = [attend_span(q[s.start : s.stop], self.cache, s, window, sinks) for s in spans]
         return torch.cat(parts)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
@@ -155,14 +168,23 @@ class PagedContext:
 
 
 def attend_span(
-    q: torch.Tensor, cache: LayerCache, span: Span, window: int | None = None
+    q: torch.Tensor,
+    cache: LayerCache,
+    span: Span,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Attention of one request: [rows, heads * dim]."""
-    return attend_rows(q, cache.k[span.context], cache.v[span.context], window).flatten(1)
+    keys, values = cache.k[span.context], cache.v[span.context]
+    return attend_rows(q, keys, values, window, sinks).flatten(1)
 
 
 def attend_rows(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None = None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """q [rows, heads, dim], the last of keys and values [n, kv_heads, dim] being the rows' own.
 
@@ -172,16 +194,20 @@ def attend_rows(
     length, kv_heads, _ = keys.shape
     step = max(1, _MASK_VALUES // (length * (heads // kv_heads)))
     if rows <= step:
-        return _attend(q, keys, values, window)
+        return _attend(q, keys, values, window, sinks)
     parts = []
     for at in range(0, rows, step):
         seen = length - rows + at + step  # more than there are, for the last
-        parts.append(_attend(q[at : at + step], keys[:seen], values[:seen], window))
+        parts.append(_attend(q[at : at + step], keys[:seen], values[:seen], window, sinks))
     return torch.cat(parts)
 
 
 def _attend(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: int | None,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
     """The last keys are the rows' own. Heads that share a K/V head are rows of one product."""
     rows, heads, dim = q.shape
@@ -192,7 +218,15 @@ def _attend(
     group = heads // kv_heads
     grouped = q.view(rows, kv_heads, group, dim).permute(1, 2, 0, 3)
     mask = _mask(rows, length, window, q) if rows > 1 else None
-    if mask is not None:
+    if sinks is not None:  # one more key, whose score is the sink's and whose value is nothing
+        keys, values = (
+            torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (keys, values)
+        )
+        seen = q.new_zeros(rows, length) if mask is None else mask
+        by_head = sinks.to(q.dtype).view(1, kv_heads, group, 1, 1).expand(-1, -1, -1, rows, -1)
+        mask = torch.cat([seen.expand(1, kv_heads, group, rows, length), by_head], dim=-1)
+        mask = mask.flatten(2, 3)
+    elif mask is not None:
         mask = mask.expand(group, rows, length).reshape(1, group * rows, length)
     result = scaled_dot_product_attention(
         grouped.reshape(1, kv_heads, group * rows, dim),

@@ -72,10 +72,15 @@ class Passage:
         self.entries: torch.Tensor | None = None
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        window: int | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         self.k, self.v = k, v
-        return causal_attention(q, k, v, self.documents.lengths, window).flatten(1)
+        return causal_attention(q, k, v, self.documents.lengths, window, sinks).flatten(1)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
         self.entries = new
@@ -100,16 +105,20 @@ class Chain:
         self._own_entries: list[torch.Tensor] = []
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        window: int | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        assert window is None, "heads with a sliding window are refused when they are loaded"
         assert self._passage.k is not None and self._passage.v is not None
         self._own.append((k, v))
         return chained_attention(
             q, self._passage.k, self._passage.v,
             torch.stack([key for key, _ in self._own]),
             torch.stack([value for _, value in self._own]),
-            self._passage.documents.lengths,
+            self._passage.documents.lengths, window, sinks,
         ).flatten(1)  # fmt: skip
 
     def seen(self, new: torch.Tensor) -> list[Seen]:

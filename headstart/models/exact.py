@@ -13,10 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 from headstart.errors import ConfigError
-from headstart.models.attention import LayerCache, Places, Seen
+from headstart.models.attention import LayerCache, Places, Seen, attend_rows
 from headstart.models.delta_rule import DeltaRows
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.mla import LatentAttention
@@ -43,13 +42,18 @@ class ExactContext:
     rows: list[OneRow]
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        window: int | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        result = torch.zeros_like(q)
+        result = q.new_zeros(*q.shape[:2], v.shape[-1])
         for index, row in enumerate(self.rows):  # a row may attend to those before it
             self.cache.k[row.slot] = k[index]
             self.cache.v[row.slot] = v[index]
-            result[index] = self._attend_one(q[index], row, window)
+            result[index] = self._attend_one(q[index], row, window, sinks)
         return result.flatten(1)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
@@ -61,17 +65,14 @@ class ExactContext:
             for index, row in enumerate(self.rows)
         ]
 
-    def _attend_one(self, q: torch.Tensor, row: OneRow, window: int | None) -> torch.Tensor:
+    def _attend_one(
+        self, q: torch.Tensor, row: OneRow, window: int | None, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
         # Copies: a slice of the cache may lie at another alignment than the next time.
         keys, values = (part[row.context].clone() for part in (self.cache.k, self.cache.v))
         if window is not None:
             keys, values = keys[-window:].clone(), values[-window:].clone()
-        heads, dim = q.shape
-        return scaled_dot_product_attention(
-            q.reshape(1, keys.shape[1], heads // keys.shape[1], dim),
-            keys.transpose(0, 1).unsqueeze(0),
-            values.transpose(0, 1).unsqueeze(0),
-        ).view(heads, dim)
+        return attend_rows(q.unsqueeze(0), keys, values, sinks=sinks)[0]
 
 
 def fill_up(rows: list[int]) -> list[int]:
@@ -103,7 +104,12 @@ class _Alone:
     """A row that sees only itself: its own value is what attention gives."""
 
     def attend(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        window: int | None,
+        sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         return v.repeat_interleave(q.shape[1] // v.shape[1], dim=1).flatten(1)
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from headstart.models.attention import Context, EntryContext
+from headstart.models.attention_config import AttentionShape
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
@@ -27,15 +28,22 @@ def norm(size: int, config: ModelConfig) -> Norm:
 class Attention(nn.Module):
     """Grouped-query attention with q, k and v in one product, and q's gates beside each q."""
 
-    def __init__(self, config: ModelConfig):
+    def __init__(self, config: ModelConfig, shape: AttentionShape):
         super().__init__()
-        self.heads, self.kv_heads, self.dim = config.num_heads, config.num_kv_heads, config.head_dim
+        self.heads, self.kv_heads, self.dim = shape.heads, shape.kv_heads, shape.dim
+        self.v_dim, self.v_scale = shape.v_dim, config.v_scale
         self.is_gated = config.gated_attention
-        rows = ((1 + self.is_gated) * self.heads + 2 * self.kv_heads) * self.dim
-        self.qkv = Linear(config.hidden, rows, bias=config.qkv_bias)
-        self.o = Linear(self.heads * self.dim, config.hidden, bias=config.o_bias)
+        self.sizes = [
+            ((1 + self.is_gated) * self.heads + self.kv_heads) * self.dim,
+            self.kv_heads * self.v_dim,
+        ]
+        self.qkv = Linear(config.hidden, sum(self.sizes), bias=config.qkv_bias)
+        self.o = Linear(self.heads * self.v_dim, config.hidden, bias=config.o_bias)
         self.q_norm = norm(self.dim, config) if config.qk_norm else None
         self.k_norm = norm(self.dim, config) if config.qk_norm else None
+        self.sinks = (
+            nn.Parameter(torch.empty(self.heads), requires_grad=False) if shape.has_sinks else None
+        )
 
     def forward(
         self,
@@ -45,19 +53,22 @@ class Attention(nn.Module):
         window: int | None,
     ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]."""
-        rows = self.qkv(x).view(x.shape[0], -1, self.dim)
+        both, v = torch.split(self.qkv(x), self.sizes, dim=-1)
+        rows = both.view(x.shape[0], -1, self.dim)
+        v = v.view(x.shape[0], -1, self.v_dim)
         gate = None
         if self.is_gated:  # of each head first its q, then its gate
-            both = rows[:, : 2 * self.heads]
-            gate = both[:, 1::2].flatten(1)
-            rows = torch.cat([both[:, ::2], rows[:, 2 * self.heads :]], dim=1)
-        q, k, v = torch.split(rows, [self.heads, self.kv_heads, self.kv_heads], dim=1)
+            queries = rows[:, : 2 * self.heads]
+            gate = queries[:, 1::2].flatten(1)
+            rows = torch.cat([queries[:, ::2], rows[:, 2 * self.heads :]], dim=1)
         if self.q_norm is None or self.k_norm is None:
-            both = rotate(rows[:, : self.heads + self.kv_heads], *rotation)
-            q, k = torch.split(both, [self.heads, self.kv_heads], dim=1)
+            q, k = torch.split(rotate(rows, *rotation), [self.heads, self.kv_heads], dim=1)
         else:
+            q, k = torch.split(rows, [self.heads, self.kv_heads], dim=1)
             q, k = rotate(self.q_norm(q), *rotation), rotate(self.k_norm(k), *rotation)
-        seen = context.attend(q, k, v, window)
+        if self.v_scale != 1:
+            v = v * self.v_scale
+        seen = context.attend(q, k, v, window, self.sinks)
         result = self.o(seen if gate is None else seen * gate.sigmoid())
         assert isinstance(result, torch.Tensor)
         return result
@@ -79,7 +90,7 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention |
     if kind.mixer == "delta":
         assert config.delta is not None
         return DeltaNet(config.hidden, config.delta, config.eps)
-    return Attention(config)
+    return Attention(config, config.shape(kind))
 
 
 class DecoderLayer(nn.Module):

@@ -46,7 +46,8 @@ def load_trunk(
         elif ours.startswith("layers."):
             _, layer, role = ours.split(".", 2)
             at = f"{prefix}layers.{layer}."
-            places += layer_places(ours, at, role, trunk.config, tensors)
+            kind = trunk.config.layers[int(layer)]
+            places += layer_places(ours, at, role, trunk.config, kind, tensors)
     ignored = {lm_head} if trunk.config.is_tied else set()
     _fill(trunk, tensors, places, ignored)
 
@@ -67,7 +68,8 @@ def head_places(
         _, module, role = ours.split(".", 2)
         if role.startswith("block."):
             at = f"modules.{module}.block."
-            places += layer_places(ours, at, role.removeprefix("block."), config, stored)
+            inside = role.removeprefix("block.")
+            places += layer_places(ours, at, inside, config, config.head_layer, stored)
         else:
             places.append((f"modules.{module}.{role}", Place(ours)))
     return places

@@ -15,6 +15,7 @@ from headstart.families.dims import dims
 
 Scoring = Literal["softmax", "sigmoid"]
 _TOP_K = ("num_experts_per_tok", "moe_k")
+_SHARED = "share"  # in the name of a tensor of what all tokens pass through
 # How experts are chosen where scores are sigmoids; the only way that releases with heads use.
 _TOPK_METHOD = "noaux_tc"
 
@@ -64,7 +65,7 @@ def moe_config(raw: Mapping[str, Any], parts: Collection[str]) -> MoeConfig:
         num_experts=experts,
         top_k=top_k,
         width=width,
-        shared_width=known.get("shared_width", 0),
+        shared_width=known.get("shared_width", 0) if any(_SHARED in n for n in parts) else 0,
         shared_gate="mlp.shared_expert_gate.weight" in parts,
         scoring="sigmoid" if scoring == "sigmoid" else "softmax",
         correction=any(name.endswith("e_score_correction_bias") for name in parts),

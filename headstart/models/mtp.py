@@ -28,6 +28,7 @@ class MTPModule(nn.Module):
         self.hidden_norm = norm(config.hidden, config)
         self.fuse = Linear(2 * config.hidden, config.hidden)
         self.block = DecoderLayer(config, config.head_layer)
+        self.window = config.shape(config.head_layer).window
         self.out_norm = norm(config.hidden, config) if layout.out_norm == "own" else None
         self.rotary: RotaryTable | None = None  # where it rotates otherwise than the trunk
 
@@ -45,7 +46,7 @@ class MTPModule(nn.Module):
         token, state = self.embed_norm(embedded), self.hidden_norm(hidden)
         first = self.layout.fuse_order == "embed_first"
         x = self.fuse(torch.cat((token, state) if first else (state, token), dim=-1))
-        x = self.block(x, (self.rotary or rotary).at(positions), context)
+        x = self.block(x, (self.rotary or rotary).at(positions), context, self.window)
         normed = x if self.out_norm is None else self.out_norm(x)
         recycled = normed if self.layout.recycled_hidden == "after_out_norm" else x
         return normed, recycled

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from headstart.families.experts import split_name
-from headstart.models.config import ModelConfig
+from headstart.models.config import LayerKind, ModelConfig
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,7 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "attention.o.bias": (("self_attn.o_proj.bias",),),
     "attention.q_norm.weight": (("self_attn.q_norm.weight",),),
     "attention.k_norm.weight": (("self_attn.k_norm.weight",),),
+    "attention.sinks": (("self_attn.attention_sink_bias",),),
     # with a latent of the queries, and without
     "attention.compress.weight": (
         ("self_attn.q_a_proj.weight", "self_attn.kv_a_proj_with_mqa.weight"),
@@ -68,7 +69,7 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "attention.dt_bias": (("linear_attn.dt_bias",),),
     "attention.norm": (("linear_attn.norm.weight",),),
     "attention.out.weight": (("linear_attn.out_proj.weight",),),
-    "mlp_norm.weight": (("post_attention_layernorm.weight",),),
+    "mlp_norm.weight": (("post_attention_layernorm.weight",), ("pre_mlp_layernorm.weight",)),
     "mlp.gate_up.weight": (_gate_up("mlp", "weight"),),
     "mlp.gate_up.bias": (_gate_up("mlp", "bias"),),
     "mlp.down.weight": (("mlp.down_proj.weight",),),
@@ -91,7 +92,7 @@ _STACKED = {
 
 
 def layer_places(
-    ours: str, at: str, role: str, config: ModelConfig, stored: Collection[str]
+    ours: str, at: str, role: str, config: ModelConfig, kind: LayerKind, stored: Collection[str]
 ) -> list[tuple[str, Place]]:
     """Published names and places of parameter `ours`, which is `role` in a layer stored below `at`.
 
@@ -114,13 +115,13 @@ def layer_places(
     if role == "attention.inputs.weight" and len(theirs) == 2:
         return _by_key_head(ours, at, theirs, config)
     result, start = [], 0
-    for name, size in zip(theirs, _sizes(role, config), strict=True):
+    for name, size in zip(theirs, _sizes(role, config, kind), strict=True):
         result.append((at + name, Place(ours, start, start + size)))
         start += size
     return result
 
 
-def _sizes(role: str, config: ModelConfig) -> list[int]:
+def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
     """Rows of the parts of a merged matrix."""
     if role == "attention.inputs.weight":
         delta = config.delta
@@ -131,8 +132,9 @@ def _sizes(role: str, config: ModelConfig) -> list[int]:
         assert mla is not None
         return [mla.q_rank or config.num_heads * mla.qk_dim, mla.entry]
     if role.startswith("attention."):
-        q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
-        return [q * (1 + config.gated_attention), kv, kv]
+        shape = config.shape(kind)
+        q = shape.heads * shape.dim * (1 + config.gated_attention)
+        return [q, shape.kv_heads * shape.dim, shape.kv_heads * shape.v_dim]
     if role.startswith("mlp.shared."):
         assert config.moe is not None
         return [config.moe.shared_width] * 2

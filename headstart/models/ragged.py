@@ -27,19 +27,41 @@ def _split(lengths: Lengths, *tensors: Tensor, axis: int = 0) -> Iterator[tuple[
 
 
 def causal_attention(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Lengths, window: int | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    lengths: Lengths,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """q [T, H, D], k and v [T, G, D] -> [T, H, D]; row t sees rows up to t of its document."""
-    if window is None and _is_fused(q):
-        none = k.new_empty(0, *k.shape)
+    """q [T, H, D], k and v [T, G, D] -> [T, H, D]; row t sees rows up to t of its document.
+
+    sinks [H]: a further score of each head, with nothing behind it.
+    """
+    none = k.new_empty(0, *k.shape)
+    if sinks is not None:
+        return _apply_dense(q, k, v, none, none[..., : v.shape[-1]], lengths, window, sinks)
+    if window is None and _is_fused(q) and v.shape == k.shape:
         return _apply(q, k, v, none, none, lengths)
     return torch.cat([_plain(*part, window=window) for part in _split(lengths, q, k, v)])
 
 
 def chained_attention(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, lengths: Lengths
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    own_k: Tensor,
+    own_v: Tensor,
+    lengths: Lengths,
+    window: int | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
-    """The same, plus C keys and values of each row's own: own_k and own_v [C, T, G, D]."""
+    """The same, plus C keys and values of each row's own: own_k and own_v [C, T, G, D].
+
+    They come after what the row sees of the document, its query beside the last of them.
+    """
+    if window is not None or sinks is not None or v.shape != k.shape:
+        return _apply_dense(q, k, v, own_k, own_v, lengths, window, sinks)
     return _apply(q, k, v, own_k, own_v, lengths)
 
 
@@ -47,8 +69,16 @@ def _apply(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Len
     if _is_fused(q):
         result: Tensor = _Merged.apply(q, k, v, own_k, own_v, n)  # type: ignore[no-untyped-call]
         return result
+    return _apply_dense(q, k, v, own_k, own_v, n, None, None)
+
+
+def _apply_dense(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Lengths,
+    window: int | None, sinks: Tensor | None,
+) -> Tensor:  # fmt: skip
     shared, own = _split(n, q, k, v), _split(n, own_k, own_v, axis=1)
-    return torch.cat([_dense(*a, *b) for a, b in zip(shared, own, strict=True)])
+    parts = zip(shared, own, strict=True)
+    return torch.cat([_dense(*a, *b, window=window, sinks=sinks) for a, b in parts])
 
 
 def _is_fused(q: Tensor) -> bool:
@@ -71,17 +101,27 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
     return result.transpose(0, 1)
 
 
-def _dense(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor) -> Tensor:
-    """One document with all scores in memory: for types without a fused kernel."""
+def _dense(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, *,
+    window: int | None = None, sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """One document with all scores in memory: for what has no fused kernel."""
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     own_k, own_v = own_k.repeat_interleave(group, 2), own_v.repeat_interleave(group, 2)
     scores = torch.einsum("thd,shd->hts", q, k)
-    future = _distance(q.shape[0], q.device) < 0
-    scores = scores.masked_fill(future, -torch.inf)
+    distance, ahead = _distance(q.shape[0], q.device), own_k.shape[0]
+    unseen = distance < 0
     own = torch.einsum("thd,cthd->htc", q, own_k)
-    weights = (torch.cat([scores, own], -1) * scale).softmax(-1)
-    shared, rest = weights.split([k.shape[0], own_k.shape[0]], -1)
+    if window is not None:  # a query lies `ahead` places after the row that its chain began at
+        unseen |= distance >= window - ahead
+        own[..., : max(0, ahead - window)] = -torch.inf
+    scores = torch.cat([scores.masked_fill(unseen, -torch.inf), own], -1) * scale
+    if sinks is not None:
+        sunk = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
+        scores = torch.cat([scores, sunk], -1)
+    weights = scores.softmax(-1)[..., : k.shape[0] + ahead]
+    shared, rest = torch.split(weights, [k.shape[0], ahead], -1)
     return torch.einsum("hts,shd->thd", shared, v) + torch.einsum("htc,cthd->thd", rest, own_v)
 
 

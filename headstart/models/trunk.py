@@ -25,7 +25,13 @@ class Trunk(nn.Module):
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:
             self.lm_head.weight = self.embed
+        self.rotate_up_to(max_len, dtype)
+
+    def rotate_up_to(self, max_len: int, dtype: torch.dtype) -> None:
+        """Tables of positions below `max_len`: for all layers, or for those with no window."""
+        config, sliding = self.config, self.config.sliding
         self.rotary = RotaryTable(config.rope, max_len, dtype)
+        self.sliding_rotary = None if sliding is None else RotaryTable(sliding.rope, max_len, dtype)
 
     def forward(
         self,
@@ -38,9 +44,11 @@ class Trunk(nn.Module):
         One context per layer says what its rows attend to, or go on from.
         """
         x = self.embed[ids]
-        rotation = self.rotary.at(positions)
-        for layer, context, window in zip(self.layers, contexts, self.config.windows, strict=True):
-            x = layer(x, rotation, context, window)
+        config, rotation = self.config, self.rotary.at(positions)
+        near = rotation if self.sliding_rotary is None else self.sliding_rotary.at(positions)
+        rows = zip(self.layers, config.layers, contexts, config.windows, strict=True)
+        for layer, kind, context, window in rows:
+            x = layer(x, near if kind.mixer == "sliding" else rotation, context, window)
         return x
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:

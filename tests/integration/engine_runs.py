@@ -37,6 +37,13 @@ LATENT: dict[str, Any] = {
     "q_lora_rank": 32, "kv_lora_rank": 48, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16,
     "v_head_dim": 20, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
+# of MiMo-V2, as transformers would make it of the rest
+MIMO_V2: dict[str, Any] = {
+    "head_dim": 24, "v_head_dim": 8, "swa_head_dim": 24, "swa_v_head_dim": 8,
+    "num_key_value_heads": 1, "swa_num_key_value_heads": 2, "sliding_window_size": 6,
+    "hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1], "partial_rotary_factor": 0.334,
+    "layernorm_epsilon": 1e-6, "rope_theta": 5e6,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -49,6 +56,8 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         changes = {**HYBRID, **changes}
     if family in _LATENT:
         changes = {**LATENT, **changes}
+    if family == "mimo_v2":
+        changes = {**MIMO_V2, **changes}
     if family not in GRAFTED_AS:
         return tiny(family, **{**AGREEING, **changes})
     plain = tiny(family, **{**AGREEING, **changes}, with_head=False)
@@ -80,7 +89,8 @@ def start(folder: Path, *, slots: int = 1200, topology: Any = None, **settings: 
     """An fp64 engine with K/V memory for about `slots` tokens."""
     size = settings.setdefault("block_size", 4)
     fields = Config(json.loads((folder / "config.json").read_text())).fields
-    modules = fields.get("num_nextn_predict_layers", 1) if settings.get("speculate") != 0 else 0
+    usual = 3 if fields["model_type"] == "mimo_v2_flash" else 1
+    modules = fields.get("num_nextn_predict_layers", usual) if settings.get("speculate") != 0 else 0
     block = size * _LAYER_BYTES * (fields["num_hidden_layers"] + modules) + modules * _STATE_BYTES
     memory = max(1, slots // size) * block
     options = {"dtype": "float64", "device": "cpu", "kv_bytes": memory, **settings}

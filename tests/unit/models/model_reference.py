@@ -31,6 +31,8 @@ SMALL: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+_ATTENTION = ("full_attention", "sliding_attention")
+
 
 def randomised(model: nn.Module, seed: int = 0) -> nn.Module:
     """Every parameter random, norms and biases too: a forgotten one then shows."""
@@ -50,10 +52,26 @@ def transformers_model(raw: Mapping[str, Any], seed: int = 0) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     fields = {name: value for name, value in raw.items() if name != "model_type"}
+    if raw["model_type"] == "mimo_v2_flash":
+        fields = _mimo_v2(fields)
     kind = "qwen2" if raw["model_type"] == "mimo" else raw["model_type"]
     config = AutoConfig.for_model(kind, **fields)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return randomised(model.eval(), seed)
+
+
+def _mimo_v2(raw: dict[str, Any]) -> dict[str, Any]:
+    """Fields that transformers spells in its own way."""
+    part = {"rope_type": "default", "partial_rotary_factor": raw["partial_rotary_factor"]}
+    return {
+        **{name: value for name, value in raw.items() if not name.startswith(("swa_", "rope_"))},
+        "layer_types": [_ATTENTION[n] for n in raw["hybrid_layer_pattern"]],
+        "mlp_layer_types": [("dense", "sparse")[n] for n in raw["moe_layer_freq"]],
+        "rope_parameters": {
+            "full_attention": {**part, "rope_theta": raw["rope_theta"]},
+            "sliding_attention": {**part, "rope_theta": raw["swa_rope_theta"]},
+        },
+    }
 
 
 def sources(tensors: Mapping[str, Tensor]) -> dict[str, TensorSource]:
@@ -70,7 +88,9 @@ def sources(tensors: Mapping[str, Tensor]) -> dict[str, TensorSource]:
 def published(model: nn.Module, config: ModelConfig) -> dict[str, Tensor]:
     """Weights under the names of releases; experts stay fused, as transformers has them."""
     state = {
-        name.replace("mlp.gate.moe_statics.", "mlp.moe_statics."): value
+        name.replace("mlp.gate.moe_statics.", "mlp.moe_statics.").replace(
+            "self_attn.sinks", "self_attn.attention_sink_bias"
+        ): value
         for name, value in model.state_dict().items()
     }
     if config.is_tied:

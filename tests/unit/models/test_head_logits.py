@@ -19,10 +19,12 @@ from headstart.engine.state_pool import StateRows
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.families.registry import family
+from headstart.models.attention_config import AttentionShape
+from headstart.models.config import LayerKind
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
 from headstart.models.mtp import MTPHead, MTPModule
-from headstart.models.rope import RopeConfig
+from headstart.models.rope import RopeConfig, RotaryTable
 from headstart.models.trunk import Trunk
 from headstart.sampling.params import SamplingParams
 
@@ -55,6 +57,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "head_dim": 6, "n_routed_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1,
         "n_group": 1, "topk_group": 1,
+    },
+    "mimo_v2_flash": {
+        "model_type": "mimo_v2_flash", "head_dim": 12, "v_head_dim": 6, "rope_theta": 5e6,
+        "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5, "attention_value_scale": 0.7,
+        "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 12,
+        "swa_v_head_dim": 6, "swa_rope_theta": 10000.0, "sliding_window_size": 3,
+        "add_swa_attention_sink_bias": True, "hybrid_layer_pattern": [0, 1],
+        "moe_layer_freq": [0, 1], "n_routed_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
     },
 }  # fmt: skip
 LAYOUTS: dict[str, tuple[HeadLayout, int]] = {
@@ -89,8 +100,8 @@ class Straight:
 
     def trunk_states(self, ids: list[int]) -> Tensor:
         x = self.trunk.embed[ids]
-        for layer in self.trunk.layers:
-            x = self._layer(layer, x, range(len(ids)))
+        for layer, kind in zip(self.trunk.layers, self.trunk.config.layers, strict=True):
+            x = self._layer(layer, kind, x)
         if self.layout.trunk_hidden == "before_final_norm":
             return x
         return _rms(x, self.trunk.final_norm)
@@ -126,12 +137,13 @@ class Straight:
             x = token @ left.T + state @ right.T
         else:
             x = state @ left.T + token @ right.T
-        x = self._layer(module.block, x, range(len(tokens)))
+        x = self._layer(module.block, self.head.config.head_layer, x)
         normed = x if module.out_norm is None else _rms(x, module.out_norm)
         return normed, normed if self.layout.recycled_hidden == "after_out_norm" else x
 
-    def _layer(self, layer: Any, x: Tensor, positions: range) -> Tensor:
-        x = x + self._attention(layer.attention, _rms(x, layer.attention_norm), positions)
+    def _layer(self, layer: Any, kind: LayerKind, x: Tensor) -> Tensor:
+        shape = self.trunk.config.shape(kind)
+        x = x + self._attention(layer.attention, _rms(x, layer.attention_norm), shape)
         return x + self._feed(layer.mlp, _rms(x, layer.mlp_norm))
 
     def _feed(self, mlp: Any, x: Tensor) -> Tensor:
@@ -144,7 +156,9 @@ class Straight:
             scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(-1)
             steered = scores if mlp.router.correction is None else scores + mlp.router.correction
             order = steered.argsort(descending=True)[: config.top_k]
-            total = _swiglu(row, mlp.shared.gate_up.weight, mlp.shared.down.weight)
+            total = torch.zeros_like(row)
+            if mlp.shared is not None:
+                total = _swiglu(row, mlp.shared.gate_up.weight, mlp.shared.down.weight)
             if mlp.shared_gate is not None:
                 total = total * (mlp.shared_gate.weight @ row).sigmoid()
             for number in order.tolist():
@@ -153,33 +167,36 @@ class Straight:
             result.append(total)
         return torch.stack(result)
 
-    def _attention(self, attention: Any, x: Tensor, positions: range) -> Tensor:
+    def _attention(self, attention: Any, x: Tensor, shape: AttentionShape) -> Tensor:
         if isinstance(attention, DeltaNet):
             return _delta_net(attention, x)
         if isinstance(attention, LatentAttention):
             return _latent_attention(attention, x, self.trunk.config.rope)
-        heads, kv, dim = attention.heads, attention.kv_heads, attention.dim
+        heads, kv, dim, rope = shape.heads, shape.kv_heads, shape.dim, shape.rope
         rows = x @ attention.qkv.weight.T
         if attention.qkv.bias is not None:
             rows = rows + attention.qkv.bias
-        gates = torch.ones(len(x), heads * dim, dtype=x.dtype)
+        v = rows[:, len(rows[0]) - kv * shape.v_dim :].view(len(x), kv, shape.v_dim)
+        v, rows = self.trunk.config.v_scale * v, rows[:, : len(rows[0]) - kv * shape.v_dim]
+        gates = torch.ones(len(x), heads * shape.v_dim, dtype=x.dtype)
         if attention.is_gated:
             queries = rows[:, : 2 * heads * dim].view(len(x), heads, 2 * dim)
             gates = queries[..., dim:].reshape(len(x), -1).sigmoid()
             rows = torch.cat([queries[..., :dim].flatten(1), rows[:, 2 * heads * dim :]], dim=1)
-        rows = rows.view(len(x), heads + 2 * kv, dim)
-        q, k, v = rows[:, :heads], rows[:, heads : heads + kv], rows[:, heads + kv :]
+        rows = rows.reshape(len(x), heads + kv, dim)
+        q, k = rows[:, :heads], rows[:, heads:]
         if attention.q_norm is not None:
             q, k = _rms(q, attention.q_norm), _rms(k, attention.k_norm)
-        rope = self.trunk.config.rope
-        out = torch.zeros(len(x), heads, dim, dtype=x.dtype)
+        out = torch.zeros(len(x), heads, shape.v_dim, dtype=x.dtype)
         for head in range(heads):
             of = head // (heads // kv)
             for row in range(len(x)):
-                query = _turn(q[row, head], positions[row], rope)
-                keys = torch.stack([_turn(k[i, of], positions[i], rope) for i in range(row + 1)])
-                shares = (keys @ query / dim**0.5).softmax(-1)
-                out[row, head] = shares @ v[: row + 1, of]
+                first = 0 if shape.window is None else max(0, row + 1 - shape.window)
+                query = _turn(q[row, head], row, rope)
+                keys = torch.stack([_turn(k[i, of], i, rope) for i in range(first, row + 1)])
+                shares = (keys @ query / dim**0.5).exp()
+                sunk = 0 if attention.sinks is None else attention.sinks[head].exp()
+                out[row, head] = shares @ v[first : row + 1, of] / (shares.sum() + sunk)
         return (out.reshape(len(x), -1) * gates) @ attention.o.weight.T
 
 
@@ -258,6 +275,7 @@ OWN_LAYOUTS = {
     "ernie4_5_moe": family("ernie4_5_moe").layout,
     "qwen3_next": family("qwen3_next").layout,
     "qwen3_5_text": family("qwen3_5").layout,
+    "mimo_v2_flash": family("mimo_v2").layout,
     "deepseek_v3": family("deepseek_v3").layout,
     "deepseek_v3, as vllm": family("deepseek_v3").layout.as_("vllm"),
 }
@@ -268,6 +286,9 @@ def models(kind: str, layout: HeadLayout, modules: int) -> tuple[Trunk, MTPHead]
     trunk = our_trunk(raw, transformers_model(raw), torch.float64)
     head = MTPHead(trunk.config, layout, modules).double()
     randomised(head, seed=3)
+    rope = trunk.config.shape(trunk.config.head_layer).rope
+    if rope != trunk.config.rope and trunk.config.mla is None:
+        head.rotate_by(RotaryTable(rope, SMALL["max_position_embeddings"], torch.float64))
     return trunk, head.double()
 
 
@@ -336,7 +357,8 @@ def test_drafts_and_their_logits_equal_the_straight_line_reference(
 
 @pytest.mark.parametrize("name", OWN_LAYOUTS)
 def test_drafts_of_other_families_equal_the_straight_line_reference(name: str) -> None:
-    trunk, head = models(name.split(",")[0], OWN_LAYOUTS[name], 1)
+    kind, layout = name.split(",")[0], OWN_LAYOUTS[name]
+    trunk, head = models(kind, layout, 1 if layout.topology == "recursive" else 3)
     expected, expected_logits = Straight(trunk, head).drafts(IDS)
     drafts, logits = engine_drafts(trunk, head, IDS, chunk=3, block_size=2)
     assert drafts == expected

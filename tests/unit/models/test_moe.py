@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.experts import is_fused_experts, split_name
+from headstart.models.config import LayerKind
 from headstart.models.linear import Int8Linear, Linear, Stack, quantize
 from headstart.models.loading import materialize
 from headstart.models.moe import MoE
@@ -91,7 +92,7 @@ def our_block(config: MoeConfig, tensors: dict[str, Tensor], dtype: torch.dtype)
     places: list[tuple[str, Place]] = []
     state = block.state_dict()
     for name in state:
-        places += layer_places(name, "", f"mlp.{name}", sizes, sources(tensors))
+        places += layer_places(name, "", f"mlp.{name}", sizes, LayerKind(), sources(tensors))
     assert {name for name, _ in places} == set(tensors)
     for name, place in places:
         target = place.of(state[place.parameter])

@@ -36,6 +36,15 @@ DEEPSEEK = {
 }  # fmt: skip
 # as released, but for the size of the context
 DEEPSEEK_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
+MIMO_V2 = {
+    "model_type": "mimo_v2_flash", "num_hidden_layers": 4, "head_dim": 12, "v_head_dim": 6,
+    "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5, "rope_theta": 5e6,
+    "swa_num_attention_heads": 4, "swa_num_key_value_heads": 4, "swa_head_dim": 12,
+    "swa_v_head_dim": 6, "swa_rope_theta": 10000.0, "sliding_window_size": 5,
+    "add_swa_attention_sink_bias": True, "attention_value_scale": 0.707,
+    "hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 0, 1],
+    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+}  # fmt: skip
 
 CASES: dict[str, dict[str, Any]] = {
     "llama": {"model_type": "llama"},
@@ -122,6 +131,11 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek_v3, one group": {**DEEPSEEK, "n_group": 1, "topk_group": 1},
     "deepseek_v3, all layers with experts": {**DEEPSEEK, "first_k_dense_replace": 0},
     "deepseek_v3, weights as they are": {**DEEPSEEK, "norm_topk_prob": False},
+    "mimo_v2_flash": MIMO_V2,
+    "mimo_v2_flash, values as they are": {**MIMO_V2, "attention_value_scale": None},
+    "mimo_v2_flash, groups and scale": {
+        **MIMO_V2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7,
+    },
     "glm4_moe_lite": {**DEEPSEEK, "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1},
 }  # fmt: skip
 LENGTH = 40
@@ -187,6 +201,33 @@ def test_an_ignored_window_would_show() -> None:
     raw = {**SMALL, **CASES["qwen2, windows above layer 1"]}
     theirs = transformers_model(raw)
     trunk = our_trunk({**raw, "use_sliding_window": False}, theirs, torch.float32)
+    ids = text(LENGTH)
+    ours = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
+    assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() > 1e-2
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    "change",
+    [{"sliding_window_size": 6}, {"swa_rope_theta": 5e6}, {"attention_value_scale": 1.0},
+     {"partial_rotary_factor": 0.5}],
+    ids=str,
+)  # fmt: skip
+def test_an_ignored_option_of_sliding_layers_would_show(change: dict[str, Any]) -> None:
+    raw = {**SMALL, **MIMO_V2}
+    theirs = transformers_model(raw)
+    trunk = our_trunk({**raw, **change}, theirs, torch.float32)
+    ids = text(LENGTH)
+    ours = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
+    assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() > 1e-3
+
+
+@torch.inference_mode()
+def test_ignored_sinks_would_show() -> None:
+    raw = {**SMALL, **MIMO_V2}
+    theirs = transformers_model(raw)
+    trunk = our_trunk(raw, theirs, torch.float32)
+    trunk.layers[1].attention.sinks = None
     ids = text(LENGTH)
     ours = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
     assert (ours - theirs(torch.tensor([ids])).logits[0]).abs().max() > 1e-2

@@ -8,7 +8,7 @@ from test_head_logits import LAYOUTS, models
 from torch import Tensor
 
 from headstart.families.base import HeadLayout
-from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.models.attention import LayerCache, PagedContext, Span, attend_rows
 from headstart.models.documents import Documents, Passage
 from headstart.models.mtp import MTPHead
 from headstart.models.ragged import causal_attention, chained_attention
@@ -140,6 +140,26 @@ def test_merged_attention_and_its_gradients_equal_the_dense_ones(
         windowed = causal_attention(q, k, v, lengths, window=1)
         torch.testing.assert_close(windowed, v.repeat_interleave(3, 1))
     assert ragged._is_fused(q)
+
+
+@pytest.mark.parametrize("own", [0, 1, 3])
+@pytest.mark.parametrize("window", [None, 2, 5])
+def test_windows_and_sinks_of_a_chain_are_those_of_the_text_it_makes(
+    own: int, window: int | None
+) -> None:
+    torch.manual_seed(own)
+    lengths, sinks = (5, 1, 17), torch.randn(6)
+    q, k, v = torch.randn(23, 6, 8), torch.randn(23, 2, 8), torch.randn(23, 2, 5)
+    own_k, own_v = torch.randn(own, 23, 2, 8), torch.randn(own, 23, 2, 5)
+    if own:
+        found = chained_attention(q, k, v, own_k, own_v, lengths, window, sinks)
+    else:
+        found = causal_attention(q, k, v, lengths, window, sinks)
+    for start, row in ((0, 0), (0, 4), (5, 5), (6, 6), (6, 19)):
+        keys = torch.cat([k[start : row + 1], own_k[:, row]])
+        values = torch.cat([v[start : row + 1], own_v[:, row]])
+        wanted = attend_rows(q[row : row + 1], keys, values, window, sinks)
+        torch.testing.assert_close(found[row], wanted[0])
 
 
 def _dense(

@@ -1,0 +1,136 @@
+"""One spelling for published configs: what a class takes where a config is silent, fields that
+families call differently, and model types that do not run here, with what is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headstart.errors import UnsupportedFamily
+from headstart.models.delta_config import SILENT as _DELTA
+
+_HYBRID: dict[str, Any] = {
+    **_DELTA,
+    "partial_rotary_factor": 0.25,
+    "head_dim": 256,
+    "use_qk_norm": True,
+}
+_LATENT: dict[str, Any] = {
+    "scoring_func": "sigmoid",
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "n_shared_experts": 1,
+}
+# model_type -> what its published class takes where a config does not say
+_SILENT: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "qwen2": {"attention_bias": True},
+    "qwen3": {},
+    "mimo": {"attention_bias": True},
+    "glm4_moe": {
+        "rms_norm_eps": 1e-5,
+        "partial_rotary_factor": 0.5,
+        "scoring_func": "sigmoid",
+        "first_k_dense_replace": 1,
+    },
+    "ernie4_5_moe": {
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": True,
+        "moe_layer_start_index": 1,
+        "moe_norm_min": 1e-12,
+        "moe_num_shared_experts": 2,
+    },
+    "deepseek_v3": {
+        **_LATENT,
+        "qk_nope_head_dim": 128,
+        "v_head_dim": 128,
+        "first_k_dense_replace": 3,
+        "n_group": 8,
+        "topk_group": 4,
+        "routed_scaling_factor": 2.5,
+        "max_position_embeddings": 4096,
+    },
+    "glm4_moe_lite": {
+        **_LATENT,
+        "rms_norm_eps": 1e-5,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
+        "first_k_dense_replace": 1,
+        "routed_scaling_factor": 1.8,
+        "max_position_embeddings": 202752,
+    },
+    "qwen3_next": _HYBRID,
+    **dict.fromkeys(("qwen3_5", "qwen3_5_text"), _HYBRID),
+    **dict.fromkeys(("qwen3_5_moe", "qwen3_5_moe_text"), _HYBRID),
+    "mimo_v2_flash": {
+        "scoring_func": "sigmoid",
+        "partial_rotary_factor": 0.334,
+        "rope_theta": 5000000.0,
+        "swa_rope_theta": 10000.0,
+        "sliding_window_size": 128,
+        "n_shared_experts": 0,
+        "layernorm_epsilon": 1e-5,
+    },
+}
+RUN_TYPES = tuple(_SILENT)
+# what a family calls a field -> what we read; the first counts
+_RENAMED: dict[str, dict[str, str]] = {
+    "mimo_v2_flash": {"layernorm_epsilon": "rms_norm_eps"},
+}
+
+
+def spelled(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a config that runs here, or UnsupportedFamily with what is in the way."""
+    kind = str(raw.get("model_type"))
+    if kind not in RUN_TYPES:
+        raise UnsupportedFamily(
+            f"the embedded engine does not run model_type {kind!r} yet; it runs "
+            f"{', '.join(RUN_TYPES)}. `headstart launch` has commands for other engines."
+        )
+    silent = {name: value for name, value in _SILENT[kind].items() if raw.get(name) is None}
+    fields = {**raw, **silent}
+    for theirs, ours in _RENAMED.get(kind, {}).items():
+        if fields.get(theirs) is not None:
+            fields[ours] = fields[theirs]
+    if kind == "mimo_v2_flash":
+        _spell_mimo_v2(fields)
+    _refuse(kind, fields)
+    return fields
+
+
+def _spell_mimo_v2(fields: dict[str, Any]) -> None:
+    """What transformers writes for a release: layers by name, sliding heads by rule."""
+    by_layer = {"hybrid_layer_pattern": "layer_types", "moe_layer_freq": "mlp_layer_types"}
+    for ours, theirs in by_layer.items():
+        named = fields.get(theirs)
+        if fields.get(ours) is None and isinstance(named, list):
+            fields[ours] = [int(name in ("sliding_attention", "sparse")) for name in named]
+    rope = fields.get("rope_parameters") or {}
+    if "sliding_attention" in rope and "full_attention" in rope:
+        fields["swa_rope_theta"] = rope["sliding_attention"].get("rope_theta")
+        fields["rope_parameters"] = rope["full_attention"]
+    for name, times in (
+        ("num_attention_heads", 1), ("num_key_value_heads", 2), ("head_dim", 1), ("v_head_dim", 1),
+    ):  # fmt: skip
+        value = fields.get(name)
+        if fields.get(f"swa_{name}") is None and isinstance(value, int):
+            fields[f"swa_{name}"] = times * value
+
+
+def _refuse(kind: str, fields: Mapping[str, Any]) -> None:
+    """What a model asks for and nobody computes here."""
+    activation = fields.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise UnsupportedFamily(f"hidden_act is {activation!r}; the engine computes silu only.")
+    if fields.get("use_bias"):
+        raise UnsupportedFamily(
+            "use_bias is true; the engine computes ERNIE without biases, as all its releases are."
+        )
+    if kind == "mimo_v2_flash":
+        for name in ("attention_bias", "add_full_attention_sink_bias"):
+            if fields.get(name):
+                raise UnsupportedFamily(
+                    f"{name} is true; the engine computes MiMo-V2 without, as its releases are."
+                )
