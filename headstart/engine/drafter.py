@@ -75,7 +75,7 @@ class Drafter:
             module = min(depth, self._head.num_modules) - 1
             rows = [self._draft_rows(r, module, depth, last, extra) for r in active]
             normed, recycled, ends = self._run(module, rows)
-            self._guess(active, normed[ends], drafting)
+            self._guess(active, normed[ends], module)
             for request, part, end in zip(active, rows, ends, strict=True):
                 last[request] = recycled[end : end + 1]
                 if not self._runner.is_parallel and module + 1 < self._head.num_modules:
@@ -134,13 +134,11 @@ class Drafter:
             begin += len(part.tokens)
         return normed, recycled, ends
 
-    def _guess(
-        self, requests: list[Request], normed: torch.Tensor, drafting: dict[Request, int]
-    ) -> None:
+    def _guess(self, requests: list[Request], normed: torch.Tensor, module: int) -> None:
         for vocab in dict.fromkeys(request.draft_vocab for request in requests):
             at = [i for i, request in enumerate(requests) if request.draft_vocab == vocab]
             logits = self._runner.draft_logits(
-                normed if len(at) == len(requests) else normed[at], vocab
+                normed if len(at) == len(requests) else normed[at], vocab, module
             )
             ids = self._runner.draft_vocabs[vocab].ids if vocab else None
             rows = [_row(requests[i]) for i in at]

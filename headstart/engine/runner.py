@@ -34,10 +34,14 @@ from headstart.models.trunk import Trunk
 
 @dataclass(frozen=True)
 class DraftVocab:
-    """A reduced LM head for drafting: row i is token ids[i]."""
+    """Reduced LM heads for drafting, by module: row i is token ids[i]."""
 
     ids: torch.Tensor
-    lm_head: Linear | Int8Linear
+    lm_heads: tuple[Linear | Int8Linear, ...]
+
+    @property
+    def lm_head(self) -> Linear | Int8Linear:
+        return self.lm_heads[0]
 
 
 @dataclass(frozen=True)
@@ -230,11 +234,20 @@ class Runner:
         normed, recycled = self.head.modules_[module](embedded, hidden, positions, rotary, context)
         return normed, recycled
 
-    def draft_logits(self, normed: torch.Tensor, vocab: str | None) -> torch.Tensor:
+    def _lm_head(self, module: int) -> Linear | Int8Linear:
+        """The module's own where it has one, else the trunk's."""
+        assert self.head is not None
+        own = self.head.modules_[module].lm_head
+        return own if isinstance(own, Linear | Int8Linear) else self.trunk_model.lm_head
+
+    def draft_logits(
+        self, normed: torch.Tensor, vocab: str | None, module: int = 0
+    ) -> torch.Tensor:
         """Logits for drafting, over the whole vocabulary or a reduced one."""
-        if vocab is None:
+        lm_head = self._lm_head(module)
+        if vocab is None and lm_head is self.trunk_model.lm_head:
             return self.trunk_model.logits(normed)
-        result = self.draft_vocabs[vocab].lm_head(normed)
+        result = (lm_head if vocab is None else self.draft_vocabs[vocab].lm_heads[module])(normed)
         assert isinstance(result, torch.Tensor)
         return result if result.dtype == torch.float64 else result.float()
 
@@ -247,7 +260,10 @@ class Runner:
 
     def add_draft_vocab(self, name: str, ids: Sequence[int]) -> None:
         chosen = torch.tensor(sorted(set(ids)), device=self.device)
-        self.draft_vocabs[name] = DraftVocab(chosen, self.trunk_model.lm_head.only_rows(chosen))
+        assert self.head is not None
+        heads = [self._lm_head(module) for module in range(self.head.num_modules)]
+        made = {id(head): head.only_rows(chosen) for head in heads}  # once, where they share it
+        self.draft_vocabs[name] = DraftVocab(chosen, tuple(made[id(head)] for head in heads))
 
     def _span(self, request: Request, row: int, slot: int, count: int, *, first: int) -> Span:
         return Span(

@@ -56,6 +56,12 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "state": ("ssm_state_size",),
 }  # fmt: skip
 
+_OTHERS = {
+    "other_heads": "num_attention_heads",
+    "other_kv_heads": "num_attention_groups",
+    "other_head_dim": "head_dim",
+}
+
 
 def dims(fields: Fields) -> dict[str, int]:
     """Every size that `fields` (the text part of a config over its top level) gives."""
@@ -65,6 +71,10 @@ def dims(fields: Fields) -> dict[str, int]:
             if type(fields.get(field)) is int:
                 found[name] = fields[field]
                 break
+    other = fields.get("attention_other_setting")  # Step's sliding layers
+    for name, field in _OTHERS.items():
+        if isinstance(other, Mapping) and type(other.get(field)) is int:
+            found[name] = other[field]
     if "head_dim" not in found and found.get("heads") and "hidden" in found:
         found["head_dim"] = found["hidden"] // found["heads"]
     if "head_dim" in found:

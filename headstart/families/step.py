@@ -14,11 +14,17 @@ _ATTENTION = QK_NORM + parts("""
     self_attn.o_proj.weight   hidden              heads*head_dim
     self_attn.g_proj.weight   heads               hidden            if use_head_wise_attn_gate
 """)
+_SLIDING = parts("""
+    self_attn.q_norm.weight   other_head_dim
+    self_attn.k_norm.weight   other_head_dim
+    self_attn.q_proj.weight   other_heads*other_head_dim      hidden
+    self_attn.k_proj.weight   other_kv_heads*other_head_dim   hidden
+    self_attn.v_proj.weight   other_kv_heads*other_head_dim   hidden
+    self_attn.o_proj.weight   hidden                          other_heads*other_head_dim
+    self_attn.g_proj.weight   other_heads   hidden            if use_head_wise_attn_gate
+""")
 _BLOCK = NORMS + _ATTENTION + DENSE_MLP
-_MOE = (
-    NORMS
-    + _ATTENTION
-    + parts("""
+_EXPERTS = parts("""
     moe.gate.weight                 experts        hidden
     moe.router_bias                 experts
     moe.gate_proj.weight            experts        moe_width      hidden
@@ -28,13 +34,18 @@ _MOE = (
     share_expert.up_proj.weight     shared_width   hidden
     share_expert.down_proj.weight   hidden         shared_width
 """)
-)
+
+
+def _slides(fields: Fields, layer: int) -> bool:
+    kinds = fields.get("layer_types")
+    return isinstance(kinds, list) and kinds[layer : layer + 1] == ["sliding_attention"]
 
 
 def _kind(fields: Fields, layer: int) -> str:
     listed = fields.get("moe_layers_enum")
     moe = {int(i) for i in str(listed).split(",") if i.strip().isdigit()} if listed else None
-    return "moe" if (layer in moe if moe is not None else layer > 0) else "dense"
+    feed = "moe" if (layer in moe if moe is not None else layer > 0) else "dense"
+    return f"sliding_{feed}" if _slides(fields, layer) else feed
 
 
 FAMILY = Family(
@@ -68,8 +79,14 @@ FAMILY = Family(
     trunk=Trunk(
         prefixes=("model.", "model.language_model.", "language_model.model."),
         lm_heads=("lm_head.weight", "language_model.lm_head.weight"),
-        kinds={"dense": _BLOCK, "moe": _MOE},
+        kinds={
+            "dense": _BLOCK,
+            "moe": NORMS + _ATTENTION + _EXPERTS,
+            "sliding_dense": NORMS + _SLIDING + DENSE_MLP,
+            "sliding_moe": NORMS + _SLIDING + _EXPERTS,
+        },
         kind_of=_kind,
+        slides=_slides,
     ),
     looked_up_as={"vllm": "model.layers.{layer}.mtp_block.", "sglang": "model.mtp_block."},
     is_complete=True,

@@ -7,7 +7,7 @@ for and we do not compute is refused by name: a silent difference would only sho
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from headstart.families.base import Family, Part
@@ -26,7 +26,7 @@ from headstart.models.spelling import spelled
 
 # gated attention and gated delta nets
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-_PARTLY_ROTATED = ("glm4_moe", "mimo_v2_flash", *_HYBRIDS)
+_PARTLY_ROTATED = ("glm4_moe", "mimo_v2_flash", "step3p5", "step3p7", *_HYBRIDS)
 _ROTATED_IN_NEIGHBOURS = ("ernie4_5_moe",)
 
 
@@ -36,6 +36,9 @@ class LayerKind:
 
     mixer: Literal["attention", "sliding", "latent", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
+    # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
+    limit: float | None = None
+    shared_limit: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +71,7 @@ class ModelConfig:
     sliding: AttentionShape | None  # of layers that see a window, where they have their own
     v_scale: float  # of all values
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
+    head_gate: bool  # whether a sigmoid of the row scales what each head gives
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
 
     @property
@@ -110,8 +114,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     delta = delta_config(raw, layers) if is_hybrid else None
     tables, head_table = _tables(owner, raw, layers)
     slides = [owner is not None and owner.trunk.slides(raw, i) for i in range(layers + 1)]
-    kinds = tuple(_kind(*each) for each in zip(tables, slides[:layers], strict=True))
-    head_kind = _kind(head_table, slides[layers])
+    made = [_kind(*each) for each in zip([*tables, head_table], slides, strict=True)]
+    *trunk_kinds, head_kind = (_limited(kind, raw, i) for i, kind in enumerate(made))
+    kinds = tuple(trunk_kinds)
     sliding = sliding_shape(raw) if any(slides) else None
     mla = mla_config(raw) if any(kind.mixer == "latent" for kind in kinds) else None
     if mla is not None:
@@ -149,6 +154,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=is_hybrid,
+        head_gate=bool(raw.get("use_head_wise_attn_gate")),
         centred_norms=owner is not None and owner.layout.zero_centred_norms,
     )
 
@@ -185,8 +191,17 @@ def _kind(table: _Table, slides: bool = False) -> LayerKind:
     usual: Literal["sliding", "attention"] = "sliding" if slides else "attention"
     return LayerKind(
         mixer=next((mixer for name, mixer in _MIXERS.items() if name in table), usual),
-        feed="moe" if "mlp.gate.weight" in table else "dense",
+        feed="moe" if {"mlp.gate.weight", "moe.gate.weight"} & table else "dense",
     )
+
+
+def _limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
+    """With the limits of a layer, where a config lists them; 0 means none."""
+    lists = [raw.get(name) or [] for name in ("swiglu_limits", "swiglu_limits_shared")]
+    limit, shared = (
+        float(part[layer] or 0) or None if len(part) > layer else None for part in lists
+    )
+    return replace(kind, limit=limit, shared_limit=shared)
 
 
 def _windows(

@@ -39,6 +39,7 @@ class Attention(nn.Module):
         ]
         self.qkv = Linear(config.hidden, sum(self.sizes), bias=config.qkv_bias)
         self.o = Linear(self.heads * self.v_dim, config.hidden, bias=config.o_bias)
+        self.head_gate = Linear(config.hidden, self.heads) if config.head_gate else None
         self.q_norm = norm(self.dim, config) if config.qk_norm else None
         self.k_norm = norm(self.dim, config) if config.qk_norm else None
         self.sinks = (
@@ -69,6 +70,8 @@ class Attention(nn.Module):
         if self.v_scale != 1:
             v = v * self.v_scale
         seen = context.attend(q, k, v, window, self.sinks)
+        if self.head_gate is not None:
+            gate = self.head_gate(x).repeat_interleave(self.v_dim, dim=1)
         result = self.o(seen if gate is None else seen * gate.sigmoid())
         assert isinstance(result, torch.Tensor)
         return result
@@ -78,8 +81,9 @@ def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
     """What follows the mixer in a layer of this kind."""
     if kind.feed == "moe":
         assert config.moe is not None
-        return MoE(config.moe, config.hidden)
-    return MLP(config.hidden, config.intermediate, bias=config.mlp_bias)
+        return MoE(config.moe, config.hidden, kind.limit, kind.shared_limit)
+    bias, limit = config.mlp_bias, kind.shared_limit
+    return MLP(config.hidden, config.intermediate, bias=bias, limit=limit)
 
 
 def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet:

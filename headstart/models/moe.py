@@ -74,8 +74,9 @@ def _best_groups(scores: torch.Tensor, config: MoeConfig) -> torch.Tensor:
 class Experts(nn.Module):
     """The experts' matrices, and the rows of a batch through those that were chosen."""
 
-    def __init__(self, config: MoeConfig, hidden: int):
+    def __init__(self, config: MoeConfig, hidden: int, limit: float | None = None):
         super().__init__()
+        self.limit = limit
         self.gate_up = Stack(config.num_experts, hidden, 2 * config.width)
         self.down = Stack(config.num_experts, config.width, hidden)
 
@@ -93,7 +94,7 @@ class Experts(nn.Module):
             if count == 0:
                 continue
             gate, up = first(sorted_rows[start : start + count], expert).chunk(2, dim=-1)
-            parts.append(second(gated(gate, up), expert))
+            parts.append(second(gated(gate, up, self.limit), expert))
             start += count
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
@@ -104,12 +105,18 @@ class Experts(nn.Module):
 class MoE(nn.Module):
     """Routed experts, and shared ones that every row passes through."""
 
-    def __init__(self, config: MoeConfig, hidden: int):
+    def __init__(
+        self,
+        config: MoeConfig,
+        hidden: int,
+        limit: float | None = None,
+        shared_limit: float | None = None,
+    ):
         super().__init__()
         self.router = Router(config, hidden)
-        self.experts = Experts(config, hidden)
+        self.experts = Experts(config, hidden, limit)
         width = config.shared_width
-        self.shared = MLP(hidden, width) if width else None
+        self.shared = MLP(hidden, width, limit=shared_limit) if width else None
         self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

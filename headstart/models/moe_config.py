@@ -15,6 +15,7 @@ from headstart.families.dims import dims
 
 Scoring = Literal["softmax", "sigmoid"]
 _TOP_K = ("num_experts_per_tok", "moe_k")
+_CORRECTIONS = ("e_score_correction_bias", "router_bias")
 _SHARED = "share"  # in the name of a tensor of what all tokens pass through
 # How experts are chosen where scores are sigmoids; the only way that releases with heads use.
 _TOPK_METHOD = "noaux_tc"
@@ -68,7 +69,7 @@ def moe_config(raw: Mapping[str, Any], parts: Collection[str]) -> MoeConfig:
         shared_width=known.get("shared_width", 0) if any(_SHARED in n for n in parts) else 0,
         shared_gate="mlp.shared_expert_gate.weight" in parts,
         scoring="sigmoid" if scoring == "sigmoid" else "softmax",
-        correction=any(name.endswith("e_score_correction_bias") for name in parts),
+        correction=any(name.endswith(_CORRECTIONS) for name in parts),
         num_groups=groups,
         top_groups=top_groups,
         renormalise=bool(raw.get("norm_topk_prob", True)),

@@ -30,6 +30,8 @@ class MTPModule(nn.Module):
         self.block = DecoderLayer(config, config.head_layer)
         self.window = config.shape(config.head_layer).window
         self.out_norm = norm(config.hidden, config) if layout.out_norm == "own" else None
+        shares_lm_head = "lm_head" in layout.shares
+        self.lm_head = None if shares_lm_head else Linear(config.hidden, config.vocab)
         self.rotary: RotaryTable | None = None  # where it rotates otherwise than the trunk
 
     def forward(
@@ -71,6 +73,12 @@ class MTPHead(nn.Module):
     @property
     def num_modules(self) -> int:
         return len(self.modules_)
+
+    @property
+    def own_lm_heads(self) -> list[Linear]:
+        """Of modules that do not share the trunk's, in their order."""
+        found = [module.lm_head for module in self.modules_ if isinstance(module, MTPModule)]
+        return [lm_head for lm_head in found if lm_head is not None]
 
     def rotate_by(self, table: RotaryTable) -> None:
         """Rotate by a table of the head's own, where it does so otherwise than the trunk."""

@@ -28,7 +28,9 @@ class Place:
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """The part of the parameter's value."""
         part = whole if self.expert < 0 else whole[self.expert]
-        return part if self.stop < 0 else part[self.start : self.stop]
+        if self.stop < 0:
+            return part
+        return part.narrow(int(part.dim() == 3), self.start, self.stop - self.start)
 
 
 def _attention(part: str) -> tuple[str, ...]:
@@ -39,7 +41,7 @@ def _gate_up(module: str, part: str) -> tuple[str, ...]:
     return (f"{module}.gate_proj.{part}", f"{module}.up_proj.{part}")
 
 
-_SHARED = ("mlp.shared_experts", "mlp.shared_expert")
+_SHARED = ("mlp.shared_experts", "mlp.shared_expert", "share_expert")
 # our parameter -> the published parts that follow one another in its rows, in every spelling
 LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "attention_norm.weight": (("input_layernorm.weight",),),
@@ -49,6 +51,7 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "attention.o.bias": (("self_attn.o_proj.bias",),),
     "attention.q_norm.weight": (("self_attn.q_norm.weight",),),
     "attention.k_norm.weight": (("self_attn.k_norm.weight",),),
+    "attention.head_gate.weight": (("self_attn.g_proj.weight",),),
     "attention.sinks": (("self_attn.attention_sink_bias",),),
     # with a latent of the queries, and without
     "attention.compress.weight": (
@@ -74,10 +77,11 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "mlp.gate_up.bias": (_gate_up("mlp", "bias"),),
     "mlp.down.weight": (("mlp.down_proj.weight",),),
     "mlp.down.bias": (("mlp.down_proj.bias",),),
-    "mlp.router.weight": (("mlp.gate.weight",),),
+    "mlp.router.weight": (("mlp.gate.weight",), ("moe.gate.weight",)),
     "mlp.router.correction": (
         ("mlp.gate.e_score_correction_bias",),
         ("mlp.moe_statics.e_score_correction_bias",),
+        ("moe.router_bias",),
     ),
     "mlp.shared.gate_up.weight": tuple(_gate_up(name, "weight") for name in _SHARED),
     "mlp.shared.down.weight": tuple((f"{name}.down_proj.weight",) for name in _SHARED),
@@ -102,6 +106,9 @@ def layer_places(
         fused, projections = _STACKED[role]
         if at + fused in stored:
             return [(at + fused, Place(ours))]
+        stacked = [f"{at}moe.{projection}_proj.weight" for projection in projections]
+        if stacked[0] in stored:  # all experts of a projection at once
+            return _in_stacks(ours, stacked, config)
         return _by_expert(ours, at + fused, projections, config)
     spellings = LAYER_PARTS.get(role)
     if spellings is None:
@@ -139,6 +146,14 @@ def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
         assert config.moe is not None
         return [config.moe.shared_width] * 2
     return [config.intermediate] * 2
+
+
+def _in_stacks(ours: str, names: list[str], config: ModelConfig) -> list[tuple[str, Place]]:
+    assert config.moe is not None
+    if len(names) == 1:
+        return [(names[0], Place(ours))]
+    width = config.moe.width
+    return [(name, Place(ours, i * width, (i + 1) * width)) for i, name in enumerate(names)]
 
 
 def _by_expert(

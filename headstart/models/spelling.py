@@ -22,6 +22,13 @@ _LATENT: dict[str, Any] = {
     "rope_interleave": True,
     "n_shared_experts": 1,
 }
+_STEP: dict[str, Any] = {
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "scoring_func": "sigmoid",
+    "use_qk_norm": True,
+    "max_position_embeddings": 128000,
+}
 # model_type -> what its published class takes where a config does not say
 _SILENT: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -73,11 +80,20 @@ _SILENT: dict[str, dict[str, Any]] = {
         "n_shared_experts": 0,
         "layernorm_epsilon": 1e-5,
     },
+    **dict.fromkeys(("step3p5", "step3p7"), _STEP),
 }
 RUN_TYPES = tuple(_SILENT)
 # what a family calls a field -> what we read; the first counts
+_STEP_NAMES = {
+    "num_attention_groups": "num_key_value_heads",
+    "moe_top_k": "num_experts_per_tok",
+    "moe_router_activation": "scoring_func",
+    "moe_router_scaling_factor": "routed_scaling_factor",
+    "norm_expert_weight": "norm_topk_prob",
+}
 _RENAMED: dict[str, dict[str, str]] = {
     "mimo_v2_flash": {"layernorm_epsilon": "rms_norm_eps"},
+    **dict.fromkeys(("step3p5", "step3p7"), _STEP_NAMES),
 }
 
 
@@ -96,6 +112,8 @@ def spelled(raw: Mapping[str, Any]) -> dict[str, Any]:
             fields[ours] = fields[theirs]
     if kind == "mimo_v2_flash":
         _spell_mimo_v2(fields)
+    elif kind.startswith("step3p"):
+        _spell_step(fields)
     _refuse(kind, fields)
     return fields
 
@@ -117,6 +135,29 @@ def _spell_mimo_v2(fields: dict[str, Any]) -> None:
         value = fields.get(name)
         if fields.get(f"swa_{name}") is None and isinstance(value, int):
             fields[f"swa_{name}"] = times * value
+    fields["swa_partial_rotary_factor"] = fields["partial_rotary_factor"]
+    # as SGLang and transformers count: so many before the row, and the row
+    fields["swa_window"] = fields["sliding_window_size"] + 1
+
+
+def _spell_step(fields: dict[str, Any]) -> None:
+    """Rotation is given layer by layer, and the heads of sliding layers apart."""
+    kinds = fields.get("layer_types") or []
+    given = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+    for theirs, ours in given.items():
+        value = fields.get(theirs)
+        if isinstance(value, list):
+            by_kind = dict(zip(reversed(kinds), reversed(value), strict=False))
+            fields[ours] = by_kind.get("full_attention")
+            fields[f"swa_{ours}"] = by_kind.get("sliding_attention")
+        else:
+            fields[f"swa_{ours}"] = value
+    other = fields.get("attention_other_setting") or {}
+    for name in ("num_attention_heads", "num_attention_groups", "head_dim"):
+        ours = _STEP_NAMES.get(name, name)
+        fields[f"swa_{ours}"] = other.get(name) or fields.get(ours)
+    fields["swa_v_head_dim"] = fields["swa_head_dim"]
+    fields["swa_window"] = fields.get("sliding_window")
 
 
 def _refuse(kind: str, fields: Mapping[str, Any]) -> None:

@@ -31,6 +31,13 @@ class DraftLogits:
 
     compute: Callable[[Tensor], Tensor]  # states [R, D] -> logits [R, V], at least fp32
     ids: Tensor | None = None
+    by_depth: tuple[Callable[[Tensor], Tensor], ...] = ()  # of modules with LM heads of their own
+
+    def at(self, depth: int, states: Tensor) -> Tensor:
+        """Logits of states [R, D] of a depth, from 1."""
+        if not self.by_depth:
+            return self.compute(states)
+        return self.by_depth[min(depth, len(self.by_depth)) - 1](states)
 
     @classmethod
     def of_weight(cls, weight: Tensor, ids: Tensor | None = None) -> DraftLogits:
@@ -143,7 +150,7 @@ def answer_matches(
             if not kept:
                 break
             at = torch.tensor(kept, device=rows.device)
-            values = logits.compute(states[rows[at] - depth])
+            values = logits.at(depth, states[rows[at] - depth])
             guesses = choose_drafts(values, [sampling[i] for i in kept], logits.ids)
             # The guess of a_j at depth k was made when a_(j-k) was the newest.
             found[part.start + at - (depth - 1), depth - 1] = guesses == tokens[at]

@@ -155,17 +155,20 @@ def _head(built: Built) -> Any:
 
 def _logits(built: Built, vocab: DraftVocab | None) -> DraftLogits:
     """As the engine's runner computes them, so that not even rounding differs."""
-    if vocab is None:
-        return DraftLogits(built.trunk.logits)
-    ids = torch.tensor(vocab.ids, device=built.device)
-    reduced = built.trunk.lm_head.only_rows(ids)
+    ids = None if vocab is None else torch.tensor(vocab.ids, device=built.device)
 
-    def compute(states: torch.Tensor) -> torch.Tensor:
-        values = reduced(states)
-        assert isinstance(values, torch.Tensor)
-        return values if values.dtype == torch.float64 else values.float()
+    def of(lm_head: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        kept = lm_head if ids is None else lm_head.only_rows(ids)
 
-    return DraftLogits(compute, ids)
+        def compute(states: torch.Tensor) -> torch.Tensor:
+            values = kept(states)
+            assert isinstance(values, torch.Tensor)
+            return values if values.dtype == torch.float64 else values.float()
+
+        return compute
+
+    own = tuple(of(lm_head) for lm_head in _head(built).own_lm_heads)
+    return DraftLogits(of(built.trunk.lm_head), ids, own)
 
 
 def _summary(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scores:

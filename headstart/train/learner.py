@@ -60,8 +60,10 @@ class Learner:
         *,
         dtype: torch.dtype,
         world: World,
+        own_lm_heads: tuple[LmHead, ...] = (),
     ) -> None:
         self.name, self.options, self.lm_head = name, options, lm_head
+        self.own_lm_heads = own_lm_heads  # of modules that have them; they stay as they are
         self.world, self.dtype = world, dtype
         self.is_sharded = options.shard and world.size > 1
         self._module = _Drafting(head)

@@ -91,10 +91,13 @@ def _learner(
     name: str, options: TrainOptions, subject: Subject, world: World, vocab: DraftVocab | None
 ) -> Learner:
     ids = None if vocab is None else torch.tensor(vocab.ids)
-    lm_head = LmHead.of(subject.trunk.lm_head.weight, ids)
+    weight, head = subject.trunk.lm_head.weight, subject.built.head
+    assert head is not None
+    own = [lm_head.weight for lm_head in head.own_lm_heads]
     return Learner(
-        name or "head", options, subject.master(), lm_head, dtype=subject.dtype, world=world
-    )
+        name or "head", options, subject.master(), LmHead.of(weight, ids), dtype=subject.dtype,
+        world=world, own_lm_heads=tuple(LmHead.of(weight, ids, part) for part in own),
+    )  # fmt: skip
 
 
 def _states(planned: Plan, subject: Subject, world: World, watch: Watch) -> StateSource:

@@ -7,6 +7,7 @@ The rows that count are gathered before the LM head; the losses bring their grad
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -102,13 +103,19 @@ def _losses(
     options = learner.options
     assert options.loss is not None
     needs_teacher = loss_kind(options.loss).needs_teacher
-    return depth_losses(
-        options.loss, gathered, learner.lm_head,
-        labels=batch.ids[wanted.places],
-        teacher=batch.teachers[wanted.teachers] if needs_teacher else None,
-        temperature=options.teacher_temperature,
-        lk_decay=options.lk_decay,
-    )  # fmt: skip
+    given: dict[str, Any] = {
+        "labels": batch.ids[wanted.places],
+        "teacher": batch.teachers[wanted.teachers] if needs_teacher else None,
+        "temperature": options.teacher_temperature,
+        "lk_decay": options.lk_decay,
+    }
+    own = learner.own_lm_heads
+    if not own:
+        return depth_losses(options.loss, gathered, learner.lm_head, **given)
+    return [
+        depth_losses(options.loss, [states], own[min(depth, len(own) - 1)], **given)[0]
+        for depth, states in enumerate(gathered)
+    ]
 
 
 def _total(

@@ -92,8 +92,11 @@ def _walked(learner: Learner, row: Row, batch: Batch, max_len: int) -> list[tupl
         num_depths=num_drafts, context="prefix",
     )  # fmt: skip
     scored = Scored(batch.states, batch.ids, batch.documents, answers)
-    logits = DraftLogits.of_weight(learner.lm_head.draft_weight)
-    logits = DraftLogits(logits.compute, learner.lm_head.vocab_ids)
+    shared, *own = (
+        DraftLogits.of_weight(lm_head.draft_weight).compute
+        for lm_head in (learner.lm_head, *learner.own_lm_heads)
+    )
+    logits = DraftLogits(shared, learner.lm_head.vocab_ids, tuple(own))
     matches = answer_matches(depths, scored, answers, logits)
     return [(found.answer.category, walk(found, num_drafts)) for found in matches]
 

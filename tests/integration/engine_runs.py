@@ -44,6 +44,15 @@ MIMO_V2: dict[str, Any] = {
     "hybrid_layer_pattern": [0, 1], "moe_layer_freq": [0, 1], "partial_rotary_factor": 0.334,
     "layernorm_epsilon": 1e-6, "rope_theta": 5e6,
 }  # fmt: skip
+STEP: dict[str, Any] = {
+    "layer_types": ["full_attention"] + ["sliding_attention"] * 4, "moe_layers_enum": "1",
+    "sliding_window": 7, "attention_other_setting": {
+        "attention_type": "sliding_attention", "num_attention_heads": 6,
+        "num_attention_groups": 2, "head_dim": 16,
+    },
+    "rope_theta": [5e6, 1e4, 1e4, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 1.0],
+    "moe_router_scaling_factor": 1.5,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -56,8 +65,8 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         changes = {**HYBRID, **changes}
     if family in _LATENT:
         changes = {**LATENT, **changes}
-    if family == "mimo_v2":
-        changes = {**MIMO_V2, **changes}
+    several = {"mimo_v2": MIMO_V2, "step3p5": STEP}
+    changes = {**several.get(family, {}), **changes}
     if family not in GRAFTED_AS:
         return tiny(family, **{**AGREEING, **changes})
     plain = tiny(family, **{**AGREEING, **changes}, with_head=False)

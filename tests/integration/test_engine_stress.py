@@ -139,6 +139,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 12),
     "latent attention": ("deepseek_v3", {}, {}, 5),
     "three parallel with windows": ("mimo_v2", {}, {}, 8),
+    "three chained with LM heads": ("step3p5", {}, {}, 6),
     # memory for few states and few blocks, whatever their number of slots
     "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 130_000}, 5),
 }

@@ -35,6 +35,7 @@ FAMILIES = {
     "qwen3_5_moe_text": ("xllm", "sglang", "speculators"),
     "deepseek_v3": ("xllm", "sglang"),
     "mimo_v2": (),
+    "step3p5": (),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

@@ -14,20 +14,28 @@ from headstart.errors import DataError
 class LmHead:
     """weight [V, D]; with a draft vocabulary also its rows [S, D], made once and kept.
 
-    Without a draft vocabulary `draft_weight` is `weight`, not a copy.
+    Without a draft vocabulary `draft_weight` is `weight`, not a copy. A module may have an LM head
+    of its own: then `draft_weight` is of that one, and `taught_weight` the trunk's rows of S.
     """
 
     weight: Tensor
     draft_weight: Tensor
     vocab_ids: Tensor | None = None  # [S] original ids, ascending
     draft_index: Tensor | None = None  # [V] place of an original id in S, -1 outside
+    trunk_rows: Tensor | None = None  # [S, D] of the trunk, where the draft has others
 
     @classmethod
-    def of(cls, weight: Tensor, vocab_ids: Tensor | None = None) -> LmHead:
-        """weight [V, D], detached; vocab_ids [S] unique original ids. Waits for the device once."""
+    def of(
+        cls, weight: Tensor, vocab_ids: Tensor | None = None, own: Tensor | None = None
+    ) -> LmHead:
+        """weight and own [V, D], detached; vocab_ids [S] unique original ids.
+
+        Waits for the device once.
+        """
         weight = weight.detach()
+        drafts = weight if own is None else own.detach()
         if vocab_ids is None:
-            return cls(weight, weight)
+            return cls(weight, drafts, trunk_rows=None if own is None else weight)
         ids = vocab_ids.to(weight.device, torch.int64)
         size = weight.shape[0]
         low, high = (int(ids.min()), int(ids.max())) if len(ids) else (-1, -1)
@@ -39,7 +47,12 @@ class LmHead:
             )
         index = torch.full((size,), -1, dtype=torch.int64, device=weight.device)
         index[ids] = torch.arange(len(ids), device=weight.device)
-        return cls(weight, weight[ids], ids, index)
+        return cls(weight, drafts[ids], ids, index, None if own is None else weight[ids])
+
+    @property
+    def taught_weight(self) -> Tensor:
+        """The trunk's rows of S."""
+        return self.draft_weight if self.trunk_rows is None else self.trunk_rows
 
     @property
     def wide(self) -> torch.dtype:

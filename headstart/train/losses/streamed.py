@@ -34,8 +34,9 @@ def score_streamed(
     """Each depth's states [n, D] against the same labels and teacher states [n, D]."""
     target = None if teacher is None else _TargetSums(head, teacher, vocab_chunk)
     drafts = [_DraftSums(head, states, vocab_chunk) for states in depths]
-    for weight in _pieces(head.draft_weight, vocab_chunk):
-        probs = None if target is None else target.add(kind, weight)
+    pieces = (_pieces(part, vocab_chunk) for part in (head.draft_weight, head.taught_weight))
+    for weight, taught in zip(*pieces, strict=True):
+        probs = None if target is None else target.add(kind, weight, taught)
         for draft in drafts:
             draft.add(kind, weight, probs)
     return [draft.finish(kind, head, labels, target, decay) for draft in drafts]
@@ -52,9 +53,10 @@ class _TargetSums:
         self.log_sum = torch.zeros_like(self.log_norm)
         self.product = _zeros(head, states)
 
-    def add(self, kind: LossKind, weight: Tensor) -> Tensor:
-        """Takes in one piece of the LM head [C, D]; returns its probabilities [n, C]."""
-        log_probs = _log_probs(self.states, weight, self.log_norm)
+    def add(self, kind: LossKind, weight: Tensor, taught: Tensor) -> Tensor:
+        """Takes in one piece of the draft's and of the trunk's LM head [C, D]; returns the trunk's
+        probabilities [n, C]."""
+        log_probs = _log_probs(self.states, taught, self.log_norm)
         probs = log_probs.exp()
         self.mass += probs.sum(-1)
         self.log_sum += log_probs.mul_(probs).sum(-1)

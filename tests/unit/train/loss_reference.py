@@ -23,10 +23,11 @@ class Case:
     labels: Tensor
     teacher: Tensor
     ids: Tensor | None = None
+    own: Tensor | None = None  # an LM head of the draft's own
 
     def losses(self, kind: str, **options: Any) -> RowLosses:
         options.setdefault("teacher", self.teacher if kind != "ce" else None)
-        head = LmHead.of(self.weight, self.ids)
+        head = LmHead.of(self.weight, self.ids, self.own)
         return depth_losses(kind, [self.states], head, labels=self.labels, **options)[0]
 
 
@@ -51,7 +52,8 @@ def reference(
     full = torch.softmax(case.teacher @ case.weight.T / temperature, -1)
     ids = torch.arange(len(case.weight)) if case.ids is None else case.ids
     target = full[:, ids]
-    log_draft = torch.log_softmax(states @ case.weight[ids].T / temperature, -1)
+    drafting = case.weight if case.own is None else case.own
+    log_draft = torch.log_softmax(states @ drafting[ids].T / temperature, -1)
     overlap = torch.minimum(target, log_draft.exp()).sum(-1)
     has_label = torch.isin(case.labels, ids)
     place = (case.labels.unsqueeze(-1) == ids).int().argmax(-1)

@@ -59,6 +59,25 @@ def test_values_and_gradients_equal_autograd_of_the_plain_formula(
     assert not close(rows.losses(kind, temperature=1.3).loss, loss.detach(), within=1e-3)
 
 
+@every_kind
+@pruned_or_not
+@pytest.mark.parametrize("chunk", [None, 7], ids=["quick", "frugal"])
+def test_an_lm_head_of_the_drafts_own_is_compared_with_the_trunks(
+    kind: str, pruned: bool, chunk: int | None
+) -> None:
+    shared = case(pruned=pruned)
+    draw = torch.Generator().manual_seed(8)
+    rows = replace(shared, own=torch.randn(shared.weight.shape, generator=draw).double())
+    states = rows.states.clone().requires_grad_()
+    loss, overlap = reference(kind, rows, states)
+    (gradient,) = torch.autograd.grad(loss.sum(), states)
+    found = rows.losses(kind, teacher=rows.teacher, vocab_chunk=chunk)
+    assert close(found.loss, loss.detach())
+    assert close(found.gradient, gradient)
+    assert close(found.overlap, overlap.detach())
+    assert not close(shared.losses(kind).loss, loss.detach(), within=1e-3)
+
+
 @pytest.mark.parametrize(
     ("kind", "has_teacher"), [("ce", False), *((kind, True) for kind in KINDS)], ids=str
 )
