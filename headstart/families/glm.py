@@ -14,6 +14,7 @@ from headstart.families.blocks import (
     SIGMOID_MOE,
 )
 from headstart.families.deepseek import dense_then_moe
+from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
 
 _ATTENTION = (
@@ -74,6 +75,23 @@ GLM4_MOE_LITE = Family(
     is_complete=True,
 )
 
+
+def _dsa_kind(fields: Fields, layer: int) -> str:
+    """Some layers have no indexer and see what an earlier one chose."""
+    kind = dense_then_moe(fields, layer)
+    return f"shared_{kind}" if _shares_indexer(fields, layer) else kind
+
+
+def _shares_indexer(fields: Fields, layer: int) -> bool:
+    """By name, by a pattern of letters, or every so many layers."""
+    named = fields.get("indexer_types") or fields.get("index_topk_pattern")
+    if isinstance(named, list | str):
+        return layer < len(named) and named[layer] in ("shared", "S")
+    often = max(int(fields.get("index_topk_freq") or 1), 1)
+    offset = fields.get("index_skip_topk_offset")
+    return max(layer - (2 if offset is None else int(offset)) + 1, 0) % often != 0
+
+
 GLM_MOE_DSA = Family(
     name="glm_moe_dsa",
     title="GLM-5, 5.1, 5.2",
@@ -86,8 +104,13 @@ GLM_MOE_DSA = Family(
     block_kind="moe",
     copies=("embed_tokens", "lm_head"),
     trunk=Trunk(
-        kinds={"dense": NORMS + MLA + INDEXER + DENSE_MLP, "moe": _SPARSE_LAYER},
-        kind_of=dense_then_moe,
+        kinds={
+            "dense": NORMS + MLA + INDEXER + DENSE_MLP,
+            "moe": _SPARSE_LAYER,
+            "shared_dense": NORMS + MLA + DENSE_MLP,
+            "shared_moe": _LITE_LAYER,
+        },
+        kind_of=_dsa_kind,
     ),
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as=_LOOKED_UP,

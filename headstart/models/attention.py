@@ -167,6 +167,16 @@ class PagedContext:
         ]
 
 
+def attend_chosen(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor
+) -> torch.Tensor:
+    """The same over the entries that each row may see: allowed [rows, n]."""
+    shape = (1, q.shape[1], len(keys), -1)
+    k, v = (part.transpose(0, 1).unsqueeze(0).expand(shape) for part in (keys, values))
+    found = scaled_dot_product_attention(q.transpose(0, 1).unsqueeze(0), k, v, attn_mask=allowed)
+    return found.squeeze(0).transpose(0, 1)
+
+
 def attend_span(
     q: torch.Tensor,
     cache: LayerCache,

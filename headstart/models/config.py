@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from headstart.errors import BadConfig
 from headstart.families.base import Family, Part
 from headstart.families.registry import match_family
 from headstart.models.attention_config import (
@@ -36,6 +37,7 @@ class LayerKind:
 
     mixer: Literal["attention", "sliding", "latent", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
+    index: Literal["none", "own", "shared"] = "none"  # who says what latent attention sees
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
     limit: float | None = None
     shared_limit: float | None = None
@@ -83,7 +85,8 @@ class ModelConfig:
         """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
         if kind.mixer == "latent":
             assert self.mla is not None
-            return (self.mla.entry,), (0,)
+            index = self.mla.index.dim if kind.index == "own" and self.mla.index else 0
+            return (self.mla.entry + index,), (0,)
         shape = self.shape(kind)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
 
@@ -116,9 +119,11 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     slides = [owner is not None and owner.trunk.slides(raw, i) for i in range(layers + 1)]
     made = [_kind(*each) for each in zip([*tables, head_table], slides, strict=True)]
     *trunk_kinds, head_kind = (_limited(kind, raw, i) for i, kind in enumerate(made))
-    kinds = tuple(trunk_kinds)
+    kinds = _with_shared_indexers(trunk_kinds)
     sliding = sliding_shape(raw) if any(slides) else None
-    mla = mla_config(raw) if any(kind.mixer == "latent" for kind in kinds) else None
+    mla = None
+    if head_kind.mixer == "latent":
+        mla = mla_config(raw, has_index=any(kind.index == "own" for kind in kinds))
     if mla is not None:
         head_dim = mla.qk_dim
     experts = next((t for t in (*tables, head_table) if _kind(t).feed == "moe"), None)
@@ -187,11 +192,30 @@ _MIXERS: dict[str, Literal["latent", "delta"]] = {
 }
 
 
+_INDEX_KEY = "self_attn.indexer.wk.weight"
+
+
 def _kind(table: _Table, slides: bool = False) -> LayerKind:
     usual: Literal["sliding", "attention"] = "sliding" if slides else "attention"
     return LayerKind(
         mixer=next((mixer for name, mixer in _MIXERS.items() if name in table), usual),
+        index="own" if _INDEX_KEY in table else "none",
         feed="moe" if {"mlp.gate.weight", "moe.gate.weight"} & table else "dense",
+    )
+
+
+def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
+    """Latent attention without an indexer uses that of an earlier layer, if there is any."""
+    if all(kind.index == "none" for kind in kinds):
+        return tuple(kinds)
+    if kinds[0].index == "none":
+        raise BadConfig(
+            "the first layer has no indexer, and there is none before it that it could share. "
+            "Take the config.json of the model's release."
+        )
+    return tuple(
+        replace(kind, index="shared") if (kind.mixer, kind.index) == ("latent", "none") else kind
+        for kind in kinds
     )
 
 
@@ -209,7 +233,8 @@ def _windows(
 ) -> tuple[int | None, ...]:
     if sliding is not None:
         return tuple(sliding.window if kind.mixer == "sliding" else None for kind in kinds)
-    if any(kind.mixer == "delta" for kind in kinds):  # layer_types mean something else there
+    # layer_types mean something else there
+    if any(kind.mixer == "delta" or kind.index != "none" for kind in kinds):
         return (None,) * len(kinds)
     return windows_by_layer(raw, str(raw["model_type"]), len(kinds))
 

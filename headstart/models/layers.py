@@ -90,7 +90,8 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention |
     """What carries a row's context into it in a layer of this kind."""
     if kind.mixer == "latent":
         assert config.mla is not None
-        return LatentAttention(config.hidden, config.num_heads, config.mla)
+        has_indexer = kind.index == "own"
+        return LatentAttention(config.hidden, config.num_heads, config.mla, has_indexer=has_indexer)
     if kind.mixer == "delta":
         assert config.delta is not None
         return DeltaNet(config.hidden, config.delta, config.eps)

@@ -12,20 +12,29 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
-from headstart.models.attention import EntryContext, Seen, attend_rows
+from headstart.models.attention import EntryContext, Seen, attend_chosen, attend_rows
+from headstart.models.indexer import Indexer, IndexRows
 from headstart.models.linear import Linear
 from headstart.models.mla_config import LATENT_EPS, MlaConfig
 from headstart.models.norm import Norm
-from headstart.models.ragged import causal_attention, chained_attention
+from headstart.models.ragged import causal_attention, chained_attention, chosen_attention
 from headstart.models.rope import Rotation, rotate
+
+Chosen = torch.Tensor | None  # which entries each row may see [R, n]; None for all
 
 
 class LatentAttention(nn.Module):
     """Queries (or their latent) and the entry that is kept come from one product."""
 
-    def __init__(self, hidden: int, heads: int, config: MlaConfig):
+    def __init__(self, hidden: int, heads: int, config: MlaConfig, *, has_indexer: bool = False):
         super().__init__()
         self.heads, self.config = heads, config
+        self.indexer = None
+        if has_indexer:
+            assert config.index is not None and config.q_rank is not None
+            self.indexer = Indexer(hidden, config.q_rank, config.index)
+        self._chosen: list[Chosen] = []  # by the indexer, in the last pass
+        self._leader: tuple[LatentAttention, ...] = ()
         queries = heads * config.qk_dim
         self.compress = Linear(hidden, (config.q_rank or queries) + config.entry)
         self.q_latent_norm = Norm(config.q_rank, LATENT_EPS) if config.q_rank else None
@@ -45,51 +54,86 @@ class LatentAttention(nn.Module):
     ) -> torch.Tensor:
         """x [T, hidden] -> [T, hidden]."""
         assert window is None, "no family has latent attention with a window"
-        q, entries = self._project(x, rotation)
-        seen = context.seen(entries)
-        few = [part for part in seen if self._is_few(part)]
+        q, entries, index = self._project(x, rotation)
+        parts = self._choose(index, context.seen(entries))
+        few = [part for part in parts if self._is_few(part[0])]
         found = self._absorbed(q, few) if few else q.new_zeros(*q.shape[:2], self.config.v_dim)
-        for part in seen:
+        for part, allowed in parts:
             if not self._is_few(part):
-                found[part.rows] = self._unfolded(q[part.rows], part)
+                found[part.rows] = self._unfolded(q[part.rows], part, allowed)
         result = self.o(found.flatten(1))
         assert isinstance(result, torch.Tensor)
         return result
 
+    def follow(self, leader: LatentAttention) -> None:
+        """See what the indexer of an earlier layer chose in the same pass."""
+        self._leader = (leader,)  # in a tuple, or its weights would count as this layer's
+
+    def _choose(self, index: IndexRows | None, seen: list[Seen]) -> list[tuple[Seen, Chosen]]:
+        """With each text's rows which entries they may see; None for all."""
+        if self.indexer is not None and index is not None:
+            self._chosen = [self.indexer.choose(index, part) for part in seen]
+        elif self._leader:
+            self._chosen = self._leader[0]._chosen
+        else:
+            return [(part, None) for part in seen]
+        # The index keys have done their work.
+        entry = self.config.entry
+        own = [None if part.own is None else part.own[..., :entry] for part in seen]
+        bare = [
+            Seen(part.rows, part.stored[:, :entry], each)
+            for part, each in zip(seen, own, strict=True)
+        ]
+        return list(zip(bare, self._chosen, strict=True))
+
     def _is_few(self, part: Seen) -> bool:
         return part.own is None and part.num_rows <= self.config.few_rows
 
-    def _project(self, x: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [T, heads, nope + rope], scaled, and the rows' entries [T, kv_rank + rope]."""
+    def _project(
+        self, x: torch.Tensor, rotation: Rotation
+    ) -> tuple[torch.Tensor, torch.Tensor, IndexRows | None]:
+        """Queries [T, heads, nope + rope], scaled, and the rows' entries [T, kv_rank + rope].
+
+        With an indexer also what it asks with; its keys end the entries.
+        """
         config, both = self.config, self.compress(x)
         q, latent, key = torch.split(
             both, [both.shape[1] - config.entry, config.kv_rank, config.rope_dim], dim=-1
         )
+        index, kept = None, []
         if self.q_up is not None and self.q_latent_norm is not None:
-            q = self.q_up(self.q_latent_norm(q))
+            q_latent = self.q_latent_norm(q)
+            q = self.q_up(q_latent)
+            if self.indexer is not None:
+                index, index_key = self.indexer.project(x, q_latent, rotation)
+                kept = [index_key]
         q = q.reshape(len(x), self.heads, -1)
         turned = rotate(q[..., config.nope_dim :], *rotation)
         # Whoever attends divides by the root of a query's size; here scores have a scale of their
         # own, and the size is another one where queries are absorbed.
         q = torch.cat([q[..., : config.nope_dim], turned], dim=-1) * config.scale
         key = rotate(key.unsqueeze(1), *rotation).squeeze(1)
-        return q, torch.cat([self.kv_latent_norm(latent), key], dim=-1)
+        return q, torch.cat([self.kv_latent_norm(latent), key, *kept], dim=-1), index
 
     def _ups(self) -> tuple[torch.Tensor, torch.Tensor]:
         """What unfolds a latent into keys and values: [heads, nope, rank] and [heads, v, rank]."""
         both = self.kv_up.view(self.heads, -1, self.config.kv_rank)
         return both[:, : self.config.nope_dim], both[:, self.config.nope_dim :]
 
-    def _absorbed(self, q: torch.Tensor, seen: list[Seen]) -> torch.Tensor:
+    def _absorbed(self, q: torch.Tensor, seen: list[tuple[Seen, Chosen]]) -> torch.Tensor:
         """[T, heads, v]; rows outside `seen` mean nothing."""
         config = self.config
         for_keys, for_values = self._ups()
         lifted = self._by_head(q[..., : config.nope_dim], for_keys)
         q = torch.cat([lifted, q[..., config.nope_dim :]], dim=-1) * config.entry**0.5
         gathered = q.new_zeros(*q.shape[:2], config.kv_rank)
-        for part in seen:
+        for part, allowed in seen:
             keys = part.stored.unsqueeze(1)
-            gathered[part.rows] = attend_rows(q[part.rows], keys, keys[..., : config.kv_rank])
+            values, mine = keys[..., : config.kv_rank], q[part.rows]
+            if allowed is None:
+                gathered[part.rows] = attend_rows(mine, keys, values)
+            else:
+                gathered[part.rows] = attend_chosen(mine, keys, values, allowed)
         return self._by_head(gathered, for_values.transpose(1, 2))
 
     def _by_head(self, x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
@@ -97,14 +141,19 @@ class LatentAttention(nn.Module):
         rows = torch.split(x, 1) if self.one_by_one else (x,)
         return torch.cat([torch.einsum("thm,hmn->thn", part, matrices) for part in rows])
 
-    def _unfolded(self, q: torch.Tensor, part: Seen) -> torch.Tensor:
+    def _unfolded(self, q: torch.Tensor, part: Seen, allowed: Chosen) -> torch.Tensor:
         """q [R, heads, nope + rope] -> [R, heads, v]."""
         wide = max(self.config.qk_dim, self.config.v_dim)
         q = pad(q * wide**0.5, (0, wide - q.shape[-1]))
         keys, values = self._unfold(part.stored)
         if part.own is not None:
-            own_keys, own_values = self._unfold(part.own)
-            result = chained_attention(q, keys, values, own_keys, own_values, (len(q),))
+            own = self._unfold(part.own)
+            if allowed is None:
+                result = chained_attention(q, keys, values, *own, (len(q),))
+            else:
+                result = chosen_attention(q, keys, values, *own, allowed)
+        elif allowed is not None:
+            result = attend_chosen(q, keys, values, allowed)
         elif len(q) == len(keys):
             result = causal_attention(q, keys, values, (len(q),))
         else:

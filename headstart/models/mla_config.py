@@ -15,6 +15,14 @@ LATENT_EPS = 1e-6
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexConfig:
+    heads: int
+    dim: int
+    top_k: int  # entries that a row sees
+    is_interleaved: bool  # rotated pairs are neighbours
+
+
+@dataclass(frozen=True, kw_only=True)
 class MlaConfig:
     q_rank: int | None  # of the queries' latent; None where they are projected at once
     kv_rank: int
@@ -22,6 +30,7 @@ class MlaConfig:
     rope_dim: int  # the part that is rotated; its key is one for all heads
     v_dim: int
     scale: float  # of scores
+    index: IndexConfig | None = None  # where rows see a choice of entries only
 
     @property
     def qk_dim(self) -> int:
@@ -44,7 +53,7 @@ class MlaConfig:
         return self.kv_rank * unfolded // saved if saved > 0 else 0
 
 
-def mla_config(raw: Mapping[str, Any]) -> MlaConfig:
+def mla_config(raw: Mapping[str, Any], *, has_index: bool = False) -> MlaConfig:
     """The latent attention of a config, or what is wrong with it."""
     sizes = [raw.get(name) for name in _SIZES]
     q_rank = raw.get("q_lora_rank")
@@ -68,7 +77,24 @@ def mla_config(raw: Mapping[str, Any]) -> MlaConfig:
         rope_dim=rope_dim,
         v_dim=v_dim,
         scale=_scale(raw, nope_dim + rope_dim),
+        index=_index(raw, rope_dim) if has_index else None,
     )
+
+
+def _index(raw: Mapping[str, Any], rope_dim: int) -> IndexConfig:
+    names = ("index_n_heads", "index_head_dim", "index_topk")
+    sizes = [raw.get(name) for name in names]
+    if any(type(size) is not int or size < 1 for size in (*sizes, raw.get("q_lora_rank"))) or (
+        sizes[1] < rope_dim  # type: ignore[operator]
+    ):
+        raise BadConfig(
+            f"{', '.join(names)} are {', '.join(map(repr, sizes))} and q_lora_rank is "
+            f"{raw.get('q_lora_rank')!r}; expected whole numbers above 0, and index heads of at "
+            f"least the {rope_dim} numbers that are rotated. Take the config.json of the release."
+        )
+    heads, dim, top_k = (int(size) for size in sizes if size is not None)
+    neighbours = bool(raw.get("indexer_rope_interleave"))
+    return IndexConfig(heads=heads, dim=dim, top_k=top_k, is_interleaved=neighbours)
 
 
 def _scale(raw: Mapping[str, Any], dim: int) -> float:

@@ -62,6 +62,11 @@ LAYER_PARTS: dict[str, tuple[tuple[str, ...], ...]] = {
     "attention.q_up.weight": (("self_attn.q_b_proj.weight",),),
     "attention.kv_latent_norm.weight": (("self_attn.kv_a_layernorm.weight",),),
     "attention.kv_up": (("self_attn.kv_b_proj.weight",),),
+    "attention.indexer.q_up.weight": (("self_attn.indexer.wq_b.weight",),),
+    "attention.indexer.k.weight": (("self_attn.indexer.wk.weight",),),
+    "attention.indexer.k_norm_weight": (("self_attn.indexer.k_norm.weight",),),
+    "attention.indexer.k_norm_bias": (("self_attn.indexer.k_norm.bias",),),
+    "attention.indexer.weights.weight": (("self_attn.indexer.weights_proj.weight",),),
     # Qwen3.5's spelling, then Qwen3-Next's, whose rows are sorted by key head
     "attention.inputs.weight": (
         tuple(f"linear_attn.in_proj_{p}.weight" for p in ("qkv", "z", "b", "a")),

@@ -103,7 +103,7 @@ def _plain(q: Tensor, k: Tensor, v: Tensor, *, window: int | None) -> Tensor:
 
 def _dense(
     q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, *,
-    window: int | None = None, sinks: Tensor | None = None,
+    window: int | None = None, sinks: Tensor | None = None, allowed: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """One document with all scores in memory: for what has no fused kernel."""
     group, scale = q.shape[1] // k.shape[1], q.shape[-1] ** -0.5
@@ -117,12 +117,21 @@ def _dense(
         unseen |= distance >= window - ahead
         own[..., : max(0, ahead - window)] = -torch.inf
     scores = torch.cat([scores.masked_fill(unseen, -torch.inf), own], -1) * scale
+    if allowed is not None:
+        scores = scores.masked_fill(~allowed, -torch.inf)
     if sinks is not None:
         sunk = sinks.to(scores.dtype)[:, None, None].expand(-1, scores.shape[1], 1)
         scores = torch.cat([scores, sunk], -1)
     weights = scores.softmax(-1)[..., : k.shape[0] + ahead]
     shared, rest = torch.split(weights, [k.shape[0], ahead], -1)
     return torch.einsum("hts,shd->thd", shared, v) + torch.einsum("htc,cthd->thd", rest, own_v)
+
+
+def chosen_attention(
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, allowed: Tensor
+) -> Tensor:
+    """`chained_attention` of one document, where rows see a choice only: allowed [T, T + C]."""
+    return _dense(q, k, v, own_k, own_v, allowed=allowed)
 
 
 def _distance(rows: int, device: torch.device) -> Tensor:

@@ -167,6 +167,14 @@ class Rotation(NamedTuple):
     is_interleaved: bool
 
 
+def in_halves(rotation: Rotation) -> Rotation:
+    """The same angles for pairs that lie half the rotated size apart."""
+    if not rotation.is_interleaved:
+        return rotation
+    cos, sin = (torch.cat([part[..., ::2], part[..., 1::2]], -1) for part in rotation[:2])
+    return Rotation(cos, sin, False)
+
+
 class RotaryTable(torch.nn.Module):
     """cos and sin for every position up to a length, computed once."""
 

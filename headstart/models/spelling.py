@@ -22,6 +22,15 @@ _LATENT: dict[str, Any] = {
     "rope_interleave": True,
     "n_shared_experts": 1,
 }
+_DEEPSEEK: dict[str, Any] = {
+    **_LATENT,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "first_k_dense_replace": 3,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+}
 _STEP: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
@@ -49,15 +58,17 @@ _SILENT: dict[str, dict[str, Any]] = {
         "moe_norm_min": 1e-12,
         "moe_num_shared_experts": 2,
     },
-    "deepseek_v3": {
+    "deepseek_v3": {**_DEEPSEEK, "max_position_embeddings": 4096},
+    "deepseek_v32": {**_DEEPSEEK, "max_position_embeddings": 163840},
+    "glm_moe_dsa": {
         **_LATENT,
-        "qk_nope_head_dim": 128,
-        "v_head_dim": 128,
+        "rms_norm_eps": 1e-5,
+        "qk_nope_head_dim": 192,
+        "v_head_dim": 256,
         "first_k_dense_replace": 3,
-        "n_group": 8,
-        "topk_group": 4,
         "routed_scaling_factor": 2.5,
-        "max_position_embeddings": 4096,
+        "max_position_embeddings": 202752,
+        "indexer_rope_interleave": True,
     },
     "glm4_moe_lite": {
         **_LATENT,

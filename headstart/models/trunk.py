@@ -10,6 +10,7 @@ from torch import nn
 from headstart.models.config import ModelConfig
 from headstart.models.layers import DecoderLayer, LayerContext, norm
 from headstart.models.linear import Linear
+from headstart.models.mla import LatentAttention
 from headstart.models.rope import RotaryTable
 
 
@@ -21,11 +22,23 @@ class Trunk(nn.Module):
         self.config = config
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
         self.layers = nn.ModuleList(DecoderLayer(config, kind) for kind in config.layers)
+        self._share_indexers()
         self.final_norm = norm(config.hidden, config)
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:
             self.lm_head.weight = self.embed
         self.rotate_up_to(max_len, dtype)
+
+    def _share_indexers(self) -> None:
+        """A layer without an indexer sees what the last one before it chose."""
+        leader = None
+        for layer, kind in zip(self.layers, self.config.layers, strict=True):
+            assert isinstance(layer, DecoderLayer)
+            if kind.index == "own":
+                leader = layer.attention
+            elif kind.index == "shared" and isinstance(leader, LatentAttention):
+                assert isinstance(layer.attention, LatentAttention)
+                layer.attention.follow(leader)
 
     def rotate_up_to(self, max_len: int, dtype: torch.dtype) -> None:
         """Tables of positions below `max_len`: for all layers, or for those with no window."""

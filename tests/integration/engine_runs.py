@@ -37,6 +37,10 @@ LATENT: dict[str, Any] = {
     "q_lora_rank": 32, "kv_lora_rank": 48, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16,
     "v_head_dim": 20, "n_group": 2, "topk_group": 1,
 }  # fmt: skip
+# and where rows see a choice of entries only
+SPARSE: dict[str, Any] = {
+    **LATENT, "kv_lora_rank": 32, "index_n_heads": 8, "index_head_dim": 16, "index_topk": 8,
+}  # fmt: skip
 # of MiMo-V2, as transformers would make it of the rest
 MIMO_V2: dict[str, Any] = {
     "head_dim": 24, "v_head_dim": 8, "swa_head_dim": 24, "swa_v_head_dim": 8,
@@ -65,7 +69,10 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         changes = {**HYBRID, **changes}
     if family in _LATENT:
         changes = {**LATENT, **changes}
-    several = {"mimo_v2": MIMO_V2, "step3p5": STEP}
+    several = {
+        "mimo_v2": MIMO_V2, "step3p5": STEP, "deepseek_v32": SPARSE,
+        "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
+    }  # fmt: skip
     changes = {**several.get(family, {}), **changes}
     if family not in GRAFTED_AS:
         return tiny(family, **{**AGREEING, **changes})

@@ -3,6 +3,7 @@ K, whatever memory and batches do to the rows that experts see together."""
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +34,16 @@ REFUSED = {
     "glm4_moe": "glm4_moe models have experts",
     "ernie4_5_moe": "ernie4_5_moe models have experts",
     "deepseek_v3": "deepseek_v3 models have latent attention",
+    "deepseek_v32": "deepseek_v32 models have latent attention",
+    "glm_moe_dsa": "glm_moe_dsa models have latent attention",
     "mimo_v2": "the head has 3 modules",
     "step3p5": "the head has 3 modules",
 }
 FAMILIES = tuple(REFUSED)
+# Most of what is tried below does not depend on how a layer attends.
+closely = pytest.mark.parametrize(
+    "family", ["glm4_moe", "ernie4_5_moe", "deepseek_v3"], indirect=True, scope="module"
+)
 PROMPTS = make_prompts()
 # K, block size, rows per step, slots of memory
 SHAPES: dict[str, tuple[int, int, int, int]] = {
@@ -74,7 +81,15 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        *product(("glm4_moe", "ernie4_5_moe", "deepseek_v3"), SHAPES),
+        *product(FAMILIES[3:], ("K=1, blocks of one", "K=4, little memory")),
+    ],
+    indirect=["family"],
+    scope="module",
+)
 def test_greedy_text_is_that_of_transformers(
     shape: str, folder: Path, expected: list[list[int]]
 ) -> None:
@@ -88,6 +103,9 @@ def test_greedy_text_is_that_of_transformers(
         assert_head_is_alive(results)
 
 
+@pytest.mark.parametrize(
+    "family", ["glm4_moe", "ernie4_5_moe", "deepseek_v32", "step3p5"], indirect=True, scope="module"
+)
 def test_sampled_text_depends_on_the_seed_and_not_on_k(family: str, tiny: Tiny) -> None:
     model, prompts = soft(tiny, family), PROMPTS[:5]
     params = [seeded(seed=i, temperature=(0.6, 1.0, 1.3)[i % 3], max_tokens=16) for i in range(5)]
@@ -97,6 +115,7 @@ def test_sampled_text_depends_on_the_seed_and_not_on_k(family: str, tiny: Tiny) 
         assert ids_of(run(shaped(model, shape), prompts, params)) == alone, shape
 
 
+@closely
 def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int]]) -> None:
     engine = shaped(folder, "K=4, little memory")
     ids = [engine.add(prompt, greedy()) for prompt in PROMPTS]
@@ -132,6 +151,9 @@ def test_the_head_agrees_now_and_then_and_not_with_its_halves_swapped(
     assert rates[1][0] < rates[0][0] / 2
 
 
+@pytest.mark.parametrize(
+    "family", ["glm4_moe", "ernie4_5_moe", "deepseek_v32", "mimo_v2"], indirect=True, scope="module"
+)
 def test_exact_gives_the_same_bits_in_every_batch(folder: Path) -> None:
     """Experts get another number of rows in every step, and log-probabilities show every bit."""
     params, found = greedy(12, logprobs=1), []
@@ -142,6 +164,7 @@ def test_exact_gives_the_same_bits_in_every_batch(folder: Path) -> None:
     assert found[0] == found[1] and found[0][0]
 
 
+@closely
 def test_experts_run_in_int8(folder: Path, expected: list[list[int]]) -> None:
     engine = start(folder, speculate=3, dtype="float32", weights="int8")
     assert not [n for n, p in engine.built.trunk.named_parameters() if p.dim() == 3]

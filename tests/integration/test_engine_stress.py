@@ -137,9 +137,8 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "one module": ("mimo", {}, {"topology": None}, 12),
     "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}, 12),
     "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 12),
-    "latent attention": ("deepseek_v3", {}, {}, 5),
-    "three parallel with windows": ("mimo_v2", {}, {}, 8),
-    "three chained with LM heads": ("step3p5", {}, {}, 6),
+    "sparse latent attention": ("deepseek_v32", {}, {}, 5),
+    "three chained with LM heads": ("step3p5", {}, {}, 5),
     # memory for few states and few blocks, whatever their number of slots
     "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 130_000}, 5),
 }

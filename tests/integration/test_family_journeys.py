@@ -34,6 +34,7 @@ FAMILIES = {
     "qwen3_5": ("xllm", "sglang", "speculators"),
     "qwen3_5_moe_text": ("xllm", "sglang", "speculators"),
     "deepseek_v3": ("xllm", "sglang"),
+    "deepseek_v32": ("xllm", "sglang"),
     "mimo_v2": (),
     "step3p5": (),
 }

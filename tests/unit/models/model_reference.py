@@ -55,6 +55,8 @@ def transformers_model(raw: Mapping[str, Any], seed: int = 0) -> Any:
     if raw["model_type"] == "mimo_v2_flash":
         fields = _mimo_v2(fields)
     kind = "qwen2" if raw["model_type"] == "mimo" else raw["model_type"]
+    if "index_topk" in raw and kind == "deepseek_v3":
+        kind = "deepseek_v32"
     config = AutoConfig.for_model(kind, **fields)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return randomised(model.eval(), seed)

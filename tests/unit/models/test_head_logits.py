@@ -58,6 +58,16 @@ KINDS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 24, "n_shared_experts": 1, "first_k_dense_replace": 1,
         "n_group": 1, "topk_group": 1,
     },
+    **{
+        kind: {
+            "model_type": kind, "num_key_value_heads": 4, "q_lora_rank": 20, "kv_lora_rank": 16,
+            "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12, "head_dim": 6,
+            "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+            "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "index_n_heads": 3,
+            "index_head_dim": 10, "index_topk": 4,
+        }
+        for kind in ("deepseek_v32", "glm_moe_dsa")
+    },
     "mimo_v2_flash": {
         "model_type": "mimo_v2_flash", "head_dim": 12, "v_head_dim": 6, "rope_theta": 5e6,
         "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5, "attention_value_scale": 0.7,
@@ -220,18 +230,45 @@ def _latent_attention(mla: LatentAttention, x: Tensor, rope: RopeConfig) -> Tens
     q, latent, key = (x @ mla.compress.weight.T).split(
         [sizes.q_rank, sizes.kv_rank, sizes.rope_dim], dim=-1
     )
-    q = (_rms(q, mla.q_latent_norm) @ mla.q_up.weight.T).view(count, mla.heads, sizes.qk_dim)
+    q_latent = _rms(q, mla.q_latent_norm)
+    q = (q_latent @ mla.q_up.weight.T).view(count, mla.heads, sizes.qk_dim)
     key = torch.stack([_turn(key[t], t, rope) for t in range(count)])
     unfolded = (_rms(latent, mla.kv_latent_norm) @ mla.kv_up.T).view(count, mla.heads, -1)
     out = torch.zeros(count, mla.heads, sizes.v_dim, dtype=x.dtype)
+    chosen = _chosen(mla, x, q_latent, rope)
     for head in range(mla.heads):
         keys = torch.cat([unfolded[:, head, : sizes.nope_dim], key], dim=-1)
         for t in range(count):
             turned = _turn(q[t, head, sizes.nope_dim :], t, rope)
             query = torch.cat([q[t, head, : sizes.nope_dim], turned])
-            shares = (keys[: t + 1] @ query * sizes.scale).softmax(-1)
-            out[t, head] = shares @ unfolded[: t + 1, head, sizes.nope_dim :]
+            shares = (keys[chosen[t]] @ query * sizes.scale).softmax(-1)
+            out[t, head] = shares @ unfolded[chosen[t], head, sizes.nope_dim :]
     return out.flatten(1) @ mla.o.weight.T
+
+
+def _chosen(mla: LatentAttention, x: Tensor, q_latent: Tensor, rope: RopeConfig) -> list[list[int]]:
+    """The tokens that each row sees."""
+    indexer = mla.indexer
+    if indexer is None:
+        return [list(range(t + 1)) for t in range(len(x))]
+    sizes = indexer.config
+    rope = replace(rope, is_interleaved=sizes.is_interleaved)
+    keys = x @ indexer.k.weight.T
+    keys = keys - keys.mean(-1, keepdim=True)
+    keys = keys / (keys.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    keys = keys * indexer.k_norm_weight + indexer.k_norm_bias
+    q = (q_latent @ indexer.q_up.weight.T).view(len(x), sizes.heads, sizes.dim)
+    weights, result = x @ indexer.weights.weight.T, []
+    for t in range(len(x)):
+        scores = []
+        for i in range(t + 1):
+            key = _turn(keys[i], i, rope)
+            dots = [_turn(q[t, h], t, rope) @ key for h in range(sizes.heads)]
+            scores.append(
+                float(sum(w * d.clamp(min=0) for w, d in zip(weights[t], dots, strict=True)))
+            )
+        result.append(sorted(range(t + 1), key=lambda i: -scores[i])[: sizes.top_k])
+    return result
 
 
 def _delta_net(net: DeltaNet, x: Tensor) -> Tensor:
@@ -288,6 +325,8 @@ OWN_LAYOUTS = {
     "ernie4_5_moe": family("ernie4_5_moe").layout,
     "qwen3_next": family("qwen3_next").layout,
     "qwen3_5_text": family("qwen3_5").layout,
+    "deepseek_v32": family("deepseek_v32").layout,
+    "glm_moe_dsa": family("glm_moe_dsa").layout,
     "mimo_v2_flash": family("mimo_v2").layout,
     "step3p5": family("step3p5").layout,
     "deepseek_v3": family("deepseek_v3").layout,

@@ -36,6 +36,10 @@ DEEPSEEK = {
 }  # fmt: skip
 # as released, but for the size of the context
 DEEPSEEK_YARN = {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32, "beta_slow": 1}
+SPARSE = {
+    **DEEPSEEK, "model_type": "deepseek_v32", "index_n_heads": 8, "index_head_dim": 14,
+    "index_topk": 7,
+}  # fmt: skip
 MIMO_V2 = {
     "model_type": "mimo_v2_flash", "num_hidden_layers": 4, "head_dim": 12, "v_head_dim": 6,
     "partial_rotary_factor": 0.334, "layernorm_epsilon": 1e-5, "rope_theta": 5e6,
@@ -131,6 +135,18 @@ CASES: dict[str, dict[str, Any]] = {
     "deepseek_v3, one group": {**DEEPSEEK, "n_group": 1, "topk_group": 1},
     "deepseek_v3, all layers with experts": {**DEEPSEEK, "first_k_dense_replace": 0},
     "deepseek_v3, weights as they are": {**DEEPSEEK, "norm_topk_prob": False},
+    "deepseek_v32": SPARSE,
+    "deepseek_v32, as deepseek_v3": {**SPARSE, "model_type": "deepseek_v3"},
+    "deepseek_v32, all entries seen": {**SPARSE, "index_topk": 60},
+    "deepseek_v32, unfolded": {**SPARSE, "kv_lora_rank": 11},
+    "deepseek_v32, yarn": {**SPARSE, "rope_scaling": DEEPSEEK_YARN},
+    "glm_moe_dsa": {**SPARSE, "model_type": "glm_moe_dsa"},
+    "glm_moe_dsa, shared indexers": {
+        **SPARSE, "model_type": "glm_moe_dsa", "indexer_types": ["full", "shared", "shared"],
+    },
+    "glm_moe_dsa, every second indexer": {
+        **SPARSE, "model_type": "glm_moe_dsa", "index_topk_freq": 2, "index_skip_topk_offset": 1,
+    },
     "mimo_v2_flash": MIMO_V2,
     "mimo_v2_flash, values as they are": {**MIMO_V2, "attention_value_scale": None},
     "mimo_v2_flash, groups and scale": {
@@ -240,6 +256,9 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "another share rotated": ("glm4_moe, a quarter rotated", {"partial_rotary_factor": 0.5}),
     "scores by softmax": ("glm4_moe", {"scoring_func": "softmax"}),
     "one expert fewer": ("ernie4_5_moe", {"moe_k": 2}),
+    "more entries seen": ("deepseek_v32", {"index_topk": 8}),
+    "neighbours rotated in the indexer": ("deepseek_v32", {"indexer_rope_interleave": True}),
+    "halves rotated in the indexer": ("glm_moe_dsa", {"indexer_rope_interleave": False}),
     "groups of DeepSeek": ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
 }
 
