@@ -47,6 +47,8 @@ def families_page() -> str:
         "Generated from the registry (`headstart families --markdown`). `complete`: all file",
         "operations, with a fixture of the real names and a tiny checkpoint in the tests; `known`:",
         "facts and names are in the registry and the head is found and carried as it is.",
+        "Engine and training: what Headstart itself runs. On GPUs `kernels` are the fused ones,",
+        "`plain` is PyTorch as on the CPU; `partly`: some of the family's model types.",
         "",
         markdown_table(rows),
         "",
@@ -58,7 +60,8 @@ def families_page() -> str:
             f"{engine}: " + ", ".join(f"{key} = {value}" for key, value in changes.items())
             for engine, changes in row["deviations"].items()
         ]
-        for text in [*said, *row["notes"], *row["engine_notes"]]:
+        lacks = [f"the engine lacks {row['engine_lacks']}"] if row["engine_lacks"] else []
+        for text in [*said, *lacks, *row["notes"], *row["engine_notes"]]:
             lines.append(f"- `{row['family']}`: {text}")
     return "\n".join(lines) + "\n"
 

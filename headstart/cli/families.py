@@ -51,6 +51,7 @@ def _facts(family: Family) -> dict[str, Any]:
         "recycled_hidden": layout.recycled_hidden,
         "topology": layout.topology,
         "files": "complete" if family.is_complete else "known",
+        **_runs(family),
         "engines": {name: entry.since for name, entry in served.items()},
         "engine_notes": [
             f"{ENGINE_TITLES.get(name, name)}: {entry.note}"
@@ -62,11 +63,29 @@ def _facts(family: Family) -> dict[str, Any]:
     }
 
 
+def _runs(family: Family) -> dict[str, Any]:
+    """What the embedded engine does with it; training and scoring run what it runs."""
+    from headstart.families.running import lacking, running
+
+    found = running(family.name)
+    others = set() if found is None else set(family.model_types) - set(found.model_types)
+    how = "no" if found is None else "partly" if others else "yes"
+    kernels = "no" if found is None else "kernels" if found.is_fused else "plain"
+    return {
+        "engine_cpu": how,
+        "engine_gpu": kernels,
+        "training": how,
+        "engine_types": [] if found is None else list(found.model_types),
+        "engine_lacks": lacking(family.name),
+    }
+
+
 def markdown_table(rows: list[dict[str, Any]]) -> str:
     """One row a family; the README and docs/families.md hold exactly this."""
     lines = [
-        "| family | models | modules | fuse | state fed / recycled | files | engines (since) |",
-        "|---|---|---|---|---|---|---|",
+        "| family | models | modules | fuse | state fed / recycled | files | engine on CPU | "
+        "on GPU | training | other engines (since) |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         norms = ", norms 1+w" if row["zero_centred_norms"] else ""
@@ -76,19 +95,23 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
         lines.append(
             f"| `{row['family']}` | {row['models']} | {row['modules']}{chain} | "
             f"{row['fuse_order'].replace('_', ' ')}{norms} | {states} | {row['files']} | "
-            f"{engines} |"
+            f"{row['engine_cpu']} | {row['engine_gpu']} | {row['training']} | {engines} |"
         )
     return "\n".join(lines)
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
     """The README's table: the fully supported families and who serves them."""
-    lines = ["| family | models | head | served by |", "|---|---|---|---|"]
+    lines = [
+        "| family | models | head | runs here: CPU / GPU / training | served by |",
+        "|---|---|---|---|---|",
+    ]
     for row in rows:
         if row["files"] == "complete":
             count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
             engines = ", ".join(row["engines"]) or "Headstart"
-            lines.append(f"| `{row['family']}` | {row['models']} | {count} | {engines} |")
+            here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
+            lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
     return "\n".join(lines)
 
 
@@ -97,13 +120,19 @@ def _show(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for title in ("family", "models", "modules", "files", "engines (since)"):
+    titles = ("family", "models", "modules", "files", "CPU", "GPU", "training", "engines (since)")
+    for title in titles:
         table.add_column(title, overflow="fold")
     for row in rows:
         engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items())
         colour = "green" if row["files"] == "complete" else "yellow"
         table.add_row(
             row["family"], row["models"], str(row["modules"]),
-            f"[{colour}]{row['files']}[/]", engines or "-",
+            f"[{colour}]{row['files']}[/]", row["engine_cpu"], row["engine_gpu"], row["training"],
+            engines or "-",
         )  # fmt: skip
-    Console(highlight=False).print(table)
+    console = Console(highlight=False)
+    console.print(table)
+    for row in rows:
+        if row["files"] == "complete" and row["engine_lacks"]:
+            console.print(f"{row['family']}: the engine lacks {row['engine_lacks']}.")

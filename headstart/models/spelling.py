@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.errors import UnsupportedFamily
+from headstart.families.registry import match_family
+from headstart.families.running import lacking
 from headstart.models.delta_config import SILENT as _DELTA
 
 _HYBRID: dict[str, Any] = {
@@ -112,9 +114,12 @@ def spelled(raw: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a config that runs here, or UnsupportedFamily with what is in the way."""
     kind = str(raw.get("model_type"))
     if kind not in RUN_TYPES:
+        owner = match_family(raw, (kind,), ())
+        lacks = "" if owner is None else f" It would need {lacking(owner.name)}."
         raise UnsupportedFamily(
-            f"the embedded engine does not run model_type {kind!r} yet; it runs "
-            f"{', '.join(RUN_TYPES)}. `headstart launch` has commands for other engines."
+            f"the embedded engine does not run model_type {kind!r}; it runs "
+            f"{', '.join(RUN_TYPES)}.{lacks} `headstart launch` has commands for other engines, "
+            "and files are handled all the same."
         )
     silent = {name: value for name, value in _SILENT[kind].items() if raw.get(name) is None}
     fields = {**raw, **silent}

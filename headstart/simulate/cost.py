@@ -92,14 +92,19 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         unfolded = config.num_heads * (mla.nope_dim + mla.v_dim)
         compressed = config.hidden * ((mla.q_rank or queries) + mla.entry)
         up = (mla.q_rank or 0) * queries + mla.kv_rank * unfolded
+        index = mla.index if kind.index == "own" else None
+        if index is not None:
+            up += (mla.q_rank or 0) * index.heads * index.dim
+            compressed += config.hidden * (index.dim + index.heads)
         return compressed + up + config.num_heads * mla.v_dim * config.hidden
     if kind.mixer == "delta":
         assert config.delta is not None
         # what is convolved, two gates of each head, the output's gate, and the output
         columns = config.delta.channels + 2 * config.delta.v_heads + 2 * config.delta.values
     else:
-        gate = config.num_heads if config.gated_attention else 0
-        columns = (2 * config.num_heads + gate + 2 * config.num_kv_heads) * config.head_dim
+        shape = config.shape(kind)
+        queries = shape.heads * (1 + config.gated_attention) + shape.kv_heads
+        columns = queries * shape.dim + (shape.heads + shape.kv_heads) * shape.v_dim
     return config.hidden * columns
 
 

@@ -35,6 +35,8 @@ FAMILIES = {
     "qwen3_5_moe_text": ("xllm", "sglang", "speculators"),
     "deepseek_v3": ("xllm", "sglang"),
     "deepseek_v32": ("xllm", "sglang"),
+    "glm4_moe_lite": ("sglang",),
+    "glm_moe_dsa": ("xllm",),
     "mimo_v2": (),
     "step3p5": (),
 }

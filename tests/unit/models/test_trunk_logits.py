@@ -313,7 +313,7 @@ def test_another_activation_is_refused() -> None:
 
 
 def test_a_family_that_the_engine_does_not_run_is_refused_by_name() -> None:
-    with pytest.raises(UnsupportedFamily, match="does not run model_type 'hy_v3' yet"):
+    with pytest.raises(UnsupportedFamily, match="does not run model_type 'hy_v3'; it runs llama"):
         model_config({**SMALL, "model_type": "hy_v3"})
 
 
