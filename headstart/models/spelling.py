@@ -159,6 +159,12 @@ def _spell_mimo_v2(fields: dict[str, Any]) -> None:
 def _spell_step(fields: dict[str, Any]) -> None:
     """Rotation is given layer by layer, and the heads of sliding layers apart."""
     kinds = fields.get("layer_types") or []
+    of_modules = set(kinds[int(fields.get("num_hidden_layers") or 0) :])
+    if len(of_modules) > 1:
+        raise UnsupportedFamily(
+            f"the head's modules are {' and '.join(sorted(of_modules))}; the engine runs heads "
+            "whose modules are all of one kind, as those of all releases are."
+        )
     given = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
     for theirs, ours in given.items():
         value = fields.get(theirs)

@@ -36,6 +36,20 @@ DEPTHS = (1, 3)
 FAMILIES: dict[str, dict[str, Any]] = {
     "mimo": {"dtype": "F32"},
     "glm4_moe": {"dtype": "F32"},
+    # Stretched positions, as its releases have: vLLM 0.32 on a CPU gives other tokens than
+    # transformers where they are not.
+    "deepseek_v3": {
+        "dtype": "F32",
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 4.0,
+            "original_max_position_embeddings": 256,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
     "ernie4_5_moe": {"dtype": "F32"},
     "qwen3_5_text": {"dtype": "BF16"},
     "qwen3_5_moe_text": {"dtype": "BF16"},

@@ -119,6 +119,12 @@ def test_an_ignored_option_would_show(change: dict[str, Any]) -> None:
     assert (found - expected).abs().max() > 1e-2
 
 
+def test_modules_of_several_kinds_are_refused() -> None:
+    kinds = [*LAYERS, "sliding_attention", "full_attention", "sliding_attention"]
+    with pytest.raises(UnsupportedFamily, match="modules are full_attention and sliding_attention"):
+        model_config({**STEP, "layer_types": kinds})
+
+
 def test_another_gate_of_the_router_is_refused() -> None:
     with pytest.raises(UnsupportedFamily, match="scoring_func 'tanh'"):
         model_config({**STEP, "moe_router_activation": "tanh"})
