@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from random_models import random_model
 
-from headstart.calibrate.shapes import shape_config
+from headstart.calibrate.shape_config import shape_config
 from headstart.gpu.forward import Kernels
 from headstart.gpu.graphs import Graphs
 from headstart.gpu.rounds import Kind, Model

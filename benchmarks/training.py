@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from random_models import random_model
 
-from headstart.calibrate.shapes import shape_config
+from headstart.calibrate.shape_config import shape_config
 from headstart.models.config import model_config
 from headstart.models.documents import Documents
 from headstart.models.unroll import trunk_states

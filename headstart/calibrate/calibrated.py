@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from headstart.calibrate.agreement import Agreement, make_agreement
 from headstart.calibrate.folder import write_made
-from headstart.calibrate.shapes import shape_config
+from headstart.calibrate.shape_config import shape_config
 from headstart.calibrate.tensors import EXACT, calibrated_tensors
 from headstart.calibrate.tokenizer import CHAT_TEMPLATE
 from headstart.checkpoint.config import read_json_object

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
-
-from headstart.errors import ConfigError
 
 _BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
@@ -18,7 +15,7 @@ _BASE: dict[str, Any] = {
 }
 
 
-def _mimo(**sizes: Any) -> dict[str, Any]:
+def mimo(**sizes: Any) -> dict[str, Any]:
     from headstart.families.remote_code import MIMO_AUTO_MAP
 
     return {
@@ -58,28 +55,88 @@ def _glm4_moe(**sizes: Any) -> dict[str, Any]:
     }
 
 
-def _deepseek_v3(**sizes: Any) -> dict[str, Any]:
+def _latent(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
+    """Heads have no size of their own there: what is compressed decides."""
     return {
         **_BASE,
-        "rms_norm_eps": 1e-6,
-        "model_type": "deepseek_v3",
-        "architectures": ["DeepseekV3ForCausalLM"],
+        "model_type": model_type,
+        "architectures": [architecture],
         "attention_bias": False,
-        "max_position_embeddings": 163840,
-        "rope_scaling": {
-            "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
-            "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
-        },
-        "q_lora_rank": 1536,
         "kv_lora_rank": 512,
-        "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
+        "n_shared_experts": 1,
         "scoring_func": "sigmoid",
         "topk_method": "noaux_tc",
         "norm_topk_prob": True,
-        "moe_layer_freq": 1,
         "num_nextn_predict_layers": 1,
+        **{name: value for name, value in sizes.items() if name != "head_dim"},
+    }
+
+
+def _deepseek(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
+    return _latent(
+        model_type, architecture, **_sizes(61, 7168, 18432, 128, 128, 129280, 1e4),
+        rms_norm_eps=1e-6, max_position_embeddings=163840, q_lora_rank=1536,
+        qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=256, num_experts_per_tok=8,
+        moe_intermediate_size=2048, first_k_dense_replace=3, moe_layer_freq=1, n_group=8,
+        topk_group=4, routed_scaling_factor=2.5, rope_scaling={
+            "type": "yarn", "factor": 40, "original_max_position_embeddings": 4096,
+            "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+        }, **sizes,
+    )  # fmt: skip
+
+
+def _glm_latent(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
+    return _latent(
+        model_type, architecture, qk_nope_head_dim=192, v_head_dim=256, n_group=1, topk_group=1,
+        **sizes,
+    )  # fmt: skip
+
+
+def _mimo_v2(**sizes: Any) -> dict[str, Any]:
+    layers = sizes["num_hidden_layers"]
+    return {
+        **_BASE,
+        "model_type": "mimo_v2_flash",
+        "architectures": ["MiMoV2FlashForCausalLM"],
+        "layernorm_epsilon": 1e-5,
+        "attention_bias": False,
+        "attention_value_scale": 0.707,
+        "partial_rotary_factor": 0.334,
+        "v_head_dim": 128,
+        "swa_num_attention_heads": 64,
+        "swa_num_key_value_heads": 8,
+        "swa_head_dim": 192,
+        "swa_v_head_dim": 128,
+        "swa_rope_theta": 10000.0,
+        "sliding_window_size": 128,
+        "add_swa_attention_sink_bias": True,
+        "scoring_func": "sigmoid",
+        "norm_topk_prob": True,
+        # the first layer and every sixth see everything; the first has no experts
+        "hybrid_layer_pattern": [int(i > 0 and (i + 1) % 6 > 0) for i in range(layers)],
+        "moe_layer_freq": [int(i > 0) for i in range(layers)],
+        **sizes,
+    }
+
+
+def _step3p5(**sizes: Any) -> dict[str, Any]:
+    layers, full, near = sizes["num_hidden_layers"], "full_attention", "sliding_attention"
+    kinds = [near if i % 4 else full for i in range(layers)] + [near] * 3
+    return {
+        **_BASE,
+        "model_type": "step3p5",
+        "architectures": ["Step3p5ForCausalLM"],
+        "num_attention_groups": sizes["num_key_value_heads"],
+        "use_head_wise_attn_gate": True,
+        "sliding_window": 512,
+        "attention_other_setting": {
+            "attention_type": near, "num_attention_heads": 96, "num_attention_groups": 8,
+            "head_dim": 128,
+        },
+        "layer_types": kinds,
+        "moe_layers_enum": ",".join(str(i) for i in range(3, layers)),
+        "num_nextn_predict_layers": 3,
         **sizes,
     }  # fmt: skip
 
@@ -156,12 +213,12 @@ def _sizes(
 
 # Llama trunks are made in the mimo layout, which is what they become when a head is grafted.
 SHAPES: dict[str, dict[str, Any]] = {
-    "mimo-7b": _mimo(**_sizes(36, 4096, 11008, 32, 8, 151680, 640000.0)),
-    "llama-8b": _mimo(**_sizes(32, 4096, 14336, 32, 8, 128256, 500000.0)),
-    "llama-1b": _mimo(**_sizes(16, 2048, 8192, 32, 8, 128256, 500000.0)),
-    "smollm2-135m": _mimo(**_sizes(30, 576, 1536, 9, 3, 49152, 100000.0)),
-    "smollm2-1.7b": _mimo(**_sizes(24, 2048, 8192, 32, 32, 49152, 130000.0)),
-    "qwen2-7b": _mimo(**_sizes(28, 3584, 18944, 28, 4, 152064, 1000000.0)),
+    "mimo-7b": mimo(**_sizes(36, 4096, 11008, 32, 8, 151680, 640000.0)),
+    "llama-8b": mimo(**_sizes(32, 4096, 14336, 32, 8, 128256, 500000.0)),
+    "llama-1b": mimo(**_sizes(16, 2048, 8192, 32, 8, 128256, 500000.0)),
+    "smollm2-135m": mimo(**_sizes(30, 576, 1536, 9, 3, 49152, 100000.0)),
+    "smollm2-1.7b": mimo(**_sizes(24, 2048, 8192, 32, 32, 49152, 130000.0)),
+    "qwen2-7b": mimo(**_sizes(28, 3584, 18944, 28, 4, 152064, 1000000.0)),
     "qwen3-8b": _qwen3(**_sizes(36, 4096, 12288, 32, 8, 151936, 1000000.0)),
     "qwen3-0.6b": _qwen3(**{**_sizes(28, 1024, 3072, 16, 8, 151936, 1000000.0), "head_dim": 128}),
     "glm-4.5-air": _glm4_moe(
@@ -170,13 +227,31 @@ SHAPES: dict[str, dict[str, Any]] = {
         moe_intermediate_size=1408, first_k_dense_replace=1, routed_scaling_factor=1.0,
         use_qk_norm=False,
     ),
-    "deepseek-v3": _deepseek_v3(
-        # heads have no size of their own: what is compressed decides
-        **{n: v for n, v in _sizes(61, 7168, 18432, 128, 128, 129280, 1e4).items()
-           if n != "head_dim"},
-        n_routed_experts=256, num_experts_per_tok=8, n_shared_experts=1,
-        moe_intermediate_size=2048, first_k_dense_replace=3, routed_scaling_factor=2.5,
-        n_group=8, topk_group=4,
+    "deepseek-v3": _deepseek("deepseek_v3", "DeepseekV3ForCausalLM"),
+    "deepseek-v3.2": _deepseek(
+        "deepseek_v32", "DeepseekV32ForCausalLM", index_n_heads=64, index_head_dim=128,
+        index_topk=2048,
+    ),
+    "glm-4.7-flash": _glm_latent(
+        "glm4_moe_lite", "Glm4MoeLiteForCausalLM", q_lora_rank=768,
+        **_sizes(47, 2048, 10240, 20, 20, 154880, 1e6), n_routed_experts=64,
+        num_experts_per_tok=4, moe_intermediate_size=1536, first_k_dense_replace=1,
+        routed_scaling_factor=1.8,
+    ),
+    "glm-5": _glm_latent(
+        "glm_moe_dsa", "GlmMoeDsaForCausalLM", q_lora_rank=2048,
+        **_sizes(78, 6144, 12288, 64, 64, 154880, 1e6), n_routed_experts=256,
+        num_experts_per_tok=8, moe_intermediate_size=2048, first_k_dense_replace=3,
+        routed_scaling_factor=2.5, index_n_heads=32, index_head_dim=128, index_topk=2048,
+        indexer_rope_interleave=True,
+    ),
+    "mimo-v2-flash": _mimo_v2(
+        **{**_sizes(48, 4096, 16384, 64, 4, 152576, 5e6), "head_dim": 192},
+        n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
+    ),
+    "step-3.5-flash": _step3p5(
+        **{**_sizes(45, 4096, 11264, 64, 8, 128815, 5e6), "head_dim": 128},
+        moe_num_experts=288, moe_top_k=8, moe_intermediate_size=1280, share_expert_dim=1280,
     ),
     "ernie-4.5-21b": _ernie4_5_moe(
         **_sizes(28, 2560, 12288, 20, 4, 103424, 500000.0),
@@ -197,91 +272,3 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{**_sizes(40, 2048, 512, 16, 2, 248320, 1e7), "head_dim": 256},
     ),
 }  # fmt: skip
-
-# short names for numbers: --shape layers=8,hidden=2048,...
-_NUMBERS = {
-    "layers": "num_hidden_layers",
-    "hidden": "hidden_size",
-    "intermediate": "intermediate_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "head_dim": "head_dim",
-    "vocab": "vocab_size",
-}
-# of a named shape that has them, too
-_EXPERTS = ("n_routed_experts", "num_experts", "moe_num_experts")
-
-
-# Two tokens end a text, and a cycle of fewer than eight others cannot hold every rate.
-_LEAST_VOCAB = 10
-
-
-def _check(numbers: dict[str, int]) -> None:
-    """ConfigError for numbers that make no model which engines could run."""
-    hidden, heads, kv_heads = numbers["hidden"], numbers["heads"], numbers["kv_heads"]
-    if hidden % 2:
-        raise ConfigError(f"--shape: hidden is {hidden}; expected an even number.")
-    if heads % kv_heads:
-        raise ConfigError(
-            f"--shape: heads is {heads} and kv_heads {kv_heads}; expected a multiple. Each K/V "
-            "head serves the same number of heads."
-        )
-    if "head_dim" not in numbers and hidden % heads:
-        raise ConfigError(
-            f"--shape: hidden is {hidden} and heads {heads}; expected a multiple. Change one, or "
-            "give head_dim."
-        )
-    head_dim = numbers.get("head_dim", hidden // heads)
-    if head_dim % 2:
-        raise ConfigError(
-            f"--shape: head_dim is {head_dim}; expected an even number, because rotary positions "
-            "turn pairs. Give another head_dim, or change hidden or heads."
-        )
-    if numbers["vocab"] < _LEAST_VOCAB:
-        raise ConfigError(
-            f"--shape: vocab is {numbers['vocab']}; expected {_LEAST_VOCAB} or more: eight tokens "
-            "in use and two that end a text."
-        )
-
-
-def shape_config(shape: str) -> dict[str, Any]:
-    """The config of a named shape, or of one given by numbers (`layers=8,hidden=2048,...`)."""
-    named, _, changes = shape.partition(",")
-    if named in SHAPES:
-        return _changed(SHAPES[named], changes)
-    if "=" not in named:
-        raise ConfigError(
-            f"no shape is called {shape!r}; expected one of {', '.join(SHAPES)}, or numbers as in "
-            "layers=8,hidden=2048,intermediate=8192,heads=32,kv_heads=8,vocab=32000. A name may be "
-            "followed by numbers: mimo-7b,layers=8."
-        )
-    numbers = _numbers(shape)
-    missing = [name for name in _NUMBERS if name not in numbers and name != "head_dim"]
-    if missing:
-        raise ConfigError(f"--shape lacks {', '.join(missing)}.")
-    _check(numbers)
-    numbers.setdefault("head_dim", numbers["hidden"] // numbers["heads"])
-    return _mimo(rope_theta=10000.0, **{_NUMBERS[name]: n for name, n in numbers.items()})
-
-
-def _numbers(text: str, known: Iterable[str] = _NUMBERS) -> dict[str, int]:
-    numbers: dict[str, int] = {}
-    for part in text.split(","):
-        name, _, value = part.partition("=")
-        if name not in known or not value.isdigit() or int(value) < 1:
-            raise ConfigError(f"--shape: {part!r} is not one of {', '.join(known)} with a number.")
-        numbers[name] = int(value)
-    return numbers
-
-
-def _changed(config: dict[str, Any], changes: str) -> dict[str, Any]:
-    """A named shape with some of its numbers changed, such as fewer layers to fit a device."""
-    fields = {name: field for name, field in _NUMBERS.items() if field in config}
-    fields.update(("experts", field) for field in _EXPERTS if field in config)
-    numbers = _numbers(changes, fields) if changes else {}
-    if "kv_lora_rank" in config and "heads" in numbers:  # every head has its own, unfolded
-        numbers.setdefault("kv_heads", numbers["heads"])
-    result = {**config, **{fields[name]: number for name, number in numbers.items()}}
-    checked = {name: result[field] for name, field in fields.items()}
-    _check({"head_dim": result.get("qk_rope_head_dim", 0), **checked})
-    return result

@@ -4,10 +4,12 @@ from math import prod
 
 import pytest
 
-from headstart.calibrate.shapes import SHAPES, shape_config
+from headstart.calibrate.shape_config import shape_config
+from headstart.calibrate.shapes import SHAPES
 from headstart.calibrate.tensors import trunk_shapes
 from headstart.errors import ConfigError
 from headstart.families.registry import family
+from headstart.models.config import model_config
 
 SMALL = {"layers": 2, "hidden": 64, "intermediate": 96, "heads": 4, "kv_heads": 2, "vocab": 32}
 
@@ -60,6 +62,10 @@ def test_named_shapes_keep_the_rules_for_numbers(name: str) -> None:
         ("qwen3.5-27b", 27),
         ("qwen3.5-35b", 35),
         ("deepseek-v3", 671),
+        ("glm-4.7-flash", 30),
+        ("glm-5", 744),
+        ("mimo-v2-flash", 309),
+        ("step-3.5-flash", 196.8),
     ],
 )
 def test_shapes_beyond_dense_have_the_published_number_of_parameters(
@@ -68,6 +74,14 @@ def test_shapes_beyond_dense_have_the_published_number_of_parameters(
     fields = shape_config(name)
     shapes = trunk_shapes(family(fields["model_type"].removesuffix("_text")), fields)
     assert sum(prod(shape) for shape in shapes.values()) / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_every_named_shape_is_one_that_the_engine_runs_with_fewer_layers_too(name: str) -> None:
+    assert model_config(shape_config(name)).num_layers > 6
+    fewer = model_config(shape_config(f"{name},layers=6"))
+    whole = model_config(shape_config(name))
+    assert fewer.layers == whole.layers[:6] and fewer.head_layer == whole.head_layer
 
 
 def test_numbers_of_a_named_shape_may_be_changed() -> None:
