@@ -12,29 +12,27 @@ from typing import Literal
 
 import torch
 
+from headstart.assembly.stored_head import Layout, load_stored_head
 from headstart.assembly.threads import set_threads
-from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import ConfigError, UnsupportedFamily, some
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.formats import open_head
-from headstart.heads.head import Head, dequantize, head_of
+from headstart.heads.head import Head, head_of
 from headstart.heads.quantization import dequantized, is_quantized, is_scale, scale_of
 from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.exact import make_exact
 from headstart.models.fp8 import Fp8Linear
 from headstart.models.linear import Int8Linear, quantize
-from headstart.models.loading import load_head, load_trunk, materialize
+from headstart.models.loading import load_trunk, materialize
 from headstart.models.mtp import MTPHead
-from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 from headstart.models.tuning import tune
 
 Weights = Literal["as-dtype", "int8", "fp8"]
-Layout = Literal["own", "vllm", "sglang"]
 
 _DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
@@ -104,7 +102,9 @@ def build(
     trunk.rotate_up_to(max_len, kind)
     trunk.to(place)
     load_trunk(trunk, _trunk_tensors(checkpoint, notes), **_names(checkpoint))
-    head = _load_head(found, config, kind, place, layout, max_len) if found is not None else None
+    head = (
+        load_stored_head(found, config, kind, place, layout, max_len) if found is not None else None
+    )
     modules = [module for module in (trunk, head) if module is not None]
     if weights != "as-dtype":
         for module in modules:
@@ -210,44 +210,6 @@ def _refuse_groups(name: str, stored: Mapping[str, TensorSource]) -> None:
             "row), which is not dequantised here; expected one scale per row, per 128x128 block "
             "or per tensor. Take another quantisation of the model."
         )
-
-
-def _load_head(
-    head: Head,
-    trunk: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    run_as: Layout,
-    max_len: int,
-) -> MTPHead:
-    head = dequantize(head)
-    config = model_config(Config(dict(head.config)).fields)
-    if (config.hidden, config.vocab) != (trunk.hidden, trunk.vocab):
-        raise ConfigError(
-            f"the head is for hidden {config.hidden} and {config.vocab} tokens, the model has "
-            f"{trunk.hidden} and {trunk.vocab}. Take the head of this model."
-        )
-    if replace(config.rope, dim=trunk.rope.dim) != trunk.rope:
-        raise ConfigError(
-            f"the head rotates positions by {config.rope}, the model by {trunk.rope}. Take the "
-            "head of this model, or correct the head's config."
-        )
-    layout = head.family.layout
-    if run_as != "own":
-        layout = layout.as_(run_as)
-    count, tensors = head.num_modules, head.tensors
-    if layout.topology == "recursive" != head.family.layout.topology:  # an engine's own way
-        count, tensors = 1, {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
-    with torch.device("meta"):
-        module = MTPHead(config, layout, count)
-    materialize(module, device, dtype)
-    load_head(module, tensors, config)
-    rope = config.shape(config.head_layer).rope
-    if layout.rotates_halves:
-        rope = replace(rope, is_interleaved=False)
-    if rope != trunk.rope:  # other head_dim, or other pairs
-        module.rotate_by(RotaryTable(rope, max_len, dtype).to(device))
-    return module
 
 
 def _check_formats(

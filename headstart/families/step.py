@@ -87,6 +87,7 @@ FAMILY = Family(
         },
         kind_of=_kind,
         slides=_slides,
+        beside=("vision_model.", "vit_large_projector."),
     ),
     looked_up_as={"vllm": "model.layers.{layer}.mtp_block.", "sglang": "model.mtp_block."},
     is_complete=True,

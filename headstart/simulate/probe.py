@@ -148,9 +148,8 @@ def _measured(
     with _as(head, contract):
         states = trunk_states(trunk, ids, documents, kind)
         outputs = unroll(head, trunk.embed[ids], trunk.rotary, states, documents, num_depths=depth)
-    own = head.module(depth).lm_head
-    last = outputs[-1][:-depth]
-    logits = trunk.logits(last) if own is None else own(last).to(choices.device).double()
+    own, last = head.module(depth).lm_head, outputs[-1][:-depth]
+    logits = trunk.logits(last) if own is None else own(last)
     known = choices[depth:]  # what the trunk says after reading what the head has read
     logprobs = logits.log_softmax(-1).gather(-1, known.unsqueeze(-1)).squeeze(-1)
     return _Measured(contract, logits.argmax(-1), logprobs)

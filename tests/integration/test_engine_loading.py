@@ -16,7 +16,7 @@ from engine_runs import (
     run,
     start,
 )
-from head_edits import Tensors, edited
+from head_edits import Tensors, edited, with_dense_head
 from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
@@ -86,6 +86,38 @@ def test_an_eight_bit_trunk_runs_dequantised(
     results = run(engine, make_prompts(), greedy())
     assert_head_is_alive(results)
     assert ids_of(results) == ids_of(run(start(folder, speculate=0), make_prompts(), greedy()))
+
+
+def test_a_dense_block_of_a_deepseek_head_runs(tiny: Tiny, tmp_path: Path) -> None:
+    """As JoyAI-LLM-Flash has it; what is stored tells."""
+    folder = with_dense_head(checkpoint(tiny, "deepseek_v3", num_hidden_layers=3), tmp_path / "d")
+    engine = start(folder, speculate=3)
+    assert engine.built.head is not None and engine.built.head.config.head_layer.feed == "dense"
+    results = run(engine, make_prompts(), greedy())
+    assert_head_is_alive(results)
+    assert ids_of(results) == ids_of(run(start(folder, speculate=0), make_prompts(), greedy()))
+
+
+def test_the_text_part_of_step_3_7_runs_without_its_vision_part(tiny: Tiny, tmp_path: Path) -> None:
+    plain = checkpoint(tiny, "step3p5")
+
+    def nest(config: dict[str, Any]) -> None:
+        text = dict(config)
+        config.clear()
+        config |= {
+            "model_type": "step3p7", "architectures": ["Step3p7ForConditionalGeneration"],
+            "text_config": text, "vision_config": {"width": 8},
+        }  # fmt: skip
+
+    def look(own: Tensors) -> None:
+        own["vision_model.conv1.weight"] = torch.zeros(8, 3)
+
+    folder = edited(plain, tmp_path / "seeing", change=look, change_config=nest)
+    engine = start(folder, speculate=3)
+    assert "text only: 1 tensors of the vision part are not loaded" in engine.notes
+    own, other = (run(e, make_prompts(), greedy()) for e in (engine, start(plain, speculate=3)))
+    assert_head_is_alive(own)
+    assert ids_of(own) == ids_of(other)
 
 
 def packed(own: Tensors) -> None:
