@@ -27,6 +27,8 @@ def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
         return "numbers are float64"
     if options.weights == "int8":
         return "weights are int8"
+    if options.weights == "fp8" and built.config.moe is not None:
+        return f"{built.config.model_type} models have experts, which stay as they are stored"
     if built.head is not None and built.head.num_modules > 1:
         return f"the head has {built.head.num_modules} modules"
     heads = [built.head.config] if built.head is not None else []

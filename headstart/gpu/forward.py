@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headstart.gpu.experts import moe_terms
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
@@ -24,6 +25,7 @@ from headstart.models.config import ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.mlp import MLP
+from headstart.models.moe import MoE
 from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
@@ -145,7 +147,7 @@ class Kernels:
         self, layer: DecoderLayer, stream: Tensor, normed: Tensor, rows: Rows, cache: LayerCache,
         rotary: RotaryTable,
     ) -> Tensor:  # fmt: skip
-        """Attention is added to `stream`; the MLP's partial sums are left to the next norm."""
+        """Attention is added to `stream`; what follows leaves its terms to the next norm."""
         attention = layer.attention
         assert isinstance(attention, Attention), "models with recurrent layers are refused"
         norms = None
@@ -155,11 +157,17 @@ class Kernels:
             self.product(normed, attention.qkv), attention.qkv.bias, norms,
             layer.attention_norm.eps, rotary.cos, rotary.sin, rows.positions, rows.places,
             cache.k, cache.v, attention.heads, each=self.heads_each,
+            is_interleaved=rotary.is_interleaved,
         )  # fmt: skip
         partial = self.product(rows.attend(q, cache), attention.o)
         normed = add_norm(stream, partial, layer.mlp_norm.weight, layer.mlp_norm.eps)
-        assert isinstance(layer.mlp, MLP), "models with experts are refused"
-        return self.product(self.gated(normed, layer.mlp.gate_up), layer.mlp.down)
+        return self.feed(normed, layer.mlp, rows.places)
+
+    def feed(self, x: Tensor, mlp: MLP | MoE, places: Tensor) -> Tensor:
+        """Partial sums [S, M, N] of what follows the mixer in a layer."""
+        if isinstance(mlp, MoE):
+            return moe_terms(x, mlp, places)
+        return self.product(self.gated(x, mlp.gate_up), mlp.down)
 
 
 def _cut(seats: int) -> Cut:
@@ -181,10 +189,6 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows):
         return "the model has sliding windows"
-    if config.moe is not None:
-        return f"{config.model_type} models have experts"
-    if config.rope.dim != config.head_dim or config.rope.is_interleaved:
-        return f"{config.model_type} models rotate positions in a way that they do not compute"
     if config.head_dim % 2 or config.head_dim > 256:
         return f"the model has heads of size {config.head_dim}"
     return None

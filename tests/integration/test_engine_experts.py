@@ -29,7 +29,6 @@ from tiny_fixture import Tiny
 from headstart.calibrate.agreement import make_agreement, walk
 from headstart.calibrate.tensors import EXACT
 from headstart.engine.engine import Engine
-from headstart.errors import ConfigError
 from headstart.families.experts import fused_slot
 
 FAMILIES = ("glm4_moe", "ernie4_5_moe")
@@ -138,11 +137,6 @@ def test_experts_run_in_int8(folder: Path, expected: list[list[int]]) -> None:
     engine = start(folder, speculate=3, dtype="float32", weights="int8")
     assert not [n for n, p in engine.built.trunk.named_parameters() if p.dim() == 3]
     assert ids_of(run(engine, PROMPTS, greedy())) == expected
-
-
-def test_kernels_refuse_experts_by_name(family: str, folder: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{family} models have experts"):
-        start(folder, kernels="on", dtype="float32")
 
 
 def test_fused_experts_give_the_same_text_and_drafts(tiny: Tiny, tmp_path: Path) -> None:

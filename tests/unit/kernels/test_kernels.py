@@ -70,19 +70,26 @@ def test_residual_and_norm() -> None:
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("has_norms", [False, True], ids=["no norms", "norms"])
-def test_queries_keys_and_values_find_their_places(has_bias: bool, has_norms: bool) -> None:
+@pytest.mark.parametrize(
+    ("rotated", "is_interleaved"), [(16, False), (8, False), (16, True)],
+    ids=["halves", "partial", "neighbours"],
+)  # fmt: skip
+def test_queries_keys_and_values_find_their_places(
+    has_bias: bool, has_norms: bool, rotated: int, is_interleaved: bool
+) -> None:
     heads, kv_heads, dim, rows = 4, 2, 16, 3
     partial = random(2, rows, (heads + 2 * kv_heads) * dim)
     bias = random((heads + 2 * kv_heads) * dim, seed=2) if has_bias else None
     norms = (random(dim, seed=3), random(dim, seed=4)) if has_norms else None
-    rotary = RotaryTable(RopeConfig("default", 1e4, dim), 32, torch.float32).to(DEVICE)
+    rope = RopeConfig("default", 1e4, rotated, is_interleaved=is_interleaved)
+    rotary = RotaryTable(rope, 32, torch.float32).to(DEVICE)
     positions = torch.tensor([5, 30, 0], device=DEVICE)
     slots = torch.tensor([7, -1, 2], dtype=torch.int32, device=DEVICE)
     k_cache, v_cache = random(2, 10, kv_heads, dim).unbind()
     k_before, v_before = k_cache.clone(), v_cache.clone()
     q = place_qkv(
         partial, bias, norms, 1e-6, rotary.cos, rotary.sin, positions, slots, k_cache, v_cache,
-        heads,
+        heads, is_interleaved=is_interleaved,
     )  # fmt: skip
     full = partial.sum(0) + (0 if bias is None else bias)
     wanted_q, wanted_k, wanted_v = full.view(rows, -1, dim).split([heads, kv_heads, kv_heads], 1)
