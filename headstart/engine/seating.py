@@ -110,7 +110,7 @@ class Seating:
         seats = Seats(
             count, max_drafts=max_drafts, window=max(WINDOW, max_drafts + 1),
             max_blocks=max_blocks, hidden=runner.trunk_model.config.hidden, dtype=runner.dtype,
-            device=runner.device,
+            device=runner.device, recurrent=runner.recurrent_seats(count, max_drafts),
         )  # fmt: skip
         model = runner.round_model(max_blocks * size, draft_vocab)
         graphs = Graphs(model, seats)
@@ -140,8 +140,9 @@ class Seating:
             len(request.tokens) + 1, request.room - 1, 0, newest, state, request.seed,
             request.params.temperature, request.blocks, max(0, request.params.top_k),
             request.params.top_p, request.params.min_p,
+            -1 if request.states.slot is None else request.states.slot,
         )  # fmt: skip
-        self.seats.sit(at, seat)
+        self.seats.sit(at, seat, self.runner.layer_states)
         self._limits = []
         request.num_tabled = len(request.blocks)
         self._pending = max(self._pending, 1)
@@ -212,6 +213,9 @@ class Seating:
 
     def stand_up(self) -> None:
         """Everybody leaves, when no round is under way: the host goes on as if it had done all."""
+        if self.seats.recurrent is not None and self.taken:
+            lengths = [len(self.taken[at].tokens) for at in range(len(self.taken))]
+            self.runner.settle_states(self.seats.recurrent, lengths)
         for request in list(self.taken.values()):
             at = request.seat
             assert at is not None

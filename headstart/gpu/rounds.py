@@ -7,18 +7,20 @@ the leading drafts that equal them are accepted. Only kernels, so a graph can ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from headstart.gpu.forward import Attend, Kernels, Rows
+from headstart.gpu.recurrent import round_recur
 from headstart.gpu.seats import Seats
 from headstart.kernels.inputs import newest_rows, noise_rows
 from headstart.kernels.rounds import accept, chain_rows, head_rows, keep_states, trunk_rows
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
+from headstart.models.recurrence import LayerStates
 from headstart.models.trunk import Trunk
 
 
@@ -36,6 +38,7 @@ class Model:
     draft_ids: Tensor | None  # [N] where the draft vocabulary is reduced
     max_context: int
     kernels: Kernels = field(default_factory=Kernels)
+    states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,17 @@ def run_round(model: Model, seats: Seats, kind: Kind) -> None:
     ids = torch.stack([_newest(seats, count), *_drafts(model, seats, kind)], 1)
     positions, places, seen = trunk_rows(lengths, left, limits, tables, model.block_size, rows)
     where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=0))
+    if seats.recurrent is not None:
+        recur = round_recur(model.kernels, seats.recurrent, model.states, seen, rows)
+        where = replace(where, recur=recur)
     stream, normed = model.kernels.trunk(model.trunk, ids.flatten(), where, model.caches)
     choices = _choose(model, seats, kind, normed, 0, model.trunk.lm_head, None)
     accept(
         ids[:, 1:], choices.view(count, rows), limits, lengths, left, seats.pending[:count],
         seats.tokens[:count], seats.emitted[:count], has_read=head_rows > 0 or model.head is None,
     )  # fmt: skip
+    if seats.recurrent is not None:
+        seats.recurrent.replays[:count] = seats.emitted[:count, 0]  # to be repeated next time
     if model.head is not None:
         before = model.head.layout.trunk_hidden == "before_final_norm"
         states = (stream if before else normed).view(count, rows, -1)

@@ -48,14 +48,15 @@ def silu_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def place_qkv(
     partial: Tensor, bias: Tensor | None, norms: tuple[Tensor, Tensor] | None, eps: float,
     cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor,
-    heads: int, *, each: int | None = None, is_interleaved: bool = False,
+    heads: int, *, each: int | None = None, is_interleaved: bool = False, is_gated: bool = False,
 ) -> Tensor:  # fmt: skip
     """Finish a q, k, v product: bias, norms, rotation; keys and values go to their slots.
 
     partial [S, M, (H + 2 G) D]; cos and sin [positions, R], sin with the sign of the first of each
     pair: the first R dimensions are rotated, a pair lies R / 2 apart or side by side
     (`is_interleaved`); positions and slots [M] (a slot below 0 is not written); caches
-    [slots, G, D]; returns q [M, H, D].
+    [slots, G, D]; returns q [M, H, D]. With `is_gated` every query is followed by its gate, which
+    is left to `gate_rows`.
     """
     splits, rows, _ = partial.shape
     kv_heads, dim = k_cache.shape[1:]
@@ -67,10 +68,22 @@ def place_qkv(
         partial, partial if bias is None else bias, q_norm, k_norm, cos, sin, positions, slots,
         q, k_cache, v_cache, rows, eps,
         SPLITS=splits, HEADS=heads, KV_HEADS=kv_heads, EACH=each, DIM=dim, HALF=dim // 2,
-        ROTATED=cos.shape[1], IS_INTERLEAVED=is_interleaved, BLOCK=triton.next_power_of_2(dim // 2),
-        HAS_BIAS=bias is not None, HAS_NORMS=norms is not None, num_warps=1 if each == 2 else 4,
+        ROTATED=cos.shape[1], IS_INTERLEAVED=is_interleaved, IS_GATED=is_gated,
+        BLOCK=triton.next_power_of_2(dim // 2), HAS_BIAS=bias is not None,
+        HAS_NORMS=norms is not None, num_warps=1 if each == 2 else 4,
     )  # fmt: skip
     return q
+
+
+def gate_rows(rows: Tensor, partial: Tensor, dim: int) -> Tensor:
+    """rows [M, H D] times the sigmoid of their gates, in place; partial as `place_qkv` has it."""
+    splits, count, width = partial.shape
+    heads = rows.shape[1] // dim
+    _gate_rows[(count, heads)](
+        rows, partial, count, width, SPLITS=splits, HEADS=heads, DIM=dim,
+        BLOCK=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
+    return rows
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -110,8 +123,8 @@ def _silu_product(rows, result, width, BLOCK: tl.constexpr):
 def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache,
                rows, eps, SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROTATED: tl.constexpr,
-               IS_INTERLEAVED: tl.constexpr, BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
-               HAS_NORMS: tl.constexpr):  # fmt: skip
+               IS_INTERLEAVED: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr,
+               HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * EACH + tl.arange(0, EACH)[:, None]  # queries, then keys, values
     at = tl.arange(0, BLOCK)[None, :]
@@ -130,15 +143,19 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
         second_at = tl.where(at < ROTATED // 2, at + ROTATED // 2, at + HALF)
     mask = (is_query | is_key | is_value) & is_half
     width = (HEADS + 2 * KV_HEADS) * DIM
+    source = head  # where it stands in the product
+    if IS_GATED:
+        width += HEADS * DIM
+        source = tl.where(is_query, 2 * head, head + HEADS)
     low = tl.zeros((EACH, BLOCK), dtype=tl.float32)
     high = tl.zeros((EACH, BLOCK), dtype=tl.float32)
     for split in tl.static_range(SPLITS):
-        base = partial + (split * rows + row) * width + head * DIM
+        base = partial + (split * rows + row) * width + source * DIM
         low += tl.load(base + first_at, mask, 0.0).to(tl.float32)
         high += tl.load(base + second_at, mask, 0.0).to(tl.float32)
     if HAS_BIAS:
-        low += tl.load(bias + head * DIM + first_at, mask, 0.0).to(tl.float32)
-        high += tl.load(bias + head * DIM + second_at, mask, 0.0).to(tl.float32)
+        low += tl.load(bias + source * DIM + first_at, mask, 0.0).to(tl.float32)
+        high += tl.load(bias + source * DIM + second_at, mask, 0.0).to(tl.float32)
     # Rounded here, where a plain product would have rounded.
     kind = q.dtype.element_ty
     low = low.to(kind).to(tl.float32)
@@ -176,3 +193,21 @@ def _gain(q_norm, k_norm, at, is_query, is_half):
     of_query = tl.load(q_norm + at, is_half, 0.0).to(tl.float32)
     of_key = tl.load(k_norm + at, is_half, 0.0).to(tl.float32)
     return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gate_rows(rows, partial, count, width, SPLITS: tl.constexpr, HEADS: tl.constexpr,
+               DIM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    mask = at < DIM
+    gate = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        where = (split * count + row) * width + (2 * head + 1) * DIM + at
+        gate += tl.load(partial + where, mask, 0.0).to(tl.float32)
+    kind = rows.dtype.element_ty
+    target = rows + (row * HEADS + head) * DIM + at
+    value = tl.load(target, mask, 0.0).to(tl.float32)
+    share = tl.sigmoid(gate.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    tl.store(target, (value * share).to(kind), mask)

@@ -11,7 +11,18 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headstart.kernels import attention, choice, inputs, int8, linear, moe, prompts, routing, rows
+from headstart.kernels import (
+    attention,
+    choice,
+    delta,
+    inputs,
+    int8,
+    linear,
+    moe,
+    prompts,
+    routing,
+    rows,
+)
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "TILE": 16}
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 64}
@@ -22,6 +33,9 @@ EXPERTS = {"CHOICES": 11, "BLOCK_R": 64, "BLOCK_C": 16, "BLOCK_N": 64, "BLOCK_K"
            "IS_EVEN": True}  # fmt: skip
 LISTS = {name: "*i32" for name in ("chosen", "tile_experts", "tile_starts", "order")}
 ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
+RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
+         "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
+         "mixed": "*bf16", "norm": "*bf16"}  # fmt: skip
 KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
          "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
          "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
@@ -48,8 +62,8 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (int8._integers, {"BLOCK": 4096}, INTEGERS),
     (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 4096}, {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
-                       "ROTATED": 64, "IS_INTERLEAVED": False, "BLOCK": 64, "HAS_BIAS": True,
-                       "HAS_NORMS": True}, {}),
+                       "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
+                       "HAS_BIAS": True, "HAS_NORMS": True}, {}),
     (moe._gate_up, {**EXPERTS, "BLOCK_M": 16, "IS_SORTED": False}, LISTS),
     (moe._down, {**EXPERTS, "BLOCK_M": 16, "IS_SORTED": True}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
@@ -57,6 +71,10 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
                                "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,
                                "gate": None}, LISTS),
+    (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
+                       "BLOCK_H": 32}, RINGS),
+    (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 2048, "K_DIM": 128,
+                    "V_DIM": 128, "PLACES": 34, "BLOCK_K": 128, "BLOCK_V": 128}, RINGS),
     (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 4096}, {}),
 ]  # fmt: skip
 

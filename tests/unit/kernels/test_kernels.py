@@ -12,7 +12,7 @@ from headstart.kernels import attention
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
-from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
+from headstart.kernels.rows import add_norm, begin_norm, gate_rows, place_qkv, silu_product
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 from headstart.sampling import noise
 from headstart.sampling.choose import choose, choose_drafts
@@ -102,6 +102,27 @@ def test_queries_keys_and_values_find_their_places(
     v_before[[7, 2]] = wanted_v[[0, 2]]
     torch.testing.assert_close(k_cache, k_before, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(v_cache, v_before, rtol=1e-4, atol=1e-5)
+
+
+def test_queries_may_have_gates() -> None:
+    heads, kv_heads, dim, rows = 3, 1, 8, 2
+    partial = random(2, rows, (2 * heads + 2 * kv_heads) * dim)
+    rotary = RotaryTable(RopeConfig("default", 1e4, dim), 8, torch.float32).to(DEVICE)
+    positions = torch.tensor([5, 1], device=DEVICE)
+    slots = torch.tensor([1, 2], dtype=torch.int32, device=DEVICE)
+    k_cache, v_cache = torch.zeros(2, 4, kv_heads, dim, device=DEVICE).unbind()
+    q = place_qkv(
+        partial, None, None, 1e-6, rotary.cos, rotary.sin, positions, slots, k_cache, v_cache,
+        heads, is_gated=True,
+    )  # fmt: skip
+    full = partial.sum(0).view(rows, -1, dim)
+    rotation = rotary.at(positions)
+    torch.testing.assert_close(q, rotate(full[:, 0:6:2], *rotation), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(k_cache[1], rotate(full[:, 6:7], *rotation)[0])
+    torch.testing.assert_close(v_cache[1], full[0, 7:])
+    seen = random(rows, heads * dim, seed=3)
+    wanted = seen * full[:, 1:6:2].flatten(1).sigmoid()
+    torch.testing.assert_close(gate_rows(seen, partial, dim), wanted)
 
 
 @pytest.mark.parametrize("first_slot", [0, 1])
