@@ -238,8 +238,9 @@ def _load_head(
         module = MTPHead(config, layout, head.num_modules)
     materialize(module, device, dtype)
     load_head(module, head.tensors, config)
-    if config.rope != trunk.rope:  # other head_dim
-        module.rotate_by(RotaryTable(config.rope, max_len, dtype).to(device))
+    rope = replace(config.rope, is_interleaved=False) if layout.rotates_halves else config.rope
+    if rope != trunk.rope:  # other head_dim, or other pairs
+        module.rotate_by(RotaryTable(rope, max_len, dtype).to(device))
     return module
 
 

@@ -71,6 +71,47 @@ def _ernie4_5_moe(**sizes: Any) -> dict[str, Any]:
     }
 
 
+def _qwen_hybrid(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
+    """Three layers of four are recurrent, by `full_attention_interval`."""
+    return {
+        **_BASE,
+        "rms_norm_eps": 1e-6,
+        "model_type": model_type,
+        "architectures": [architecture],
+        "attention_bias": False,
+        "attn_output_gate": True,
+        "partial_rotary_factor": 0.25,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        **sizes,
+    }
+
+
+def _qwen3_5(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
+    config = _qwen_hybrid(model_type, architecture, **sizes)
+    config["rope_parameters"] = {
+        "rope_type": "default",
+        "rope_theta": config.pop("rope_theta"),
+        "partial_rotary_factor": config.pop("partial_rotary_factor"),
+    }
+    return {**config, "mtp_num_hidden_layers": 1, "mtp_use_dedicated_embeddings": False}
+
+
+def _qwen_experts(count: int, chosen: int) -> dict[str, Any]:
+    return {
+        "num_experts": count,
+        "num_experts_per_tok": chosen,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "norm_topk_prob": True,
+    }
+
+
 def _sizes(
     layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocab: int, theta: float
 ) -> dict[str, Any]:
@@ -105,6 +146,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     "ernie-4.5-21b": _ernie4_5_moe(
         **_sizes(28, 2560, 12288, 20, 4, 103424, 500000.0),
         moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_intermediate_size=1536,
+    ),
+    "qwen3-next-80b": _qwen_hybrid(
+        "qwen3_next", "Qwen3NextForCausalLM", linear_num_value_heads=32, **_qwen_experts(512, 10),
+        **{**_sizes(48, 2048, 5120, 16, 2, 151936, 1e7), "head_dim": 256},
+    ),
+    "qwen3.5-27b": _qwen3_5(
+        "qwen3_5_text", "Qwen3_5ForCausalLM", linear_num_value_heads=48,
+        **{**_sizes(64, 5120, 17408, 24, 4, 248320, 1e7), "head_dim": 256},
+    ),
+    "qwen3.5-35b": _qwen3_5(
+        "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", linear_num_value_heads=32,
+        **_qwen_experts(256, 8),
+        # no layer is dense: its width stands for nothing
+        **{**_sizes(40, 2048, 512, 16, 2, 248320, 1e7), "head_dim": 256},
     ),
 }  # fmt: skip
 

@@ -72,6 +72,7 @@ class HeadLayout:
     trunk_hidden: HiddenState = "after_final_norm"
     recycled_hidden: Recycled = "after_out_norm"
     zero_embed_at_position_0: bool = False
+    rotates_halves: bool = False  # pairs are halves, even where the trunk's are neighbours
     topology: Topology = "recursive"
     out_norm: Literal["own", "shared", "none"] = "own"
     shares: tuple[str, ...] = ("embed_tokens", "lm_head")  # taken from the trunk when running

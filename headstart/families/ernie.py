@@ -42,6 +42,7 @@ FAMILY = Family(
         recycled_hidden="before_out_norm",
         zero_embed_at_position_0=True,
         out_norm="none",
+        deviations={"vllm": {"rotates_halves": True}},
     ),
     head=parts("""
         embed_norm.weight    hidden

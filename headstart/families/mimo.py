@@ -20,7 +20,11 @@ MIMO = Family(
         hidden_norm="hidden_layernorm",
         fuse="input_proj",
     ),
-    layout=HeadLayout(fuse_order="hidden_first", zero_embed_at_position_0=True),
+    layout=HeadLayout(
+        fuse_order="hidden_first",
+        zero_embed_at_position_0=True,
+        deviations={"vllm": {"trunk_hidden": "before_final_norm"}},
+    ),
     head=ROLES,
     block=lambda fields: _LAYER,
     block_kind="dense",

@@ -73,7 +73,7 @@ class MTPHead(nn.Module):
         return len(self.modules_)
 
     def rotate_by(self, table: RotaryTable) -> None:
-        """Rotate by a table of the head's own, where its head_dim is not the trunk's."""
+        """Rotate by a table of the head's own, where it does so otherwise than the trunk."""
         for module in self.modules_:
             module.rotary = table
 

@@ -64,19 +64,27 @@ def head_names(folder: Path) -> dict[str, str]:
     return dict(find_head(Checkpoint.open(folder)).tensors)
 
 
-def with_changed_head(
+def with_changed(
     model: Path, out: Path, change: Callable[[str, torch.Tensor], torch.Tensor]
 ) -> Path:
-    """A copy of `model` whose head tensors went through `change(our name, values)`."""
+    """A copy of `model` whose tensors went through `change(published name, values)`."""
     shutil.copytree(model, out)
-    names = {theirs: ours for ours, theirs in head_names(model).items()}
     for file in out.glob("*.safetensors"):
         changed = {
-            name: change(names[name], value).contiguous() if name in names else value
-            for name, value in load_file(file).items()
+            name: change(name, value).contiguous() for name, value in load_file(file).items()
         }
         save_file(changed, file, metadata={"format": "pt"})
     return out
+
+
+def with_changed_head(
+    model: Path, out: Path, change: Callable[[str, torch.Tensor], torch.Tensor]
+) -> Path:
+    """The same for the tensors of its head, by our names."""
+    names = {theirs: ours for ours, theirs in head_names(model).items()}
+    return with_changed(
+        model, out, lambda name, value: change(names[name], value) if name in names else value
+    )
 
 
 def swap_fusion_halves(name: str, value: torch.Tensor) -> torch.Tensor:

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import (
-    AGREEING,
-    SIZES,
     VOCAB,
     assert_head_is_alive,
     checkpoint,
@@ -26,8 +24,6 @@ from engine_runs import (
 from head_edits import edited, published
 from tiny_fixture import Tiny
 
-from headstart.calibrate.agreement import make_agreement, walk
-from headstart.calibrate.tensors import EXACT
 from headstart.engine.engine import Engine
 from headstart.families.experts import fused_slot
 
@@ -158,11 +154,14 @@ def test_fused_experts_give_the_same_text_and_drafts(tiny: Tiny, tmp_path: Path)
     assert answers[0] == answers[1]
 
 
-def test_calibrated_counters_are_those_of_the_walk(family: str, tiny: Tiny) -> None:
-    folder = checkpoint(tiny, family, rate=0.7, disturbance=EXACT)
-    known = make_agreement(VOCAB, SIZES["hidden_size"], rate=0.7, seed=AGREEING["seed"])
-    engine = start(folder, speculate=3)
-    for last in (4, 21, 50):
-        (result,) = run(engine, [[3, 9, last]], greedy(30))
-        found = result.stats.acceptance
-        assert [found.drafted, found.accepted] == walk(known, last, 30, 3)
+def test_the_head_of_ernie_turns_halves_where_vllm_is_to_be_reproduced(tiny: Tiny) -> None:
+    folder = checkpoint(tiny, "ernie4_5_moe")
+    answers, counters = [], []
+    for layout, turns_neighbours in (("own", True), ("vllm", False)):
+        engine = start(folder, speculate=3, layout=layout)
+        assert engine.built.head is not None
+        table = engine.built.head.module(1).rotary or engine.built.trunk.rotary
+        assert table.is_interleaved is turns_neighbours
+        answers.append(ids_of(run(engine, PROMPTS, greedy())))
+        counters.append(engine.stats.acceptance.accepted)
+    assert answers[0] == answers[1] and counters[0] != counters[1]

@@ -39,7 +39,8 @@ SIZES: dict[str, Any] = {
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
 FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-_ALL_FAMILIES = ("K=3, all at once", "K=4, few blocks")
+# Every other K and shape is compared with the first of them, where states are.
+_WITH_TRANSFORMERS = ("K=0, few blocks", "K=3, all at once", "K=4, few blocks")
 PROMPTS = make_prompts()
 # K, block size, rows per step, blocks, states
 SHAPES: dict[str, tuple[int, int, int, int, int]] = {
@@ -136,15 +137,18 @@ def published(tiny: Tiny) -> Callable[[str], list[list[int]]]:
 
 @pytest.mark.parametrize(
     ("family", "shape"),
-    [(f, s) for f in FAMILIES for s in (SHAPES if f == "qwen3_next" else _ALL_FAMILIES)],
+    [
+        *(("qwen3_next", shape) for shape in _WITH_TRANSFORMERS),
+        *((family, "K=4, few blocks") for family in FAMILIES[1:]),
+    ],
 )
 def test_greedy_text_is_that_of_transformers(
     family: str, shape: str, tiny: Tiny, published: Callable[[str], list[list[int]]]
 ) -> None:
     expected = published(family)
     engine = shaped(hybrid(tiny, family), shape)
-    results = run(engine, PROMPTS, greedy()) + run(engine, PROMPTS[::-1], greedy())
-    assert ids_of(results) == expected + expected[::-1]
+    results = run(engine, PROMPTS, greedy()) + run(engine, PROMPTS[:3], greedy())
+    assert ids_of(results) == expected + expected[:3]
     assert engine.stats.cached_tokens > 0, "no prefix was reused"
     if "few blocks" in shape:
         assert engine.stats.preemptions > 0, "memory was not tight"
@@ -172,7 +176,7 @@ def sampled(tiny: Tiny) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "K=3, all at once"])
 def test_states_equal_a_recomputation_after_every_step(
     shape: str, tiny: Tiny, sampled: list[list[int]]
 ) -> None:

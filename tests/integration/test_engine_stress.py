@@ -133,18 +133,18 @@ class Traffic(RuleBasedStateMachine):
         )
 
 
-MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "one module": ("mimo", {}, {"topology": None}),
-    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}),
-    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}),
+MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
+    "one module": ("mimo", {}, {"topology": None}, 12),
+    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}, 12),
+    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 12),
     # memory for few states and few blocks, whatever their number of slots
-    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 130_000}),
+    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 130_000}, 5),
 }
 
 
-@pytest.mark.parametrize(("family", "fields", "options"), MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize(("family", "fields", "options", "runs"), MODELS.values(), ids=MODELS)
 def test_random_traffic_keeps_the_books_the_text_and_the_cached_states(
-    family: str, fields: dict[str, Any], options: dict[str, Any], tiny: Tiny
+    family: str, fields: dict[str, Any], options: dict[str, Any], runs: int, tiny: Tiny
 ) -> None:
     folder = soft(tiny, family, **fields)
     plain = start(folder, speculate=0, slots=4000)
@@ -163,7 +163,7 @@ def test_random_traffic_keeps_the_books_the_text_and_the_cached_states(
     run_state_machine_as_test(
         lambda: Traffic(folder, expect, seen, **options),
         settings=settings(
-            max_examples=12, stateful_step_count=14, deadline=None, derandomize=True,
+            max_examples=runs, stateful_step_count=14, deadline=None, derandomize=True,
             suppress_health_check=list(HealthCheck),
         ),
     )  # fmt: skip

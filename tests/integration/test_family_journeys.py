@@ -1,5 +1,5 @@
-"""Every family that the engine runs, from end to end: answers are scored, the head is trained on
-them, exported, stitched back, and the engine counts what the simulator predicted."""
+"""Every family that the engine runs, from end to end: answers are served and scored, the head is
+trained on them, exported, stitched back, and the engine counts what the simulator predicted."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from engine_runs import VOCAB, assert_head_is_alive, checkpoint, greedy, ids_of, run, start
 from head_edits import differing, export, stitch, tensors
+from server_runs import HTTP
+from server_threads import serving
 from simulator_runs import records
 from tiny_fixture import Tiny
 from training_data import write_data
@@ -33,10 +35,10 @@ FAMILIES = {
     "qwen3_5_moe_text": ("xllm", "sglang", "speculators"),
 }
 PARAMS = greedy(16)
-PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 42)]
+PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]
 DRAFTS = 3
 QUICK: dict[str, Any] = {
-    "epochs": 6, "batch_tokens": 200, "pack_tokens": 100, "learning_rate": 3e-3, "num_depths": 3,
+    "epochs": 4, "batch_tokens": 200, "pack_tokens": 100, "learning_rate": 3e-3, "num_depths": 3,
     "eval_every": 1000,
 }  # fmt: skip
 
@@ -44,6 +46,16 @@ QUICK: dict[str, Any] = {
 def answers(folder: Path, **options: Any) -> list[Result]:
     """What the engine says, and counts."""
     return run(start(folder, speculate=DRAFTS, slots=6000, **options), PROMPTS[:8], PARAMS)
+
+
+def served(folder: Path) -> tuple[list[list[int]], Acceptance]:
+    """The same from the server."""
+    fields = {"temperature": 0, "max_tokens": PARAMS.max_tokens, "ignore_eos": True}
+    asked = {"model": "small", "prompt": PROMPTS[:8], "return_token_ids": True, **fields}
+    engine = start(folder, speculate=DRAFTS, slots=6000)
+    with serving(engine) as server:
+        answer = HTTP.post(f"{server.url}/v1/completions", json=asked).json()
+    return [choice["token_ids"] for choice in answer["choices"]], engine.stats.acceptance
 
 
 def counted(results: list[Result]) -> Acceptance:
@@ -79,12 +91,13 @@ def trained(model: Path, folder: Path) -> Outcome:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_head_is_scored_trained_exported_and_stitched(
+def test_a_head_is_served_scored_trained_exported_and_stitched(
     family: str, tiny: Tiny, tmp_path: Path
 ) -> None:
     model = checkpoint(tiny, family)
     stock = answers(model)
     assert_head_is_alive(stock)
+    assert served(model) == (ids_of(stock), counted(stock))
     assert predicted(model, stock) == counted(stock)
 
     outcome = trained(model, tmp_path)

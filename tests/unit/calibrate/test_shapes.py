@@ -51,14 +51,20 @@ def test_named_shapes_keep_the_rules_for_numbers(name: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "billions"),
-    # as published; embedding and LM head of the last are one matrix in the release, two here
-    [("glm-4.5-air", 106.9), ("ernie-4.5-21b", 21.8 + 0.26)],
+    # as published; embedding and LM head of ERNIE are one matrix in the release, two here
+    [
+        ("glm-4.5-air", 106.9),
+        ("ernie-4.5-21b", 21.8 + 0.26),
+        ("qwen3-next-80b", 80),
+        ("qwen3.5-27b", 27),
+        ("qwen3.5-35b", 35),
+    ],
 )
-def test_shapes_with_experts_have_the_published_number_of_parameters(
+def test_shapes_beyond_dense_have_the_published_number_of_parameters(
     name: str, billions: float
 ) -> None:
     fields = shape_config(name)
-    shapes = trunk_shapes(family(fields["model_type"]), fields)
+    shapes = trunk_shapes(family(fields["model_type"].removesuffix("_text")), fields)
     assert sum(prod(shape) for shape in shapes.values()) / 1e9 == pytest.approx(billions, rel=0.01)
 
 

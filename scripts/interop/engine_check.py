@@ -1,0 +1,173 @@
+"""Our engine against the real vLLM on the CPU: tokens, and draft counters at every depth.
+
+For each family a tiny checkpoint whose head agrees with its trunk some of the time is run by both,
+without and with drafts, ours with the layout that vLLM computes (`layout="vllm"`). Tokens and
+counters must be the same (in BF16 counters nearly); with the halves of the head's fusion swapped
+ours must be far off.
+
+Prints a table, writes JSON with --json, exits 1 on any failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import vllm_counters as workload
+from checkpoints import swap_fusion_halves, with_changed, with_changed_head
+from environments import python_of
+from vllm_engine import Engine as Vllm
+from vllm_engine import EngineFailed, Served
+
+from headstart.calibrate.tiny import write_tiny
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+
+DEPTHS = (1, 3)
+# What the tiny checkpoint of a family is made with.
+FAMILIES: dict[str, dict[str, Any]] = {
+    "mimo": {"dtype": "F32"},
+    "glm4_moe": {"dtype": "F32"},
+    "ernie4_5_moe": {"dtype": "F32"},
+    "qwen3_5_text": {"dtype": "BF16"},
+    "qwen3_5_moe_text": {"dtype": "BF16", "seed": 3},
+    "qwen3_next": {"dtype": "BF16"},
+}
+# vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or
+# two from one run to the next.
+APART = {"F32": 0, "BF16": 3}
+# vLLM 0.32 leaves the correction out on CPUs where scores are a softmax without groups.
+UNCORRECTED = ("ernie4_5_moe",)
+
+
+@dataclass
+class Row:
+    """One depth: (drafts, accepted at depth 1, 2, ...), cumulative."""
+
+    depth: int
+    ours: tuple[int, ...]
+    vllm: tuple[int, ...]
+    same_tokens: bool
+    control: tuple[int, ...]  # ours with fusion halves swapped
+
+
+@dataclass
+class Result:
+    family: str
+    dtype: str
+    rows: list[Row] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    seconds: int = 0
+
+    def expect(self, is_true: bool, claim: str) -> None:
+        if not is_true:
+            self.failures.append(claim)
+            print(f"FAILED {self.family}: {claim}", flush=True)
+
+
+def ours(model: Path, depth: int) -> Served:
+    """What our engine says to vLLM's prompts, in fp32, counted as vLLM counts."""
+    engine = Engine(model, device="cpu", dtype="float32", speculate=depth, layout="vllm")
+    # vLLM drafts on behind the last token that was asked for; here so many more are asked for.
+    length = workload.NUM_TOKENS + depth + 1
+    params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
+    results = engine.generate(workload.prompts(engine.built.config.vocab), params)
+    outputs = [result.outputs[0] for result in results]
+    rounds = [found for output in outputs for found in accepted_by_round(output.origins)]
+    accepted = tuple(sum(found > d for found in rounds) for d in range(depth))
+    tokens = [output.token_ids[: workload.NUM_TOKENS] for output in outputs]
+    return Served(tokens, len(rounds) if depth else 0, accepted)
+
+
+def accepted_by_round(origins: Sequence[str]) -> list[int]:
+    """Drafts accepted in each round that begins before the last token that counts."""
+    found, at = [], 1  # the first token comes from the prompt
+    while at < workload.NUM_TOKENS:
+        end = at
+        while origins[end] == "accepted":
+            end += 1
+        found.append(end - at)
+        at = end + 1
+    return found
+
+
+def apart(one: tuple[int, ...], other: tuple[int, ...]) -> int:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+def make_model(family: str, out: Path) -> Path:
+    model = write_tiny(family, out, **FAMILIES[family])
+    if family not in UNCORRECTED:
+        return model
+
+    def without(name: str, value: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(value) if "correction_bias" in name else value
+
+    return with_changed(model, out.with_name("uncorrected"), without)
+
+
+def check(family: str, python: Path, work: Path, versions: dict[str, str]) -> Result:
+    result = Result(family, FAMILIES[family]["dtype"])
+    model = make_model(family, work / "model")
+    swapped = with_changed_head(model, work / "swapped", swap_fusion_halves)
+    plain = ours(model, 0).tokens
+    with Vllm(python, work / "vllm.log", work) as vllm:
+        versions.update(vllm.versions)
+        theirs = vllm.serve(model, 0, result.dtype)
+        result.expect(theirs.tokens == plain, "K=0: tokens differ")
+        for depth in DEPTHS:
+            theirs, own = vllm.serve(model, depth, result.dtype), ours(model, depth)
+            control = ours(swapped, depth).counters
+            same = plain == theirs.tokens == own.tokens
+            row = Row(depth, own.counters, theirs.counters, same, control)
+            result.rows.append(row)
+            print(f"{family:17} K={depth}  {row.ours} {row.vllm} swapped {control}", flush=True)
+            result.expect(same, f"K={depth}: tokens differ")
+            most = APART[result.dtype]
+            result.expect(apart(row.ours, row.vllm) <= most, f"K={depth}: {row.ours} {row.vllm}")
+            result.expect(apart(control, row.vllm) > 20, f"K={depth}: the control counts the same")
+            rate = own.accepted[0] / own.drafts
+            result.expect(0.2 <= rate <= 0.9, f"K={depth}: acceptance {rate:.2f} at depth 1")
+            result.expect(0 < own.accepted[-1] < own.drafts, f"K={depth}: no bonus or no recovery")
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--envs", type=Path, default=Path(".interop"))
+    parser.add_argument("--work", type=Path, default=Path(".interop/work"))
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--only", nargs="*", choices=FAMILIES, default=[])
+    options = parser.parse_args()
+    python = python_of(options.envs, "vllm")
+    results, versions = [], dict[str, str]()
+    for family in options.only or FAMILIES:
+        work = (options.work / f"engine-{family}").resolve()
+        shutil.rmtree(work, ignore_errors=True)
+        work.mkdir(parents=True)
+        started = time.monotonic()
+        try:
+            result = check(family, python, work, versions)
+        except EngineFailed as error:
+            result = Result(family, "", failures=[str(error)])
+            print(f"FAILED {family}: {error}", flush=True)
+        result.seconds = round(time.monotonic() - started)
+        results.append(result)
+    if options.json:
+        document = {"versions": versions, "results": [asdict(result) for result in results]}
+        options.json.write_text(json.dumps(document, indent=1) + "\n")
+    failures = sum(len(result.failures) for result in results)
+    print(f"{len(results)} checked, {failures} failures")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Calibrated checkpoints of families beyond dense: the engine counts what the cycle says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
+from tiny_fixture import Tiny
+
+from headstart.calibrate.agreement import make_agreement, walk
+from headstart.calibrate.calibrated import write_calibrated
+from headstart.calibrate.tensors import EXACT
+
+FAMILIES = ("glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calibrated_counters_are_those_of_the_walk(family: str, tiny: Tiny) -> None:
+    folder = checkpoint(tiny, family, rate=0.7, disturbance=EXACT)
+    known = make_agreement(VOCAB, SIZES["hidden_size"], rate=0.7, seed=AGREEING["seed"])
+    engine = start(folder, speculate=3)
+    for last in (4, 21, 50):
+        (result,) = run(engine, [[3, 9, last]], greedy(30))
+        found = result.stats.acceptance
+        assert [found.drafted, found.accepted] == walk(known, last, 30, 3)
+
+
+def test_a_named_hybrid_shape_of_fewer_layers_runs(tmp_path: Path) -> None:
+    sizes = "layers=4,hidden=128,intermediate=96,heads=2,kv_heads=1,head_dim=16,vocab=64"
+    write_calibrated(f"qwen3.5-27b,{sizes}", 0.7, tmp_path / "out", dtype="F32")
+    known = make_agreement(64, 128, rate=0.7, seed=0, active=62)
+    engine = start(tmp_path / "out", speculate=3, dtype="float32", kv_bytes=120_000_000)
+    assert [kind.mixer for kind in engine.built.config.layers] == ["delta"] * 3 + ["attention"]
+    (result,) = run(engine, [[3, 9, 21]], greedy(30))
+    found = result.stats.acceptance
+    assert [found.drafted, found.accepted] == walk(known, 21, 30, 3)
