@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from headstart.gpu.experts import moe_terms, routing_of
+from headstart.kernels import moe as kernels
 from headstart.kernels.linear import Shape
-from headstart.kernels.moe import MAX_SCANNED_ROWS, ExpertWeights, expert_terms
+from headstart.kernels.moe import ExpertWeights, expert_terms
 from headstart.kernels.routing import choose_experts
 from headstart.kernels.rows import add_norm
 from headstart.models.moe import MoE
@@ -181,7 +182,6 @@ def parts(block: MoE, layer: Layer, rows: int) -> dict[str, float]:
 
 def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
     """Each product's cut while the other keeps to one that always fits."""
-    assert rows <= MAX_SCANNED_ROWS
     known, weights = chosen_by(block, batches(block, layer, rows)), weights_of(block)
     usual = Shape(outputs=32, inputs=128, warps=4, stages=4)
     for name in ("gate_up", "down"):
@@ -207,7 +207,10 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16,32,64")
     parser.add_argument("--cuts", action="store_true", help="try other cuts instead")
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
+    parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS,
+                        help="sort the choices of more rows than this")  # fmt: skip
     given = parser.parse_args()
+    kernels.MAX_SCANNED_ROWS = given.scanned
     layer = LAYERS[given.shape]
     torch.manual_seed(0)
     block = make(layer)

@@ -2,8 +2,9 @@
 
 A choice is a pair of a row and an expert. Of the pairs with one expert the first one's programs
 do the work for all, up to a tile of them at a time; the programs of the others end at once. So a
-launch has the same size whatever was chosen, and nobody waits for a sort. From some number of rows
-on sorting pays: then a program gets a tile of pairs that were sorted by expert.
+launch has the same size whatever was chosen, and nobody waits for a sort: the first product finds
+the rows of its expert by itself, and leaves a list for the second. From some number of rows on
+sorting pays: then a program gets a tile of pairs that were sorted by expert.
 
 The shared experts are those from number E on: parts of one wide MLP, as wide as an expert each.
 What a pair's expert says is left as a term of its own, already weighed: whoever adds up the terms
@@ -22,9 +23,10 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.kernels.linear import Shape
-from headstart.kernels.sorting import Sorted, sort_pairs
+from headstart.kernels.sorting import empty_lists, sort_pairs
 
-MAX_SCANNED_ROWS = 64
+_SCANNED = 64
+MAX_SCANNED_ROWS = _SCANNED
 _PROGRAMS = 264  # two for each multiprocessor of an H200
 
 
@@ -67,34 +69,29 @@ def expert_terms(
     count = experts.gate_up.shape[0]
     pairs = rows * choices
     inner = torch.empty(pairs, width, dtype=x.dtype, device=x.device)
-    if rows <= MAX_SCANNED_ROWS:
-        known = Sorted(chosen, chosen, chosen, pairs, 16)
+    is_sorted = rows > MAX_SCANNED_ROWS
+    if is_sorted:
+        lists = sort_pairs(chosen, count + experts.num_shared)
+        first, second = shapes or (_cut_many(lists.tile),) * 2
+        terms = torch.zeros(choices, rows, hidden, dtype=x.dtype, device=x.device)
+    else:
+        lists = empty_lists(chosen, _SCANNED)
         first, second = shapes or (_cut(width, pairs), _cut(hidden, pairs))
         terms = torch.empty(choices, rows, hidden, dtype=torch.float32, device=x.device)
-    else:
-        known = sort_pairs(chosen, count + experts.num_shared)
-        first, second = shapes or (_cut_many(known.tile),) * 2
-        terms = torch.zeros(choices, rows, hidden, dtype=x.dtype, device=x.device)
-    is_sorted = rows > MAX_SCANNED_ROWS
-    shared_up, shared_down = experts.shared_gate_up, experts.shared_down
+    listed = (lists.experts, lists.starts, lists.order)
     sizes = (rows, hidden, width, experts.shared_width, count)
-    fixed = {
-        "CHOICES": choices, "BLOCK_M": known.tile, "IS_SORTED": is_sorted,
-        "BLOCK_R": 16 if rows <= 16 else MAX_SCANNED_ROWS,  # few variants to compile
-        "BLOCK_C": triton.next_power_of_2(choices),
-    }  # fmt: skip
-    lists = (chosen, known.experts, known.starts, known.order)
-    is_even = experts.shared_width % width == 0
-    _gate_up[(triton.cdiv(width, first.outputs), known.count)](
-        x, experts.gate_up, shared_up, *lists, inner, *sizes, **fixed, BLOCK_N=first.outputs,
+    _gate_up[(triton.cdiv(width, first.outputs), lists.count)](
+        x, experts.gate_up, experts.shared_gate_up, *listed, inner, *sizes, CHOICES=choices,
+        IS_SORTED=is_sorted, BLOCK_R=16 if rows <= 16 else _SCANNED, MOST=_SCANNED,
+        BLOCK_C=triton.next_power_of_2(choices), BLOCK_M=lists.tile, BLOCK_N=first.outputs,
         BLOCK_K=first.inputs, IS_EVEN=hidden % first.inputs == 0, num_warps=first.warps,
         num_stages=first.stages,
     )  # fmt: skip
-    _down[(triton.cdiv(hidden, second.outputs), known.count)](
-        inner, experts.down, shared_down, *lists, weights, terms, *sizes, **fixed,
-        BLOCK_N=second.outputs, BLOCK_K=second.inputs,
-        IS_EVEN=is_even and width % second.inputs == 0, num_warps=second.warps,
-        num_stages=second.stages,
+    is_even = experts.shared_width % width == 0 and width % second.inputs == 0
+    _down[(triton.cdiv(hidden, second.outputs), lists.count)](
+        inner, experts.down, experts.shared_down, *listed, weights, terms, *sizes,
+        CHOICES=choices, BLOCK_M=lists.tile, BLOCK_N=second.outputs, BLOCK_K=second.inputs,
+        IS_EVEN=is_even, num_warps=second.warps, num_stages=second.stages,
     )  # fmt: skip
     return terms
 
@@ -138,26 +135,32 @@ def _ranked(own, start, BLOCK_M: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _gate_up(x, weight, shared, chosen, tile_experts, tile_starts, order, inner, rows, hidden,
-             width, shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
-             IS_SORTED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, width, shared_width,
+             num_experts, CHOICES: tl.constexpr, IS_SORTED: tl.constexpr, BLOCK_R: tl.constexpr,
+             MOST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
              BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tile = tl.program_id(1)
     line = tl.arange(0, BLOCK_M)
     if IS_SORTED:
-        expert = tl.load(tile_experts + tile)
-        start = tl.load(tile_starts + 2 * tile)
-        count = tl.load(tile_starts + 2 * tile + 1)
+        expert = tl.load(experts + tile)
+        start = tl.load(starts + 2 * tile)
+        count = tl.load(starts + 2 * tile + 1)
         if count > 0:
             pairs = tl.load(order + start + line, line < count, 0)
             _gate_up_tile(x, weight, shared, inner, pairs, line < count, columns, expert, hidden,
                           width, shared_width, num_experts, CHOICES, BLOCK_M, BLOCK_N, BLOCK_K,
                           IS_EVEN)  # fmt: skip
     else:
-        expert, own, count = _scan(chosen, tile, rows, CHOICES, BLOCK_R, BLOCK_C)
+        expert, own, count = _scan(experts, tile, rows, CHOICES, BLOCK_R, BLOCK_C)
+        is_first = tl.program_id(0) == 0
+        if is_first:
+            tl.store(starts + 2 * tile, tile * MOST)
+            tl.store(starts + 2 * tile + 1, count)
         for start in range(0, count, BLOCK_M):
             pairs = _ranked(own, start, BLOCK_M)
+            if is_first:
+                tl.store(order + tile * MOST + start + line, pairs, start + line < count)
             _gate_up_tile(x, weight, shared, inner, pairs, start + line < count, columns, expert,
                           hidden, width, shared_width, num_experts, CHOICES, BLOCK_M, BLOCK_N,
                           BLOCK_K, IS_EVEN)  # fmt: skip
@@ -200,32 +203,25 @@ def _gate_up_tile(x, weight, shared, inner, pairs, is_pair, columns, expert, hid
 
 
 @triton.jit(do_not_specialize=["rows"])
-def _down(inner, weight, shared, chosen, tile_experts, tile_starts, order, weights, terms, rows,
-          hidden, width, shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
-          IS_SORTED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+def _down(inner, weight, shared, experts, starts, order, weights, terms, rows, hidden, width,
+          shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     tile = tl.program_id(1)
     line = tl.arange(0, BLOCK_M)
-    if IS_SORTED:
-        expert = tl.load(tile_experts + tile)
-        start = tl.load(tile_starts + 2 * tile)
-        count = tl.load(tile_starts + 2 * tile + 1)
-        if count > 0:
-            pairs = tl.load(order + start + line, line < count, 0)
-            _down_tile(inner, weight, shared, weights, terms, pairs, line < count, columns, expert,
-                       rows, hidden, width, shared_width, num_experts, CHOICES, BLOCK_M, BLOCK_N,
-                       BLOCK_K, IS_EVEN)  # fmt: skip
-    else:
-        expert, own, count = _scan(chosen, tile, rows, CHOICES, BLOCK_R, BLOCK_C)
-        if expert < 0:
-            where = (tile % CHOICES * rows + tile // CHOICES) * hidden + columns
-            tl.store(terms + where, tl.zeros((BLOCK_N,), dtype=tl.float32), columns < hidden)
-        for start in range(0, count, BLOCK_M):
-            pairs = _ranked(own, start, BLOCK_M)
-            _down_tile(inner, weight, shared, weights, terms, pairs, start + line < count, columns,
-                       expert, rows, hidden, width, shared_width, num_experts, CHOICES, BLOCK_M,
-                       BLOCK_N, BLOCK_K, IS_EVEN)  # fmt: skip
+    expert = tl.load(experts + tile)
+    begin = tl.load(starts + 2 * tile)
+    count = tl.load(starts + 2 * tile + 1)
+    if expert < 0:  # a row of nobody, whose pairs are not sorted
+        where = (tile % CHOICES * rows + tile // CHOICES) * hidden + columns
+        zero = tl.zeros((BLOCK_N,), dtype=terms.dtype.element_ty)
+        tl.store(terms + where, zero, columns < hidden)
+    for start in range(0, count, BLOCK_M):
+        is_pair = start + line < count
+        pairs = tl.load(order + begin + start + line, is_pair, 0)
+        _down_tile(inner, weight, shared, weights, terms, pairs, is_pair, columns, expert, rows,
+                   hidden, width, shared_width, num_experts, CHOICES, BLOCK_M, BLOCK_N, BLOCK_K,
+                   IS_EVEN)  # fmt: skip
 
 
 @triton.jit

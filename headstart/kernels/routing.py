@@ -117,8 +117,10 @@ def _choose_experts(partial, correction, slots, x, gate, chosen, weights, rows, 
         scores = tl.sigmoid(logits)
     else:
         logits = tl.where(is_expert, logits, float("-inf"))
-        scores = tl.exp(logits - tl.max(logits, 0))
-        scores = scores / tl.sum(scores, 0)
+        top = tl.max(logits, 0)
+        scores = tl.exp(logits - top)
+        total = tl.sum(scores, 0)
+        scores = scores / total
     choosing = scores
     if correction is not None:
         choosing = scores + tl.load(correction + expert, is_expert, 0.0).to(tl.float32)
@@ -128,27 +130,33 @@ def _choose_experts(partial, correction, slots, x, gate, chosen, weights, rows, 
 
     choice = tl.arange(0, BLOCK_C)
     found = choice + (GROUPS * EACH - TOP_K)  # right for the shared ones
-    weight = tl.zeros((BLOCK_C,), dtype=tl.float32)
     for number in range(TOP_K):
         best = tl.max(keys, 0)
-        is_best = keys == best
         index = 0x7FFFFFFF - (best & 0x7FFFFFFF).to(tl.int32)
-        score = tl.sum(tl.where(is_best, scores, 0.0), 0)
         found = tl.where(choice == number, index, found)
-        weight = tl.where(choice == number, score, weight)
-        keys = tl.where(is_best, _LEAST, keys)
+        keys = tl.where(keys == best, _LEAST, keys)
+    # Their scores once more: that is less work than finding them among all.
+    weight = tl.zeros((BLOCK_C,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        where = (split * rows + row) * (GROUPS * EACH) + found
+        weight += tl.load(partial + where, choice < TOP_K, 0.0).to(tl.float32)
+    if IS_SIGMOID:
+        weight = tl.sigmoid(weight)
+    else:
+        weight = tl.exp(weight - top) / total
+    weight = tl.where(choice < TOP_K, weight, 0.0)
     if RENORMALISE:
         weight = weight / tl.maximum(tl.sum(weight, 0), least_sum)
     weight = weight * scale
     if SHARED > 0:
         share = 1.0
         if gate is not None:
-            total = tl.zeros((BLOCK_K,), dtype=tl.float32)
+            products = tl.zeros((BLOCK_K,), dtype=tl.float32)
             for start in range(0, inputs, BLOCK_K):
                 inner = start + tl.arange(0, BLOCK_K)
                 own = tl.load(x + row * inputs + inner, inner < inputs, 0.0).to(tl.float32)
-                total += own * tl.load(gate + inner, inner < inputs, 0.0).to(tl.float32)
-            share = tl.sigmoid(tl.sum(total, 0))
+                products += own * tl.load(gate + inner, inner < inputs, 0.0).to(tl.float32)
+            share = tl.sigmoid(tl.sum(products, 0))
         weight = tl.where(choice >= TOP_K, share, weight)
     if slots is not None:
         is_placed = tl.load(slots + row) >= 0

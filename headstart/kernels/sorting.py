@@ -1,6 +1,7 @@
-"""Pairs of a row and an expert, sorted by expert and cut into tiles, for many rows.
+"""Lists of pairs of a row and an expert, by expert.
 
-Nothing is read back: there are as many tiles as there can be, and those left over are empty.
+For many rows they are sorted and cut into tiles. Nothing is read back: there are as many tiles as
+there can be, and those left over are empty.
 """
 
 from __future__ import annotations
@@ -15,18 +16,26 @@ _TILES = (16, 32, 64)  # pairs
 
 
 @dataclass(frozen=True)
-class Sorted:
-    """`count` tiles of up to `tile` pairs that have one expert."""
+class Lists:
+    """`count` lists of pairs that have one expert; programs take `tile` of them at a time."""
 
     experts: Tensor  # [count] int32
-    starts: Tensor  # [count, 2] int32: where in `order` a tile begins, and how many are its own
-    order: Tensor  # pairs by expert, int32
+    starts: Tensor  # [count, 2] int32: where in `order` a list begins, and how long it is
+    order: Tensor  # pairs, int32
     count: int
     tile: int
 
 
-def sort_pairs(chosen: Tensor, num_experts: int) -> Sorted:
-    """chosen [M, C], -1 for nobody: those are in no tile."""
+def empty_lists(chosen: Tensor, most: int) -> Lists:
+    """A list of up to `most` pairs for each of chosen [M, C]; programs fill them."""
+    pairs = chosen.numel()
+    starts = torch.empty(pairs, 2, dtype=torch.int32, device=chosen.device)
+    order = torch.empty(pairs * most, dtype=torch.int32, device=chosen.device)
+    return Lists(chosen, starts, order, pairs, _TILES[0])
+
+
+def sort_pairs(chosen: Tensor, num_experts: int) -> Lists:
+    """Tiles of chosen [M, C]; -1 is nobody's and in no tile."""
     pairs = chosen.numel()
     device = chosen.device
     tile = next((size for size in _TILES if pairs <= size * num_experts), _TILES[-1])
@@ -43,4 +52,4 @@ def sort_pairs(chosen: Tensor, num_experts: int) -> Sorted:
     start = edges[known] + (number - ends[known] + tiles[known]) * tile
     own = (edges[known + 1] - start).clamp(0, tile).masked_fill(expert >= num_experts, 0)
     starts = torch.stack([start, own], 1).to(torch.int32)
-    return Sorted(known.to(torch.int32), starts, order.to(torch.int32), count, tile)
+    return Lists(known.to(torch.int32), starts, order.to(torch.int32), count, tile)

@@ -14,8 +14,9 @@ pytest.importorskip("triton")
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
-from headstart.gpu import exact
+from headstart.gpu import exact, forward
 from headstart.kernels import moe
+from headstart.kernels.attention import Cut
 from headstart.sampling.params import SamplingParams
 
 # As small as it can be, and one layer: a head has experts, too.
@@ -36,7 +37,9 @@ SETTINGS = [
 
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe, "_PROGRAMS", 0)  # nothing has to be filled
+    """There is no GPU to fill, and every program takes milliseconds."""
+    monkeypatch.setattr(moe, "_PROGRAMS", 0)
+    monkeypatch.setattr(forward, "_cut", lambda seats: Cut(pieces=2, least=16, step=16))
 
 
 def model(tiny: Tiny, family: str) -> Path:

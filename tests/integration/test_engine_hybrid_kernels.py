@@ -15,7 +15,9 @@ pytest.importorskip("triton")
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
+from headstart.gpu import forward
 from headstart.kernels import moe
+from headstart.kernels.attention import Cut
 from headstart.sampling.params import SamplingParams
 
 # As small as it can be: one recurrent layer, one that attends.
@@ -36,6 +38,13 @@ SETTINGS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU to fill, and every program takes milliseconds."""
+    monkeypatch.setattr(moe, "_PROGRAMS", 0)
+    monkeypatch.setattr(forward, "_cut", lambda seats: Cut(pieces=2, least=16, step=16))
+
+
 def model(tiny: Tiny, family: str) -> Path:
     return tiny(family, rate=0.9, seed=0, dtype="F32", **SIZES, **OWN[family])
 
@@ -46,10 +55,7 @@ def start(folder: Path, kernels: str, **settings: Any) -> Engine:
 
 
 @pytest.mark.parametrize("family", OWN)
-def test_texts_and_acceptance_are_those_of_the_plain_engine(
-    family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(moe, "_PROGRAMS", 0)  # nothing has to be filled
+def test_texts_and_acceptance_are_those_of_the_plain_engine(family: str, tiny: Tiny) -> None:
     folder = model(tiny, family)
     fused, plain = start(folder, "on"), start(folder, "off")
     assert isinstance(fused.loop, DeviceLoop) and fused.built.config.layers[0].mixer == "delta"

@@ -29,9 +29,9 @@ CUT = {"LEAST": 128, "CUT": 0, "STEP": 64}
 TILE = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
 # A layer like Qwen3-Next's: 512 experts, 10 of them chosen, one shared.
-EXPERTS = {"CHOICES": 11, "BLOCK_R": 64, "BLOCK_C": 16, "BLOCK_N": 64, "BLOCK_K": 128,
-           "IS_EVEN": True}  # fmt: skip
-LISTS = {name: "*i32" for name in ("chosen", "tile_experts", "tile_starts", "order")}
+EXPERTS = {"CHOICES": 11, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "IS_EVEN": True}
+SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
+LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
 ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
@@ -64,8 +64,9 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
                        "HAS_BIAS": True, "HAS_NORMS": True}, {}),
-    (moe._gate_up, {**EXPERTS, "BLOCK_M": 16, "IS_SORTED": False}, LISTS),
-    (moe._down, {**EXPERTS, "BLOCK_M": 16, "IS_SORTED": True}, LISTS),
+    (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
+    (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
+    (moe._down, EXPERTS, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
