@@ -66,5 +66,7 @@ def _logits(x: Tensor, weight: Tensor) -> Tensor:
     splits = 1
     while experts // 16 * splits < _PROGRAMS and inputs // (2 * splits) >= 256 and splits < 16:
         splits *= 2
-    cut = Shape(outputs=16, inputs=128, splits=splits, warps=4, stages=3)
+    # Products of fp32 keep both sides in registers: shorter steps for more rows.
+    deep = 64 if x.shape[0] <= 16 else 32
+    cut = Shape(outputs=16, inputs=deep, splits=splits, warps=4, stages=4)
     return partial_linear(x, weight, cut)

@@ -54,7 +54,7 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
     (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
     (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
-    (linear._linear, {**TILE, "BLOCK_N": 16, "IS_EVEN": True, "scales": None},
+    (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True, "scales": None},
      {"result": "*fp32", "weight": "*fp32"}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
     (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
