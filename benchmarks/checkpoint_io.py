@@ -32,6 +32,7 @@ from typing import Any
 
 import numpy as np
 
+from headstart.bench.environment import processor_name
 from headstart.calibrate.tensors import head_shapes, trunk_shapes
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
@@ -255,12 +256,6 @@ def _summary(ours: list[Measured], plain: list[Measured], written: int) -> dict[
     }
 
 
-def cpu_name() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--gigabytes", type=float, default=5.5, help="size of the checkpoint")
@@ -282,7 +277,7 @@ def main() -> None:
             "benchmark": "checkpoint_io",
             "date": datetime.now(UTC).date().isoformat(),
             "hardware": {
-                "cpu": cpu_name(),
+                "cpu": processor_name(),
                 "cores": len(os.sched_getaffinity(0)),
                 "memory_gib": round(
                     os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

@@ -135,7 +135,7 @@ class Bench:
 
     def _check_memory(self, group: Group, name: str, kv_tokens: int | None) -> None:
         """An engine that must let requests wait is not in its best configuration."""
-        needed = most_requests(group) * (self.sizes.prompt + self.sizes.answer)
+        needed = most_requests(group, self.sizes.decoding) * (self.sizes.prompt + self.sizes.answer)
         if kv_tokens is not None and kv_tokens < needed:
             note = f"K = {group.drafts}: {name} has K/V memory for {kv_tokens} of {needed} tokens"
             self.document["notes"].append(note)
@@ -151,7 +151,8 @@ class Bench:
             **settings_of(engine, given.vllm_python if is_vllm else None,
                           given.vllm_env if is_vllm else {}),
             "model": str(Path(given.model).resolve()), "drafts": group.drafts,
-            "max_requests": most_requests(group), "max_model_len": length + _SPARE_TOKENS,
+            "max_requests": most_requests(group, sizes.decoding),
+            "max_model_len": length + _SPARE_TOKENS,
             "draft_vocab": draft_vocab, "kv_gib": given.kv_gib, "memory": given.memory,
             "options": given.vllm_options if is_vllm else given.headstart_options,
             "cycle": str(self._checkpoint["cycle"]), "active": self._checkpoint["active"],

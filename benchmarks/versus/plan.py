@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 DEFAULT_PLAN = "3:1,80,4,16,first,long;0:1,80"
@@ -55,7 +56,7 @@ def _stage(word: str) -> Stage:
     return Stage("off" if word.startswith("off") else "answer", int(number))
 
 
-def most_requests(group: Group) -> int:
-    """Requests at once that an engine must have room for; four decode beside a long prompt."""
-    by_kind = {"long": 5}
-    return max(by_kind.get(stage.kind, stage.requests) for stage in group.stages)
+def most_requests(group: Group, decoding: Sequence[int]) -> int:
+    """Requests at once that an engine must have room for; `decoding` are beside a long prompt."""
+    beside = max(decoding, default=0) + 1
+    return max(beside if stage.kind == "long" else stage.requests for stage in group.stages)

@@ -14,6 +14,7 @@ from headstart.bench.cells import Cell, Point
 from headstart.bench.records import Speculation
 from headstart.bench.sweep import Comparison, Crossover
 from headstart.bench.variants import Drafts
+from headstart.bench.words import stream_words
 
 LOW_ACCEPTANCE = 0.60
 _WORTH_IT, _SLOWER_TTFT = 1.01, 1.10
@@ -90,9 +91,14 @@ def _turning_off(found: Sequence[Crossover], drafts: Mapping[str, Drafts | None]
         name, last, first = crossover.variant, crossover.last_faster, crossover.first_slower
         if last is None:
             yield f"{name} was slower at every concurrency measured: leave it off."
+        elif first is not None and not crossover.is_ever_faster:
+            yield (
+                f"{name} was slower from {stream_words(first)} and nowhere faster beyond noise: "
+                "leave it off."
+            )
         elif first is not None:
             yield (
-                f"{name} stops to pay between {last} and {first} streams (about "
+                f"{name} stops to pay between {last} and {stream_words(first)} (about "
                 f"{crossover.estimate:.0f}): turn drafting off above {last} "
                 f"(Headstart: `--speculate-off-above {last}`, or auto)."
             )

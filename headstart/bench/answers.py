@@ -65,7 +65,7 @@ def _compare_runs(base: RunRecord, other: RunRecord, found: Equality) -> None:
     answers = {request.id: request for request in other.requests}
     parted: set[str] = set()  # conversations that are no longer the same
     for request in sorted(base.requests, key=lambda request: request.turn):
-        twin, conversation = answers.get(request.id), _conversation(request)
+        twin, conversation = answers.get(request.id), request.conversation
         is_whole = twin is not None and request.is_answered and twin.is_answered
         if twin is None or not is_whole or conversation in parted:
             found.num_uncompared += 1
@@ -79,10 +79,6 @@ def _compare_runs(base: RunRecord, other: RunRecord, found: Equality) -> None:
         parted.add(conversation)
         if len(found.differences) < _MOST_SHOWN:
             found.differences.append(difference)
-
-
-def _conversation(request: RequestRecord) -> str:
-    return request.id.removesuffix(f"/{request.turn}")
 
 
 def _difference(base: RequestRecord, other: RequestRecord, repeat: int) -> Difference | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
 from headstart.errors import ConfigError
 
 Spacing = Literal["poisson", "constant"]
+SPACINGS: tuple[Spacing, ...] = get_args(Spacing)  # the first is the default
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +21,9 @@ class LoadOptions:
     rate: float | None = field(
         default=None, metadata={"help": "conversations begun per second (open loop)"}
     )
-    spacing: Spacing = field(default="poisson", metadata={"help": "how a rate is spread"})
+    spacing: Spacing | None = field(
+        default=None, metadata={"help": f"how a rate is spread; default: {SPACINGS[0]}"}
+    )
     warm_up: int | None = field(
         default=None, metadata={"help": "requests before measuring; default: one per stream"}
     )
@@ -55,5 +58,6 @@ def arrival_seconds(options: LoadOptions, number: int, seed: int) -> list[float]
     times, now = [], 0.0
     for _ in range(number):
         times.append(now)
-        now += draw.expovariate(options.rate) if options.spacing == "poisson" else 1 / options.rate
+        spacing = options.spacing or SPACINGS[0]
+        now += draw.expovariate(options.rate) if spacing == "poisson" else 1 / options.rate
     return times

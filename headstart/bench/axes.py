@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from headstart.bench.arrivals import LoadOptions
 from headstart.bench.cells import Point
+from headstart.bench.words import positive_number
 from headstart.errors import ConfigError
 
 NAMES = ("concurrency", "rate", "k")
@@ -30,7 +31,7 @@ def parse_axes(words: Sequence[str]) -> Axes:
     if "concurrency" in values and "rate" in values:
         raise ConfigError("--sweep has concurrency and rate; a loop is closed or open: give one.")
     points = [Point(concurrency=_whole(text)) for text in _split(values.get("concurrency"))]
-    points += [Point(rate=_positive(text)) for text in _split(values.get("rate"))]
+    points += [Point(rate=_rate(text)) for text in _split(values.get("rate"))]
     if len(set(points)) < len(points):
         raise ConfigError(f"--sweep has a load twice: {' '.join(words)}.")
     return Axes(tuple(points), values.get("k"))
@@ -40,7 +41,12 @@ def points_of(axes: Axes, load: LoadOptions) -> tuple[Point, ...]:
     """The loads of a sweep, or the single one of the options."""
     if axes.points and (load.rate or load.concurrency):
         raise ConfigError("--sweep and --concurrency or --rate were given; put it into --sweep.")
-    return axes.points or (Point(load.rate or 0.0, load.num_streams or 0),)
+    points = axes.points or (Point(load.rate or 0.0, load.num_streams or 0),)
+    if load.spacing is not None and not any(point.is_open for point in points):
+        raise ConfigError(
+            f"--spacing is {load.spacing} without a rate to spread; give --rate, or leave it out."
+        )
+    return points
 
 
 def _split(text: str | None) -> list[str]:
@@ -53,11 +59,8 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < float("inf"):
+def _rate(text: str) -> float:
+    value = positive_number(text)
+    if value is None:
         raise ConfigError(f"--sweep has the rate {text!r}; give conversations per second.")
     return value

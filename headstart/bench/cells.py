@@ -21,6 +21,7 @@ from headstart.bench.measures import (
 from headstart.bench.records import RequestRecord, RunRecord, Speculation, VariantRecord
 from headstart.bench.response_counters import total_speculation
 from headstart.bench.statistics import Sample
+from headstart.bench.words import stream_words
 
 QUANTILES = tuple(place / 100 for place in range(101))
 _MOST_WORDS = 5
@@ -42,7 +43,7 @@ class Point:
         if self.is_open:
             limit = f", at most {self.concurrency} at once" if self.concurrency else ""
             return f"{self.rate:g} per second{limit}"
-        return f"{self.concurrency} stream{'' if self.concurrency == 1 else 's'}"
+        return stream_words(self.concurrency)
 
     def as_json(self) -> dict[str, Any]:
         return {"concurrency": self.concurrency or None, "rate": self.rate or None}

@@ -35,6 +35,11 @@ class _Chunk:
     num_origins: int | None
     total: int | None  # of the answer so far, as usage says
 
+    @property
+    def is_bare(self) -> bool:
+        """An end token writes nothing: only the total tells of it."""
+        return not (self.text or self.num_ids or self.num_origins)
+
 
 class AnswerReader:
     """Takes events in order."""
@@ -56,7 +61,8 @@ class AnswerReader:
 
     @property
     def num_chunks(self) -> int:
-        return len(self._chunks)
+        """Those with text or tokens in them."""
+        return sum(not chunk.is_bare for chunk in self._chunks)
 
     def take(self, seconds: float, data: bytes) -> None:
         """One event; BrokenStream for an error, and for what is no chunk."""
@@ -95,12 +101,12 @@ class AnswerReader:
         origins = extra.get("origins") if isinstance(extra, dict) else None
         num_ids = len(ids) if isinstance(ids, list) else None
         num_origins = len(origins) if isinstance(origins, list) else None
-        if content or reasoning or num_ids or num_origins:
+        chunk = _Chunk(seconds, reasoning + content, num_ids, num_origins, self._total)
+        told = self._chunks[-1].total if self._chunks else 0
+        if not chunk.is_bare or (self._total or 0) > (told or 0):
             self.content += content
             self._ids += ids or ()
-            self._chunks.append(
-                _Chunk(seconds, reasoning + content, num_ids, num_origins, self._total)
-            )
+            self._chunks.append(chunk)
         if choice.get("finish_reason") is not None:
             self.finish_reason = str(choice["finish_reason"])
 
@@ -121,21 +127,31 @@ class AnswerReader:
         Parts of one step that hold no token of their own (a server may send its text in pieces)
         are no chunks, where the server says so.
         """
-        counted_by, tokens = self._count(count_tokens)
-        kept = [(c.seconds, n) for c, n in zip(self._chunks, tokens, strict=True) if n]
+        by_usage = self._by_usage()
+        if by_usage is None or self._ids:
+            chunks = [chunk for chunk in self._chunks if not chunk.is_bare]
+            counted_by, tokens = self._count(chunks, count_tokens)
+        else:
+            chunks, counted_by, tokens = self._chunks, "usage", by_usage
+        kept = [(c.seconds, n) for c, n in zip(chunks, tokens, strict=True) if n]
         return counted_by, [seconds for seconds, _ in kept], [number for _, number in kept]
 
-    def _count(self, count_tokens: Callable[[str], int] | None) -> tuple[TokenCount, list[int]]:
-        chunks = self._chunks
+    def _by_usage(self) -> list[int] | None:
+        """Tokens of every chunk where each came with the total so far, bare ones included."""
+        known = [chunk.total for chunk in self._chunks if chunk.total is not None]
+        if not self.num_chunks or len(known) < len(self._chunks) or known != sorted(known):
+            return None
+        if self._total is not None and self._total > known[-1]:
+            known[-1] = self._total  # the last event, which is no chunk, tells of an end token
+        return [total - last for last, total in pairwise([0, *known])] if known[-1] else None
+
+    def _count(
+        self, chunks: Sequence[_Chunk], count_tokens: Callable[[str], int] | None
+    ) -> tuple[TokenCount, list[int]]:
         if not chunks:
             return "none", []
         if self._ids:
             return "token_ids", [chunk.num_ids or 0 for chunk in chunks]
-        totals = [chunk.total for chunk in chunks]
-        known = [total for total in totals if total is not None]
-        if len(known) == len(totals) and known == sorted(known) and known[-1] > 0:
-            before = [0, *known[:-1]]
-            return "usage", [total - last for total, last in zip(known, before, strict=True)]
         if any(chunk.num_origins for chunk in chunks):
             return "origins", [chunk.num_origins or 0 for chunk in chunks]
         if count_tokens is not None:

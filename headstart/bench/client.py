@@ -46,6 +46,7 @@ class Answer:
         counted_by, seconds, tokens = reader.timeline(count_tokens)
         return RequestRecord(
             id=f"{question.id}/{self.turn}" if question.num_turns > 1 else question.id,
+            conversation=question.id,
             category=question.category,
             turn=self.turn,
             due_seconds=self.due - origin,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.bench.words import positive_number
 from headstart.errors import ConfigError
 
 KINDS = ("on-demand", "spot")
@@ -35,24 +35,27 @@ class Prices:
         return {"per_gpu_hour": dict(self.per_gpu_hour), "gpus": self.num_gpus}
 
 
-def parse_prices(texts: list[str], num_gpus: int) -> Prices | None:
+def parse_prices(texts: list[str], num_gpus: int | None) -> Prices | None:
     """`2.50` (on demand), or `on-demand=2.50`, `spot=1.10`; None without any."""
     found: dict[str, float] = {}
     for text in (part for whole in texts for part in whole.replace(",", " ").split()):
         kind, equals, number = text.partition("=")
         if not equals:
             kind, number = KINDS[0], text
-        try:
-            price = float(number)
-        except ValueError:
-            price = math.nan
-        if kind not in KINDS or not 0 < price < math.inf or kind in found:
+        price = positive_number(number)
+        if kind not in KINDS or price is None or kind in found:
             raise ConfigError(
                 f"the price {text!r} cannot be read; give money per GPU-hour, as in "
                 "on-demand=2.50,spot=1.10 (each once)."
             )
         found[kind] = price
-    return Prices(per_gpu_hour=found, num_gpus=num_gpus) if found else None
+    if not found and num_gpus is not None:
+        raise ConfigError(
+            f"--gpus is {num_gpus} without a price, which is all it is for; give --price too."
+        )
+    return (
+        Prices(per_gpu_hour=found, num_gpus=1 if num_gpus is None else num_gpus) if found else None
+    )
 
 
 def saving(base_cost: float | None, cost: float | None) -> float | None:

@@ -3,6 +3,9 @@
 Results of the same questions are compared request by request; of others, as two samples. They were
 not measured in turn, so a machine that was slower on one day looks like a change: the spread of
 repeats catches some of that.
+
+A verdict is about one figure, as its interval says. With many figures some change by chance: `sure`
+are those that would hardly do so in any of all (Holm's method, 5 % for the whole result).
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ _FIGURES = {  # name: what a request adds, and whether more is better
     "tpot_seconds": ("tpot_seconds", False),
     "ttft_seconds": ("ttft_seconds", False),
 }
+_FALSE_ALARMS = 0.05  # share of results without a change that may have any sure figure
 _IGNORED = ("command",)  # it names files and ports
 _SAME_QUESTIONS = ("prompts", "input_tokens", "output_tokens", "api", "ignore_eos", "seed", "tasks")
 
@@ -28,7 +32,10 @@ def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         old["workload"].get(name) == new["workload"].get(name) for name in _SAME_QUESTIONS
     )
     cells = [_changed(place, before[place], after[place], is_paired=is_paired) for place in shared]
-    verdicts = [figure["verdict"] for cell in cells for figure in cell["figures"].values()]
+    figures = [figure for cell in cells for figure in cell["figures"].values()]
+    _judge_together(figures)
+    verdicts = [figure["verdict"] for figure in figures]
+    surely = [figure["verdict"] for figure in figures if figure["sure"]]
     return {
         "settings": _settings(old, new),
         "paired": is_paired,
@@ -38,8 +45,26 @@ def diff(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
         "num_figures": len(verdicts),
         "num_better": verdicts.count("better"),
         "num_worse": verdicts.count("worse"),
+        "num_surely_better": surely.count("better"),
+        "num_surely_worse": surely.count("worse"),
         "is_valid": bool(old["is_valid"] and new["is_valid"]),
     }
+
+
+def _judge_together(figures: list[dict[str, Any]]) -> None:
+    """Holm: the smallest chance of n is held against 5 % / n, the next against 5 % / (n - 1), ...
+    until one is too large; however the figures depend on each other."""
+    for figure in figures:
+        figure["sure"] = False
+    known = [f for f in figures if f["ratio"] is not None and f["ratio"]["p_value"] is not None]
+    for left, figure in zip(range(len(known), 0, -1), sorted(known, key=_chance), strict=True):
+        if _chance(figure) > _FALSE_ALARMS / left:
+            break
+        figure["sure"] = figure["verdict"] in ("better", "worse")
+
+
+def _chance(figure: dict[str, Any]) -> float:
+    return float(figure["ratio"]["p_value"])
 
 
 _Place = tuple[str, str | None, int | None, float | None]

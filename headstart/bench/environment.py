@@ -20,7 +20,7 @@ def environment() -> dict[str, Any]:
         "command": shlex.join(["headstart", *sys.argv[1:]]),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
         "gpus": _gpus(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
@@ -34,7 +34,8 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _processor() -> str:
+def processor_name() -> str:
+    """As the system tells it; the architecture where it does not."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -201,19 +201,19 @@ def _speculation(
     before: Counters | None, after: Counters | None, records: tuple[RequestRecord, ...],
     notes: list[str],
 ) -> Speculation | None:  # fmt: skip
-    """From /metrics, where it can be told what belongs to this run; else of the responses."""
+    """From /metrics, where it can be told what belongs to this run; of the responses where those
+    say more about depths, or are all there is."""
+    scraped = None
     if before is not None and after is not None:
         if went_back(before, after):
             notes.append("the server's counters went back: it was started again during the run")
         else:
-            found = speculation_between(before, after)
-            if found is not None:
-                return found
-    answered = [record.speculation for record in records if record.is_answered]
-    found = total_speculation(answered)
-    if found is None:
+            scraped = speculation_between(before, after)
+    told = total_speculation(record.speculation for record in records if record.is_answered)
+    found = [counters for counters in (scraped, told) if counters is not None]
+    if not found:
         notes.append("the server gives no speculation counters, in /metrics or in its answers")
-    return found
+    return max(found, key=lambda counters: counters.num_rates, default=None)
 
 
 def _notes(client: Client, records: tuple[RequestRecord, ...]) -> list[str]:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from headstart.bench.records import FailureKind, RequestRecord, RunRecord
+from headstart.bench.words import positive_number
 from headstart.errors import ConfigError
 
 _LIMITED = ("ttft", "tpot", "latency")
@@ -182,11 +183,8 @@ def parse_limits(text: str) -> Limits:
     found: dict[str, float] = {}
     for part in text.replace(",", " ").split():
         name, _, number = part.partition(":")
-        try:
-            value = float(number)
-        except ValueError:
-            value = math.nan
-        if name not in _LIMITED or not 0 < value < math.inf or name in found:
+        value = positive_number(number)
+        if name not in _LIMITED or value is None or name in found:
             raise ConfigError(
                 f"the limit {part!r} cannot be read; give milliseconds as in ttft:200,tpot:20 "
                 f"(each of {', '.join(_LIMITED)} at most once)."

@@ -109,12 +109,13 @@ def _difference(names: Names, before: Counters, after: Counters) -> Speculation 
         counts = [
             round(now.get(i, 0.0) - then.get(i, 0.0)) for i in range(max(now, default=-1) + 1)
         ]
-        while counts and not counts[-1]:  # depths of earlier requests
-            counts.pop()
         return tuple(counts)
 
     drafted, accepted = depths(names.drafted_per_depth), depths(names.accepted_per_depth)
-    accepted += (0,) * (len(drafted) - len(accepted))
+    if names.drafted_per_depth is not None:  # requests say how deep: not all drafted so deep now
+        deepest = max((depth for depth, count in enumerate(drafted, 1) if count), default=0)
+        drafted, accepted = drafted[:deepest], accepted[:deepest]
+        accepted += (0,) * (deepest - len(accepted))
     return Speculation(
         source=names.engine,
         rounds=total(names.rounds),

@@ -135,7 +135,7 @@ def _acceptance(page: Page, document: dict[str, Any]) -> None:
     rows = acceptance_rows(document)
     if len(rows) < 2:
         page.heading("Acceptance")
-        page.text("No drafts were counted: the server gives no speculation counters, or none ran.")
+        page.text(_why_no_acceptance(document))
         return
     _table(
         page, "Acceptance", rows,
@@ -151,6 +151,14 @@ def _acceptance(page: Page, document: dict[str, Any]) -> None:
             lines[name] = [(float(depth), rate) for depth, rate in enumerate(rates, 1)]
     if any(len(line) > 1 for line in lines.values()):
         page.line_chart("Cumulative acceptance", lines, "depth", "cumulative share accepted")
+
+
+def _why_no_acceptance(document: dict[str, Any]) -> str:
+    silent = [c["variant"] for c in document["cells"] if c["speculation"] is None]
+    if not silent:
+        return "No drafts were made."
+    names = ", ".join(dict.fromkeys(silent))
+    return f"Not known: there are no speculation counters, in /metrics or in answers, of {names}."
 
 
 def _latencies(page: Page, document: dict[str, Any]) -> None:

@@ -23,20 +23,16 @@ TOKEN_COUNTS: dict[TokenCount, str] = {
     "none": "no chunk came",
 }
 FailureKind = Literal[
-    "connection", "timeout", "busy", "server_error", "refused", "stream_error", "malformed", "cut",
-    "empty",
-]  # fmt: skip
-FAILURES: dict[FailureKind, str] = {
-    "connection": "no connection, or it broke before an answer began",
-    "timeout": "the answer was not complete in time",
-    "busy": "status 429: the server takes no more",
-    "server_error": "status 500 or above",
-    "refused": "any other status that is not 200",
-    "stream_error": "the server sent an error in the middle of a stream",
-    "malformed": "a chunk, or an answer, that is not what the API promises",
-    "cut": "the stream ended before the answer did",
-    "empty": "a complete answer without a token",
-}
+    "connection",  # no connection, or it broke before an answer began
+    "timeout",  # the answer was not complete in time
+    "busy",  # status 429: the server takes no more
+    "server_error",  # status 500 or above
+    "refused",  # any other status that is not 200
+    "stream_error",  # the server sent an error in the middle of a stream
+    "malformed",  # a chunk, or an answer, that is not what the API promises
+    "cut",  # the stream ended before the answer did
+    "empty",  # a complete answer without a token
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +60,7 @@ class Speculation:
     accepted_tokens: int | None = None  # recovered and bonus tokens are not among them
     drafted_per_depth: tuple[int, ...] = ()
     accepted_per_depth: tuple[int, ...] = ()
+    tried_per_depth: tuple[int, ...] = ()  # drafted there, and everything before it accepted
     output_tokens: int | None = None  # only where it stands in for accepted_tokens
 
     @property
@@ -86,16 +83,42 @@ class Speculation:
     def cumulative(self) -> tuple[float, ...]:
         """By depth; over the rounds that drafted so deep where those are known, else over all."""
         deepest = len(self.accepted_per_depth)
-        tried = self.drafted_per_depth or (self.rounds or 0,) * deepest
+        drafted = self._beside(self.drafted_per_depth) or (self.rounds or 0,) * deepest
         return tuple(
             accepted / rounds if rounds else 0.0
+            for accepted, rounds in zip(self.accepted_per_depth, drafted, strict=True)
+        )
+
+    @property
+    def conditional(self) -> tuple[float | None, ...]:
+        """By depth; None where nobody counted how often it was tried."""
+        tried = self._beside(self.tried_per_depth) or self._tried()
+        return tuple(
+            None if rounds is None else accepted / rounds if rounds else 0.0
             for accepted, rounds in zip(self.accepted_per_depth, tried, strict=True)
         )
 
     @property
-    def conditional(self) -> tuple[float, ...]:
-        pairs = pairwise((1.0, *self.cumulative))
-        return tuple(rate / before if before else 0.0 for before, rate in pairs)
+    def num_rates(self) -> int:
+        """How much is known about depths."""
+        return len(self.cumulative) + sum(rate is not None for rate in self.conditional)
+
+    def _tried(self) -> list[int | None]:
+        """Worked out where it can be: a depth that was drafted as often as the one before it was
+        tried whenever that one was accepted. With several K that is true of the first one only."""
+        accepted, drafted = self.accepted_per_depth, self._beside(self.drafted_per_depth)
+        if drafted:
+            is_alike = [one == other for one, other in pairwise(drafted)]
+        else:
+            # The number of drafts alone tells whether all rounds drafted equally many.
+            is_alike = [self.draft_tokens == (self.rounds or 0) * len(accepted)] * len(accepted)
+        first = drafted[0] if drafted else None if self.has_plain_rounds else self.rounds
+        later = [n if alike else None for n, alike in zip(accepted[:-1], is_alike, strict=False)]
+        return [first, *later][: len(accepted)]
+
+    def _beside(self, counts: tuple[int, ...]) -> tuple[int, ...]:
+        """Nothing where a server counted other depths than those that it accepted at."""
+        return counts if len(counts) == len(self.accepted_per_depth) else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +126,7 @@ class RequestRecord:
     """One request's timeline and answer. A chunk is an event with text or tokens in it."""
 
     id: str  # the same request of another run has the same id
+    conversation: str  # the id of the question whose turn this is
     category: str = "general"
     turn: int = 0  # of its conversation, from 0
     due_seconds: float  # when the plan had it; sent then or later

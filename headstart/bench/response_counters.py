@@ -29,14 +29,16 @@ def total_speculation(parts: Iterable[Speculation | None]) -> Speculation | None
         found.append(part)
     if not found:
         return None
+    drafting = [part for part in found if part.draft_tokens != 0]
     return Speculation(
         source=found[0].source,
         rounds=_sum([part.rounds for part in found]),
         has_plain_rounds=all(part.has_plain_rounds for part in found),
         draft_tokens=_sum([part.draft_tokens for part in found]),
         accepted_tokens=_sum([part.accepted_tokens for part in found]),
-        drafted_per_depth=_by_depth([part.drafted_per_depth for part in found]),
-        accepted_per_depth=_by_depth([part.accepted_per_depth for part in found]),
+        drafted_per_depth=_by_depth([part.drafted_per_depth for part in drafting]),
+        accepted_per_depth=_by_depth([part.accepted_per_depth for part in drafting]),
+        tried_per_depth=_by_depth([part.tried_per_depth for part in drafting]),
         output_tokens=_sum([part.output_tokens for part in found]),
     )
 
@@ -51,6 +53,7 @@ def _headstart(part: dict[str, Any]) -> Speculation | None:
         accepted_tokens=_number(part, "accepted_tokens"),
         drafted_per_depth=_numbers(part.get("draft_tokens_per_depth")),
         accepted_per_depth=_numbers(part.get("accepted_per_depth")),
+        tried_per_depth=_numbers(part.get("tried_per_depth")),
     )
 
 
@@ -119,4 +122,7 @@ def _sum(numbers: Sequence[int | None]) -> int | None:
 
 
 def _by_depth(lists: Sequence[Sequence[int]]) -> tuple[int, ...]:
+    """Depths that a part does not have are 0 there; nothing where a part counted no depth."""
+    if not all(lists):
+        return ()
     return tuple(sum(depth) for depth in zip_longest(*lists, fillvalue=0))

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from headstart.bench.words import stream_words
+
 Rows = list[list[object]]  # text and numbers; None is absent
 NOT_COMPARABLE = "not comparable"
 _SPREADS = {"TTFT": "ttft_seconds", "TPOT": "tpot_seconds"}
@@ -82,7 +84,7 @@ def acceptance_rows(document: dict[str, Any]) -> Rows:
     ]
     for cell in in_order(document):
         found = cell["speculation"]
-        if found is None or not found["draft_tokens"]:
+        if found is None or found["draft_tokens"] == 0:  # None: SGLang counts rounds only
             continue
         rows.append([
             cell["variant"], load_name(cell), found["acceptance_length"],
@@ -137,7 +139,7 @@ def load_words(cell: dict[str, Any]) -> str:
     """The same for titles: `1 stream`."""
     if cell.get("task") or cell["rate"] is not None:
         return load_name(cell)
-    return f"{cell['concurrency']} stream{'' if cell['concurrency'] == 1 else 's'}"
+    return stream_words(cell["concurrency"])
 
 
 def interval(ratio: dict[str, Any] | None) -> str | None:
@@ -157,8 +159,9 @@ def speed_up(row: dict[str, Any]) -> str | None:
     return NOT_COMPARABLE
 
 
-def rates(values: list[float]) -> str | None:
-    return " ".join(f"{value:.2f}" for value in values) or None
+def rates(values: list[float | None]) -> str | None:
+    """By depth; a question mark for one that is not known."""
+    return " ".join("?" if value is None else f"{value:.2f}" for value in values) or None
 
 
 def _ms(spread: dict[str, Any] | None, part: str = "mean") -> float | None:

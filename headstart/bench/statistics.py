@@ -52,6 +52,9 @@ class Ratio:
     basis: str = "none"  # requests or repeats: whose spread the interval is from
     num_units: int = 0
     is_paired: bool = False
+    # How often chance alone would go so far from 1, either way; under 0.05 where 1 is outside of
+    # the interval. For whoever judges many ratios at once.
+    p_value: float | None = None
 
     @property
     def is_noise(self) -> bool | None:
@@ -64,6 +67,7 @@ class Ratio:
         return {
             "value": self.value, "low": self.low, "high": self.high, "basis": self.basis,
             "units": self.num_units, "paired": self.is_paired, "noise": self.is_noise,
+            "p_value": self.p_value,
         }  # fmt: skip
 
 
@@ -81,7 +85,7 @@ def ratio(
     if not all(total > 0 and math.isfinite(total) for total in sums):
         return None
     own = (sums[2] / sums[3]) / (sums[0] / sums[1])
-    value = own if value is None else value
+    value = value or own
     found, by_repeat = _of_requests(base, other, is_paired), _of_repeats(base, other)
     if found is None:
         return Ratio(value, is_paired=is_paired)
@@ -89,7 +93,8 @@ def ratio(
         found = by_repeat
     low = value * math.exp(max(found.low, -_WIDEST))
     high = value * math.exp(min(found.high, _WIDEST))
-    return Ratio(value, low, high, found.basis, found.num_units, is_paired)
+    chance = found.chance_of(math.log(value))
+    return Ratio(value, low, high, found.basis, found.num_units, is_paired, chance)
 
 
 _FIELDS = ("amount", "per")
@@ -104,6 +109,16 @@ class _Spread:
     error: float
     basis: str
     num_units: int
+
+    def chance_of(self, log_ratio: float) -> float:
+        """Student's tail, stretched so that it is 5 % where the interval ends."""
+        if log_ratio == 0.0:
+            return 1.0
+        reach = -self.low if log_ratio > 0 else self.high
+        if reach == 0.0:
+            return 0.0
+        degrees = self.num_units - 1
+        return student_tail(abs(log_ratio) / reach * student(degrees), degrees)
 
 
 def _paired(
@@ -222,3 +237,21 @@ def student(degrees: int) -> float:
     if degrees <= len(_STUDENT):
         return _STUDENT[degrees - 1]
     return _NORMAL + math.fsum(factor / degrees**n for n, factor in enumerate(_SERIES, 1))
+
+
+def student_tail(distance: float, degrees: int) -> float:
+    """The share of Student's distribution that is farther from 0 than `distance`, on both sides.
+
+    A finite series in the angle's cosine (Abramowitz and Stegun 26.7.3 and 26.7.4).
+    """
+    angle = math.atan2(distance, math.sqrt(degrees))
+    square, is_odd = math.cos(angle) ** 2, degrees % 2
+    term = math.cos(angle) if is_odd else 1.0
+    terms = []
+    for power in range(2 + is_odd, degrees + 1, 2):
+        terms.append(term)
+        term *= square * (power - 1) / power
+    inside = math.sin(angle) * math.fsum(terms)
+    if is_odd:
+        inside = (angle + inside) * 2 / math.pi
+    return max(0.0, 1.0 - inside)

@@ -122,20 +122,21 @@ class Crossover:
     last_faster: int | None  # streams, noise in its favour; None: not even at the fewest
     first_slower: int | None  # beyond noise; None: not up to the most
     estimate: float | None  # between both, where the speed-up is 1 on a straight line
+    is_ever_faster: bool  # beyond noise, at one load or more
 
     def as_json(self) -> dict[str, Any]:
         return vars(self).copy()
 
 
 def crossovers(comparisons: Sequence[Comparison]) -> list[Crossover]:
-    """For each variant with two closed loops or more."""
+    """For each variant with two closed loops or more whose speed-up has an interval."""
     found = []
     for variant in dict.fromkeys(c.variant for c in comparisons):
         line = [
             (c.point.concurrency, c.speed_up)
             for c in comparisons
             if c.variant == variant and not c.point.is_open and c.is_speed_known
-            if c.speed_up is not None
+            if c.speed_up is not None and c.speed_up.is_noise is not None
         ]
         if len(line) > 1:
             found.append(_crossover(variant, sorted(line, key=lambda pair: pair[0])))
@@ -145,12 +146,13 @@ def crossovers(comparisons: Sequence[Comparison]) -> list[Crossover]:
 def _crossover(variant: str, line: list[tuple[int, Ratio]]) -> Crossover:
     """Behind the last load where it was not surely slower: a dip in the middle is no crossover."""
     others = [i for i, (_, ratio) in enumerate(line) if ratio.value >= 1 or ratio.is_noise]
+    is_ever_faster = any(ratio.value > 1 and not ratio.is_noise for _, ratio in line)
     if not others:
-        return Crossover(variant, None, line[0][0], None)
+        return Crossover(variant, None, line[0][0], None, is_ever_faster)
     last = others[-1]
     if last + 1 == len(line):
-        return Crossover(variant, line[last][0], None, None)
+        return Crossover(variant, line[last][0], None, None, is_ever_faster)
     (few, above), (many, below) = line[last], line[last + 1]
     share = max(0.0, above.value - 1) / (max(1.0, above.value) - below.value)
     estimate = math.exp(math.log(few) + share * (math.log(many) - math.log(few)))
-    return Crossover(variant, few, many, estimate)
+    return Crossover(variant, few, many, estimate, is_ever_faster)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.bench.workload import Api, Question, Workload
+from headstart.bench.workload import Question, Workload
 from headstart.data.conversations import Conversation
 from headstart.errors import ConfigError
 
@@ -66,10 +66,6 @@ class Bodies:
         self._target, self._workload = target, workload
         self.model = target.model
         self.left_out: set[str] = set()
-
-    @property
-    def api(self) -> Api:
-        return self._workload.api
 
     def body(self, question: Question, answers: Sequence[str] = ()) -> bytes:
         """Of the turn that comes after these answers."""

@@ -107,11 +107,10 @@ def answer_lines(task: str, records: Sequence[VariantRecord]) -> list[dict[str, 
     lines: dict[tuple[str, str], dict[str, Any]] = {}
     for record in records:
         for request in (r for run in record.runs if run.repeat == 0 for r in run.requests):
-            question = request.id.removesuffix(f"/{request.turn}")
             line = lines.setdefault(
-                (record.name, question),
+                (record.name, request.conversation),
                 {
-                    "task": task, "question_id": question, "category": request.category,
+                    "task": task, "question_id": request.conversation, "category": request.category,
                     "variant": record.name, "turns": [], "output_tokens": [], "seconds": [],
                     "failure": None,
                 },

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.bench.workload import CountTokens
 from headstart.errors import DataError
 
 
@@ -44,8 +43,3 @@ def folder_tokens(folder: str | Path) -> Tokens | None:
         return str(tokenizer.decode(list(ids)))
 
     return Tokens(encode, decode)
-
-
-def token_counter(folder: str | Path) -> CountTokens | None:
-    tokens = folder_tokens(folder)
-    return None if tokens is None else tokens.count

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import ConfigError
 
 Drafts = int | Literal["auto"]
-MAX_DRAFTS = 16  # what headstart/engine allows; the load generator does not import it
 _FORM = "off,0,3,auto,3+vocab=NAME,3+chunked-prefill=off"
 
 

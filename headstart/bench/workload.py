@@ -85,6 +85,8 @@ class WorkloadOptions:
             raise ConfigError("prompts and input_tokens are both given; give a file or a length.")
         if self.output_tokens == AS_IN_FILE and self.prompts is None:
             raise ConfigError("output_tokens is `file` without a file; give prompts, or a length.")
+        if self.shuffle and self.prompts is None:
+            raise ConfigError("shuffle is set without a file to shuffle; give prompts too.")
         for text in (self.input_tokens, self.output_tokens):
             if text is not None and text != AS_IN_FILE:
                 parse_lengths(text)
@@ -200,7 +202,9 @@ def _made_up(options: WorkloadOptions, vocabulary: Vocabulary, name: str) -> Ite
 def _warm_up(options: WorkloadOptions, vocabulary: Vocabulary) -> Iterator[Question]:
     """Prompts as long as the made-up ones, or short; short answers: nothing is measured here."""
     if options.prompts is not None:
-        options = replace(options, prompts=None, input_tokens="32", output_tokens=None)
+        options = replace(
+            options, prompts=None, shuffle=False, input_tokens="32", output_tokens=None
+        )
     for q in islice(_made_up(options, vocabulary, "warm-up"), _NUM_WARM_UP):
         limit = min(q.max_tokens[0], _WARM_UP_TOKENS)
         yield Question(q.id, q.category, q.prompt, (limit,), q.seed)

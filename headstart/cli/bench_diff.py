@@ -17,7 +17,7 @@ _SHOWN = {
     "tpot_seconds": ("mean TPOT ms", 1e3),
     "ttft_seconds": ("mean TTFT ms", 1e3),
 }
-_STYLES = {"better": "green", "worse": "bold red", "noise": "dim", "unknown": "dim"}
+_STYLES = {"better": "green", "worse": "bold red"}  # where sure
 
 
 def run(
@@ -25,7 +25,11 @@ def run(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="bench.json, or its folder.")],
     new: Annotated[Path, typer.Argument(metavar="NEW", help="bench.json, or its folder.")],
     fail_on_worse: Annotated[
-        bool, typer.Option("--fail-on-worse", help="Exit with 1 if a figure is surely worse.")
+        bool,
+        typer.Option(
+            "--fail-on-worse",
+            help="Exit with 1 if a figure is surely worse (Holm's method over all).",
+        ),
     ] = False,
     json_output: Json = False,
 ) -> int:
@@ -37,7 +41,7 @@ def run(
         print(json.dumps(found))
     else:
         _show(found)
-    return 1 if fail_on_worse and found["num_worse"] else 0
+    return 1 if fail_on_worse and found["num_surely_worse"] else 0
 
 
 def _show(found: dict[str, Any]) -> None:
@@ -55,21 +59,24 @@ def _show(found: dict[str, Any]) -> None:
     for cell in found["cells"]:
         for name, (label, factor) in _SHOWN.items():
             figure = cell["figures"][name]
-            verdict = figure["verdict"]
+            verdict, is_sure = figure["verdict"], figure["sure"]
+            doubt = "" if is_sure or verdict not in _STYLES else " (may be chance)"
             values = [figure[side] for side in ("old", "new")]
             table.add_row(
                 escape(cell["variant"]), load_name(cell), label,
                 *(shown(None if value is None else factor * value) for value in values),
-                shown(interval(figure["ratio"])), verdict, style=_STYLES[verdict],
+                shown(interval(figure["ratio"])), verdict + doubt,
+                style=_STYLES[verdict] if is_sure else "dim",
             )  # fmt: skip
     console.print(table)
     for side in ("only_in_first", "only_in_second"):
         for cell in found[side]:
             console.print(f"{side.replace('_', ' ')}: {escape(cell['variant'])}, {load_name(cell)}")
-    sure = found["num_better"] + found["num_worse"]
+    changed = found["num_better"] + found["num_worse"]
+    sure = found["num_surely_better"] + found["num_surely_worse"]
     console.print(
-        f"{sure} of {found['num_figures']} figures changed beyond noise; about "
-        f"{0.05 * found['num_figures']:.1f} would by chance alone. "
+        f"{changed} of {found['num_figures']} figures changed beyond noise, of which about "
+        f"{0.05 * found['num_figures']:.1f} would by chance alone; {sure} surely. "
         + ("Compared request by request." if found["paired"] else "The questions differ."),
         soft_wrap=True,
     )

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from headstart.bench.arrivals import LoadOptions
+from headstart.bench.arrivals import SPACINGS, LoadOptions
 from headstart.bench.axes import NAMES, parse_axes, points_of
+from headstart.bench.cells import Point
 from headstart.bench.cost import parse_prices
 from headstart.bench.measures import parse_limits
 from headstart.bench.workload import WorkloadOptions, make_workload
@@ -49,7 +51,9 @@ def run(
         list[str] | None,
         typer.Option("--price", help="Money per GPU-hour: on-demand=2.50,spot=1.10."),
     ] = None,
-    gpus: Annotated[int, typer.Option("--gpus", help="GPUs of one server.")] = 1,
+    gpus: Annotated[
+        int | None, typer.Option("--gpus", help="GPUs of one server, for --price; default: 1.")
+    ] = None,
     head: Head = None,
     out: Out = None,
     overwrite: Overwrite = False,
@@ -67,7 +71,7 @@ def run(
     prices = parse_prices(price or [], gpus)
     targets = make_targets(model, target, head=head, compare=found.compare)
     from headstart.bench.folder import check_out
-    from headstart.bench.study import Study, measure_study
+    from headstart.bench.study import measure_study
     from headstart.cli.bench_view import finish, plan_lines, watching
 
     check_out(out, overwrite=overwrite)
@@ -75,11 +79,7 @@ def run(
     questions = make_workload(
         replace(workload, api=facts.api), facts.vocabulary, notes=facts.notes
     )  # fmt: skip
-    study = Study(
-        variants=targets.variants, points=points, workload=questions, load=load, repeats=repeats,
-        seed=workload.seed, model=target.served_model, timeout_seconds=target.timeout_seconds,
-        count_tokens=facts.count_answers, api_key=targets.api_key,
-    )  # fmt: skip
+    study = targets.study(points, questions, load, facts=facts, repeats=repeats, seed=workload.seed)
     if dry_run:
         print("\n".join(plan_lines(study, targets.base)))
         print("dry run: nothing was measured", file=sys.stderr)
@@ -94,7 +94,7 @@ def run(
         outcome.raise_if_stopped()
     document = make_document(
         [Measured(study, outcome.records)], targets.base, limits=limits, prices=prices, model=model,
-        workload={"kind": "load", **_plain(asdict(workload)), **_load(load)},
+        workload={"kind": "load", **_plain(asdict(workload)), **_load(load, points)},
         notes=outcome.notes,
     )  # fmt: skip
     finish(document, out, overwrite=overwrite, json_output=json_output)
@@ -116,5 +116,9 @@ def _plain(fields: dict[str, object]) -> dict[str, object]:
     return {name: str(v) if isinstance(v, Path) else v for name, v in fields.items()}
 
 
-def _load(load: LoadOptions) -> dict[str, object]:
-    return {"spacing": load.spacing, "time_limit_seconds": load.time_limit_seconds}
+def _load(load: LoadOptions, points: Sequence[Point]) -> dict[str, object]:
+    is_open = any(point.is_open for point in points)
+    return {
+        "spacing": (load.spacing or SPACINGS[0]) if is_open else None,
+        "time_limit_seconds": load.time_limit_seconds,
+    }

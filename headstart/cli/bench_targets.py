@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 from headstart.bench.target import API_KEY_VARIABLE, Target
 from headstart.bench.variants import Variant, base_of, parse_compare, parse_urls
-from headstart.bench.workload import Api
+from headstart.bench.workload import Api, Workload
 from headstart.errors import ConfigError, MissingExtra, install
 
 if TYPE_CHECKING:
+    from headstart.bench.arrivals import LoadOptions
+    from headstart.bench.cells import Point
     from headstart.bench.facts import Facts
+    from headstart.bench.study import Study
 
 DEMO = "demo"
-_DEFAULT_COMPARE = "0,3"
+_DEFAULT_COMPARE, _AUTO = "0,3", "auto"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +55,8 @@ class TargetOptions:
         default=None,
         metadata={"help": "folder whose tokenizer counts; default: MODEL, or the server's own"},
     )
-    device: str = field(default="auto", metadata={"help": "of a MODEL: cpu, cuda or auto"})
-    dtype: str = field(default="auto", metadata={"help": "of a MODEL: float32, bfloat16 or auto"})
+    device: str = field(default=_AUTO, metadata={"help": "of a MODEL: cpu, cuda or auto"})
+    dtype: str = field(default=_AUTO, metadata={"help": "of a MODEL: float32, bfloat16 or auto"})
     server_flags: str = field(
         default="", metadata={"help": "more flags of `headstart serve` for a MODEL, in one string"}
     )
@@ -89,6 +92,19 @@ class Targets:
             self.model, self.variants, max_concurrency=max_concurrency, flags=self._flags()
         ) as variants:
             yield variants
+
+    def study(
+        self, points: Sequence[Point], workload: Workload, load: LoadOptions, *, facts: Facts,
+        repeats: int, seed: int,
+    ) -> Study:  # fmt: skip
+        """What is measured; `served` has the addresses."""
+        from headstart.bench.study import Study
+
+        return Study(
+            variants=self.variants, points=points, workload=workload, load=load, repeats=repeats,
+            seed=seed, model=self.options.served_model, api_key=self.api_key,
+            timeout_seconds=self.options.timeout_seconds, count_tokens=facts.count_answers,
+        )  # fmt: skip
 
     def _flags(self) -> list[str]:
         own = shlex.split(self.options.server_flags)
@@ -158,8 +174,11 @@ def make_targets(
         found = "both a MODEL and --url" if urls else "neither a MODEL nor --url"
         raise ConfigError(f"{found} given; give one of them.")
     if model is None:
-        unused = {"--head": head, "--server-flags": options.server_flags}
-        for name in (name for name, value in unused.items() if value):
+        unused = {
+            "--head": head is not None, "--server-flags": bool(options.server_flags),
+            "--device": options.device != _AUTO, "--dtype": options.dtype != _AUTO,
+        }  # fmt: skip
+        for name in (name for name, is_given in unused.items() if is_given):
             raise ConfigError(f"{name} and --url were both given; it is of use for a MODEL only.")
         variants = _of_urls(parse_urls(urls), wanted)
     else:

@@ -64,7 +64,7 @@ def run(
     from headstart.bench.cells import Point
     from headstart.bench.document import Measured, make_document
     from headstart.bench.folder import check_out
-    from headstart.bench.study import Study, measure_study
+    from headstart.bench.study import measure_study
     from headstart.bench.tasks import answer_lines, task_workloads
     from headstart.cli.bench_view import finish, plan_lines, watching
 
@@ -75,11 +75,9 @@ def run(
         temperature=temperature, seed=seed, facts=facts,
     )  # fmt: skip
     studies = {
-        task: Study(
-            variants=targets.variants, points=[Point(concurrency=concurrency)], workload=workload,
-            load=LoadOptions(), repeats=repeats, seed=seed, model=target.served_model,
-            timeout_seconds=target.timeout_seconds, count_tokens=facts.count_answers,
-            api_key=targets.api_key,
+        task: targets.study(
+            [Point(concurrency=concurrency)], workload, LoadOptions(), facts=facts,
+            repeats=repeats, seed=seed,
         )
         for task, workload in workloads.items()
     }  # fmt: skip

@@ -149,9 +149,8 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
     for one in differing:
         assert one.divergence is not None
         console.print(
-            f"texts     {one.category}: the same up to token {one.divergence.position}, where two "
-            f"logits are {one.divergence.logit_gap:.2g} apart (`headstart generate demo --exact`, "
-            "in fp32, rules that out)"
+            f"texts     {one.category}: the same up to token {one.divergence.position}: "
+            f"{one.divergence.reason} (`headstart generate demo --exact`, in fp32, rules that out)"
         )
     if not is_trained:
         console.print(

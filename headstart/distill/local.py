@@ -15,11 +15,16 @@ from headstart.sampling.params import SamplingParams
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
 
+_SHARE_AT_ONCE = 16  # new prompts come when so much of the room is free
+
 
 class LocalAsker:
     def __init__(self, engine: Engine, options: DistillOptions):
         self._engine, self._options = engine, options
         self.refused: dict[str, str] = {}  # prompt id -> why
+        # Prompts are read several at a time: a pass for one costs about as much as for many.
+        most = engine.options.max_running_requests
+        self._enough = most - max(1, most // _SHARE_AT_ONCE)
 
     def ask(self, dialogues: Iterable[Dialogue], keep: Callable[[Answer], None]) -> None:
         """Carry every dialogue to its end; `keep` gets each answer as soon as it is there."""
@@ -28,8 +33,9 @@ class LocalAsker:
         running: dict[str, Dialogue] = {}
         try:
             while waiting or running:
-                while waiting and len(running) < engine.options.max_running_requests:
-                    self._submit(waiting.popleft(), running)
+                if len(running) <= self._enough:
+                    while waiting and len(running) < engine.options.max_running_requests:
+                        self._submit(waiting.popleft(), running)
                 for update in engine.step():
                     if update.finish_reason is not None:
                         dialogue = running.pop(update.request_id)

@@ -27,14 +27,22 @@ class Divergence:
 
     Gaps are those between the two tokens: of the trunk's raw logits, and of what decided, which is
     processed logits (at a temperature: log-probabilities plus noise). None stands for a decision
-    of another kind: the rejection rule, or a token that the sampling settings exclude.
+    of another kind: the rejection rule, or a token that the sampling settings exclude. A text that
+    ends where the other goes on has token None there, and nothing is known of gaps.
     """
 
     position: int
-    plain_token: int
-    drafted_token: int
-    logit_gap: float
+    plain_token: int | None
+    drafted_token: int | None
+    logit_gap: float | None
     decision_gap: float | None
+
+    @property
+    def reason(self) -> str:
+        """What is known of why, in a few words."""
+        if self.logit_gap is None:
+            return "one ends there"
+        return f"two logits are {self.logit_gap:.2g} apart"
 
 
 @dataclass(frozen=True)
@@ -73,7 +81,7 @@ class Comparison:
                 decided = f"what decided {at.decision_gap:.2g}"
             lines.append(
                 f"texts            differ from token {at.position} on ({at.plain_token} or "
-                f"{at.drafted_token}; raw logits {at.logit_gap:.2g} apart, {decided})"
+                f"{at.drafted_token}: {at.reason}, {decided})"
             )
         return "\n".join(lines)
 
@@ -113,7 +121,7 @@ def find_divergence(
     pairs = zip(plain, drafted, strict=False)
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if at is None:
-        return None
+        return _end_of_shorter(plain, drafted)
     before, both = plain[:at], torch.tensor([plain[at], drafted[at]], device=engine.runner.device)
     logits = _next_logits(engine, prompt + before)
     raw = logits[0, both]
@@ -130,6 +138,13 @@ def find_divergence(
     return Divergence(
         at, plain[at], drafted[at], float((raw[0] - raw[1]).abs()), gap if is_known else None
     )
+
+
+def _end_of_shorter(plain: list[int], drafted: list[int]) -> Divergence | None:
+    """None if the texts are equal."""
+    at = min(len(plain), len(drafted))
+    one, other = (tokens[at] if len(tokens) > at else None for tokens in (plain, drafted))
+    return None if one is None and other is None else Divergence(at, one, other, None, None)
 
 
 def _next_logits(engine: Engine, tokens: list[int]) -> torch.Tensor:

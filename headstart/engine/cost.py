@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from headstart.engine.curves import Curve, Surface, curve_at, level, levelled, surface_at
+from headstart.engine.draft_choice import MENU
 from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
@@ -22,7 +23,6 @@ from headstart.engine.verifier import verify
 from headstart.sampling.params import SamplingParams
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
-_DRAFTS = (0, 1, 2, 3, 5, 8)
 _REPEATS = 3
 _BUDGET_SECONDS = 1.5  # larger batches than fit into this are extrapolated
 _CONTEXT = 32  # tokens of context while measuring, where there is room for them
@@ -68,7 +68,7 @@ def measure(
     draft: list[tuple[int, float]] = []
     spent = last = 0.0
     for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
-        drafts = [count for count in _DRAFTS if profile.has_room(batch, count)]
+        drafts = [count for count in MENU if profile.has_room(batch, count)]
         if drafts in ([], [0]) or spent + 2 * last > _BUDGET_SECONDS:
             break
         started = time.perf_counter()

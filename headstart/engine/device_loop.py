@@ -110,7 +110,9 @@ class DeviceLoop(Loop):
         """Tokens of those who will sit are chosen on the device, and nobody waits for them."""
         deciding = [work for work in plan if work.needs_logits]
         ready = [w for w in deciding if not w.drafts and self._may_sit(w.request)]
-        if not ready or not self.seating.has_room(len(ready)):
+        # As many as fit, the most important first: who does not must not keep the others waiting.
+        ready = ready[: self.seating.room()]
+        if not ready:
             return super()._decide(plan, logits)
         rows, kept, at = [], [], 0
         for work in deciding:
@@ -130,9 +132,10 @@ class DeviceLoop(Loop):
         ready, self._chosen_first = self._chosen_first, {}
         if ready:
             self._seat(ready)
-        # Who stood up for want of memory goes on without drafts, and so gets a seat again.
-        has_room = self.seating.has_room(1)
-        super()._draft([r for r in decided if not (has_room and self._may_sit(r))])
+        # Who stood up for want of memory goes on without drafts, and so gets a seat again, if
+        # there is one for him; the others draft.
+        next_ones = [r for r in decided if self._may_sit(r)][: self.seating.room()]
+        super()._draft([r for r in decided if r not in next_ones])
 
     def _may_sit(self, request: Request) -> bool:
         """Whether a round needs nothing but logits and noise to choose for this request."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+MENU = (0, 1, 2, 3, 5, 8)  # numbers of drafts whose rounds are timed, and captured on a GPU
 Promises = Sequence[Sequence[float]]  # by request: expected tokens of its drafts, by depth
 
 

@@ -1,7 +1,7 @@
 """Drafting with 8-bit weights: half the bytes per draft, and the text stays what it was.
 
-What is emitted is the trunk's own choice, so the LM head that drafts may be rounded; a draft that
-turns out differently can only be accepted or not.
+What is emitted is the trunk's own choice, so the head and the LM head that draft may be rounded; a
+draft that turns out differently can only be accepted or not.
 """
 
 from __future__ import annotations

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 
 from headstart.assembly.build import Built
+from headstart.engine.draft_choice import MENU
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
 from headstart.engine.memory import Memory
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
-from headstart.engine.round_costs import MENU
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation

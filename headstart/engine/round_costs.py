@@ -14,8 +14,6 @@ from headstart.engine.corrections import Corrections
 from headstart.engine.curves import Curve, Surface, curve_at, surface_at
 from headstart.engine.draft_choice import Choice, Promises
 
-MENU = (0, 1, 2, 3, 5, 8)  # numbers of drafts that rounds are captured for
-
 
 @dataclass(frozen=True)
 class RoundTable:

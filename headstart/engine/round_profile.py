@@ -12,8 +12,10 @@ import time
 
 import torch
 
+from headstart.engine.cost import NEVER_PAYS
 from headstart.engine.curves import Curve
-from headstart.engine.round_costs import MENU, RoundTable
+from headstart.engine.draft_choice import MENU
+from headstart.engine.round_costs import RoundTable
 from headstart.engine.seating import Seating
 from headstart.gpu.rounds import Kind
 
@@ -21,9 +23,6 @@ _SIZES = (1, 4, 16, 64, 256)
 _SHORT, _LONG = 64, 1024  # tokens of context
 _MARGIN = 64  # tokens that a seat may get while it is timed
 _REPEATS = 2
-
-# Where there is no room to measure anything, a draft costs what it could save at best.
-NEVER_PAYS = RoundTable(((1, tuple((drafts, 1.0 + drafts) for drafts in MENU)),))
 
 
 def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
@@ -40,7 +39,8 @@ def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
             break
         kinds = [Kind(count, drafts, drafts + 1 if drafts else 0) for drafts in menu]
         bases = [blank.seconds(kind, short) for kind in kinds]
-        catch_up.append((count, blank.seconds(Kind(count, 0, window), short) - bases[0]))
+        late = blank.seconds(Kind(count, 0, window), short)
+        catch_up.append((count, max(0.0, late - bases[0])))
         blank.seconds(Kind(count, 1, window), short)  # for serving: K rises from 0 by this one
         slopes = [0.0] * len(menu)
         if long >= 2 * short:
@@ -53,7 +53,7 @@ def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
         rounds.append((count, tuple(zip(menu, bases, strict=True))))
     blank.fill(Kind(seating.seats.count, 0, 0), 0)
     if not rounds:
-        return NEVER_PAYS
+        return RoundTable(((1, tuple((k, NEVER_PAYS.round_seconds(1, k)) for k in MENU)),))
     return RoundTable(tuple(rounds), tuple(context), tuple(catch_up), window - 1)
 
 

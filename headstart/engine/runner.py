@@ -165,7 +165,8 @@ class Runner:
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same in blocks of constant size, so that no row's bits depend on their number."""
-        places = [place for span in spans for place in _rows_of(span)]
+        lone = [part for span in spans for part in span.by_row()]
+        places = [OneRow(part.first_slot, part.context) for part in lone]
         streams, normeds, logits = [], [], []
         for start in range(0, len(ids), BLOCK_ROWS):
             part = slice(start, start + BLOCK_ROWS)
@@ -269,23 +270,6 @@ class Runner:
 def _state_span(span: Span, work: Work) -> StateSpan:
     assert work.states is not None
     return StateSpan(span.start, span.stop, work.states.source, work.states.keeps)
-
-
-def _rows_of(span: Span) -> list[OneRow]:
-    """Each row of a span by itself, seeing the slots up to its own."""
-
-    def numbers(places: Places) -> list[int] | range:
-        return range(places.start, places.stop) if isinstance(places, slice) else places.tolist()
-
-    def without_last(places: Places, count: int) -> Places:
-        if isinstance(places, slice):
-            return slice(places.start, places.stop - count)
-        return places[: places.shape[0] - count]
-
-    return [
-        OneRow(slot, without_last(span.context, span.num_rows - 1 - index))
-        for index, slot in enumerate(numbers(span.new))
-    ]
 
 
 def _is_run(blocks: list[int], lowest: int, highest: int) -> bool:

@@ -122,11 +122,10 @@ class Seating:
             for _ in range(2):  # as it is, which compiles; then captured
                 self.kinds.run(Kind(count, drafts, drafts + 1 if drafts else 0))
 
-    def has_room(self, num_more: int) -> bool:
-        """Whether as many more may sit: a seat each, and blocks for the rounds ahead."""
-        reserve = 2 * (len(self.taken) + num_more)
-        fits = len(self.taken) + num_more <= self.seats.count
-        return fits and self.scheduler.pool.num_available >= reserve
+    def room(self) -> int:
+        """How many more may sit: a seat each, and two blocks for the rounds ahead of everybody."""
+        most = min(self.seats.count, self.scheduler.pool.num_available // 2)
+        return max(0, most - len(self.taken))
 
     def sit(self, request: Request, state: torch.Tensor | None, newest: torch.Tensor) -> None:
         """A request that has been read to its end; `newest` is the token after that.

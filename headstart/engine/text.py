@@ -6,10 +6,18 @@ handed out only as far as it cannot change any more and cannot become part of a 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 _BROKEN = "\ufffd"  # what decoders put for bytes that are not yet a character
+
+
+def _decoder(tokenizer: Any) -> Callable[..., str]:
+    """The tokenizer's `decode`, or what it calls: every token of every answer goes this way."""
+    inner: Any = getattr(tokenizer, "backend_tokenizer", None)
+    is_plain = inner is not None and not tokenizer.clean_up_tokenization_spaces
+    result: Callable[..., str] = inner.decode if is_plain else tokenizer.decode
+    return result
 
 
 class Detokenizer:
@@ -24,7 +32,7 @@ class Detokenizer:
         keep_stop: bool,
         min_tokens: int = 0,
     ):
-        self._tokenizer, self._stops = tokenizer, tuple(stops)
+        self._decoded, self._stops = _decoder(tokenizer), tuple(stops)
         self._skip_special, self._keep_stop = skip_special, keep_stop
         self._min_tokens = min_tokens  # no stop string ends before the token after these
         self._tokens: list[int] = []
@@ -59,7 +67,7 @@ class Detokenizer:
         return part
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=self._skip_special))
+        return str(self._decoded(tokens, skip_special_tokens=self._skip_special))
 
     def _find_stop(self, scanned: int) -> str | None:
         """The stop string that completes first; the text is cut there."""

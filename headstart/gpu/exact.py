@@ -19,7 +19,7 @@ from torch.nn.functional import pad
 from headstart.gpu.forward import Attend, Kernels, Rows
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_truncated
-from headstart.kernels.linear import Shape, gated_linear, partial_linear
+from headstart.kernels.linear import Shape, gated_linear, partial_linear, splits_for
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mlp import MLP
@@ -137,9 +137,7 @@ class ExactKernels(Kernels):
 
 def exact_shape(outputs: int, inputs: int) -> Shape:
     """The cut of a product, by its weight alone: enough programs to fill a GPU twice."""
-    splits = 1
-    while outputs // 64 * splits < 256 and inputs // (splits * 2) >= 512:
-        splits *= 2
+    splits = splits_for(outputs, inputs)
     return Shape(outputs=64, inputs=128, splits=splits, warps=4, stages=3, rows=TILE)
 
 

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.kernels.choice import best_of_rows, best_of_values
-from headstart.kernels.linear import Shape, tile_rows
+from headstart.kernels.linear import Shape, splits_for, tile_rows
 from headstart.kernels.rows import silu_product
 
 _FINE = tl.constexpr(256.0)  # steps of the remainder per step of the rest
@@ -71,10 +71,7 @@ def choose_int8(
 
 def shape_for(outputs: int, inputs: int) -> Shape:
     """By rule: enough programs to fill an H200 twice; the best cuts of MiMo-7B's matrices there."""
-    splits = 1
-    while outputs // 64 * splits < 256 and inputs // (splits * 2) >= 1024:
-        splits *= 2
-    return Shape(64, 256, splits, 4, 3)
+    return Shape(64, 256, splits_for(outputs, inputs, least=1024), 4, 3)
 
 
 def integers(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -54,10 +54,20 @@ def shape_for(outputs: int, inputs: int) -> Shape:
     """The measured cut, or one by rule: enough programs to fill the GPU twice."""
     if (outputs, inputs) in MEASURED:
         return MEASURED[outputs, inputs]
+    return Shape(splits=splits_for(outputs, inputs))
+
+
+def splits_for(
+    outputs: int, inputs: int, *, columns: int = 64, programs: int = 256, least: int = 512
+) -> int:
+    """Splits of the inner dimension that make enough programs: usually two for every processor.
+
+    A program has so many `columns` of the outputs, and a split at least so many inputs.
+    """
     splits = 1
-    while outputs // 64 * splits < 256 and inputs // (splits * 2) >= 512:
+    while outputs // columns * splits < programs and inputs // (splits * 2) >= least:
         splits *= 2
-    return Shape(splits=splits)
+    return splits
 
 
 def fp8_shape_for(outputs: int, inputs: int, rows: int) -> Shape:
@@ -67,9 +77,7 @@ def fp8_shape_for(outputs: int, inputs: int, rows: int) -> Shape:
         return replace(shape_for(outputs, inputs), stages=5)
     # Converted weights and sums of many rows share the registers: wider tiles, shorter steps.
     columns, deep, warps = (64, 128, 4) if rows <= TILE_ROWS[-1] else (128, 64, 8)
-    splits = 1
-    while outputs // columns * splits < 96 and inputs // (splits * 2) >= 1024:
-        splits *= 2
+    splits = splits_for(outputs, inputs, columns=columns, programs=96, least=1024)
     return Shape(columns, deep, splits, warps, stages=3)
 
 

@@ -13,7 +13,12 @@ from typing import Protocol
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-MAX_LONE_ROWS = 16  # more rows come from prompts, where one product for all is much faster
+# The newest token and 16 drafts, the most that an engine makes. More rows come from prompts, where
+# one product for all is much faster.
+MAX_LONE_ROWS = 17
+# In the mask of one product. A long prompt's would be gigabytes, and while those are given back to
+# the system no other thread, as a server's event loop, gets memory from it.
+_MASK_VALUES = 1 << 23
 Places = slice | torch.Tensor  # physical slots: a slice where they are consecutive
 
 
@@ -39,6 +44,11 @@ class Span:
     @property
     def num_rows(self) -> int:
         return self.stop - self.start
+
+    @property
+    def first_slot(self) -> int:
+        """Of the slots that the rows fill."""
+        return self.new.start if isinstance(self.new, slice) else int(self.new[0])
 
     def by_row(self) -> list[Span]:
         """Each row by itself, seeing the slots up to its own."""
@@ -107,9 +117,25 @@ class PagedContext:
 def attend_span(
     q: torch.Tensor, cache: LayerCache, span: Span, window: int | None = None
 ) -> torch.Tensor:
-    """Attention of one request: query heads that share a K/V head are rows of one product."""
-    rows, heads, dim = q.shape
+    """Attention of one request, so many rows at a time that their mask stays small."""
+    rows, heads, _ = q.shape
     keys, values = cache.k[span.context], cache.v[span.context]
+    length, kv_heads, _ = keys.shape
+    step = max(1, _MASK_VALUES // (length * (heads // kv_heads)))
+    if rows <= step:
+        return _attend(q, keys, values, window)
+    parts = []
+    for at in range(0, rows, step):
+        seen = length - rows + at + step  # more than there are, for the last
+        parts.append(_attend(q[at : at + step], keys[:seen], values[:seen], window))
+    return torch.cat(parts)
+
+
+def _attend(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
+) -> torch.Tensor:
+    """The last keys are the rows' own. Heads that share a K/V head are rows of one product."""
+    rows, heads, dim = q.shape
     length, kv_heads, _ = keys.shape
     if window is not None and length > window + rows - 1:
         cut = length - (window + rows - 1)

@@ -66,6 +66,8 @@ pre { overflow: auto; max-height: 28rem; padding: .75rem; border: 1px solid var(
   main { max-width: none; padding: 0; }
   .scroll, pre, .wide { max-height: none; overflow: visible; }
   thead th { position: static; }
+  .scroll thead th { white-space: normal; }
+  th, td { padding: .25rem .35rem; }
   tr { break-inside: avoid; }
   h2 { break-after: avoid; }
   .chart { min-width: 0 !important; }

@@ -14,30 +14,38 @@ def _grow(counts: list[int], depth: int) -> None:
 class Acceptance:
     """What became of drafts.
 
-    Rates are `cumulative` (per round) or `conditional` (given that the depth before was right).
+    Rates are `cumulative` (per round that drafted so deep) or `conditional` (given that the depth
+    before was right). Rounds may draft differently many tokens, so both have counts of their own:
+    rounds that draft deep are the promising ones, and a ratio of cumulative rates could exceed 1.
     """
 
     rounds: int = 0  # verification rounds, those without drafts included
     drafted: list[int] = field(default_factory=list)  # by depth
     accepted: list[int] = field(default_factory=list)  # by depth
+    # By depth: the rounds that drafted there and had everything before it accepted.
+    tried: list[int] = field(default_factory=list)
 
     def observe(self, num_drafts: int, num_accepted: int) -> None:
         self.rounds += 1
         _grow(self.drafted, num_drafts)
         _grow(self.accepted, num_drafts)
+        _grow(self.tried, num_drafts)
         for depth in range(num_drafts):
             self.drafted[depth] += 1
             self.accepted[depth] += depth < num_accepted
+            self.tried[depth] += depth <= num_accepted
 
     def add(self, other: Acceptance) -> None:
         self.rounds += other.rounds
         _grow(self.drafted, len(other.drafted))
         _grow(self.accepted, len(other.accepted))
-        for depth, (drafted, accepted) in enumerate(
-            zip(other.drafted, other.accepted, strict=True)
+        _grow(self.tried, len(other.tried))
+        for depth, (drafted, accepted, tried) in enumerate(
+            zip(other.drafted, other.accepted, other.tried, strict=True)
         ):
             self.drafted[depth] += drafted
             self.accepted[depth] += accepted
+            self.tried[depth] += tried
 
     @property
     def cumulative(self) -> list[float]:
@@ -45,11 +53,7 @@ class Acceptance:
 
     @property
     def conditional(self) -> list[float]:
-        rates, before = [], 1.0
-        for rate in self.cumulative:
-            rates.append(rate / before if before else 0.0)
-            before = rate
-        return rates
+        return [a / t if t else 0.0 for a, t in zip(self.accepted, self.tried, strict=True)]
 
     @property
     def per_round(self) -> list[float]:
@@ -66,6 +70,7 @@ class Acceptance:
             "rounds": self.rounds,
             "drafted": list(self.drafted),
             "accepted": list(self.accepted),
+            "tried": list(self.tried),
             "cumulative_acceptance": self.cumulative,
             "conditional_acceptance": self.conditional,
             "acceptance_length": self.length,

@@ -28,4 +28,4 @@ def every_row(matches: Matches) -> Acceptance:
     leading, depths = matches.num_leading, matches.is_match.shape[-1]
     rows = len(leading)
     accepted = [int((leading >= depth).sum()) for depth in range(1, depths + 1)]
-    return Acceptance(rows, [rows] * depths, accepted)
+    return Acceptance(rows, [rows] * depths, accepted, [rows, *accepted][:depths])

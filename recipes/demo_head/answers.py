@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+from parallel import side_by_side
 from settings import Settings
 
 from headstart.checkpoint.hub import local_folder
@@ -14,6 +16,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Conversation, read_conversations
 from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import is_heldout, prompt_sha, tokenizer_sha
+from headstart.data.journal import JOURNAL_NAME
 from headstart.data.prompt_reader import PromptReader
 from headstart.distill.finish import finish
 from headstart.distill.options import DistillOptions
@@ -27,9 +30,45 @@ from headstart.vocab.forced import forced_ids
 
 def make_answers(settings: Settings) -> None:
     """As many answers as the time allows, and the draft vocabulary that they call for."""
-    out, seconds = settings.answers, settings.seconds["answers"]
-    ask(settings, settings.prompts, out, sampled(settings), seconds)
+    if not (settings.answers / "dataset.json").is_file():
+        parts = _parts(settings)
+        for _ in side_by_side(partial(_ask_part, settings), parts, settings.processes):
+            pass
+        _join(settings, parts)
     make_vocabulary(settings)
+
+
+def _parts(settings: Settings) -> list[Path]:
+    """The prompts, dealt out to so many files."""
+    conversations = list(read_conversations(settings.prompts))
+    folder = settings.work / "parts"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"prompts-{i}.jsonl" for i in range(settings.processes)]
+    for i, path in enumerate(paths):
+        write_prompts(path, conversations[i :: settings.processes])
+    return paths
+
+
+def _ask_part(settings: Settings, prompts: Path) -> None:
+    ask(settings, prompts, _answers_to(prompts), sampled(settings), settings.seconds["answers"])
+
+
+def _answers_to(prompts: Path) -> Path:
+    return prompts.with_suffix("")
+
+
+def _join(settings: Settings, parts: list[Path]) -> None:
+    """One journal, as one process would have written it: an answer depends on its prompt alone."""
+    folder = settings.answers
+    folder.mkdir(parents=True, exist_ok=True)
+    with open(folder / JOURNAL_NAME, "w") as joined:
+        for i, part in enumerate(parts):
+            with open(_answers_to(part) / JOURNAL_NAME) as journal:
+                header = journal.readline()
+                joined.writelines([header] if i == 0 else [])
+                joined.writelines(journal)
+    header = finish(folder, sampled(settings), {})
+    print(f"answers: {folder} {json.dumps(header.counts)}", flush=True)
 
 
 def make_evaluation(settings: Settings) -> None:

@@ -11,6 +11,8 @@ from settings import Settings
 from study import Row, best_of_rows, read
 from training import base_options, trained
 
+from headstart.errors import some
+
 
 def train_final(settings: Settings) -> None:
     winner = best_row(settings)
@@ -34,4 +36,7 @@ def best_row(settings: Settings) -> Row:
     """By what `score` found: trainings for different K are validated with different K."""
     found = lengths(settings)
     rows = [row for row in (*best_of_rows(settings), *read(settings, "closer")) if not row["seed"]]
+    unscored = [row["name"] for row in rows if row["name"] not in found]
+    if unscored:
+        raise SystemExit(f"{some(unscored)} have no score yet: run the stage `score` first.")
     return max(rows, key=lambda row: found[row["name"]])

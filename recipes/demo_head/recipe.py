@@ -1,4 +1,4 @@
-"""How the demo's head was made, for anyone to do again with their own prompts.
+"""How the demo's head is made, by anyone and with any prompts.
 
     python recipes/demo_head/recipe.py all --prompts prompts.jsonl --questions mt_bench.jsonl \\
         --work work --out head
@@ -64,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--model", default="demo")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--running", type=int, help="requests at once; fewer on a CPU")
+    parser.add_argument("--processes", type=int, default=1, help="for answers and scores")
     parser.add_argument("--seconds", nargs="*", default=[], metavar="STAGE=N")
     parser.add_argument("--small", action="store_true", help="a try: a few prompts, a few steps")
     return parser.parse_args()
@@ -72,7 +73,7 @@ def _arguments() -> argparse.Namespace:
 def _settings(arguments: argparse.Namespace) -> Settings:
     settings = Settings(
         work=arguments.work, prompts=arguments.prompts, questions=arguments.questions,
-        model=arguments.model, device=arguments.device,
+        model=arguments.model, device=arguments.device, processes=arguments.processes,
     )  # fmt: skip
     if arguments.small:
         settings = small(settings)

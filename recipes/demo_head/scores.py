@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
+from parallel import side_by_side
 from settings import Settings
 from study import best_of_rows, read
 
@@ -31,24 +33,46 @@ _MAX_REPETITION = 0.5  # as `headstart distill` drops answers
 
 def score_heads(settings: Settings) -> None:
     """Write scores.jsonl, a line for each head and set as soon as it is there."""
-    checkpoint = Checkpoint.open(local_folder(settings.model))
     heads = {"stock": settings.stock, **_rows(settings), "final": settings.final}
-    heads = {name: folder for name, folder in heads.items() if folder.is_dir()}
-    sets = {name: Dataset.open(folder).records("heldout") for name, folder in
-            settings.evaluation.items()}  # fmt: skip
-    built = build(checkpoint, next(iter(heads.values())), device=settings.device)
     out = settings.work / "scores.jsonl"
-    done = {line["head"] for line in lines(out)}
-    for name, folder in heads.items():
-        if name in done:
-            continue
-        _use(built, folder)
+    done = {(line["head"], line["set"]) for line in lines(out)}
+    missing = [
+        (name, folder, sets)
+        for name, folder in heads.items()
+        if folder.is_dir() and (sets := [s for s in settings.evaluation if (name, s) not in done])
+    ]
+    score_one = partial(_score_head, settings)
+    for found in side_by_side(score_one, missing, settings.processes):
         with open(out, "a") as file:
-            for set_name, records in sets.items():
-                found = _scored(settings, built, checkpoint, records)
-                file.write(json.dumps({"head": name, "set": set_name, **found}) + "\n")
-        print(f"score: {name} {_length(found['all'], SMALL):.3f} at K = 3", flush=True)
-    (settings.work / "scores.md").write_text(table(lines(out)))
+            file.writelines(json.dumps(line) + "\n" for line in found)
+        for line in found:
+            length = _length(line["all"], SMALL)
+            print(f"score: {line['head']}, {line['set']}: {length:.3f} at K = 3", flush=True)
+    (settings.work / "scores.md").write_text(table(_ordered(lines(out), heads)))
+
+
+def _score_head(settings: Settings, wanted: tuple[str, Path, list[str]]) -> list[dict[str, Any]]:
+    name, folder, sets = wanted
+    checkpoint, built = _opened(settings.model, settings.device, settings.stock)
+    _use(built, folder)
+    result = []
+    for set_name in sets:
+        records = Dataset.open(settings.evaluation[set_name]).records("heldout")
+        found = _scored(settings, built, checkpoint, records)
+        result.append({"head": name, "set": set_name, **found})
+    return result
+
+
+@lru_cache(1)
+def _opened(model: str, device: str, head: Path) -> tuple[Checkpoint, Built]:
+    """Once in a process: loading the trunk takes longer than scoring."""
+    checkpoint = Checkpoint.open(local_folder(model))
+    return checkpoint, build(checkpoint, head, device=device)
+
+
+def _ordered(found: list[dict[str, Any]], heads: Iterable[str]) -> list[dict[str, Any]]:
+    places = {name: place for place, name in enumerate(heads)}
+    return sorted(found, key=lambda line: places[line["head"]])
 
 
 def _rows(settings: Settings) -> dict[str, Path]:
@@ -59,7 +83,7 @@ def _rows(settings: Settings) -> dict[str, Path]:
 
 
 def _use(built: Built, folder: Path) -> None:
-    """Other weights in the same modules: loading the trunk again would take longer than scoring."""
+    """Other weights in the same modules."""
     assert built.head is not None
     load_head(built.head, open_head(folder).tensors, built.head.config)
 

@@ -21,6 +21,7 @@ class Settings:
     questions: Path | None  # MT-Bench's question file; never trained on
     model: str = "demo"
     device: str = "auto"
+    processes: int = 1  # side by side on one GPU, for answers and scores
 
     # answers
     samples: int = 2
@@ -33,9 +34,9 @@ class Settings:
 
     # training
     vocab_size: int = 8192  # of the draft vocabulary
-    batch_sequences: int = 64  # answers in a step
-    pack_tokens: int = 16384
-    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
+    batch_sequences: int = 256  # answers in a step
+    pack_tokens: int = 65536  # all of them at once: more passes would wait for Python
+    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
     published_rate: float = 5e-5  # FastMTP's, tried besides
     train_depths: tuple[int, ...] = (1, 2, 5)  # beside 3, for the two best rows
     seeds: tuple[int, ...] = (1, 2)  # beside 0, for the closest rows

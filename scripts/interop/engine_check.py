@@ -38,7 +38,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": {"dtype": "F32"},
     "ernie4_5_moe": {"dtype": "F32"},
     "qwen3_5_text": {"dtype": "BF16"},
-    "qwen3_5_moe_text": {"dtype": "BF16", "seed": 3},
+    "qwen3_5_moe_text": {"dtype": "BF16"},
     "qwen3_next": {"dtype": "BF16"},
 }
 # vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or

@@ -14,7 +14,7 @@ from typing import Any
 
 
 def set_vocab(self: Any, end: int) -> None:
-    from gguf import TokenType  # type: ignore[import-not-found]
+    from gguf import TokenType
 
     count, writer = self.hparams["vocab_size"], self.gguf_writer
     writer.add_tokenizer_model("gpt2")

@@ -50,6 +50,7 @@ def test_two_servers_are_compared_and_the_result_can_be_held_against_another(
             "run", *urls, *LOAD, "--sweep", "concurrency=2,6", "--price", "on-demand=2,spot=1",
             "--goodput", "tpot:14", "--out", str(tmp_path / "first"),
         )  # fmt: skip
+        plain.gap_seconds *= 2  # the plain server gets slower, the drafting one does not
         printed = bench("run", *urls, *LOAD, "--concurrency", "6", "--json")
     document = json.loads((tmp_path / "first" / "bench.json").read_text())
     # 40 ms to the first token, then 6 chunks of one token or 2 of three, 20 ms apart.
@@ -72,12 +73,27 @@ def test_two_servers_are_compared_and_the_result_can_be_held_against_another(
 
 
 def _check_diff(tmp_path: Path, later: dict[str, Any]) -> None:
+    """What got slower is worse, and only that; a result has not changed from itself."""
+    first, second = str(tmp_path / "first"), str(tmp_path / "later.json")
     (tmp_path / "later.json").write_text(json.dumps(later))
-    words = ("diff", str(tmp_path / "first"), str(tmp_path / "later.json"), "--json")
-    found = json.loads(bench(*words))
+    found = json.loads(bench("diff", first, second, "--json"))
     assert {cell["concurrency"] for cell in found["cells"]} == {6} and found["paired"]
     assert [cell["concurrency"] for cell in found["only_in_first"]] == [2, 2]
-    assert "of 6 figures changed beyond noise" in bench(*words[:3])
+    by_name = {cell["variant"]: cell["figures"] for cell in found["cells"]}
+    tpot = by_name["plain"]["tpot_seconds"]
+    assert tpot["verdict"] == "worse" and tpot["sure"]
+    assert tpot["ratio"]["value"] == pytest.approx(2.0, rel=0.3)
+    assert by_name["plain"]["output_tokens_per_second"]["verdict"] == "worse"
+    assert by_name["K=2"]["tpot_seconds"]["ratio"]["value"] == pytest.approx(1.0, rel=0.3)
+    shown = bench("diff", first, second)
+    assert "of 6 figures changed beyond noise, of which about 0.3 would by chance alone; " in shown
+    assert _status("diff", first, second, "--fail-on-worse") == 1
+    assert _status("diff", second, first, "--fail-on-worse") == 0  # better
+    assert "\n0 of 12 figures changed" in bench("diff", first, first, "--fail-on-worse")
+
+
+def _status(*words: str) -> int:
+    return CliRunner().invoke(app, ["bench", *words]).exit_code
 
 
 def test_tasks_give_a_speed_up_each_and_save_what_was_answered(tmp_path: Path) -> None:
@@ -138,6 +154,10 @@ def test_a_model_is_served_measured_and_stopped(tiny: Tiny, tmp_path: Path) -> N
         assert measures["num_answered"] == 4 and measures["output_tokens"] == 4 * 24
         drafted = 0 if cell["variant"] == "K=0" else counted["accepted_tokens"]
         assert counted["draft_tokens"] >= drafted >= (cell["variant"] == "K=3")
+        # An answer's last rounds draft less: only what our server says of tries makes these known.
+        rates = counted["conditional_acceptance"]
+        assert len(rates) == (3 if cell["variant"] == "K=3" else 0)
+        assert all(rate is not None and 0 <= rate <= 1 for rate in rates)
     for comparison in document["comparisons"]:
         assert comparison["answers"]["equal"] == 4  # float32: drafts change nothing
 
@@ -202,6 +222,11 @@ def test_a_server_that_takes_no_notice_of_drafts_is_not_compared_by_them() -> No
         (("run", "a", "--api-key-env", "X"), "for --url only"),
         (("run", "--url", "http://x:1", "--tokenizer", "nowhere"), "no tokenizer.json"),
         (("run", "--url", "http://x:1", "--server-flags", "--threads 1"), "for a MODEL only"),
+        (("run", "--url", "http://x:1", "--device", "cpu"), "--device and --url were both given"),
+        (("tasks", "--url", "http://x:1", "--question-file", "q", "--dtype", "float32"), "--dtype"),
+        (("run", "--url", "http://x:1", "--spacing", "poisson"), "--spacing is poisson without a"),
+        (("run", "--url", "http://x:1", "--shuffle"), "shuffle is set without a file"),
+        (("run", "--url", "http://x:1", "--gpus", "1"), "--gpus is 1 without a price"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

@@ -203,19 +203,42 @@ def test_counters_are_taken_from_metrics_and_else_from_answers() -> None:
     assert nothing.speculation is None and "no speculation counters" in str(nothing.notes)
 
 
+def test_answers_that_say_more_about_depths_are_believed_before_metrics() -> None:
+    """SGLang's /metrics have rounds and tokens; its answers, what each depth had accepted."""
+
+    def metrics(requests: int) -> str:
+        rounds, tokens = 2 * requests, 4 * requests
+        return f"sglang:spec_verify_calls_total {rounds}\nsglang:generation_tokens_total {tokens}\n"
+
+    details = {
+        "spec_verify_ct": 2, "spec_num_proposed_drafts": 4, "spec_num_correct_drafts": 2,
+        "spec_correct_drafts_histogram": [1, 0, 1],
+    }  # fmt: skip
+    script = Script(metrics=metrics, extra={"sglext": {"spec_tokens_details": details}})
+    asked = workload(question("a"), question("b"))
+    with serving(script) as server:
+        told = load(server, asked).speculation
+        script.extra = {}
+        scraped = load(server, asked).speculation
+    assert told is not None and (told.source, told.conditional) == ("responses", (0.5, 1.0))
+    assert scraped is not None and (scraped.source, scraped.conditional) == ("sglang", ())
+    assert told.acceptance_length == scraped.acceptance_length == 2.0
+
+
 def test_a_load_generator_that_is_late_says_so() -> None:
-    """Control: the same load without anything in its way is valid (up to a busy machine)."""
+    """Control: the same load without anything in its way is late by much less, and would be valid
+    on a machine that does nothing else: the limit is the same for both."""
 
     class Sluggish(list[Progress]):
         def append(self, progress: Progress) -> None:
-            time.sleep(0.05)
+            time.sleep(0.2)
 
-    asked = workload(*(question(f"q{i}") for i in range(10)))
+    asked = workload(*(question(f"q{i}") for i in range(6)))
     with serving(Script(gap_seconds=0.01)) as server:
         late = load(server, asked, concurrency=2, progress=Sluggish())
         quick = load(server, asked, concurrency=2)
-    assert not late.is_valid and late.lag.max_seconds > 0.03
-    assert quick.lag.median_seconds < late.lag.p99_seconds
+    assert not late.is_valid and late.lag.p99_seconds > 0.15
+    assert quick.lag.p99_seconds < 0.1 and quick.lag.median_seconds < quick.lag.limit_seconds
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,12 @@ def test_the_command_ends_with_the_mean_speed_up(
     command.run(out=out, weights="as-dtype", max_tokens=8, threads=1, json_output=True)
     again = capsys.readouterr()
     document = json.loads(again.out)
-    assert document["speed_up"] > 0 and len(document["races"]) == 5
+    ratios = [
+        race["tokens_per_second"]["drafted"] / race["tokens_per_second"]["plain"]
+        for race in document["races"]
+    ]
+    assert len(ratios) == 5 and document["speed_up"] == pytest.approx(sum(ratios) / 5)
+    assert all(race["divergence"] is None for race in document["races"])  # fp32: lossless
     assert "dequantising" not in again.err  # it was there
 
 

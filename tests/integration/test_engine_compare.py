@@ -89,3 +89,11 @@ def test_where_something_else_decides_no_gap_is_claimed(engine: Engine) -> None:
     found = find_divergence(engine, PROMPT, params, ids, [*ids[:3], (ids[3] + 1) % VOCAB])
     assert found is not None
     assert found.decision_gap is None
+
+
+def test_a_text_that_ends_early_is_not_the_same(engine: Engine) -> None:
+    found = find_divergence(engine, PROMPT, greedy(4), [5, 6, 7], [5, 6])
+    assert found is not None
+    assert (found.position, found.plain_token, found.drafted_token) == (2, 7, None)
+    assert found.reason == "one ends there"
+    assert find_divergence(engine, PROMPT, greedy(4), [5, 6], [5, 6]) is None

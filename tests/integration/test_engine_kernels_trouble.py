@@ -14,6 +14,8 @@ pytest.importorskip("triton")
 from headstart.engine.engine import Engine
 from headstart.engine.loop import Loop
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 
 def test_after_a_failed_step_nobody_keeps_a_seat(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
@@ -50,3 +52,31 @@ def test_a_head_of_another_head_size_drafts_as_without_kernels(tiny: Tiny) -> No
     found, wanted = run("on"), run("off")
     assert ids_of(found) == ids_of(wanted)
     assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
+
+
+def test_as_many_sit_as_there_is_room_for(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: where not all who were ready fitted nobody sat, and nobody drafted either."""
+    folder, greedy = model(tiny), [settings(4)[0]] * 3
+    wanted = ids_of(start(folder, "off").generate(PROMPTS[:3], greedy))
+    for seats in (2, 0):
+        engine = start(folder, "on")
+        seating, drafter = engine.loop.seating, engine.drafter  # type: ignore[attr-defined]
+        assert drafter is not None
+        monkeypatch.setattr(
+            seating, "room", lambda seats=seats, seating=seating: max(0, seats - len(seating.taken))
+        )
+        with_host: list[int] = []
+        propose = drafter.propose
+
+        def watch(wishes: Any, propose: Any = propose, with_host: Any = with_host) -> None:
+            with_host.append(len(wishes))
+            propose(wishes)
+
+        monkeypatch.setattr(drafter, "propose", watch)
+        for prompt, params in zip(PROMPTS[:3], greedy, strict=True):
+            engine.add(prompt, params, request_id=str(len(engine._groups)))
+        engine.step()
+        assert len(seating.taken) == seats and with_host == [3 - seats]
+        while engine.has_work:
+            engine.step()
+        assert ids_of([engine.collect(str(number)) for number in range(3)]) == wanted

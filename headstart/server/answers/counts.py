@@ -37,6 +37,7 @@ def statistics_of(results: Sequence[Result]) -> dict[str, Any]:
         "accepted_tokens": sum(total.accepted),
         "draft_tokens_per_depth": list(total.drafted),
         "accepted_per_depth": list(total.accepted),
+        "tried_per_depth": list(total.tried),  # of the drafts: all before them were accepted
         "rounds": total.rounds,
         "acceptance_length": total.length,
         "chosen_k": _usual_k(total),

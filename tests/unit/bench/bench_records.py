@@ -14,6 +14,7 @@ def request(
     """Chunks are (seconds, tokens)."""
     seconds = tuple(moment for moment, _ in chunks)
     given = {"id": "q", "due_seconds": sent, "end_seconds": max([sent, *seconds])} | fields
+    given = {"conversation": given["id"]} | given
     return RequestRecord(
         sent_seconds=sent, chunk_seconds=seconds, chunk_tokens=tuple(n for _, n in chunks), **given
     )

@@ -20,7 +20,7 @@ def test_prices_are_given_by_kind_in_one_word_or_several() -> None:
     for texts in (["on-demand=2,spot=1"], ["2", "spot=1"]):
         prices = parse_prices(texts, 1)
         assert prices is not None and prices.per_gpu_hour == {"on-demand": 2.0, "spot": 1.0}
-    assert parse_prices([], 1) is None
+    assert parse_prices([], None) is None
 
 
 @pytest.mark.parametrize("text", ["cheap", "spot=-1", "reserved=1", "2,on-demand=3", "spot="])
@@ -32,6 +32,8 @@ def test_a_price_that_cannot_be_read_is_refused(text: str) -> None:
 def test_no_gpus_are_refused() -> None:
     with pytest.raises(ConfigError, match="--gpus is 0"):
         parse_prices(["1"], 0)
+    with pytest.raises(ConfigError, match="--gpus is 8 without a price"):
+        parse_prices([], 8)
 
 
 def test_a_saving_is_the_share_not_paid() -> None:

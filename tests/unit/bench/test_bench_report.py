@@ -10,12 +10,19 @@ from bench_documents import document, whole_document
 from bench_records import request, run
 
 from headstart.bench.arrivals import LoadOptions
-from headstart.bench.cells import Point
+from headstart.bench.cells import Point, speculation_json
 from headstart.bench.cost import parse_prices
 from headstart.bench.document import Measured, _notes, make_document
 from headstart.bench.page import make_page
-from headstart.bench.records import Failure, Lag, VariantRecord
-from headstart.bench.rows import acceptance_rows, comparison_rows, cost_rows, spread_rows, xllm_rows
+from headstart.bench.records import Failure, Lag, Speculation, VariantRecord
+from headstart.bench.rows import (
+    acceptance_rows,
+    comparison_rows,
+    cost_rows,
+    rates,
+    spread_rows,
+    xllm_rows,
+)
 from headstart.bench.study import Study
 from headstart.bench.variants import parse_compare
 from headstart.bench.workload import Workload
@@ -94,3 +101,32 @@ def test_notes_that_differ_in_numbers_only_are_told_once() -> None:
     assert _notes(runs) == [
         "10% came from the cache (1 more with other numbers, see `runs`)", "same",
     ]  # fmt: skip
+
+
+def test_a_server_that_counts_rounds_only_still_has_an_acceptance_length() -> None:
+    found = whole_document()
+    for cell in found["cells"]:
+        if cell["variant"] == "K=3":  # as SGLang's /metrics say it
+            sglang = Speculation(source="sglang", rounds=50, output_tokens=120)
+            cell["speculation"] = speculation_json(sglang)
+    heads, first = acceptance_rows(found)[:2]
+    assert first[heads.index("acceptance length")] == pytest.approx(2.4)
+    assert first[heads.index("cumulative")] is None
+    assert "Acceptance length: tokens per trunk pass" in make_page(found).render()
+
+
+def test_the_page_says_why_there_is_no_acceptance() -> None:
+    found = whole_document()
+    none = speculation_json(Speculation(source="headstart", rounds=9, draft_tokens=0))
+    for cell in found["cells"]:
+        cell["speculation"] = none
+    assert "No drafts were made." in make_page(found).render()
+    for cell in found["cells"]:
+        cell["speculation"] = none if cell["variant"] == "K=0" else None
+    assert (
+        "no speculation counters, in /metrics or in answers, of K=3." in make_page(found).render()
+    )
+
+
+def test_a_rate_that_is_not_known_is_no_number() -> None:
+    assert rates([0.5, None, 1.0]) == "0.50 ? 1.00" and rates([]) is None

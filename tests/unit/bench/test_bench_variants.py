@@ -78,6 +78,13 @@ def test_axes_that_cannot_be_read_are_refused(words: list[str]) -> None:
         parse_axes(words)
 
 
+def test_a_spacing_needs_a_rate() -> None:
+    with pytest.raises(ConfigError, match="--spacing is constant without a rate"):
+        points_of(parse_axes(["concurrency=1,2"]), LoadOptions(spacing="constant"))
+    assert points_of(parse_axes(["rate=2"]), LoadOptions(spacing="constant"))
+    assert points_of(parse_axes([]), LoadOptions(spacing="poisson", rate=1.0))
+
+
 def test_a_sweep_does_not_mix_with_a_single_load() -> None:
     with pytest.raises(ConfigError, match="put it into --sweep"):
         points_of(parse_axes(["concurrency=1,2"]), LoadOptions(concurrency=4))

@@ -47,6 +47,23 @@ def test_usage_of_every_chunk_is_taken_apart() -> None:
     assert reader.prompt_tokens == 9
 
 
+def test_an_end_token_that_writes_nothing_counts_where_usage_tells_of_it() -> None:
+    """As the ids of a server that sends them would have it: beside the chunk that ends."""
+    role = event("", usage=0, role="assistant")
+    last = event("", usage=4, finish_reason="stop")
+    reader = read(role, event("a", usage=1), event("bc", usage=3), last, final(4))
+    assert reader.timeline(None) == ("usage", [1.0, 2.0, 3.0], [1, 2, 1])
+    with_ids = read(event("a", token_ids=[5]), event("", token_ids=[0], finish_reason="stop"))
+    assert with_ids.timeline(None) == ("token_ids", [0.0, 1.0], [1, 1])
+    # Only the event behind the answer tells of it: the last chunk has it.
+    late = read(event("a", usage=1), event("bc", usage=3), final(4))
+    assert late.timeline(None) == ("usage", [0.0, 1.0], [1, 3])
+    # A total in the last chunk alone says nothing about chunks, and makes none.
+    once = read(event("a"), event("b" * 30), event("", usage=11, finish_reason="stop"))
+    assert once.timeline(None) == ("spread", [0.0, 1.0], [1, 10]) and once.num_chunks == 2
+    assert read(last).num_chunks == 0 and read(last).timeline(None)[0] == "none"
+
+
 def test_origins_count_tokens() -> None:
     origins = {"origins": ["accepted", "bonus"]}
     reader = read(event("a", headstart={"origins": ["bonus"]}), event("b", headstart=origins))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headstart.bench.metrics_scrape import read_counters, speculation_between, went_back
 from headstart.bench.records import Speculation
 from headstart.bench.response_counters import speculation_of_response, total_speculation
+from headstart.simulate.acceptance import Acceptance
 
 EMPTY = read_counters("")
 
@@ -38,6 +41,11 @@ def test_only_what_was_counted_in_between_is_taken(engine: str, prefix: str) -> 
     assert found.draft_acceptance_rate == pytest.approx(150 / 300)
     assert found.cumulative == pytest.approx((0.8, 0.5, 0.2))
     assert found.conditional == pytest.approx((0.8, 0.625, 0.4))
+
+
+def test_a_depth_where_nothing_was_accepted_is_a_depth() -> None:
+    found = speculation_between(EMPTY, read_counters(vllm(100, 300, [80, 50, 0])))
+    assert found is not None and found.conditional == pytest.approx((0.8, 0.625, 0.0))
 
 
 def test_our_own_names_come_before_the_aliases_and_know_plain_rounds() -> None:
@@ -78,6 +86,7 @@ RESPONSES: dict[str, dict[str, Any]] = {
             "statistics": {
                 "rounds": 10, "draft_tokens": 18, "accepted_tokens": 12,
                 "draft_tokens_per_depth": [10, 8], "accepted_per_depth": [8, 4],
+                "tried_per_depth": [10, 6],
             }
         }
     },
@@ -106,6 +115,9 @@ def test_answers_of_all_engines_read_the_same(engine: str) -> None:
     assert found is not None and found.accepted_per_depth == (8, 4)
     assert found.acceptance_length == pytest.approx(2.2)
     assert found.draft_acceptance_rate == pytest.approx(12 / 18)
+    assert found.cumulative[0] == found.conditional[0] == pytest.approx(0.8)
+    # 18 drafts are not 2 in each of 10 rounds: only whoever counts tries knows the second rate.
+    assert found.conditional[1] == (pytest.approx(4 / 6) if engine == "ours" else None)
 
 
 def test_llama_cpp_counts_drafts_but_no_rounds() -> None:
@@ -121,3 +133,46 @@ def test_a_total_needs_all_its_parts() -> None:
     both = total_speculation([shallow, deep])
     assert both is not None and (both.rounds, both.accepted_per_depth) == (7, (5, 1))
     assert total_speculation([shallow, None]) is None and total_speculation([]) is None
+
+
+def counted(*rounds: tuple[int, int], knows_tried: bool = True) -> Speculation:
+    """Of rounds of (drafted, accepted), as our server counts them."""
+    found = Acceptance()
+    for drafted, accepted in rounds:
+        found.observe(drafted, accepted)
+    return Speculation(
+        source="headstart", rounds=found.rounds, has_plain_rounds=True,
+        draft_tokens=sum(found.drafted), accepted_tokens=sum(found.accepted),
+        drafted_per_depth=tuple(found.drafted), accepted_per_depth=tuple(found.accepted),
+        tried_per_depth=tuple(found.tried) if knows_tried else (),
+    )  # fmt: skip
+
+
+# Drafted deep where it goes well, and only once where it does not, as `auto` does.
+VARYING = [(3, 3)] * 8 + [(3, 1)] * 2 + [(1, 0)] * 10 + [(0, 0)] * 5
+
+
+def test_conditional_rates_are_right_where_rounds_draft_differently_many() -> None:
+    found = counted(*VARYING)
+    assert found.cumulative == pytest.approx((10 / 20, 8 / 10, 8 / 10))
+    # Their ratio, 0.8 / 0.5, would be no rate at all.
+    assert found.conditional == pytest.approx((10 / 20, 8 / 10, 8 / 8))
+    both = total_speculation([found, counted(*VARYING), counted((0, 0))])
+    assert both is not None and both.conditional == found.conditional
+
+
+def test_conditional_rates_that_nobody_counted_are_not_known() -> None:
+    found = counted(*VARYING, knows_tried=False)
+    assert found.conditional == (pytest.approx(0.5), None, 1.0)  # the last two: drafted alike
+    fixed = counted((3, 3), (3, 1), (3, 0), (0, 0), knows_tried=False)
+    assert fixed.conditional == pytest.approx((2 / 3, 1 / 2, 1.0))
+    mixed = total_speculation([counted((3, 3)), counted((1, 0), knows_tried=False)])
+    assert mixed is not None and mixed.conditional == (0.5, None, 1.0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4))))
+def test_rates_are_rates(rounds: list[tuple[int, int]]) -> None:
+    possible = [(drafted, min(drafted, accepted)) for drafted, accepted in rounds]
+    for knows_tried in (True, False):
+        found = counted(*possible, knows_tried=knows_tried)
+        assert all(0 <= rate <= 1 for rate in (*found.cumulative, *found.conditional) if rate)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from headstart.bench import statistics
-from headstart.bench.statistics import Ratio, Sample, ratio, student
+from headstart.bench.statistics import Ratio, Sample, ratio, student, student_tail
 
 RUNS, EQUAL_RUNS = 1000, 200
 
@@ -82,6 +82,19 @@ def test_noise_of_whole_repeats_would_be_missed_without_looking_at_repeats() -> 
     assert alarms > 12
 
 
+def test_three_repeats_cannot_quite_tell_their_noise_from_that_of_requests(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The worst case, which docs/benchmarking.md tells of: noise of both kinds is about as large,
+    and repeats are too few to show it every time."""
+    monkeypatch.setattr(statistics, "NUM_DRAWS", 100)
+    design = {"keys": 15, "repeats": 3, "noise": 0.075}
+    held = share_of_runs(
+        range(600), lambda found: found.low <= 1.7 <= found.high, truth=1.7, **design
+    )
+    assert 0.89 <= held <= 0.95
+
+
 def test_pairs_make_intervals_narrower() -> None:
     base, other = arms(7, truth=1.2, keys=40)
     stranger = [Sample(f"x{s.key}", s.repeat, s.amount, s.per) for s in other]
@@ -100,7 +113,7 @@ def test_requests_of_one_arm_only_are_left_out_of_pairs() -> None:
     base = [Sample(str(i), 0, 10.0, 1.0) for i in range(5)]
     other = [*(Sample(str(i), 0, 20.0, 1.0) for i in range(5)), Sample("failed", 0, 9e9, 1.0)]
     found = ratio(base, other)
-    assert found == Ratio(2.0, 2.0, 2.0, "requests", 5, True)
+    assert found == Ratio(2.0, 2.0, 2.0, "requests", 5, True, 0.0)
 
 
 def test_a_value_known_more_directly_is_put_in_place() -> None:
@@ -123,3 +136,25 @@ def test_nothing_is_said_where_there_is_nothing_to_say() -> None:
 )
 def test_students_points(degrees: int, point: float) -> None:
     assert student(degrees) == pytest.approx(point, abs=0.001)
+    assert student_tail(student(degrees), degrees) == pytest.approx(0.05, abs=2e-4)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "point", "tail"),
+    [(2, 31.599, 0.001), (5, 6.869, 0.001), (12, 4.318, 0.001), (30, 2.750, 0.01)],
+)
+def test_tails_are_those_of_tables(degrees: int, point: float, tail: float) -> None:
+    assert student_tail(point, degrees) == pytest.approx(tail, rel=2e-3)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_chance_and_interval_say_the_same(seed: int) -> None:
+    """With the value put at an end of the interval the chance is 5 %; beyond it, less."""
+    base, other = arms(seed, truth=1.0, keys=12)
+    own = ratio(base, other)
+    assert own is not None and own.low is not None and own.high is not None
+    for end in (own.value / own.low, own.value / own.high):  # where 1 is at an end
+        inside, outside = (ratio(base, other, value=end**power) for power in (0.99, 1.01))
+        assert inside is not None and inside.is_noise and inside.p_value is not None
+        assert outside is not None and not outside.is_noise and outside.p_value is not None
+        assert outside.p_value < 0.05 < inside.p_value < 0.06

@@ -14,6 +14,7 @@ from headstart.bench.cost import parse_prices
 from headstart.bench.records import Failure, RunRecord, Speculation, VariantRecord
 from headstart.bench.rows import comparison_rows
 from headstart.bench.sweep import Comparison, compare_cells, crossovers
+from headstart.bench.tasks import answer_lines
 
 
 def one_run(
@@ -101,6 +102,30 @@ def test_there_is_no_crossover_where_one_side_wins_everywhere() -> None:
     assert crossovers(sweep((1, 1.5))) == []
 
 
+def test_a_load_without_an_interval_is_no_evidence_of_a_crossover() -> None:
+    """One answer has no spread: that it was slower is not known to be more than chance."""
+    runs = []
+    for concurrency, seconds in ((1, 0.5), (4, 0.7), (16, 1.5)):
+        for variant, own in (("K=0", 1.0), ("K=3", seconds)):
+            whole = one_run(variant, own, concurrency=concurrency)
+            runs.append(whole if concurrency < 16 else replace(whole, requests=whole.requests[:1]))
+    (found,) = crossovers(compared(*runs))
+    assert (found.last_faster, found.first_slower) == (4, None)
+    assert "off" not in told(*runs)
+    sure = [one_run(run.variant, 1.5 if run.variant == "K=3" else 1.0, concurrency=16)
+            if run.concurrency == 16 else run for run in runs]  # fmt: skip
+    assert "stops to pay between 4 and 16 streams" in told(*sure)
+
+
+def test_what_was_never_surely_faster_does_not_stop_to_pay() -> None:
+    text = told(
+        one_run("K=0", 1.0), one_run("K=3", 0.999, turned=True),
+        one_run("K=0", 1.0, concurrency=8), one_run("K=3", 1.5, concurrency=8),
+    )  # fmt: skip
+    assert "slower from 8 streams and nowhere faster beyond noise: leave it off" in text
+    assert "stops to pay" not in text
+
+
 def told(*runs: RunRecord) -> str:
     cells = cells_of(*runs)
     found = compare_cells(cells, "K=0", prices=None, is_greedy=True)
@@ -186,7 +211,7 @@ def test_turns_behind_one_that_differs_are_not_compared() -> None:
     def turns(variant: str, first: str) -> RunRecord:
         texts = (first, "then this")
         parts = [
-            request([(0.1, 2)], id=f"c/{turn}", turn=turn, text=text)
+            request([(0.1, 2)], id=f"c/{turn}", conversation="c", turn=turn, text=text)
             for turn, text in enumerate(texts)
         ]
         return run(*parts, variant=variant, concurrency=1)
@@ -194,6 +219,26 @@ def test_turns_behind_one_that_differs_are_not_compared() -> None:
     (found,) = compared(turns("K=0", "one"), turns("K=3", "two"))
     assert found.answers is not None
     assert (found.answers.num_compared, found.answers.num_uncompared) == (1, 1)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_id_that_ends_as_a_turn_would_is_its_own_conversation(turned: bool) -> None:
+    """`HumanEval/0` is a question, not the first turn of `HumanEval`."""
+
+    def answered(variant: str, first: str) -> RunRecord:
+        parts = [
+            request([(0.1, 2)], id="HumanEval/0", text=first),
+            request([(0.1, 2)], id="HumanEval", text="same"),
+        ]
+        return run(*parts[:: -1 if turned else 1], variant=variant, concurrency=1)
+
+    runs = (answered("K=0", "one"), answered("K=3", "two"))
+    (found,) = compared(*runs)
+    assert found.answers is not None
+    assert (found.answers.num_compared, found.answers.num_equal) == (2, 1)
+    records = [VariantRecord(name=one.variant, url="http://x", runs=(one,)) for one in runs]
+    ids = {line["question_id"] for line in answer_lines("code", records)}
+    assert ids == {"HumanEval/0", "HumanEval"}
 
 
 def test_token_ids_decide_where_both_have_them() -> None:

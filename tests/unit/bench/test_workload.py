@@ -136,3 +136,14 @@ def test_arrivals_have_the_rate_asked_for() -> None:
 def test_loads_that_cannot_be_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         LoadOptions(**options)
+
+
+def test_a_file_can_be_taken_in_another_order_and_nothing_else_can(write: Write) -> None:
+    file = write(*({"prompt": str(i), "id": str(i)} for i in range(8)))
+    plain, turned = (
+        [question.id for question in made(prompts=file, shuffle=shuffle).questions]
+        for shuffle in (False, True)
+    )
+    assert sorted(turned) == plain != turned
+    with pytest.raises(ConfigError, match="shuffle is set without a file"):
+        WorkloadOptions(shuffle=True)

@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from headstart.engine.draft_choice import MENU
 from headstart.engine.kinds import Kinds
-from headstart.engine.round_costs import MENU
 from headstart.gpu.rounds import Kind
 
 SIZES = [1, 2, 4, 6, 16, 64]

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from headstart.engine.draft_choice import MENU
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
-from headstart.engine.round_costs import MENU, LiveRounds, RoundTable
+from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.engine.speculation import Speculation
 from headstart.sampling.params import SamplingParams
 

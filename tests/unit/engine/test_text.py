@@ -7,6 +7,11 @@ from collections.abc import Sequence
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteLevel as ByteLevelDecoder
+from tokenizers.models import BPE
+from tokenizers.pre_tokenizers import ByteLevel
+from transformers import PreTrainedTokenizerFast
 
 from headstart.engine.text import Detokenizer
 
@@ -154,6 +159,19 @@ def test_special_tokens_are_left_out_on_request(skip: bool, expected: str) -> No
     text = detokenizer(skip_special=skip)
     play(text, [97, SPECIAL, 98], [])
     assert text.text == expected
+
+
+def test_a_real_tokenizer_gives_what_it_decodes_at_once() -> None:
+    letters = {letter: i for i, letter in enumerate(sorted(ByteLevel.alphabet()))}
+    inner = Tokenizer(BPE(vocab=letters, merges=[]))
+    inner.pre_tokenizer, inner.decoder = ByteLevel(add_prefix_space=False), ByteLevelDecoder()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, clean_up_tokenization_spaces=False)
+    written = "Straße 你好 😀 a ! b"
+    ids = tokenizer.encode(written)
+    assert len(ids) == len(written.encode())  # characters in pieces
+    text = Detokenizer(tokenizer, (), skip_special=True, keep_stop=False)
+    play(text, ids, [])
+    assert text.text == written == tokenizer.decode(ids)
 
 
 def test_a_broken_end_is_shown_when_no_more_tokens_come() -> None:

@@ -144,7 +144,10 @@ def test_truncated_choices_are_those_of_all_rows_together() -> None:
 
 
 def launches(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, kernels: Kernels, count: int) -> set[Any]:
-    """Everything a compiler could take into account, of every launch; nothing is run."""
+    """Everything a compiler could take into account, of every launch; nothing is run.
+
+    Of a round of `count` rows and of a prompt's pass with as many.
+    """
     from triton.runtime import interpreter
 
     def known(value: Any) -> Any:
@@ -153,13 +156,18 @@ def launches(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, kernels: Kernels, coun
         return (value == 1, value % 16 == 0) if isinstance(value, int) else value
 
     found: set[Any] = set()
+    of = "round"
 
     def call(self: Any, *args: Any, **settings: Any) -> None:
-        found.add((self.fn.__name__, *map(known, args), *sorted(settings.items())))
+        found.add((self.fn.__name__, of, *map(known, args), *sorted(settings.items())))
 
     monkeypatch.setattr(interpreter.GridExecutor, "__call__", call)
     rig = Rig(tiny, "float32", kernels)
     rig.verify([0] * count, 6, 1)
+    of = "prompt"
+    whole, rest = divmod(count, len(OTHERS))
+    rig.run(*[(1, 0, len(OTHERS))] * whole, *[(1, 0, rest)] * bool(rest))
+    of = "choice"
     numbers = torch.zeros(count, dtype=torch.int64)
     noise = (numbers.float(), numbers, numbers)
     normed = torch.zeros(count, SIZES["hidden_size"])
@@ -183,6 +191,8 @@ def test_launches_are_the_same_for_any_number_of_rows(
     }
     plain = [launches(monkeypatch, tiny, Kernels(), count) for count in (1, 40)]
     assert plain[0] != plain[1], "the control: usually they are chosen by the number of rows"
+    for part in ("round", "prompt"):
+        assert {"_linear", "_attend"} <= {name for name, of, *_ in counted[0] if of == part}
 
 
 def test_cuts_depend_on_the_model_alone() -> None:

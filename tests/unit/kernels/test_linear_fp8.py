@@ -89,7 +89,13 @@ def test_a_copy_is_the_matrix() -> None:
         assert torch.equal(found, made.dequantized(dtype))
 
 
-def test_more_rows_get_fewer_splits_and_fit_the_tiles() -> None:
-    shapes = [fp8_shape_for(4096, 4096, rows) for rows in (1, 17, 64, 65, 256)]
-    assert all(4096 % shape.inputs == 0 and shape.splits > 1 for shape in shapes)
-    assert fp8_shape_for(151680, 4096, 256).splits == 1
+def test_rows_beyond_the_smallest_tile_get_fewer_splits_and_fit_the_tiles() -> None:
+    # A matrix whose cut was measured, one that is cut by rule, and one with outputs enough.
+    for outputs, inputs in ((4096, 4096), (2048, 8192), (151680, 4096)):
+        shapes = [fp8_shape_for(outputs, inputs, rows) for rows in (1, 17, 64, 65, 256)]
+        splits = [shape.splits for shape in shapes]
+        assert all(inputs % shape.inputs == 0 for shape in shapes)
+        if outputs == 151680:
+            assert splits == [1] * 5
+        else:
+            assert splits[0] > splits[1] > 1

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from grammar_walks import SPECIAL, ids, walk
 from tool_texts import TEMPLATES, TIME, WEATHER
+from transformers import PreTrainedTokenizerFast
 
+from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.errors import RequestError
 from headstart.server.grammar_specs import (
     GrammarSpec,
@@ -200,3 +203,15 @@ def test_a_grammar_that_does_not_compile_says_why(
 ) -> None:
     with pytest.raises(RequestError, match=match):
         compiler.compile(spec)
+
+
+def test_a_tokenizer_of_whole_words_is_refused_without_a_warning_of_the_library(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name, text in tokenizer_documents({"vocab_size": 40}).items():
+        (tmp_path / name).write_text(text)
+    words = PreTrainedTokenizerFast.from_pretrained(tmp_path)
+    assert words.decode([3, 4]) == "t3 t4"  # a blank that no token has
+    with pytest.raises(RequestError, match="no decoder"):
+        GrammarCompiler(words, 40, end_ids=[1])
+    assert capfd.readouterr() == ("", "")

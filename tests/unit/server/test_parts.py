@@ -6,6 +6,7 @@ import asyncio
 import socket
 
 import pytest
+from headstart.server.listening import listen
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -15,7 +16,6 @@ from headstart.errors import ConfigError, EngineError, MissingExtra
 from headstart.server.answers.counts import statistics_of
 from headstart.server.auth import Keys
 from headstart.server.jobs import Channel
-from headstart.server.lifecycle import _listen
 from headstart.server.limits import ServerOptions
 from headstart.server.pieces import Pieces
 from headstart.server.refusals import Refusal, refusal_of
@@ -59,7 +59,7 @@ def test_a_server_is_for_this_machine_only_unless_told() -> None:
 
 def test_the_listener_is_one_that_asyncio_knows_as_tcp() -> None:
     # Without it every streamed event waited 40 ms for the client's acknowledgement.
-    with _listen(ServerOptions(port=0)) as listener:
+    with listen(ServerOptions(port=0)) as listener:
         assert listener.proto == socket.IPPROTO_TCP
 
 

@@ -1,0 +1,133 @@
+"""The two engines of gpu_auto.py: with `auto` and without a head, at one rate after another."""
+
+from __future__ import annotations
+
+import argparse
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+AUTO, NO_HEAD = "auto", "no head"
+_ROWS = 8192  # of the embedding, exchanged at a time
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one contender took for one set of prompts."""
+
+    seconds: float
+    chosen: dict[int, int]  # K -> how many rounds, counted for every request
+    first_right: float | None  # share of first drafts that were right
+
+
+class Subject:
+    """The two engines with one rate at a time."""
+
+    def __init__(self, given: argparse.Namespace):
+        from headstart.calibrate.calibrated import agreement_of
+        from headstart.checkpoint.provenance import read_provenance
+
+        self._given, self._model = given, Path(given.model)
+        facts = read_provenance(self._model)
+        self.rate: float = facts["rate"]
+        self._tokens = range(2, facts["active"] + 2)
+        self._following = agreement_of(self._model).following.tolist()
+        self.seconds: dict[str, float] = {}  # of every part of the start
+        began = time.perf_counter()
+        self._engines = {AUTO: self._start("auto")}
+        self.seconds["start with a head"] = time.perf_counter() - began
+        began = time.perf_counter()
+        self._engines[NO_HEAD] = self._start(0)
+        self.seconds["start without a head"] = time.perf_counter() - began
+        began = time.perf_counter()
+        self.captured = capture_all(self._engines[AUTO])
+        self.seconds[f"capture of {self.captured} rounds more"] = time.perf_counter() - began
+
+    def _start(self, speculate: int | str) -> Any:
+        from headstart.engine.engine import Engine
+
+        given = self._given
+        return Engine(
+            self._model, speculate=speculate, device=given.device, kernels=given.kernels,
+            max_running_requests=max(given.counts), prefix_caching=False,
+            kv_bytes=int(given.kv_gib * 2**30), max_model_len=given.prompt + given.answer + 64,
+        )  # fmt: skip
+
+    def become(self, rate: float) -> None:
+        """Be the checkpoint of another rate; what `auto` has learnt about this one is forgotten."""
+        import torch
+
+        from headstart.calibrate.agreement import make_agreement
+        from headstart.checkpoint.provenance import read_provenance
+        from headstart.engine.rates import OVERALL_MEMORY, Rates
+
+        engine, facts = self._engines[AUTO], read_provenance(self._model)
+        engine.speculation._overall = Rates(memory=OVERALL_MEMORY)
+        if rate == self.rate:
+            return
+        vocab, hidden = engine.built.trunk.embed.shape
+        agreement = make_agreement(
+            vocab, hidden, rate=rate, seed=facts["seed"], active=facts["active"]
+        )
+        assert agreement.following.tolist() == self._following, "the trunk says something else"
+        with torch.inference_mode():
+            for start in range(0, vocab, _ROWS):
+                stop = min(start + _ROWS, vocab)
+                engine.built.trunk.embed[start:stop].copy_(agreement.embedding_rows(start, stop))
+        self.rate = rate
+
+    def answer(self, name: str, count: int, *, prompt: int, answer: int, seed: int) -> Played:
+        """All prompts at once, by one contender; the text is checked."""
+        from headstart.sampling.params import SamplingParams
+
+        engine = self._engines[NO_HEAD if name == NO_HEAD else AUTO]
+        draw = random.Random(seed)
+        prompts = [draw.choices(self._tokens, k=prompt) for _ in range(count)]
+        params = SamplingParams(
+            temperature=0, max_tokens=answer, ignore_eos=True, detokenize=False,
+            speculate=None if name in (AUTO, NO_HEAD) else int(name),
+        )  # fmt: skip
+        before, rounds = time.perf_counter(), dict(engine.stats.chosen_drafts)
+        results = engine.generate(prompts, params)
+        seconds = time.perf_counter() - before
+        for given, result in zip(prompts, results, strict=True):
+            token, text = given[-1], result.outputs[0].token_ids
+            for chosen in text:
+                token = self._following[token]
+                assert chosen == token, "the text is not the cycle's"
+            assert len(text) == answer
+        played = {k: n - rounds.get(k, 0) for k, n in engine.stats.chosen_drafts.items()}
+        tried = sum(r.stats.acceptance.drafted[0] for r in results if r.stats.acceptance.drafted)
+        right = sum(r.stats.acceptance.accepted[0] for r in results if r.stats.acceptance.drafted)
+        return Played(
+            seconds,
+            {k: n for k, n in sorted(played.items()) if n},
+            right / tried if tried else None,
+        )
+
+
+def capture_all(engine: Any) -> int:
+    """Every round that may come, at every size: a capture would take as long as many rounds.
+
+    An engine that has served for a while has captured them all.
+    """
+    import torch
+
+    from headstart.engine.draft_choice import MENU
+    from headstart.gpu.rounds import Kind
+
+    seating = getattr(engine.loop, "seating", None)
+    if seating is None or not seating.seats.lengths.is_cuda:
+        return 0
+    captured, window = 0, seating.seats.window
+    with torch.inference_mode():
+        for count in seating.graphs.sizes():
+            kinds = [Kind(count, drafts, drafts + 1 if drafts else 0) for drafts in MENU]
+            for kind in [*kinds, Kind(count, 0, window), Kind(count, 1, window)]:
+                captured += not seating.kinds.is_captured(kind)
+                while not seating.kinds.is_captured(kind):
+                    seating.kinds.run(kind)
+        torch.cuda.synchronize()
+    return captured
