@@ -9,6 +9,7 @@ from headstart.engine.draft_choice import MENU
 from headstart.engine.drafter import Drafter
 from headstart.engine.loop import Loop
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
+from headstart.engine.pauses import keep_pauses_short
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
@@ -95,4 +96,5 @@ def make_loop(
     loop = DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)
     if built.device.type == "cuda":
         loop.warm_up()
+        keep_pauses_short(loop)
     return loop
