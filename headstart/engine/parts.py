@@ -11,6 +11,7 @@ from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
 from headstart.engine.memory import Memory
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
+from headstart.engine.pauses import keep_pauses_short
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
@@ -112,4 +113,5 @@ def make_loop(
     loop = DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)
     if built.device.type == "cuda":
         loop.warm_up()
+        keep_pauses_short(loop)
     return loop

@@ -81,6 +81,21 @@ def run_round(model: Model, seats: Seats, kind: Kind) -> None:
         )  # fmt: skip
 
 
+def catch_up(model: Model, seats: Seats, at: Tensor, rows: int) -> None:
+    """The head reads up to `rows` pending tokens for seats `at` alone; the newest stays pending.
+
+    A round with head rows computes them for every seat: too much where few seats have a head.
+    """
+    tokens, states = seats.tokens[at][:, :rows], seats.states[at][:, :rows]
+    pending = seats.pending[at]
+    _read(model, tokens, states, seats.lengths[at], seats.left[at], pending, seats.tables[at])
+    newest = (pending.long() - 1).clamp_min(0)
+    each = torch.arange(len(at), device=at.device)
+    seats.tokens[at, 0] = tokens[each, newest]
+    seats.states[at, 0] = states[each, newest]
+    seats.pending[at] = pending.clamp_max(1)
+
+
 def _newest(seats: Seats, count: int) -> Tensor:
     """[B] the last token of each seat."""
     last = (seats.pending[:count].long() - 1).clamp_min(0)
@@ -92,17 +107,15 @@ def _drafts(model: Model, seats: Seats, kind: Kind) -> list[Tensor]:
     count, rows = kind.count, kind.head_rows
     if rows == 0 or model.head is None or model.head_cache is None:
         return []
-    module, embed, rotary = model.head.module(1), model.trunk.embed, model.trunk.rotary
     lengths, left = seats.lengths[:count], seats.left[:count]
     limits, tables, pending = seats.limits[:count], seats.tables[:count], seats.pending[:count]
-    positions, places, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
-    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=1))
-    normed, recycled = model.kernels.head(
-        module, seats.tokens[:count, :rows], seats.states[:count, :rows], where, embed, rotary,
-        model.head_cache,
+    normed, recycled = _read(
+        model, seats.tokens[:count, :rows], seats.states[:count, :rows], lengths, left, pending,
+        tables,
     )  # fmt: skip
     if kind.num_drafts == 0:
         return []
+    module, embed, rotary = model.head.module(1), model.trunk.embed, model.trunk.rotary
     # Only the newest token's row guesses.
     normed, recycled = newest_rows(normed, recycled, pending)
     lm_head = model.draft_lm_head
@@ -116,6 +129,21 @@ def _drafts(model: Model, seats: Seats, kind: Kind) -> list[Tensor]:
         guess = _choose(model, seats, kind, normed, depth - 1, lm_head, model.draft_ids)
         drafts.append(guess)
     return drafts
+
+
+def _read(
+    model: Model, tokens: Tensor, states: Tensor, lengths: Tensor, left: Tensor, pending: Tensor,
+    tables: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The head reads tokens [B, R] with their states [B, R, D], of which `pending` [B] count."""
+    assert model.head is not None and model.head_cache is not None
+    rows = tokens.shape[1]
+    positions, places, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
+    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=1))
+    return model.kernels.head(
+        model.head.module(1), tokens, states, where, model.trunk.embed, model.trunk.rotary,
+        model.head_cache,
+    )  # fmt: skip
 
 
 def _choose(

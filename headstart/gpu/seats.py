@@ -26,7 +26,7 @@ class Seat:
     left: int  # tokens it may still get
     limit: int  # drafts per round
     newest: int | Tensor  # a number, or one that only the device knows yet
-    state: Tensor | None  # [D] of the token before the newest: what the head needs; None without
+    state: Tensor | None  # [D] of the token before the newest, for the head; None: it has none
     seed: int
     temperature: float
     blocks: Sequence[int]
@@ -78,8 +78,8 @@ class Seats:
 
         states: of the recurrent layers, which hold the request's.
         """
-        numbers = [seat.num_tokens, seat.left, seat.limit, 1]
-        self._set(at, numbers)
+        num_pending = int(seat.state is not None)
+        self._set(at, [seat.num_tokens, seat.left, seat.limit, num_pending])
         self.seeds[at].fill_(signed(seat.seed))
         self.heat[at].fill_(1 / seat.temperature if seat.temperature > 0 else 0.0)
         self.top_k[at].fill_(seat.top_k)
