@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import random
 import time
 from dataclasses import dataclass
@@ -20,6 +21,33 @@ class Played:
     seconds: float
     chosen: dict[int, int]  # K -> how many rounds, counted for every request
     first_right: float | None  # share of first drafts that were right
+    headless: int  # requests that were answered without a head
+    new_kinds: list[str]  # rounds that were compiled or captured meanwhile,
+    new_kinds_seconds: float  # and how long that took
+    gc_seconds: float  # in which Python's garbage collector had the host
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        """What a play's time holds besides rounds, for the results."""
+        return {
+            "seconds": self.seconds, "chosen": self.chosen, "headless": self.headless,
+            "new_kinds": self.new_kinds, "new_kinds_seconds": self.new_kinds_seconds,
+            "gc_seconds": self.gc_seconds,
+        }  # fmt: skip
+
+
+class Collections:
+    """Seconds that Python's garbage collector took so far."""
+
+    def __init__(self) -> None:
+        self.seconds, self._began = 0.0, 0.0
+        gc.callbacks.append(self._note)
+
+    def _note(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._began = time.perf_counter()
+        else:
+            self.seconds += time.perf_counter() - self._began
 
 
 class Subject:
@@ -35,6 +63,7 @@ class Subject:
         self._tokens = range(2, facts["active"] + 2)
         self._following = agreement_of(self._model).following.tolist()
         self.seconds: dict[str, float] = {}  # of every part of the start
+        self._collections = Collections()
         began = time.perf_counter()
         self._engines = {AUTO: self._start("auto")}
         self.seconds["start with a head"] = time.perf_counter() - began
@@ -89,9 +118,13 @@ class Subject:
             temperature=0, max_tokens=answer, ignore_eos=True, detokenize=False,
             speculate=None if name in (AUTO, NO_HEAD) else int(name),
         )  # fmt: skip
-        before, rounds = time.perf_counter(), dict(engine.stats.chosen_drafts)
+        rounds, headless = dict(engine.stats.chosen_drafts), engine.stats.headless
+        kinds, collecting = new_seconds(engine), self._collections.seconds
+        before = time.perf_counter()
         results = engine.generate(prompts, params)
         seconds = time.perf_counter() - before
+        collecting = self._collections.seconds - collecting
+        new = {k: s - kinds.get(k, 0.0) for k, s in new_seconds(engine).items()}
         for given, result in zip(prompts, results, strict=True):
             token, text = given[-1], result.outputs[0].token_ids
             for chosen in text:
@@ -105,7 +138,22 @@ class Subject:
             seconds,
             {k: n for k, n in sorted(played.items()) if n},
             right / tried if tried else None,
+            engine.stats.headless - headless,
+            sorted(kind for kind, s in new.items() if s),
+            sum(new.values()),
+            collecting,
         )
+
+
+def new_seconds(engine: Any) -> dict[str, float]:
+    """What every kind of round took to compile and capture, by its name."""
+    seating = getattr(engine.loop, "seating", None)
+    if seating is None:
+        return {}
+    return {
+        f"{kind.count} seats, K = {kind.num_drafts}, {kind.head_rows} head rows": seconds
+        for kind, seconds in seating.graphs.new_seconds.items()
+    }
 
 
 def capture_all(engine: Any) -> int:
@@ -121,9 +169,10 @@ def capture_all(engine: Any) -> int:
     seating = getattr(engine.loop, "seating", None)
     if seating is None or not seating.seats.lengths.is_cuda:
         return 0
-    captured, window = 0, seating.seats.window
+    captured, window = 0, seating.kinds.window
     with torch.inference_mode():
         for count in seating.graphs.sizes():
+            seating.graphs.catch_up(range(count), window)
             kinds = [Kind(count, drafts, drafts + 1 if drafts else 0) for drafts in MENU]
             for kind in [*kinds, Kind(count, 0, window), Kind(count, 1, window)]:
                 captured += not seating.kinds.is_captured(kind)

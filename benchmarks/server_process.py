@@ -56,6 +56,22 @@ class ServerProcess:
         ran, waited, _ = Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()
         return int(ran) / 1e9, int(waited) / 1e9
 
+    @property
+    def waited_seconds(self) -> dict[str, float]:
+        """Of each thread, waiting for a processor; one with the interpreter lock keeps it then."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return {
+            task.name: waited for task in list(tasks) if (waited := waited_by(task)) is not None
+        }
+
+
+def waited_by(task: Path) -> float | None:
+    """Seconds that a thread waited for a processor; None if it has ended."""
+    try:
+        return int((task / "schedstat").read_text().split()[1]) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
 
 @contextmanager
 def serving(

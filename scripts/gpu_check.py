@@ -1,6 +1,6 @@
 """The engine on a GPU against the engine on the CPU: same tokens, whatever is drafted.
 
-python scripts/gpu_check.py [--device cuda]
+python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next]
 
 Exits 1 if a token differs in fp64 or fp32; for bf16 the first difference is reported.
 """
@@ -18,6 +18,7 @@ from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
+VARIANTS = ("mimo", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next")
 PROMPTS = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 SETTINGS = [
     SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
@@ -36,10 +37,12 @@ def answers(folder: Path, device: str, dtype: str, drafts: int) -> tuple[list[li
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
-    device = parser.parse_args().device
+    parser.add_argument("--variants", default=",".join(VARIANTS))
+    given = parser.parse_args()
+    device = given.device
     failures = 0
     with tempfile.TemporaryDirectory() as work:
-        for variant in ("mimo", "qwen3"):
+        for variant in given.variants.split(","):
             folder = write_tiny(variant, Path(work) / variant, dtype="F32")
             for dtype in ("float64", "float32", "bfloat16"):
                 reference, _ = answers(folder, "cpu" if dtype != "bfloat16" else device, dtype, 0)
@@ -49,7 +52,7 @@ def main() -> int:
                     failures += not same and dtype != "bfloat16"
                     rates = [round(rate, 2) for rate in engine.stats.acceptance.cumulative]
                     verdict = "same" if same else "DIFFERENT"
-                    print(f"{variant:6} {dtype:9} K={drafts} {verdict:9} {rates}")
+                    print(f"{variant:12} {dtype:9} K={drafts} {verdict:9} {rates}")
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{failures} failures on {name}, torch {torch.__version__}")
     return 1 if failures else 0

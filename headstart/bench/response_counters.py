@@ -99,7 +99,12 @@ _READERS = {
 
 
 def _from_histogram(rounds_by_accepted: Sequence[int]) -> tuple[int, ...]:
-    """Rounds that accepted exactly 0, 1, 2, ... drafts -> drafts accepted at depth 1, 2, ..."""
+    """Rounds that accepted exactly 0, 1, 2, ... drafts -> drafts accepted at depth 1, 2, ...
+
+    One of rounds that accepted nothing says so of depth 1: it was counted.
+    """
+    if len(rounds_by_accepted) == 1:
+        return (0,)
     return tuple(accumulate(reversed(rounds_by_accepted[1:])))[::-1]
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,6 +14,8 @@ from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import MissingExtra, install
 from headstart.server.limits import ServerOptions
+from headstart.server.listening import listen, url_of
+from headstart.server.logs import configure
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
@@ -28,6 +32,18 @@ def run(
     ] = None,
 ) -> int:
     limit_spinning()
+    configure(server.log_format)
+    with listen(server) as listener:
+        logging.getLogger("headstart.server").info(
+            "loading %s; %s/health says when it is ready", model, url_of(listener)
+        )
+        return _serve(model, server, head, options, listener)
+
+
+def _serve(
+    model: str, server: ServerOptions, head: Path | None, options: EngineOptions,
+    listener: socket.socket,
+) -> int:  # fmt: skip
     try:
         from headstart.server.lifecycle import serve
     except ModuleNotFoundError as error:
@@ -41,4 +57,4 @@ def run(
 
         return Engine(model, head, options=options)
 
-    return serve(model, server, make_engine)
+    return serve(model, server, make_engine, listener)

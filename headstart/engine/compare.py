@@ -42,7 +42,10 @@ class Divergence:
         """What is known of why, in a few words."""
         if self.logit_gap is None:
             return "one ends there"
-        return f"two logits are {self.logit_gap:.2g} apart"
+        decided = "it was decided otherwise"
+        if self.decision_gap is not None:
+            decided = f"what decided {self.decision_gap:.2g}"
+        return f"raw logits are {self.logit_gap:.2g} apart, {decided}"
 
 
 @dataclass(frozen=True)
@@ -76,12 +79,9 @@ class Comparison:
             lines.append(f"texts            identical ({self.num_tokens} tokens)")
         else:
             at = self.divergence
-            decided = "decided otherwise"
-            if at.decision_gap is not None:
-                decided = f"what decided {at.decision_gap:.2g}"
             lines.append(
                 f"texts            differ from token {at.position} on ({at.plain_token} or "
-                f"{at.drafted_token}: {at.reason}, {decided})"
+                f"{at.drafted_token}: {at.reason})"
             )
         return "\n".join(lines)
 

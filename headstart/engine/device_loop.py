@@ -8,12 +8,14 @@ device works. Prompts are read as always, and so are requests that need the host
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
 from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.head_track import HeadTrack
+from headstart.engine.headless import Headless
 from headstart.engine.loop import Loop
 from headstart.engine.outputs import Update
 from headstart.engine.request import Request, State
@@ -21,7 +23,8 @@ from headstart.engine.round_costs import LiveRounds
 from headstart.engine.round_profile import profile_rounds
 from headstart.engine.runner import HeadRows
 from headstart.engine.scheduler import Work
-from headstart.engine.seating import Flight, Outcome, Seating, needs_only_noise
+from headstart.engine.seatable import may_sit
+from headstart.engine.seating import Flight, Outcome, Seating
 from headstart.engine.verifier import Verdict
 from headstart.sampling.acceptance import origins
 from headstart.sampling.params import SamplingParams
@@ -37,6 +40,12 @@ class DeviceLoop(Loop):
         self.seating, self._draft_vocab = seating, draft_vocab
         self._firsts: Flight | None = None  # first tokens that the host has not seen
         self._chosen_first: dict[Request, torch.Tensor] = {}  # of this step, on the device
+        self._headless: Headless | None = None
+        if self.speculation is not None and self.options.speculate == "auto":
+            # Not by a method of this loop: one that is dropped must not keep itself alive.
+            seats_it = partial(may_sit, draft_vocab=draft_vocab)
+            self._headless = Headless(self.options, self.speculation, seats_it)
+            self.scheduler.goes_headless = self._headless.goes_without
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
@@ -52,6 +61,7 @@ class DeviceLoop(Loop):
         self._retire()
         if not is_launched:
             self.seating.stand_up()  # memory is short: the host decides who goes on
+        self._decide_heads()
         return updates + super().step()  # prompts, and requests that are not seated
 
     @torch.inference_mode()
@@ -80,6 +90,17 @@ class DeviceLoop(Loop):
         chosen = self.speculation.choose(seated, num_running=going, is_seated=True)
         self.stats.draft_reason = self.speculation.reason
         return chosen
+
+    def _decide_heads(self) -> None:
+        """Who is admitted now may go without a head; who went without may be better off with."""
+        if self._headless is None:
+            return
+        running, waiting = self.scheduler.running, self.scheduler.waiting
+        self._headless.look(running, waiting)
+        for request in self._headless.to_start_again(running) if not waiting else []:
+            self.seating.give_up(request)
+            self.scheduler.restart(request)
+            self.stats.heads_regained += 1
 
     def _time_round(self, flight: Flight | None) -> None:
         """What a round really took, where its result has just been read."""
@@ -134,35 +155,32 @@ class DeviceLoop(Loop):
             self._seat(ready)
         # Who stood up for want of memory goes on without drafts, and so gets a seat again, if
         # there is one for him; the others draft.
-        next_ones = [r for r in decided if self._may_sit(r)][: self.seating.room()]
-        super()._draft([r for r in decided if r not in next_ones])
+        going = [r for r in decided if r.finish_reason is None]
+        next_ones = [r for r in going if self._may_sit(r)][: self.seating.room()]
+        super()._draft([r for r in decided if r not in next_ones and not r.is_headless])
 
     def _may_sit(self, request: Request) -> bool:
-        """Whether a round needs nothing but logits and noise to choose for this request."""
-        params = request.params
-        return (
-            request.grammar is None
-            and params.acceptance == "match"
-            and params.logprobs is None
-            and needs_only_noise(params)
-            and (self.drafter is None or request.draft_vocab == self._draft_vocab)
+        return may_sit(
+            request, self._draft_vocab if self.drafter is not None else request.draft_vocab
         )
 
     def _seat(self, newest: dict[Request, torch.Tensor]) -> None:
         """The head reads everything before the newest token; the rest is the device's."""
         requests = list(newest)
-        states: dict[Request, torch.Tensor | None] = dict.fromkeys(requests)
+        states: dict[Request, torch.Tensor] = {}
         if self.drafter is not None:
-            states = {r: r.head.states[0][-1].clone() for r in requests}
-            self.drafter.catch_up(requests, force=True)
-            for request in requests:
+            with_head = [request for request in requests if not request.is_headless]
+            states = {r: r.head.states[0][-1].clone() for r in with_head}
+            self.drafter.catch_up(with_head, force=True)
+            for request in with_head:
                 self._register(request)
         for request in requests:
             request.head = HeadTrack()
-            self.seating.sit(request, states[request], newest[request])
+            self.seating.sit(request, states.get(request), newest[request])
         self._release_siblings(requests)
 
     def _close(self, request: Request) -> None:
         if request.seat is not None:
             self.seating.leave(request)
+        self.stats.headless += request.is_headless
         super()._close(request)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -10,13 +11,15 @@ from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.gpu.forward import Kernels, Rows
 from headstart.gpu.prompts import ragged_rows
+from headstart.gpu.recurrent import RecurrentSeats, ragged_recur, settle
 from headstart.gpu.rounds import Model
 from headstart.gpu.seats import signed
 from headstart.gpu.transfer import on_device
 from headstart.models.attention import Span
 from headstart.models.int8 import add_int8, with_int8
 from headstart.models.linear import Linear
-from headstart.models.recurrence import StateSpan
+from headstart.models.linear_attention import DeltaNet
+from headstart.models.recurrence import LayerStates, StateSpan
 from headstart.sampling.params import SamplingParams
 
 
@@ -33,8 +36,9 @@ class DeviceRunner(Runner):
         wanted: list[int],
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        assert not states, "models with recurrent layers are refused"
         rows = self._rows(spans, self._numbers(positions))
+        if self._states:
+            rows = replace(rows, recur=ragged_recur(self._states, states))
         tokens = self._numbers(ids)
         stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)
         chosen = normed if len(wanted) == len(ids) else normed[self._numbers(wanted)]
@@ -97,5 +101,22 @@ class DeviceRunner(Runner):
             head_cache=self._head_caches[0] if self.head is not None else None,
             boundary=self._boundary[:, 0] if self.head is not None else self._boundary.flatten(1),
             block_size=self.block_size, draft_lm_head=lm_head, draft_ids=ids,
-            max_context=max_context, kernels=self.kernels,
+            max_context=max_context, kernels=self.kernels, states=self._states,
         )  # fmt: skip
+
+    def recurrent_seats(self, count: int, max_drafts: int) -> RecurrentSeats | None:
+        """What seats have of recurrent layers, where the model has any."""
+        delta, device = self.trunk_model.config.delta, self.device
+        if delta is None or not self._states:
+            return None
+        layers = len(self._states)
+        return RecurrentSeats.create(delta, layers, count, max_drafts, self.dtype, device)
+
+    def settle_states(self, seats: RecurrentSeats, lengths: list[int]) -> None:
+        """The states of those who sit, from the first seat on, as if the host had done all."""
+        nets = [m for m in self.trunk_model.modules() if isinstance(m, DeltaNet)]
+        settle(nets, seats, self._states, lengths)
+
+    @property
+    def layer_states(self) -> list[LayerStates]:
+        return self._states

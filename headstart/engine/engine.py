@@ -252,6 +252,7 @@ class Engine:
         try:
             for one in asked:
                 ids.append(self.submit(one, is_claimed=True, **options))
+            self._groups.hush(ids)
             while not all(map(self._groups.is_finished, ids)):
                 self._advance()
             return [self.collect(request_id) for request_id in ids]

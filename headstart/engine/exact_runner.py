@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from headstart.engine.device_runner import DeviceRunner
-from headstart.engine.seating import needs_only_noise
+from headstart.engine.seatable import needs_only_noise
 from headstart.gpu.exact import ExactKernels
 from headstart.gpu.forward import Rows
 from headstart.gpu.prompts import exact_rows

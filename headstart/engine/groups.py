@@ -21,6 +21,7 @@ class _Group:
     requests: list[Request]
     is_claimed: bool  # by a stream or `generate`: its updates are not for `step`
     is_aborted: bool = False
+    is_quiet: bool = False  # only the whole result is wanted: updates are not kept
     updates: list[Update] = field(default_factory=list)
 
     @property
@@ -57,7 +58,14 @@ class Groups:
 
     def put(self, updates: Iterable[Update]) -> None:
         for update in updates:
-            self._groups[update.request_id].updates.append(update)
+            group = self._groups[update.request_id]
+            if not group.is_quiet:
+                group.updates.append(update)
+
+    def hush(self, names: Iterable[str]) -> None:
+        """Nobody will take updates of these: kept, each round's would wait for the last one."""
+        for name in names:
+            self._groups[name].is_quiet = True
 
     @property
     def has_updates(self) -> bool:

@@ -18,8 +18,9 @@ class Kinds:
     """The kinds of one engine's rounds, and how often each ran."""
 
     graphs: Graphs
-    window: int  # tokens that the head may be behind
+    window: int  # tokens that the head may be behind while nobody drafts
     menu: Sequence[int] = ()  # numbers of drafts that others are rounded up to; none: any
+    widest: int = 0  # tokens that it may be behind after many drafts, where that is more
     _runs: Counter[Kind] = field(default_factory=Counter)
     _wanted: Counter[Kind] = field(default_factory=Counter)
 
@@ -30,17 +31,27 @@ class Kinds:
         a round reads as much as the one before gave. Where more is pending, it reads the window
         and drafts a single token, whatever was wanted: one kind for all such changes of K.
         """
-        drafts = next((number for number in self.menu if number >= most), most)
+        drafts = self._on_menu(most)
         if not self.graphs.has_head:
             drafts, head_rows = 0, 0
-        elif not most:
-            head_rows = self.window if pending + 1 > self.window else 0
-        elif pending <= drafts + 1:
-            head_rows = drafts + 1
+        elif self.is_late(most, pending):
+            drafts = min(1, most)
+            head_rows = self.late_rows(pending)
         else:
-            drafts, head_rows = 1, self.window
+            head_rows = drafts + 1 if most else 0
         kind = Kind(self.graphs.bucket(count), drafts, head_rows, is_truncated)
         return self._captured(kind)
+
+    def is_late(self, most: int, pending: int) -> bool:
+        """Whether the head has more to read than rounds with up to `most` drafts let it."""
+        return pending > self._on_menu(most) + 1 if most else pending + 1 > self.window
+
+    def late_rows(self, pending: int) -> int:
+        """Rows of the head that read so much, where it is late."""
+        return self.window if pending <= self.window else self.widest
+
+    def _on_menu(self, most: int) -> int:
+        return next((number for number in self.menu if number >= most), most)
 
     def run(self, kind: Kind) -> bool:
         """Launch a round; whether it is one whose time counts: a replay."""

@@ -73,7 +73,7 @@ class Loop:
             if request.num_cached and request.num_cached == work.start and not request.head.done:
                 request.stats.num_cached_tokens += request.num_cached
                 self.stats.cached_tokens += request.num_cached
-                if self.drafter is not None:
+                if self.drafter is not None and not request.is_headless:
                     self.drafter.resume(request)
 
     def _time_trunk(self, plan: Sequence[Work], seconds: float) -> None:
@@ -88,7 +88,7 @@ class Loop:
             work.count if verdict is None else work.count - len(work.drafts) + verdict.num_accepted
         )
         request.num_computed = work.start + valid
-        if self.drafter is not None:
+        if self.drafter is not None and not request.is_headless:
             self.drafter.feed(request, work.start, rows[:valid])
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         request.drafts = []
@@ -145,7 +145,7 @@ class Loop:
     def _register(self, request: Request) -> None:
         """Blocks whose trunk and head entries are final may serve others."""
         final = request.num_computed
-        if self.drafter is not None:
+        if self.drafter is not None and not request.is_headless:
             final = min(final, self.drafter.num_final(request))
         self.scheduler.register(request, final)
 

@@ -11,6 +11,7 @@ from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
 from headstart.engine.memory import Memory
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
+from headstart.engine.pauses import keep_pauses_short
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.speculation import Speculation
@@ -27,6 +28,10 @@ def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
         return "numbers are float64"
     if options.weights == "int8":
         return "weights are int8"
+    if options.weights == "fp8" and built.config.moe is not None:
+        return f"{built.config.model_type} models have experts, which stay as they are stored"
+    if options.exact and built.config.delta is not None:
+        return f"{built.config.model_type} models have recurrent layers"
     if built.head is not None and built.head.num_modules > 1:
         return f"the head has {built.head.num_modules} modules"
     heads = [built.head.config] if built.head is not None else []
@@ -108,4 +113,5 @@ def make_loop(
     loop = DeviceLoop(*parts, seating=seating, draft_vocab=draft_vocab)
     if built.device.type == "cuda":
         loop.warm_up()
+        keep_pauses_short(loop)
     return loop

@@ -67,6 +67,8 @@ class Request:
     stop_reason: str | int | None = None
     error: str | None = None  # what ended the request, where that was a failure
     stats: RequestStats = field(default_factory=RequestStats)
+    is_headless: bool = False  # no head reads it, so nothing is drafted for it
+    was_headless: bool = False  # before it started again
     seat: int | None = None  # where the device carries it on by itself
     num_tabled: int = 0  # blocks that the seat knows of
     waited_steps: int = 0  # in all, preemptions included
@@ -103,4 +105,6 @@ class Request:
         self.draft_probs = None
         self.num_computed = self.num_registered = self.num_cached = 0
         self.head, self.states = HeadTrack(), StateTrack()
+        self.was_headless |= self.is_headless
+        self.is_headless = False
         self.state = State.WAITING

@@ -28,6 +28,15 @@ class RoundTable:
     def menu(self) -> tuple[int, ...]:
         return tuple(drafts for drafts, _ in self.rounds[0][1])
 
+    @property
+    def row_seconds(self) -> float:
+        """Of one row in the round that has most for its time: about what a prompt's token costs."""
+        return min(
+            seconds / (seats * (drafts + 1))
+            for seats, curve in self.rounds
+            for drafts, seconds in curve
+        )
+
     def seconds(self, seats: int, drafts: int, context: int) -> float:
         result = surface_at(self.rounds, seats, drafts)
         if self.context:
@@ -58,6 +67,20 @@ class LiveRounds:
 
     def round_seconds(self, batch: int, num_drafts: int) -> float:
         return self.seconds(batch, num_drafts, context=0)
+
+    @property
+    def row_seconds(self) -> float:
+        return self._table.row_seconds
+
+    def prospect(self, chain: Sequence[float], batch: int, context: int) -> float:
+        """Speed of the best K above 0 over that of none, if everybody's drafts promised `chain`."""
+        menu = [drafts for drafts in self._table.menu if 0 < drafts <= len(chain)]
+        plain = self.seconds(batch, 0, context)
+        speeds = [
+            (1 + sum(chain[:drafts])) * plain / self.seconds(batch, drafts, context)
+            for drafts in menu
+        ]
+        return max(speeds, default=0.0)
 
     def observe(self, seats: int, num_drafts: int, context: int, seconds: float) -> None:
         """A round in which the head had nothing to catch up with."""

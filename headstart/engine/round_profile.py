@@ -29,7 +29,7 @@ def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
     """Time rounds of blank requests, with short and with long contexts."""
     blank = _Blank(seating)
     menu = [drafts for drafts in MENU if drafts <= max_drafts]
-    window = seating.seats.window
+    window = seating.kinds.window
     rounds: list[tuple[int, Curve]] = []
     context: list[tuple[int, Curve]] = []
     catch_up: list[tuple[int, float]] = []
@@ -42,6 +42,7 @@ def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
         late = blank.seconds(Kind(count, 0, window), short)
         catch_up.append((count, max(0.0, late - bases[0])))
         blank.seconds(Kind(count, 1, window), short)  # for serving: K rises from 0 by this one
+        seating.graphs.catch_up(range(count), window)  # and where few have a head, by this
         slopes = [0.0] * len(menu)
         if long >= 2 * short:
             slopes = [

@@ -9,10 +9,10 @@ least important request, which starts again later.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from headstart.engine.kv_cache import BlockPool, extend_digests
+from headstart.engine.kv_cache import BlockPool, extend_digests, trunk_digest
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request, State
 from headstart.engine.state_plan import StatePlan
@@ -53,6 +53,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.goes_headless: Callable[[Request], bool] = lambda request: False
         self._held_back: dict[str, list[Request]] = {}  # by the sibling they wait for
 
     def add(self, request: Request, siblings: Sequence[Request] = ()) -> None:
@@ -161,12 +162,16 @@ class Scheduler:
         return max(0, min(drafts, len(request.blocks) * size - len(request.tokens)))
 
     def _preempt(self, victim: Request) -> None:
-        self.running.remove(victim)
-        self._give_back(victim)
-        victim.reset()
+        self.restart(victim)
         victim.stats.num_preemptions += 1
         self.num_preemptions += 1
-        self.waiting.append(victim)
+
+    def restart(self, request: Request) -> None:
+        """Give its memory back; it waits, and is read again with what it has said so far."""
+        self.running.remove(request)
+        self._give_back(request)
+        request.reset()
+        self.waiting.append(request)
 
     def _admit(self, works: dict[str, Work], budget: int) -> None:
         for request in self.waiting:
@@ -174,7 +179,10 @@ class Scheduler:
         for request in sorted(self.waiting, key=_importance):
             if len(self.running) >= self._options.max_running_requests:
                 return
-            hit: list[int] | None = self.pool.match(request.tokens, request.digests)
+            request.is_headless = self.goes_headless(request)
+            hit: list[int] | None = self.pool.match(
+                request.tokens, request.digests, is_headless=request.is_headless
+            )
             if self.states is not None:
                 hit = self.states.begin(request, hit or [])
             if hit is None:
@@ -198,14 +206,20 @@ class Scheduler:
             budget -= rows
 
     def register(self, request: Request, num_final: int) -> None:
-        """Make blocks findable whose first `num_final` slots are final in trunk and head."""
+        """Make blocks findable whose first `num_final` slots are final in trunk and head.
+
+        Those of a headless request serve headless ones only.
+        """
         if not self.pool.is_caching:
             return
         size = self.pool.block_size
         full = num_final // size
         extend_digests(request.digests, request.tokens, full, size)
         for index in range(request.num_registered, full):
-            self.pool.register(request.blocks[index], request.digests[index])
+            digest = request.digests[index]
+            self.pool.register(
+                request.blocks[index], trunk_digest(digest) if request.is_headless else digest
+            )
         request.num_registered = max(request.num_registered, full)
 
     def check(self) -> None:

@@ -16,30 +16,13 @@ from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.kinds import Kinds
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Scheduler
+from headstart.engine.seatable import needs_truncation
 from headstart.gpu.graphs import Graphs
 from headstart.gpu.rounds import Kind
 from headstart.gpu.seats import Seat, Seats
-from headstart.kernels.choice import MAX_TOP_K
-from headstart.sampling.params import SamplingParams
 
 WINDOW = 16  # tokens that the head may be behind while nobody drafts
-
-
-def needs_truncation(params: SamplingParams) -> bool:
-    """Whether a choice is not among all tokens."""
-    is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-    return is_cut and not params.is_greedy
-
-
-def needs_only_noise(params: SamplingParams) -> bool:
-    """Whether the device can choose: from logits and noise, with no history, bias or mask."""
-    return (
-        not params.needs_history
-        and not params.logit_bias
-        and params.allowed_token_ids is None
-        and not params.banned_token_ids
-        and (not needs_truncation(params) or 0 < params.top_k <= MAX_TOP_K)
-    )
+_FEW = 4  # of so many seats one has a head, or less: a round that reads for all costs too much
 
 
 @dataclass(frozen=True)
@@ -110,11 +93,12 @@ class Seating:
         seats = Seats(
             count, max_drafts=max_drafts, window=max(WINDOW, max_drafts + 1),
             max_blocks=max_blocks, hidden=runner.trunk_model.config.hidden, dtype=runner.dtype,
-            device=runner.device,
+            device=runner.device, recurrent=runner.recurrent_seats(count, max_drafts),
         )  # fmt: skip
         model = runner.round_model(max_blocks * size, draft_vocab)
         graphs = Graphs(model, seats)
-        return cls(runner, scheduler, seats, graphs, Kinds(graphs, seats.window, menu), max_len)
+        kinds = Kinds(graphs, WINDOW, menu, widest=seats.window)
+        return cls(runner, scheduler, seats, graphs, kinds, max_len)
 
     def warm_up(self, drafts: int) -> None:
         """Capture rounds of every size, while all seats are empty."""
@@ -130,7 +114,8 @@ class Seating:
     def sit(self, request: Request, state: torch.Tensor | None, newest: torch.Tensor) -> None:
         """A request that has been read to its end; `newest` is the token after that.
 
-        The head has read everything before it. How much it drafts is said with every round.
+        The head has read everything before it, or nothing and `state` is None. How much it
+        drafts is said with every round.
         """
         at = len(self.taken)
         self.taken[at] = request
@@ -139,11 +124,20 @@ class Seating:
             len(request.tokens) + 1, request.room - 1, 0, newest, state, request.seed,
             request.params.temperature, request.blocks, max(0, request.params.top_k),
             request.params.top_p, request.params.min_p,
+            -1 if request.states.slot is None else request.states.slot,
         )  # fmt: skip
-        self.seats.sit(at, seat)
+        self.seats.sit(at, seat, self.runner.layer_states)
         self._limits = []
         request.num_tabled = len(request.blocks)
-        self._pending = max(self._pending, 1)
+        if state is not None:
+            self._pending = max(self._pending, 1)
+
+    def give_up(self, request: Request) -> None:
+        """Free the seat of a request that starts again: what is under way for it is not taken."""
+        if self._flight is not None:
+            going = self._flight.seats.items()
+            self._flight.seats = {at: other for at, other in going if other is not request}
+        self.leave(request)
 
     def leave(self, request: Request) -> None:
         """Free a seat; the last one moves into it."""
@@ -162,9 +156,11 @@ class Seating:
     def launch(self, chosen: dict[Request, int]) -> bool:
         """Start a round of everybody seated; False if there is no memory for it."""
         if not self.taken:
+            self._pending = 0
             return True
         wanted = {at: chosen.get(request, 0) for at, request in self.taken.items()}
         is_truncated = any(needs_truncation(r.params) for r in self.taken.values())
+        self._read_late(max(wanted.values()))
         kind = self.kinds.pick(
             len(self.taken), max(wanted.values()), self._pending, is_truncated=is_truncated
         )
@@ -181,7 +177,7 @@ class Seating:
         count = self.graphs.bucket(len(self.taken))
         emitted, is_done = self._copy_out(self.seats.emitted[:count])
         timed = None
-        if began is not None and is_replay and kind.head_rows < self.seats.window:
+        if began is not None and is_replay and kind.head_rows < self.kinds.window:
             timed = Timed(kind, sum(len(r.tokens) for r in self.taken.values()), began)
         self._flight = Flight(dict(self.taken), drafts, emitted, is_done, timed, num_unread)
         return True
@@ -194,7 +190,8 @@ class Seating:
         return [
             Outcome(
                 request, rows[at][1 : 1 + rows[at][0]],
-                max(0, min(flight.drafts[at], request.room - 1)), flight.num_unread,
+                max(0, min(flight.drafts[at], request.room - 1)),
+                0 if request.is_headless else flight.num_unread,
             )
             for at, request in flight.seats.items()
             if rows[at][0]
@@ -211,10 +208,13 @@ class Seating:
 
     def stand_up(self) -> None:
         """Everybody leaves, when no round is under way: the host goes on as if it had done all."""
+        if self.seats.recurrent is not None and self.taken:
+            lengths = [len(self.taken[at].tokens) for at in range(len(self.taken))]
+            self.runner.settle_states(self.seats.recurrent, lengths)
         for request in list(self.taken.values()):
             at = request.seat
             assert at is not None
-            if self.graphs.has_head:
+            if self.graphs.has_head and not request.is_headless:
                 pending = int(self.seats.pending[at])
                 request.head.done = [len(request.tokens) - pending]
                 request.head.states = [self.seats.states[at, :pending].clone()]
@@ -222,6 +222,17 @@ class Seating:
             self.seats.leave(at)
         self.taken.clear()
         self._limits = []
+
+    def _read_late(self, most: int) -> None:
+        """Where few seats have a head, it reads what is pending for them alone."""
+        if not self.graphs.has_head:
+            return
+        heads = [at for at, request in self.taken.items() if not request.is_headless]
+        if not heads:
+            self._pending = 0
+        elif _FEW * len(heads) <= len(self.taken) and self.kinds.is_late(most, self._pending):
+            self.graphs.catch_up(heads, self.kinds.late_rows(self._pending))
+            self._pending = 1
 
     def _extend(self, under_way: int, drafts: int) -> bool:
         """Blocks for a round and the one under way, whose outcome is not known; drafts of both."""

@@ -21,6 +21,7 @@ _PROBE_EVERY = 64  # rounds without drafts until some are tried again, counted f
 _PROBE_SOON = 8  # the same after a try that paid,
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
+_ENOUGH = 32.0  # first drafts seen lately, to say what drafts will be worth
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
 
 
@@ -81,6 +82,17 @@ class Speculation:
         costs = self._costs_of(is_seated=True)
         return costs.round_seconds(batch, num_drafts) if costs is not None else None
 
+    def prospect(self, batch: int, context: int) -> float | None:
+        """Speed with drafts over that without, if everybody drafted; None: too little is known."""
+        if self.rounds is None or not self._overall.tried or self._overall.tried[0] < _ENOUGH:
+            return None
+        chain = Rates().cumulative(self._overall.priors(self._options.max_drafts))
+        return self.rounds.prospect(chain, batch, context)
+
+    def is_automatic(self, request: Request) -> bool:
+        """Whether the engine chooses how much is drafted for it."""
+        return self._asked(request) == "auto"
+
     def forget(self, request: Request) -> None:
         self._rates.pop(request.id, None)
         self._current.pop(request.id, None)
@@ -109,7 +121,8 @@ class Speculation:
         }
         automatic = {request: rooms[request] for request in requests if request not in fixed}
         if not automatic:
-            self.reason = "fixed"
+            is_spared = all(request.is_headless for request in requests)
+            self.reason = "no head, drafts would not pay" if is_spared else "fixed"
             return fixed
         costs = self._costs_of(is_seated)
         assert costs is not None
@@ -128,6 +141,9 @@ class Speculation:
             self._typical = max(set(free), key=free.count)
 
     def _wish(self, request: Request) -> Speculate:
+        return 0 if request.is_headless else self._asked(request)
+
+    def _asked(self, request: Request) -> Speculate:
         own = request.params.speculate
         return self._options.speculate if own is None else own
 

@@ -22,6 +22,8 @@ from headstart.kernels.choice import choose_logits, choose_truncated
 from headstart.kernels.linear import Shape, gated_linear, partial_linear, splits_for
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
+from headstart.models.mlp import MLP
+from headstart.models.moe import MoE
 from headstart.models.trunk import Trunk
 
 TILE = 16  # rows
@@ -58,6 +60,14 @@ class ExactKernels(Kernels):
     def gated(self, x: Tensor, layer: Linear) -> Tensor:
         parts = _countable(x, layer.weight, _GATED)
         return _joined([gated_linear(part, layer.weight, _GATED) for part in parts], 0)
+
+    def feed(self, x: Tensor, mlp: MLP | MoE, places: Tensor) -> Tensor:
+        """Experts get whole tiles of rows, one after another: they are read for each."""
+        if not isinstance(mlp, MoE):
+            return super().feed(x, mlp, places)
+        parts = zip(_parts(filled(x), TILE), _parts(filled(places, -1), TILE), strict=True)
+        terms = [super(ExactKernels, self).feed(part, mlp, own) for part, own in parts]
+        return _joined(terms, 1)[:, : x.shape[0]]
 
     def choose(
         self, x: Tensor, layer: Linear, heat: Tensor, seeds: Tensor, positions: Tensor,

@@ -12,18 +12,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headstart.gpu.experts import moe_terms
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
 from headstart.kernels.inputs import embed_rows, pair_rows
 from headstart.kernels.int8 import choose_int8, gated_int8, partial_int8
 from headstart.kernels.linear import gated_linear, partial_linear
-from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
+from headstart.kernels.rows import add_norm, begin_norm, gate_rows, place_qkv, silu_product
 from headstart.models.attention import LayerCache
 from headstart.models.config import ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
+from headstart.models.linear_attention import DeltaNet
 from headstart.models.mlp import MLP
+from headstart.models.moe import MoE
 from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
@@ -32,15 +35,21 @@ from headstart.models.trunk import Trunk
 MAX_SKINNY_ROWS = 16
 
 Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
+# a recurrent layer, its number among them, its rows [M, D] -> partial sums [S, M, D]
+Recur = Callable[[DeltaNet, int, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
 class Rows:
-    """M rows: rotary positions and places in the cache [M], and how their queries attend."""
+    """M rows: rotary positions and places in the cache [M], and how their queries attend.
+
+    `recur`: how they go on in a recurrent layer, where a trunk has any.
+    """
 
     positions: Tensor
     places: Tensor
     attend: Attend
+    recur: Recur | None = None
 
 
 class Kernels:
@@ -108,15 +117,25 @@ class Kernels:
     def trunk(
         self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache]
     ) -> tuple[Tensor, Tensor]:
-        """ids [M] -> the residual stream and its final norm, [M, D] each."""
+        """ids [M] -> the residual stream and its final norm, [M, D] each.
+
+        There is a cache for every layer that attends.
+        """
         layers = [layer for layer in trunk.layers if isinstance(layer, DecoderLayer)]
         norms = [*(layer.attention_norm for layer in layers[1:]), trunk.final_norm]
         stream, normed = embed_rows(
-            ids, trunk.embed, layers[0].attention_norm.weight, trunk.config.eps
+            ids, trunk.embed, layers[0].attention_norm.factor, trunk.config.eps
         )
-        for layer, cache, norm in zip(layers, caches, norms, strict=True):
-            partial = self._layer(layer, stream, normed, rows, cache, trunk.rotary)
-            normed = add_norm(stream, partial, norm.weight, trunk.config.eps)
+        attending, num_recurrent = iter(caches), 0
+        for layer, norm in zip(layers, norms, strict=True):
+            if isinstance(layer.attention, DeltaNet):
+                assert rows.recur is not None
+                mixed = rows.recur(layer.attention, num_recurrent, normed)
+                num_recurrent += 1
+            else:
+                mixed = self._attend(layer, normed, rows, next(attending), trunk.rotary)
+            partial = self._feed_behind(layer, stream, mixed, rows)
+            normed = add_norm(stream, partial, norm.factor, trunk.config.eps)
         return stream, normed
 
     def head(
@@ -126,40 +145,55 @@ class Kernels:
         """ids [B, R] and states [B, R, D] -> the state for the LM head and the recycled one."""
         layout, block = module.layout, module.block
         pair = pair_rows(
-            ids, states, embed, (module.embed_norm.weight, module.hidden_norm.weight),
+            ids, states, embed, (module.embed_norm.factor, module.hidden_norm.factor),
             rows.positions, module.embed_norm.eps, embed_first=layout.fuse_order == "embed_first",
             zero_first=layout.zero_embed_at_position_0,
         )  # fmt: skip
         fused = self.product(pair, module.fuse)
         stream, normed = begin_norm(
-            fused, block.attention_norm.weight, block.attention_norm.eps, embed.dtype
+            fused, block.attention_norm.factor, block.attention_norm.eps, embed.dtype
         )
-        partial = self._layer(block, stream, normed, rows, cache, module.rotary or rotary)
+        mixed = self._attend(block, normed, rows, cache, module.rotary or rotary)
+        partial = self._feed_behind(block, stream, mixed, rows)
         if module.out_norm is None:
             stream += partial.sum(0).to(stream.dtype)
             return stream, stream
-        normed = add_norm(stream, partial, module.out_norm.weight, module.out_norm.eps)
+        normed = add_norm(stream, partial, module.out_norm.factor, module.out_norm.eps)
         return normed, normed if layout.recycled_hidden == "after_out_norm" else stream
 
-    def _layer(
-        self, layer: DecoderLayer, stream: Tensor, normed: Tensor, rows: Rows, cache: LayerCache,
+    def _attend(
+        self, layer: DecoderLayer, normed: Tensor, rows: Rows, cache: LayerCache,
         rotary: RotaryTable,
     ) -> Tensor:  # fmt: skip
-        """Attention is added to `stream`; the MLP's partial sums are left to the next norm."""
+        """Partial sums of a layer's attention."""
         attention = layer.attention
         assert isinstance(attention, Attention), "other mixers are refused"
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
-            norms = (attention.q_norm.weight, attention.k_norm.weight)
+            norms = (attention.q_norm.factor, attention.k_norm.factor)
+        product = self.product(normed, attention.qkv)
         q = place_qkv(
-            self.product(normed, attention.qkv), attention.qkv.bias, norms,
-            layer.attention_norm.eps, rotary.cos, rotary.sin, rows.positions, rows.places,
-            cache.k, cache.v, attention.heads, each=self.heads_each,
+            product, attention.qkv.bias, norms, layer.attention_norm.eps, rotary.cos, rotary.sin,
+            rows.positions, rows.places, cache.k, cache.v, attention.heads, each=self.heads_each,
+            is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated,
         )  # fmt: skip
-        partial = self.product(rows.attend(q, cache), attention.o)
-        normed = add_norm(stream, partial, layer.mlp_norm.weight, layer.mlp_norm.eps)
-        assert isinstance(layer.mlp, MLP), "models with experts are refused"
-        return self.product(self.gated(normed, layer.mlp.gate_up), layer.mlp.down)
+        seen = rows.attend(q, cache)
+        if attention.is_gated:
+            seen = gate_rows(seen, product, attention.dim)
+        return self.product(seen, attention.o)
+
+    def _feed_behind(
+        self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, rows: Rows
+    ) -> Tensor:
+        """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
+        normed = add_norm(stream, mixed, layer.mlp_norm.factor, layer.mlp_norm.eps)
+        return self.feed(normed, layer.mlp, rows.places)
+
+    def feed(self, x: Tensor, mlp: MLP | MoE, places: Tensor) -> Tensor:
+        """Partial sums [S, M, N] of what follows the mixer in a layer."""
+        if isinstance(mlp, MoE):
+            return moe_terms(x, mlp, places)
+        return self.product(self.gated(x, mlp.gate_up), mlp.down)
 
 
 def _cut(seats: int) -> Cut:
@@ -175,18 +209,12 @@ def _cut(seats: int) -> Cut:
 
 def why_unsupported(config: ModelConfig) -> str | None:
     """What in a trunk or a head the kernels cannot run, or None."""
-    if config.delta is not None:
-        return f"{config.model_type} models have recurrent layers"
     if config.mla is not None:
         return f"{config.model_type} models have latent attention"
     if config.o_bias or config.mlp_bias:
         return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows):
         return "the model has sliding windows"
-    if config.moe is not None:
-        return f"{config.model_type} models have experts"
-    if config.rope.dim != config.head_dim or config.rope.is_interleaved:
-        return f"{config.model_type} models rotate positions in a way that they do not compute"
     if config.head_dim % 2 or config.head_dim > 256:
         return f"the model has heads of size {config.head_dim}"
     return None

@@ -6,14 +6,17 @@ Seats beyond those in use are empty, which every kernel skips.
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from headstart.gpu.rounds import Kind, Model, run_round
+from headstart.gpu.rounds import Kind, Model, catch_up, run_round
 from headstart.gpu.seats import Seats
+from headstart.gpu.transfer import on_device
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
@@ -23,6 +26,7 @@ class Graphs:
         self.model, self._seats = model, seats
         self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
         self._seen: set[Kind] = set()
+        self.new_seconds: dict[Kind, float] = {}  # what compiling and capturing took the host
         self._pool: Any = None
 
     @property
@@ -42,13 +46,24 @@ class Graphs:
     def run(self, kind: Kind) -> None:
         """One round of the first `count` seats, or a few more; they must hold every request."""
         kind = replace(kind, count=self.bucket(kind.count))
-        if kind not in self._seen or not self._seats.lengths.is_cuda:
+        began = time.perf_counter()
+        is_seen = kind in self._seen
+        if not is_seen or not self._seats.lengths.is_cuda:
             self._seen.add(kind)
             run_round(self.model, self._seats, kind)
-            return
-        if kind not in self._graphs:
+        elif kind not in self._graphs:
             self._graphs[kind] = self._capture(kind)
-        self._graphs[kind].replay()
+            is_seen = False
+        if not is_seen:
+            self.new_seconds[kind] = self.new_seconds.get(kind, 0.0) + time.perf_counter() - began
+        if kind in self._graphs:
+            self._graphs[kind].replay()
+
+    def catch_up(self, at: Sequence[int], rows: int) -> None:
+        """Let the head read up to `rows` tokens that are pending for these seats; not captured."""
+        # As many as in a captured round, the last one repeated: nothing is compiled for it then.
+        filled = [*at, *[at[-1]] * (self.bucket(len(at)) - len(at))]
+        catch_up(self.model, self._seats, on_device(filled, self._seats.lengths.device), rows)
 
     def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()

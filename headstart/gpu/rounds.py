@@ -7,18 +7,20 @@ the leading drafts that equal them are accepted. Only kernels, so a graph can ho
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from headstart.gpu.forward import Attend, Kernels, Rows
+from headstart.gpu.recurrent import round_recur
 from headstart.gpu.seats import Seats
 from headstart.kernels.inputs import newest_rows, noise_rows
 from headstart.kernels.rounds import accept, chain_rows, head_rows, keep_states, trunk_rows
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
+from headstart.models.recurrence import LayerStates
 from headstart.models.trunk import Trunk
 
 
@@ -36,6 +38,7 @@ class Model:
     draft_ids: Tensor | None  # [N] where the draft vocabulary is reduced
     max_context: int
     kernels: Kernels = field(default_factory=Kernels)
+    states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,17 @@ def run_round(model: Model, seats: Seats, kind: Kind) -> None:
     ids = torch.stack([_newest(seats, count), *_drafts(model, seats, kind)], 1)
     positions, places, seen = trunk_rows(lengths, left, limits, tables, model.block_size, rows)
     where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=0))
+    if seats.recurrent is not None:
+        recur = round_recur(model.kernels, seats.recurrent, model.states, seen, rows)
+        where = replace(where, recur=recur)
     stream, normed = model.kernels.trunk(model.trunk, ids.flatten(), where, model.caches)
     choices = _choose(model, seats, kind, normed, 0, model.trunk.lm_head, None)
     accept(
         ids[:, 1:], choices.view(count, rows), limits, lengths, left, seats.pending[:count],
         seats.tokens[:count], seats.emitted[:count], has_read=head_rows > 0 or model.head is None,
     )  # fmt: skip
+    if seats.recurrent is not None:
+        seats.recurrent.replays[:count] = seats.emitted[:count, 0]  # to be repeated next time
     if model.head is not None:
         before = model.head.layout.trunk_hidden == "before_final_norm"
         states = (stream if before else normed).view(count, rows, -1)
@@ -71,6 +79,21 @@ def run_round(model: Model, seats: Seats, kind: Kind) -> None:
             states, seats.states[:count], model.boundary, lengths, seats.pending[:count],
             seats.emitted[:count], tables, model.block_size,
         )  # fmt: skip
+
+
+def catch_up(model: Model, seats: Seats, at: Tensor, rows: int) -> None:
+    """The head reads up to `rows` pending tokens for seats `at` alone; the newest stays pending.
+
+    A round with head rows computes them for every seat: too much where few seats have a head.
+    """
+    tokens, states = seats.tokens[at][:, :rows], seats.states[at][:, :rows]
+    pending = seats.pending[at]
+    _read(model, tokens, states, seats.lengths[at], seats.left[at], pending, seats.tables[at])
+    newest = (pending.long() - 1).clamp_min(0)
+    each = torch.arange(len(at), device=at.device)
+    seats.tokens[at, 0] = tokens[each, newest]
+    seats.states[at, 0] = states[each, newest]
+    seats.pending[at] = pending.clamp_max(1)
 
 
 def _newest(seats: Seats, count: int) -> Tensor:
@@ -84,17 +107,15 @@ def _drafts(model: Model, seats: Seats, kind: Kind) -> list[Tensor]:
     count, rows = kind.count, kind.head_rows
     if rows == 0 or model.head is None or model.head_cache is None:
         return []
-    module, embed, rotary = model.head.module(1), model.trunk.embed, model.trunk.rotary
     lengths, left = seats.lengths[:count], seats.left[:count]
     limits, tables, pending = seats.limits[:count], seats.tables[:count], seats.pending[:count]
-    positions, places, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
-    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=1))
-    normed, recycled = model.kernels.head(
-        module, seats.tokens[:count, :rows], seats.states[:count, :rows], where, embed, rotary,
-        model.head_cache,
+    normed, recycled = _read(
+        model, seats.tokens[:count, :rows], seats.states[:count, :rows], lengths, left, pending,
+        tables,
     )  # fmt: skip
     if kind.num_drafts == 0:
         return []
+    module, embed, rotary = model.head.module(1), model.trunk.embed, model.trunk.rotary
     # Only the newest token's row guesses.
     normed, recycled = newest_rows(normed, recycled, pending)
     lm_head = model.draft_lm_head
@@ -108,6 +129,21 @@ def _drafts(model: Model, seats: Seats, kind: Kind) -> list[Tensor]:
         guess = _choose(model, seats, kind, normed, depth - 1, lm_head, model.draft_ids)
         drafts.append(guess)
     return drafts
+
+
+def _read(
+    model: Model, tokens: Tensor, states: Tensor, lengths: Tensor, left: Tensor, pending: Tensor,
+    tables: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """The head reads tokens [B, R] with their states [B, R, D], of which `pending` [B] count."""
+    assert model.head is not None and model.head_cache is not None
+    rows = tokens.shape[1]
+    positions, places, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
+    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=1))
+    return model.kernels.head(
+        model.head.module(1), tokens, states, where, model.trunk.embed, model.trunk.rotary,
+        model.head_cache,
+    )  # fmt: skip
 
 
 def _choose(

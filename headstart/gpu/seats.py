@@ -13,7 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from headstart.gpu.recurrent import RecurrentSeats
 from headstart.gpu.transfer import on_device
+from headstart.models.recurrence import LayerStates
 
 
 @dataclass(frozen=True)
@@ -24,13 +26,14 @@ class Seat:
     left: int  # tokens it may still get
     limit: int  # drafts per round
     newest: int | Tensor  # a number, or one that only the device knows yet
-    state: Tensor | None  # [D] of the token before the newest: what the head needs; None without
+    state: Tensor | None  # [D] of the token before the newest, for the head; None: it has none
     seed: int
     temperature: float
     blocks: Sequence[int]
     top_k: int = 0  # up to kernels.choice.MAX_TOP_K
     top_p: float = 1.0
     min_p: float = 0.0
+    state_slot: int = -1  # of its recurrent states, where the model has any
 
 
 class Seats:
@@ -38,7 +41,7 @@ class Seats:
 
     def __init__(
         self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int,
-        dtype: torch.dtype, device: torch.device,
+        dtype: torch.dtype, device: torch.device, recurrent: RecurrentSeats | None = None,
     ):  # fmt: skip
         assert window > max_drafts
 
@@ -59,6 +62,8 @@ class Seats:
         self.states = numbers(dtype, window, hidden)
         self.tables = numbers(torch.int32, max_blocks)
         self.emitted = numbers(torch.int64, max_drafts + 2)
+        self.recurrent = recurrent
+        self._buffers = list(range(count))  # as `recurrent` has them
 
     @property
     def window(self) -> int:
@@ -68,10 +73,13 @@ class Seats:
     def count(self) -> int:
         return self.lengths.shape[0]
 
-    def sit(self, at: int, seat: Seat) -> None:
-        """Fill a seat. Ordered after the rounds already launched, like every change below."""
-        numbers = [seat.num_tokens, seat.left, seat.limit, 1]
-        self._set(at, numbers)
+    def sit(self, at: int, seat: Seat, states: list[LayerStates] | None = None) -> None:
+        """Fill a seat. Ordered after the rounds already launched, like every change below.
+
+        states: of the recurrent layers, which hold the request's.
+        """
+        num_pending = int(seat.state is not None)
+        self._set(at, [seat.num_tokens, seat.left, seat.limit, num_pending])
         self.seeds[at].fill_(signed(seat.seed))
         self.heat[at].fill_(1 / seat.temperature if seat.temperature > 0 else 0.0)
         self.top_k[at].fill_(seat.top_k)
@@ -81,6 +89,9 @@ class Seats:
         if seat.state is not None:
             self.states[at, 0] = seat.state
         self.extend(at, 0, seat.blocks)
+        if self.recurrent is not None:
+            rows = seat.num_tokens - 1  # the newest token has not been read
+            self.recurrent.sit(at, seat.state_slot, self._buffers[at], rows, states or [])
 
     def leave(self, at: int) -> None:
         self._set(at, [0, 0, 0, 0])
@@ -101,6 +112,10 @@ class Seats:
             self.top_p, self.min_p, self.tokens, self.states, self.tables,
         ):  # fmt: skip
             tensor[target] = tensor[source]
+        if self.recurrent is not None:
+            own = self._buffers
+            own[source], own[target] = own[target], own[source]  # nobody has two
+            self.recurrent.move(source, target, own)
         self.leave(source)
 
     def _set(self, at: int, numbers: list[int]) -> None:

@@ -151,6 +151,8 @@ def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, 
         v = tl.load(x + row[None, :] * inputs + inner[:, None], x_mask, 0.0)
         if scales is not None:
             w = w.to(v.dtype)
+        else:
+            v = v.to(w.dtype)  # fp32 weights, such as a router's, beside narrower rows
         sums = tl.dot(w, v, sums, input_precision="ieee")
     if scales is not None:
         sums *= tl.load(scales + columns, columns < outputs, 0.0)[:, None]

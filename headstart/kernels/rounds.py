@@ -2,7 +2,8 @@
 
 A seat is a place for one request. `lengths` counts its tokens (below 1: the seat is empty), the
 newest of which no pass has read yet; `left` how many more it may get. The head still has to read
-the last `pending` tokens: `tokens` holds them, `states` the trunk states that go with them.
+the last `pending` tokens: `tokens` holds them, `states` the trunk states that go with them. A
+seat with none pending has no head: its newest token is the first of `tokens`, and stays there.
 
 B seats, C pending rows at most, R = K + 1 rows of a verification, D width, P tokens per block.
 """
@@ -89,7 +90,7 @@ def keep_states(
     """Keep a verification's states rows [B, R, D]: states [B, C, D] for the next head pass.
 
     Where an accepted row is the last of a block, also in boundary [blocks, D], for prefix hits.
-    Runs after `accept`.
+    Seats without a head keep nothing. Runs after `accept`.
     """
     seats, count, width = rows.shape
     _keep_states[(seats, count)](
@@ -111,6 +112,7 @@ def _place_rows(lengths, left, counts, tables, positions, places, seen, table_st
     count = tl.load(counts + seat)
     is_active = (length > 0) & (room > 0)
     if IS_HEAD:
+        is_active = is_active & (count > 0)
         first = length - count  # slot of the first token of the last round
         position = first + row - 1
         is_valid = row < count
@@ -162,14 +164,15 @@ def _accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, dr
     accepted = tl.min(tl.where(is_wrong, row, DRAFTS), 0)
     is_active = (length > 0) & (room > 0)
     count = tl.where(is_active, accepted + 1, 0)
-    before = tl.load(pending + seat)
+    unread = tl.load(pending + seat)
+    before = unread
     if HAS_READ:
         before = before * 0
     is_kept = (row < count) & (before + row < token_stride)
     tl.store(tokens + seat * token_stride + before + row, choice, is_kept)
     tl.store(emitted + seat * emitted_stride + 1 + row, choice, is_row)
     tl.store(emitted + seat * emitted_stride, count.to(tl.int64))
-    tl.store(pending + seat, (before + count).to(tl.int32))
+    tl.store(pending + seat, tl.where(unread > 0, before + count, 0).to(tl.int32))
     tl.store(lengths + seat, length + count)
     tl.store(left + seat, room - count)
 
@@ -181,11 +184,12 @@ def _keep_states(rows, states, boundary, lengths, pending, emitted, tables, stat
     seat = tl.program_id(0)
     row = tl.program_id(1)
     count = tl.load(emitted + seat * emitted_stride).to(tl.int32)
-    if row < count:
+    unread = tl.load(pending + seat)
+    if (row < count) & (unread > 0):
         at = tl.arange(0, BLOCK)
         mask = at < width
         value = tl.load(rows + (seat * ROWS + row).to(tl.int64) * width + at, mask, 0.0)
-        place = tl.load(pending + seat) - count + row
+        place = unread - count + row
         base = states + seat.to(tl.int64) * state_stride
         tl.store(base + place * width + at, value, mask & (at * 0 + place < KEPT))
         slot = tl.load(lengths + seat) - 1 - count + row  # lengths already counts the new tokens

@@ -48,13 +48,15 @@ def silu_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
 def place_qkv(
     partial: Tensor, bias: Tensor | None, norms: tuple[Tensor, Tensor] | None, eps: float,
     cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor,
-    heads: int, *, each: int | None = None,
+    heads: int, *, each: int | None = None, is_interleaved: bool = False, is_gated: bool = False,
 ) -> Tensor:  # fmt: skip
     """Finish a q, k, v product: bias, norms, rotation; keys and values go to their slots.
 
-    partial [S, M, (H + 2 G) D]; cos and sin [positions, D], sin with the sign of its first half;
-    positions and slots [M] (a slot below 0 is not written); caches [slots, G, D]; returns q
-    [M, H, D].
+    partial [S, M, (H + 2 G) D]; cos and sin [positions, R], sin with the sign of the first of each
+    pair: the first R dimensions are rotated, a pair lies R / 2 apart or side by side
+    (`is_interleaved`); positions and slots [M] (a slot below 0 is not written); caches
+    [slots, G, D]; returns q [M, H, D]. With `is_gated` every query is followed by its gate, which
+    is left to `gate_rows`.
     """
     splits, rows, _ = partial.shape
     kv_heads, dim = k_cache.shape[1:]
@@ -66,10 +68,22 @@ def place_qkv(
         partial, partial if bias is None else bias, q_norm, k_norm, cos, sin, positions, slots,
         q, k_cache, v_cache, rows, eps,
         SPLITS=splits, HEADS=heads, KV_HEADS=kv_heads, EACH=each, DIM=dim, HALF=dim // 2,
-        BLOCK=triton.next_power_of_2(dim // 2),
-        HAS_BIAS=bias is not None, HAS_NORMS=norms is not None, num_warps=1 if each == 2 else 4,
+        ROTATED=cos.shape[1], IS_INTERLEAVED=is_interleaved, IS_GATED=is_gated,
+        BLOCK=triton.next_power_of_2(dim // 2), HAS_BIAS=bias is not None,
+        HAS_NORMS=norms is not None, num_warps=1 if each == 2 else 4,
     )  # fmt: skip
     return q
+
+
+def gate_rows(rows: Tensor, partial: Tensor, dim: int) -> Tensor:
+    """rows [M, H D] times the sigmoid of their gates, in place; partial as `place_qkv` has it."""
+    splits, count, width = partial.shape
+    heads = rows.shape[1] // dim
+    _gate_rows[(count, heads)](
+        rows, partial, count, width, SPLITS=splits, HEADS=heads, DIM=dim,
+        BLOCK=triton.next_power_of_2(dim), num_warps=1,
+    )  # fmt: skip
+    return rows
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -108,7 +122,8 @@ def _silu_product(rows, result, width, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["rows"])
 def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache,
                rows, eps, SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-               EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, BLOCK: tl.constexpr,
+               EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROTATED: tl.constexpr,
+               IS_INTERLEAVED: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr,
                HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * EACH + tl.arange(0, EACH)[:, None]  # queries, then keys, values
@@ -117,17 +132,30 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     is_key = (head >= HEADS) & (head < HEADS + KV_HEADS)
     is_value = (head >= HEADS + KV_HEADS) & (head < HEADS + 2 * KV_HEADS)
     is_half = at < HALF
+    # Of each pair of dimensions the first and the second; those that are not rotated come last.
+    first_at = at
+    second_at = HALF + at
+    if IS_INTERLEAVED:
+        first_at = 2 * at
+        second_at = 2 * at + 1
+    elif ROTATED < DIM:
+        first_at = tl.where(at < ROTATED // 2, at, at + ROTATED // 2)
+        second_at = tl.where(at < ROTATED // 2, at + ROTATED // 2, at + HALF)
     mask = (is_query | is_key | is_value) & is_half
     width = (HEADS + 2 * KV_HEADS) * DIM
+    source = head  # where it stands in the product
+    if IS_GATED:
+        width += HEADS * DIM
+        source = tl.where(is_query, 2 * head, head + HEADS)
     low = tl.zeros((EACH, BLOCK), dtype=tl.float32)
     high = tl.zeros((EACH, BLOCK), dtype=tl.float32)
     for split in tl.static_range(SPLITS):
-        base = partial + (split * rows + row) * width + head * DIM
-        low += tl.load(base + at, mask, 0.0).to(tl.float32)
-        high += tl.load(base + HALF + at, mask, 0.0).to(tl.float32)
+        base = partial + (split * rows + row) * width + source * DIM
+        low += tl.load(base + first_at, mask, 0.0).to(tl.float32)
+        high += tl.load(base + second_at, mask, 0.0).to(tl.float32)
     if HAS_BIAS:
-        low += tl.load(bias + head * DIM + at, mask, 0.0).to(tl.float32)
-        high += tl.load(bias + head * DIM + HALF + at, mask, 0.0).to(tl.float32)
+        low += tl.load(bias + source * DIM + first_at, mask, 0.0).to(tl.float32)
+        high += tl.load(bias + source * DIM + second_at, mask, 0.0).to(tl.float32)
     # Rounded here, where a plain product would have rounded.
     kind = q.dtype.element_ty
     low = low.to(kind).to(tl.float32)
@@ -135,28 +163,29 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     slot = tl.load(slots + row).to(tl.int64)
     is_kept = slot + head * 0 >= 0
     value_at = v_cache + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
-    tl.store(value_at + at, low.to(kind), is_value & is_kept & is_half)
-    tl.store(value_at + HALF + at, high.to(kind), is_value & is_kept & is_half)
+    tl.store(value_at + first_at, low.to(kind), is_value & is_kept & is_half)
+    tl.store(value_at + second_at, high.to(kind), is_value & is_kept & is_half)
     if HAS_NORMS:
         squares = tl.sum(low * low, 1) + tl.sum(high * high, 1)
         scale = tl.rsqrt(squares / DIM + eps)[:, None]
-        gain_low = _gain(q_norm, k_norm, at, is_query, is_half)
-        gain_high = _gain(q_norm, k_norm, at + HALF, is_query, is_half)
+        gain_low = _gain(q_norm, k_norm, first_at, is_query, is_half)
+        gain_high = _gain(q_norm, k_norm, second_at, is_query, is_half)
         low = (low * scale * gain_low).to(kind).to(tl.float32)
         high = (high * scale * gain_high).to(kind).to(tl.float32)
-    position = tl.load(positions + row).to(tl.int64) * DIM
-    cos_low = tl.load(cos + position + at, is_half, 0.0).to(tl.float32)
-    cos_high = tl.load(cos + position + HALF + at, is_half, 0.0).to(tl.float32)
-    sin_low = tl.load(sin + position + at, is_half, 0.0).to(tl.float32)
-    sin_high = tl.load(sin + position + HALF + at, is_half, 0.0).to(tl.float32)
+    position = tl.load(positions + row).to(tl.int64) * ROTATED
+    is_turned = at < ROTATED // 2
+    cos_low = tl.load(cos + position + first_at, is_turned, 1.0).to(tl.float32)
+    cos_high = tl.load(cos + position + second_at, is_turned, 1.0).to(tl.float32)
+    sin_low = tl.load(sin + position + first_at, is_turned, 0.0).to(tl.float32)
+    sin_high = tl.load(sin + position + second_at, is_turned, 0.0).to(tl.float32)
     first = (low * cos_low + high * sin_low).to(kind)
     second = (high * cos_high + low * sin_high).to(kind)
     query_at = q + (row * HEADS + head) * DIM
-    tl.store(query_at + at, first, is_query & is_half)
-    tl.store(query_at + HALF + at, second, is_query & is_half)
+    tl.store(query_at + first_at, first, is_query & is_half)
+    tl.store(query_at + second_at, second, is_query & is_half)
     key_at = k_cache + (slot * KV_HEADS + head - HEADS) * DIM
-    tl.store(key_at + at, first, is_key & is_kept & is_half)
-    tl.store(key_at + HALF + at, second, is_key & is_kept & is_half)
+    tl.store(key_at + first_at, first, is_key & is_kept & is_half)
+    tl.store(key_at + second_at, second, is_key & is_kept & is_half)
 
 
 @triton.jit
@@ -164,3 +193,21 @@ def _gain(q_norm, k_norm, at, is_query, is_half):
     of_query = tl.load(q_norm + at, is_half, 0.0).to(tl.float32)
     of_key = tl.load(k_norm + at, is_half, 0.0).to(tl.float32)
     return tl.where(is_query, of_query, of_key)
+
+
+@triton.jit(do_not_specialize=["count"])
+def _gate_rows(rows, partial, count, width, SPLITS: tl.constexpr, HEADS: tl.constexpr,
+               DIM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    at = tl.arange(0, BLOCK)
+    mask = at < DIM
+    gate = tl.zeros((BLOCK,), dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        where = (split * count + row) * width + (2 * head + 1) * DIM + at
+        gate += tl.load(partial + where, mask, 0.0).to(tl.float32)
+    kind = rows.dtype.element_ty
+    target = rows + (row * HEADS + head) * DIM + at
+    value = tl.load(target, mask, 0.0).to(tl.float32)
+    share = tl.sigmoid(gate.to(kind).to(tl.float32)).to(kind).to(tl.float32)
+    tl.store(target, (value * share).to(kind), mask)

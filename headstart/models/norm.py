@@ -14,6 +14,16 @@ class Norm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(size), requires_grad=False)
         self.eps, self.centred = eps, centred
+        self._factor: torch.Tensor | None = None
+
+    @property
+    def factor(self) -> torch.Tensor:
+        """What normed rows are multiplied with, for kernels; weights must not change any more."""
+        if not self.centred:
+            return self.weight
+        if self._factor is None or self._factor.device != self.weight.device:
+            self._factor = 1 + self.weight.float()
+        return self._factor
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if not self.centred:

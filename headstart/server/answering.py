@@ -14,10 +14,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.server.jobs import Channel, Event
+from headstart.server.named_fields import field_of
 from headstart.server.observing import note_of
 from headstart.server.prepare import Prepared
 from headstart.server.protocol.sampling import SamplingFields
-from headstart.server.refusals import Refusal, refusal_of, too_slow
+from headstart.server.refusals import STOPPED, Refusal, refusal_of, too_slow
 from headstart.server.state import ServerState
 from headstart.server.stream import (
     DONE,
@@ -39,10 +40,10 @@ class Answering(Response):
 
     def __init__(
         self, state: ServerState, request: SamplingFields, answer_id: str,
-        prepare: Callable[..., Prepared], num_answers: int,
+        prepare: Callable[..., Prepared],
     ):  # fmt: skip
         self.state, self.request, self.answer_id = state, request, answer_id
-        self._prepare, self._num_answers = prepare, num_answers
+        self._prepare = prepare
         self._is_streaming = False
         self.background = None
 
@@ -51,13 +52,15 @@ class Answering(Response):
         self._note.id, self._note.is_stream = self.answer_id, self.request.stream
         if not await until_gone(receive, self._run(send)):
             self._note.error = "the client went away"
+            self.state.tally.aborted += 1
 
     async def _run(self, send: Send) -> None:
         limit = self.state.options.request_timeout_seconds
         try:
-            with self.state.gate.entry(self._num_answers):
+            with self.state.gate.entry(self.request.num_answers):
                 async with asyncio.timeout(limit):
                     await self._answer(send)
+            self.state.tally.finished += 1
         except TimeoutError:
             await self._refuse(send, too_slow(limit))
         except Exception as error:
@@ -121,12 +124,19 @@ class Answering(Response):
         return taken
 
     async def _refuse(self, send: Send, error: BaseException) -> None:
-        refusal = refusal_of(error)
+        refusal = self._named(refusal_of(error))
         self._note.error = refusal.message
+        self.state.tally.count(refusal.status, is_stopped=refusal.code == STOPPED)
         if refusal.status == 500 and refusal is not error:
             _log.error("request %s failed", self.answer_id, exc_info=error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._say(send, refusal), _LAST_WORD_SECONDS)
+
+    def _named(self, refusal: Refusal) -> Refusal:
+        """With the field that it is about, if only the request tells."""
+        if refusal.status != 400 or refusal.param is not None:
+            return refusal
+        return replace(refusal, param=field_of(refusal.message, [*self.request.model_fields_set]))
 
     async def _say(self, send: Send, refusal: Refusal) -> None:
         if self._is_streaming:

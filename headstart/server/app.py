@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, Request, Response
@@ -15,11 +16,13 @@ from headstart.server.auth import check_host, check_site
 from headstart.server.fields_page import fields_page
 from headstart.server.observing import Observed, note_of
 from headstart.server.page import page_response
-from headstart.server.prepare import prepare_chat, prepare_completion
+from headstart.server.prepare import Prepared, prepare_chat, prepare_completion
+from headstart.server.protocol.base import Part
 from headstart.server.protocol.chat import ChatRequest
 from headstart.server.protocol.completion import CompletionRequest
+from headstart.server.protocol.sampling import SamplingFields
 from headstart.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from headstart.server.refusals import Refusal, refusal_of
+from headstart.server.refusals import Refusal, no_such_route, refusal_of
 from headstart.server.spec import body_of, describe
 from headstart.server.state import ServerState
 from headstart.server.stream import encoded
@@ -56,24 +59,24 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
+    async def answering(
+        request: Request, kind: type[SamplingFields], prefix: str, prepare: Callable[..., Prepared]
+    ) -> Response:
+        state.gate.check()
+        body = await state.bodies.read(request, kind)
+        state.model.check_name(body.model)
+        body.check(state.options)
+        return Answering(state, body, new_id(prefix), prepare)
+
     @app.post("/v1/chat/completions", dependencies=keys, openapi_extra=body_of(ChatRequest))
     async def chat_completions(request: Request) -> Response:
         """Answer a conversation."""
-        state.gate.check()
-        body = await state.bodies.read(request, ChatRequest)
-        state.model.check_name(body.model)
-        body.check(state.options)
-        return Answering(state, body, new_id("chatcmpl"), prepare_chat, body.n or 1)
+        return await answering(request, ChatRequest, "chatcmpl", prepare_chat)
 
     @app.post("/v1/completions", dependencies=keys, openapi_extra=body_of(CompletionRequest))
     async def completions(request: Request) -> Response:
         """Continue a text."""
-        state.gate.check()
-        body = await state.bodies.read(request, CompletionRequest)
-        state.model.check_name(body.model)
-        body.check(state.options)
-        count = len(body.prompts) * (body.n or 1)
-        return Answering(state, body, new_id("cmpl"), prepare_completion, count)
+        return await answering(request, CompletionRequest, "cmpl", prepare_completion)
 
     @app.get("/v1/models", dependencies=keys)
     async def models() -> Response:
@@ -88,21 +91,23 @@ def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
 
 
 def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
+    async def converted(
+        request: Request, kind: type[Part], convert: Callable[..., bytes]
+    ) -> Response:
+        state.gate.check()
+        body = await state.bodies.read(request, kind)
+        with state.gate.entry(1, is_timed=False):
+            return _json(await state.in_token_thread(convert, body, state.model))
+
     @app.post("/tokenize", dependencies=keys, openapi_extra=body_of(TokenizeRequest))
     async def tokenize_text(request: Request) -> Response:
         """Token ids of a text or a conversation."""
-        state.gate.check()
-        body = await state.bodies.read(request, TokenizeRequest)
-        with state.gate.entry(1, is_timed=False):
-            return _json(await state.in_token_thread(tokenize, body, state.model))
+        return await converted(request, TokenizeRequest, tokenize)
 
     @app.post("/detokenize", dependencies=keys, openapi_extra=body_of(DetokenizeRequest))
     async def detokenize_ids(request: Request) -> Response:
         """The text of token ids."""
-        state.gate.check()
-        body = await state.bodies.read(request, DetokenizeRequest)
-        with state.gate.entry(1, is_timed=False):
-            return _json(await state.in_token_thread(detokenize, body, state.model))
+        return await converted(request, DetokenizeRequest, detokenize)
 
 
 def _add_operation(app: FastAPI, state: ServerState) -> None:
@@ -141,7 +146,7 @@ def _json(body: bytes, status: int = 200) -> Response:
 async def _refuse(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException):
         message = f"{request.method} {request.url.path[:80]}: {error.detail}."
-        error = Refusal(error.status_code, message, headers=error.headers or {})
+        error = no_such_route(error.status_code, message, error.headers or {})
     refusal = refusal_of(error)
     note_of(request.scope).error = refusal.message
     return Response(

@@ -15,12 +15,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
-from pydantic_core import ErrorDetails, from_json
+from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from headstart.errors import RequestError
+from headstart.server.field_errors import field_refusal
 from headstart.server.memory import LargeRequests
-from headstart.server.protocol.base import REFUSED, Part, without_harmless
+from headstart.server.protocol.base import Part, without_harmless
 from headstart.server.refusals import Refusal, unavailable
 
 Body = TypeVar("Body", bound=Part)
@@ -53,7 +53,7 @@ class BodyReader:
                 408, f"the body did not arrive within {_ARRIVAL_SECONDS:g} s.", code="body_timeout"
             ) from None
         except ClientDisconnect:
-            raise Refusal(400, "the client went away while sending.") from None
+            raise Refusal(400, "the client went away while sending.", code="client_gone") from None
         self.large.note(len(data))
         weight = _weight(data)
         try:
@@ -128,36 +128,16 @@ def _check_type(given: str) -> None:
 
 
 def parse(data: bytes, kind: type[Body]) -> Body:
-    """JSON bytes as `kind`; RequestError says which field is wrong, and how."""
+    """JSON bytes as `kind`; a Refusal says which field is wrong, and how."""
     try:
         document = from_json(data, allow_inf_nan=False)
     except ValueError as error:
-        raise RequestError(f"the body is not JSON: {error}.") from None
+        raise Refusal(400, f"the body is not JSON: {error}.", code="invalid_json") from None
     if not isinstance(document, dict):
-        raise RequestError(f"the body is a {type(document).__name__}; give a JSON object.")
+        found = type(document).__name__
+        raise Refusal(400, f"the body is a {found}; give a JSON object.", code="invalid_json")
+    fields = without_harmless(document)
     try:
-        return kind.model_validate(without_harmless(document))
+        return kind.model_validate(fields)
     except ValidationError as error:
-        raise _refusal(error) from None
-
-
-def _refusal(error: ValidationError) -> Refusal:
-    """The first unknown field, else the first field with a bad value."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    unknown = [detail for detail in found if detail["type"] == "extra_forbidden"]
-    detail = (unknown or found)[0]
-    # A union's error names its members behind the field; those are not for clients.
-    where = [str(part) for part in detail["loc"] if "[" not in str(part)]
-    name = ".".join(where[:3])[:80]
-    return Refusal(400, _message(name, where, detail), param=name, code="bad_field")
-
-
-def _message(name: str, where: list[str], detail: ErrorDetails) -> str:
-    if detail["type"] == "extra_forbidden":
-        why = REFUSED.get(where[0]) if len(where) == 1 else None
-        hint = f"{why[0].upper()}{why[1:]}. " if why else ""
-        return f"the field {name!r} is not implemented. {hint}Leave it out."
-    if detail["type"] == "missing":
-        return f"the field {name!r} is missing."
-    said = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"the field {name!r} {said[:1].lower()}{said[1:]}."
+        raise field_refusal(error, fields) from None

@@ -155,6 +155,12 @@ def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: list[int], markers
     xgrammar = _xgrammar()
     if tokenizer is None:
         raise RequestError("grammars need a tokenizer and the checkpoint has none.")
+    if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
+        # Such tokens are joined with blanks, which no grammar over their texts would know of.
+        raise RequestError(
+            "grammars need tokens that are pieces of text; this model's tokenizer.json has no "
+            "decoder, so its tokens are whole words. Ask without a grammar."
+        )
     ends = [token for token in end_ids if token < vocab_size]
     special = set(tokenizer.all_special_ids) | {
         token for token, added in tokenizer.added_tokens_decoder.items() if added.special

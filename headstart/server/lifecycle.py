@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -19,14 +20,14 @@ from types import FrameType
 import uvicorn
 
 from headstart.engine.engine import Engine
-from headstart.errors import ConfigError, MissingExtra
+from headstart.errors import MissingExtra, RequestError
 from headstart.server.app import create_app
 from headstart.server.connections import GuardedConnection
 from headstart.server.limits import ServerOptions
-from headstart.server.logs import configure
+from headstart.server.listening import url_of
 from headstart.server.memory import give_back
 from headstart.server.model import ANY_NAME
-from headstart.server.refusals import unavailable
+from headstart.server.refusals import STOPPED, unavailable
 from headstart.server.startup import startup_lines
 from headstart.server.state import ServerState
 
@@ -54,23 +55,16 @@ class Serving:
     """One run of a server; `run` returns the exit code."""
 
     def __init__(
-        self, model: str, options: ServerOptions, make_engine: Callable[[], Engine], *,
-        is_eager: bool = False,
+        self, model: str, options: ServerOptions, make_engine: Callable[[], Engine],
+        listener: socket.socket, *, is_eager: bool = False,
     ):  # fmt: skip
         """An eager one prepares for grammars before the first is asked for."""
         self.options, self._is_eager = options, is_eager
-        self._listener = _listen(options)
+        self._listener, self.url = listener, url_of(listener)
         self.state = ServerState(model, options, make_engine)
         self._signals: list[int] = []
         self._was_ready = False
-        self._code = 0
-
-    @property
-    def url(self) -> str:
-        """Where this machine reaches it."""
-        host, port = self._listener.getsockname()[:2]
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        self._code, self._reason = 0, ""
 
     def run(self) -> int:
         asyncio.run(self._serve())
@@ -92,6 +86,11 @@ class Serving:
             _log.error("the engine's last step did not end within %g s", wait)
             self._code = self._code or 1
         self.state.close()
+        self._say_goodbye()
+
+    def _say_goodbye(self) -> None:
+        level = logging.INFO if self._code == 0 else logging.WARNING
+        _log.log(level, "stopped (%s): %s", self._reason, self.state.tally)
 
     def _config(self) -> uvicorn.Config:
         return uvicorn.Config(
@@ -113,7 +112,7 @@ class Serving:
             return
         if self._was_ready:
             _log.error("the engine is gone, the server ends", exc_info=self.state.worker.failure)
-        self._end(1)
+        self._end(1, "the engine failed" if self._was_ready else "the model could not be loaded")
 
     def _announce(self, engine: Engine) -> None:
         """What was decided, and where to ask."""
@@ -127,8 +126,10 @@ class Serving:
         _log.info("ready at %s, the model's names are %s", self.url, names)
 
     async def _warm_up(self) -> None:
-        with contextlib.suppress(MissingExtra):  # then grammars are refused, by name
+        try:
             await self.state.warm_up()
+        except (MissingExtra, RequestError) as error:
+            _log.info("requests with a grammar are refused: %s", error)
 
     def signal(self, number: int) -> None:
         """The first drains, the second stops; safe in any thread and in a signal handler."""
@@ -140,7 +141,7 @@ class Serving:
         self.state.gate.is_draining = True
         self.state.metrics.set_state(self.state.health)
         if not self.state.worker.is_ready:
-            self._end(0)
+            self._end(0, f"{self._signal_name} while loading")
             return
         _log.info(
             "draining: %d answers have %g s", self.state.gate.num_open, self.options.drain_seconds
@@ -152,21 +153,26 @@ class Serving:
             await asyncio.wait_for(self.state.gate.wait_empty(), self.options.drain_seconds)
         except TimeoutError:
             self._cut_off()
-            self._end(1)
+            limit = f"{self.options.drain_seconds:g} s"
+            self._end(1, f"{self._signal_name}, and not all answers were complete after {limit}")
         else:
-            self._end(0)
+            self._end(0, f"{self._signal_name}, all answers were complete")
 
     def _stop_now(self) -> None:
         self._cut_off()
-        self._end(128 + self._signals[-1])
+        self._end(128 + self._signals[-1], f"a second {self._signal_name}")
+
+    @property
+    def _signal_name(self) -> str:
+        return signal.Signals(self._signals[-1]).name
 
     def _cut_off(self) -> None:
         self.state.worker.fail_all(
-            unavailable("the server was stopped before the answer was complete.", code="stopped")
+            unavailable("the server was stopped before the answer was complete.", code=STOPPED)
         )
 
-    def _end(self, code: int) -> None:
-        self._code = self._code or code
+    def _end(self, code: int, reason: str) -> None:
+        self._code, self._reason = self._code or code, self._reason or reason  # the first counts
         self._server.should_exit = True
 
     async def _watch(self) -> None:
@@ -179,34 +185,19 @@ class Serving:
             started = state.worker.step_started
             if started is None or time.perf_counter() - started < limit:
                 continue
-            _log.error("a step of the engine took over %g s, the server ends", limit)
+            _log.error("a step of the engine takes over %g s, the server ends", limit)
             self._cut_off()
             await asyncio.sleep(_GOODBYE_SECONDS)
+            self._code, self._reason = 1, f"a step of the engine took over {limit:g} s"
+            self._say_goodbye()
             os._exit(1)  # the engine's thread cannot be ended otherwise
 
 
-def _listen(options: ServerOptions) -> socket.socket:
-    """Take the port before a model is loaded for it."""
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it sees TCP:
-    # small events would otherwise wait for the client's acknowledgement, 40 ms each.
-    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((options.host, options.port))
-    except OSError as error:
-        listener.close()
-        raise ConfigError(
-            f"cannot listen on {options.host}:{options.port} ({error.strerror}); give another "
-            "--host or --port."
-        ) from None
-    return listener
-
-
-def serve(model: str, options: ServerOptions, make_engine: Callable[[], Engine]) -> int:
-    """Run until told to stop; returns the exit code."""
-    configure(options.log_format)
+def serve(
+    model: str, options: ServerOptions, make_engine: Callable[[], Engine], listener: socket.socket
+) -> int:
+    """Run until told to stop; returns the exit code. The log is configured by the caller."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     with contextlib.suppress(KeyboardInterrupt):
-        return Serving(model, options, make_engine, is_eager=True).run()
+        return Serving(model, options, make_engine, listener, is_eager=True).run()
     return 130

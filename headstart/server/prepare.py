@@ -17,6 +17,7 @@ from headstart.server.limits import ServerOptions
 from headstart.server.model import ServedModel
 from headstart.server.protocol.chat import ChatRequest
 from headstart.server.protocol.completion import CompletionRequest
+from headstart.server.protocol.sampling import SamplingFields
 from headstart.server.reasoning import after_reasoning
 from headstart.server.refusals import TOGETHER, too_long
 from headstart.server.tool_calls import prepare as prepare_tools
@@ -48,7 +49,7 @@ def prepare_chat(
     params = request.params(model.engine.prompts, **changes)
     options = {**request.template_options, **chat.template_options}
     asked = model.engine.read(chat.messages, _seeded(params), options)
-    _check_length(asked.ids, request.asked_max_tokens, model, limits.max_prompt_tokens)
+    _check_length(asked.ids, request, model, limits.max_prompt_tokens)
     reasoning, start = model.reasoning_format, model.reasoning_start(asked.ids)
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
     jobs = [Job(answer_id, asked, request.priority)]
@@ -68,7 +69,7 @@ def prepare_completion(
     jobs = []
     for number, prompt in enumerate(request.prompts):
         asked = engine.read(prompt, _seeded(params))
-        _check_length(asked.ids, request.asked_max_tokens, model, limits.max_prompt_tokens)
+        _check_length(asked.ids, request, model, limits.max_prompt_tokens)
         name = answer_id if number == 0 else f"{answer_id}-{number}"
         jobs.append(Job(name, asked, request.priority))
     # Decoded once and here: a long prompt would hold up the event loop, once for every sample.
@@ -86,17 +87,20 @@ def _echo(prompt: str | list[int], model: ServedModel) -> str:
     return prompt if isinstance(prompt, str) else model.decode(prompt)
 
 
-def _check_length(ids: list[int], given: int | None, model: ServedModel, most: int | None) -> None:
-    """Refusal for a prompt that is too long, or for more `given` max_tokens than have room."""
+def _check_length(
+    ids: list[int], request: SamplingFields, model: ServedModel, most: int | None
+) -> None:
+    """Refusal for a prompt that is too long, or for more max_tokens than have room."""
     if most is not None and len(ids) > most:
         raise too_long(
             f"the prompt has {len(ids)} tokens; this server reads at most {most} "
             "(--max-prompt-tokens). Shorten it."
         )
+    given, name = request.asked_max_tokens, request.max_tokens_field
     room = model.max_len - len(ids)
     if given is not None and given > room:
         raise too_long(
-            f"max_tokens is {given}; the prompt has {len(ids)} tokens and {TOGETHER} "
-            f"{model.max_len}. Ask for up to {room}, or leave max_tokens out.",
-            param="max_tokens",
+            f"{name} is {given}; the prompt has {len(ids)} tokens and {TOGETHER} "
+            f"{model.max_len}. Ask for up to {room}, or leave {name} out.",
+            param=name,
         )

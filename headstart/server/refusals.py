@@ -6,12 +6,12 @@ logged; clients learn that it did, not where.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.errors import ConfigError, MissingExtra, RequestError
+from headstart.server.named_fields import subject_of
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -19,6 +19,7 @@ _TYPES = {
     413: "invalid_request_error", 415: "invalid_request_error", 429: "rate_limit_error",
 }  # fmt: skip
 
+STOPPED = "stopped"  # the code of answers that the end of the server cut off
 TOGETHER = "prompt and answer together may have"  # the engine's words, too
 
 
@@ -52,7 +53,7 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, RequestError | ConfigError):  # options of a request are its own
         if TOGETHER in str(error):
             return too_long(str(error))
-        return Refusal(400, str(error), param=_named_field(str(error)))
+        return Refusal(400, str(error), param=subject_of(str(error)), code="invalid_value")
     if isinstance(error, MissingExtra):
         return Refusal(501, str(error), code="missing_extra")
     return engine_failed()
@@ -77,7 +78,7 @@ def unanswerable(message: str) -> Refusal:
 def queue_full(open_now: int, retry_seconds: int) -> Refusal:
     return Refusal(
         429, f"{open_now} answers are running or waiting and no more may wait. Try again later.",
-        code="queue_full", headers={"Retry-After": str(retry_seconds)},
+        code="rate_limit_exceeded", headers={"Retry-After": str(retry_seconds)},
     )  # fmt: skip
 
 
@@ -93,7 +94,7 @@ def too_slow(seconds: float) -> Refusal:
     )  # fmt: skip
 
 
-def _named_field(message: str) -> str | None:
-    """The field that a message begins with: `top_p is 3; give ...`."""
-    found = re.match(r"([a-z_]+) (?:is|holds|has|of token) ", message)
-    return found[1] if found else None
+def no_such_route(status: int, message: str, headers: Mapping[str, str]) -> Refusal:
+    """What the router says before any of our code runs."""
+    code = {404: "unknown_url", 405: "method_not_supported"}.get(status)
+    return Refusal(status, message, code=code, headers=headers)

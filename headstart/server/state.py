@@ -17,6 +17,7 @@ from headstart.server.grammars import TokenGrammar
 from headstart.server.limits import ServerOptions
 from headstart.server.metrics import ServerMetrics
 from headstart.server.model import ServedModel
+from headstart.server.tally import Tally
 from headstart.server.worker import Worker
 
 Health = Literal["starting", "ready", "draining", "dead"]
@@ -34,6 +35,7 @@ class ServerState:
         self.worker = Worker(lambda: self._load(make_engine), self.metrics)
         self.gate = Gate(self.worker, max_queue=options.max_queue)
         self.keys = Keys(options.api_keys)
+        self.tally = Tally()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         # Grammars may take seconds to compile: prompts must not wait for them.

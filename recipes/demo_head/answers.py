@@ -41,11 +41,12 @@ def make_answers(settings: Settings) -> None:
 def _parts(settings: Settings) -> list[Path]:
     """The prompts, dealt out to so many files."""
     conversations = list(read_conversations(settings.prompts))
-    folder = settings.work / "parts"
+    count = min(settings.processes, len(conversations))
+    folder = settings.work / f"parts-{count}"  # dealt out otherwise, answers would be mixed up
     folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"prompts-{i}.jsonl" for i in range(settings.processes)]
+    paths = [folder / f"prompts-{i}.jsonl" for i in range(count)]
     for i, path in enumerate(paths):
-        write_prompts(path, conversations[i :: settings.processes])
+        write_prompts(path, conversations[i::count])
     return paths
 
 
@@ -61,13 +62,15 @@ def _join(settings: Settings, parts: list[Path]) -> None:
     """One journal, as one process would have written it: an answer depends on its prompt alone."""
     folder = settings.answers
     folder.mkdir(parents=True, exist_ok=True)
+    refused: dict[str, str] = {}
     with open(folder / JOURNAL_NAME, "w") as joined:
         for i, part in enumerate(parts):
             with open(_answers_to(part) / JOURNAL_NAME) as journal:
                 header = journal.readline()
                 joined.writelines([header] if i == 0 else [])
                 joined.writelines(journal)
-    header = finish(folder, sampled(settings), {})
+            refused |= Dataset.open(_answers_to(part)).header.report["refused"]["examples"]
+    header = finish(folder, sampled(settings), refused)
     print(f"answers: {folder} {json.dumps(header.counts)}", flush=True)
 
 
@@ -119,13 +122,17 @@ def ask(
 
     def heard(count: int) -> None:
         if time.monotonic() > deadline:
-            raise KeyboardInterrupt  # as a user would; every answer is in the journal
+            raise _TimeIsUp  # every answer is in the journal
 
     try:
         header = distill(planned, options, engine, report=heard).header
-    except KeyboardInterrupt:
+    except _TimeIsUp:
         header = finish(out, options, {})
     print(f"answers: {out} {json.dumps(header.counts)}", flush=True)
+
+
+class _TimeIsUp(Exception):
+    pass
 
 
 def heldout_prompts(settings: Settings) -> list[Conversation]:

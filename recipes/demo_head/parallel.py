@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
 
 import torch
@@ -19,6 +20,8 @@ def side_by_side(
     if processes == 1:
         yield from map(do, items)
         return
-    few = (torch.set_num_threads, (2,))  # they share the processor
-    with multiprocessing.get_context("spawn").Pool(processes, *few) as pool:
-        yield from pool.imap_unordered(do, items)
+    spawned = multiprocessing.get_context("spawn")
+    # They share the processor. A process that dies raises BrokenProcessPool here.
+    with ProcessPoolExecutor(processes, spawned, torch.set_num_threads, (2,)) as pool:
+        for done in as_completed([pool.submit(do, item) for item in items]):
+            yield done.result()

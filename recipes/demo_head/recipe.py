@@ -71,6 +71,8 @@ def _arguments() -> argparse.Namespace:
 
 
 def _settings(arguments: argparse.Namespace) -> Settings:
+    if arguments.processes < 1:
+        raise SystemExit(f"--processes is {arguments.processes}; give at least 1")
     settings = Settings(
         work=arguments.work, prompts=arguments.prompts, questions=arguments.questions,
         model=arguments.model, device=arguments.device, processes=arguments.processes,

@@ -32,7 +32,7 @@ _MAX_REPETITION = 0.5  # as `headstart distill` drops answers
 
 
 def score_heads(settings: Settings) -> None:
-    """Write scores.jsonl, a line for each head and set as soon as it is there."""
+    """Write scores.jsonl, a line for each head and set, when a head is done with all sets."""
     heads = {"stock": settings.stock, **_rows(settings), "final": settings.final}
     out = settings.work / "scores.jsonl"
     done = {(line["head"], line["set"]) for line in lines(out)}
@@ -43,8 +43,7 @@ def score_heads(settings: Settings) -> None:
     ]
     score_one = partial(_score_head, settings)
     for found in side_by_side(score_one, missing, settings.processes):
-        with open(out, "a") as file:
-            file.writelines(json.dumps(line) + "\n" for line in found)
+        _write(out, [*lines(out), *found])
         for line in found:
             length = _length(line["all"], SMALL)
             print(f"score: {line['head']}, {line['set']}: {length:.3f} at K = 3", flush=True)
@@ -70,9 +69,13 @@ def _opened(model: str, device: str, head: Path) -> tuple[Checkpoint, Built]:
     return checkpoint, build(checkpoint, head, device=device)
 
 
+def _write(path: Path, found: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(line) + "\n" for line in found))
+
+
 def _ordered(found: list[dict[str, Any]], heads: Iterable[str]) -> list[dict[str, Any]]:
     places = {name: place for place, name in enumerate(heads)}
-    return sorted(found, key=lambda line: places[line["head"]])
+    return sorted(found, key=lambda line: places.get(line["head"], len(places)))
 
 
 def _rows(settings: Settings) -> dict[str, Path]:
@@ -112,7 +115,9 @@ def _scored(
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    """What is there; a last line that was cut off does not count."""
+    text = path.read_text() if path.is_file() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
 
 
 def lengths(settings: Settings) -> dict[str, float]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from engine_runs import soft, start
 from server_runs import Server, running, served
+from server_threads import Running, serving, small_engine
 from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
@@ -20,6 +22,24 @@ def plain(tiny: Tiny) -> Engine:
 @pytest.fixture(scope="module")
 def drafting(tiny: Tiny) -> Engine:
     return start(soft(tiny), speculate=3)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny) -> Path:
+    """A checkpoint that a server can show."""
+    return served(tiny)
+
+
+@pytest.fixture(scope="module")
+def engine(folder: Path) -> Engine:
+    return small_engine(folder)
+
+
+@pytest.fixture
+def server(engine: Engine) -> Iterator[Running]:
+    """A server in this process, around that engine, which drains for half a second."""
+    with serving(engine, drain_seconds=0.5) as started:
+        yield started
 
 
 @pytest.fixture(scope="session")

@@ -15,6 +15,10 @@ from server_runs import HTTP
 from headstart.engine.engine import Engine
 from headstart.server.lifecycle import Serving
 from headstart.server.limits import ServerOptions
+from headstart.server.listening import listen
+
+LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
+SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
 
 
 class Running:
@@ -50,10 +54,13 @@ class Running:
 
 
 @contextmanager
-def serving(engine: Engine | Callable[[], Engine], **options: Any) -> Iterator[Running]:
+def serving(
+    engine: Engine | Callable[[], Engine], *, is_eager: bool = False, **options: Any
+) -> Iterator[Running]:
     """Serve an engine on a free port; it is ready when this gives it, if it is there already."""
     make = (lambda: engine) if isinstance(engine, Engine) else engine
-    server = Running(Serving("small", ServerOptions(port=0, **options), make))
+    own = ServerOptions(port=0, **options)
+    server = Running(Serving("small", own, make, listen(own), is_eager=is_eager))
     if isinstance(engine, Engine):
         wait_until(lambda: server.status() == "ready")
     try:
@@ -80,3 +87,11 @@ def small_engine(folder: Path, **settings: Any) -> Engine:
         folder,
         **{"speculate": 3, "dtype": "float32", "threads": 1, "kv_bytes": 1 << 23, **settings},
     )
+
+
+def ask(server: Running, fields: dict[str, Any], **options: Any) -> httpx.Response:
+    return HTTP.post(f"{server.url}/v1/completions", json=fields, timeout=30, **options)
+
+
+def is_idle(engine: Engine) -> bool:
+    return engine.pool.num_used == 0 and not engine.has_work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -62,8 +63,15 @@ def test_every_example_is_short_listed_and_tested() -> None:
         assert len((EXAMPLES / name).read_text().splitlines()) < 40, name
 
 
-def test_generate(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run("generate.py", place / "model", "t5 t6")
+@pytest.mark.parametrize("is_chat", [True, False], ids=["template", "no template"])
+def test_generate(
+    place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], is_chat: bool
+) -> None:
+    model = place / "model"
+    if not is_chat:
+        model = shutil.copytree(model, tmp_path / "plain")
+        (model / "chat_template.jinja").unlink()
+    run("generate.py", model, "t5 t6")
     assert "same text: True" in capsys.readouterr().out
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import runpy
 import sys
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,7 +95,7 @@ def test_what_is_scored_was_never_trained_on(place: Path) -> None:
     assert not scored & trained
 
 
-def test_processes_side_by_side_write_what_one_would(place: Path) -> None:
+def test_parts_are_joined_to_what_one_process_writes(place: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(RECIPE.parent)
@@ -134,3 +136,15 @@ def test_a_finished_stage_is_not_done_again(place: Path) -> None:
     before = metrics.stat().st_mtime_ns
     recipe(place, "evaluation", "study")
     assert metrics.stat().st_mtime_ns == before
+
+
+def test_processes_side_by_side_give_everything_and_a_dead_one_is_noticed() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(RECIPE.parent)
+        try:
+            side_by_side = importlib.import_module("parallel").side_by_side
+            assert sorted(side_by_side(abs, [-3, 1, -2], 2)) == [1, 2, 3]
+            with pytest.raises(BrokenProcessPool):
+                list(side_by_side(os._exit, [1], 2))
+        finally:
+            sys.modules.pop("parallel", None)

@@ -29,17 +29,15 @@ from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
 from headstart.families.experts import fused_slot
 
-# and why the kernels of the GPU path do not take them
+# Why the kernels of the GPU path do not take some of the families below.
 REFUSED = {
-    "glm4_moe": "glm4_moe models have experts",
-    "ernie4_5_moe": "ernie4_5_moe models have experts",
     "deepseek_v3": "deepseek_v3 models have latent attention",
     "deepseek_v32": "deepseek_v32 models have latent attention",
     "glm_moe_dsa": "glm_moe_dsa models have latent attention",
     "mimo_v2": "the head has 3 modules",
     "step3p5": "the head has 3 modules",
 }
-FAMILIES = tuple(REFUSED)
+FAMILIES = ("glm4_moe", "ernie4_5_moe", *REFUSED)
 # Most of what is tried below does not depend on how a layer attends.
 closely = pytest.mark.parametrize(
     "family", ["glm4_moe", "ernie4_5_moe", "deepseek_v3"], indirect=True, scope="module"
@@ -171,6 +169,7 @@ def test_experts_run_in_int8(folder: Path, expected: list[list[int]]) -> None:
     assert ids_of(run(engine, PROMPTS, greedy())) == expected
 
 
+@pytest.mark.parametrize("family", list(REFUSED), indirect=True, scope="module")
 def test_kernels_refuse_them_by_name(family: str, folder: Path) -> None:
     with pytest.raises(ConfigError, match=REFUSED[family]):
         start(folder, kernels="on", dtype="float32")

@@ -6,47 +6,18 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from server_runs import HTTP, running, served
-from server_threads import Running, serving, small_engine, wait_until
-from tiny_fixture import Tiny
+from server_runs import HTTP, running
+from server_threads import LONG, SHORT, Running, ask, is_idle, serving, small_engine, wait_until
 
 from headstart.engine.engine import Engine
 from headstart.errors import EngineError, RequestError
 
-LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
 RUNNING = re.compile(r"^headstart:num_requests_running\{.*\} 8\.0$", re.M)
-SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tiny: Tiny) -> Path:
-    return served(tiny)
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Engine:
-    return small_engine(folder)
-
-
-@pytest.fixture
-def server(engine: Engine) -> Iterator[Running]:
-    with serving(engine, drain_seconds=0.5) as running:
-        yield running
-
-
-def ask(server: Running, fields: dict[str, Any]) -> httpx.Response:
-    return HTTP.post(f"{server.url}/v1/completions", json=fields)
-
-
-def is_idle(engine: Engine) -> bool:
-    return engine.pool.num_used == 0 and not engine.has_work
 
 
 class Failing:

@@ -4,54 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import signal
 import socket
+import sys
 import threading
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
 import pytest
-from server_runs import HTTP, served
-from server_threads import Running, serving, small_engine, wait_until
-from tiny_fixture import Tiny
+from server_runs import HTTP, VOCAB
+from server_threads import LONG, SHORT, Running, ask, is_idle, serving, small_engine, wait_until
 
+from headstart.calibrate.tokenizer import tokenizer_documents
+from headstart.cli.serve import run
 from headstart.engine.engine import Engine
-from headstart.errors import ConfigError
+from headstart.engine.options import EngineOptions
+from headstart.errors import ConfigError, MissingExtra
 from headstart.server.lifecycle import Serving
 from headstart.server.limits import API_KEY_VARIABLE, ServerOptions
+from headstart.server.listening import listen
 from headstart.server.model import ServedModel
 from headstart.server.reasoning import Start
-
-LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
-SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tiny: Tiny) -> Path:
-    return served(tiny)
-
-
-@pytest.fixture(scope="module")
-def engine(folder: Path) -> Engine:
-    return small_engine(folder)
-
-
-@pytest.fixture
-def server(engine: Engine) -> Iterator[Running]:
-    with serving(engine, drain_seconds=0.5) as running:
-        yield running
-
-
-def ask(server: Running, fields: dict[str, Any], **options: Any) -> httpx.Response:
-    return HTTP.post(f"{server.url}/v1/completions", json=fields, timeout=30, **options)
-
-
-def is_idle(engine: Engine) -> bool:
-    return engine.pool.num_used == 0 and not engine.has_work
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -158,7 +134,10 @@ def test_a_client_that_reads_nothing_is_given_up_in_the_end(engine: Engine) -> N
         assert wait_until(lambda: is_idle(engine)) < 1
 
 
-def test_the_first_signal_lets_answers_finish_and_refuses_new_ones(engine: Engine) -> None:
+def test_the_first_signal_lets_answers_finish_and_refuses_new_ones(
+    engine: Engine, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "headstart.server")
     with serving(engine, drain_seconds=20) as server, ThreadPoolExecutor() as pool:
         running = pool.submit(ask, server, {**LONG, "max_tokens": 100})
         wait_until(lambda: engine.has_work)
@@ -168,12 +147,22 @@ def test_the_first_signal_lets_answers_finish_and_refuses_new_ones(engine: Engin
         assert refused.status_code == 503 and refused.json()["error"]["code"] == "draining"
         assert running.result().json()["usage"]["completion_tokens"] == 100
         assert server.join() == 0
+    said = "stopped (SIGTERM, all answers were complete): 1 requests finished, 0 aborted"
+    assert last_line(caplog) == said
 
 
-@pytest.mark.parametrize(("signals", "code"), [(1, 1), (2, 143)], ids=["limit", "second signal"])
+@pytest.mark.parametrize(
+    ("signals", "code", "why"),
+    [
+        (1, 1, "SIGTERM, and not all answers were complete after 0.5 s"),
+        (2, 143, "a second SIGTERM"),
+    ],
+    ids=["limit", "second signal"],
+)
 def test_what_is_not_finished_in_time_is_cut_off(
-    engine: Engine, server: Running, signals: int, code: int
-) -> None:
+    engine: Engine, server: Running, caplog: pytest.LogCaptureFixture, signals: int, code: int,
+    why: str,
+) -> None:  # fmt: skip
     with ThreadPoolExecutor() as pool:
         running = pool.submit(ask, server, {**LONG, "stream": True})
         wait_until(lambda: engine.has_work)
@@ -182,6 +171,7 @@ def test_what_is_not_finished_in_time_is_cut_off(
         assert '"code":"stopped"' in running.result().text
     assert server.join() == code
     assert is_idle(engine)
+    assert last_line(caplog) == f"stopped ({why}): 0 requests finished, 1 aborted"
 
 
 def test_while_a_model_is_loaded_everything_is_a_503(engine: Engine) -> None:
@@ -204,14 +194,43 @@ def test_a_model_that_cannot_be_loaded_is_the_callers_error(kind: type[Exception
     def load() -> Engine:
         raise kind("dtype is 'float7'")
 
+    options = ServerOptions(port=0)
     with pytest.raises(kind, match="float7"):
-        Serving("small", ServerOptions(port=0), load).run()
+        Serving("small", options, load, listen(options)).run()
 
 
-def test_a_port_that_is_taken_is_said_before_anything_is_loaded(server: Running) -> None:
-    port = int(server.url.rsplit(":", 1)[1])
-    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{port}"):
-        Serving("small", ServerOptions(port=port), lambda: pytest.fail("loaded"))
+def test_a_port_that_is_taken_is_said_before_anything_is_imported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "headstart.server.lifecycle", None)  # an import would fail
+    with listen(ServerOptions(port=0)) as taken:
+        options = ServerOptions(port=taken.getsockname()[1])
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{options.port} "):
+            run(model=str(folder), server=options, options=EngineOptions())
+    assert capsys.readouterr().err == ""
+    with pytest.raises(MissingExtra):  # a free one: then it is imported
+        run(model=str(folder), server=ServerOptions(port=0), options=EngineOptions())
+    assert f"loading {folder}; http://127.0.0.1:" in capsys.readouterr().err
+
+
+def last_line(caplog: pytest.LogCaptureFixture) -> str:
+    return caplog.records[-1].getMessage()
+
+
+def test_a_model_without_grammars_says_so_in_one_line(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tokens are whole words, of which no grammar knows the blanks between."""
+    caplog.set_level("INFO", "headstart.server")
+    words = shutil.copytree(folder, tmp_path / "words")
+    for name, text in tokenizer_documents({"vocab_size": VOCAB}).items():
+        (words / name).write_text(text)
+    with serving(small_engine(words), is_eager=True) as server:
+        wait_until(lambda: "with a grammar are refused: grammars need" in caplog.text)
+        refused = ask(server, {**SHORT, "structured_outputs": {"regex": "a+"}})
+        assert refused.status_code == 400 and "no decoder" in refused.text
+        assert refused.json()["error"]["param"] == "structured_outputs"
+        assert ask(server, SHORT).status_code == 200
 
 
 def test_keys_are_asked_for_where_there_are_some(

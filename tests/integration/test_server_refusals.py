@@ -14,7 +14,7 @@ ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "ma
 
 @pytest.fixture(scope="module")
 def http(api_server: Server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=api_server.url, verify=False) as made:
+    with httpx.Client(base_url=api_server.url, verify=False, timeout=60) as made:
         yield made
 
 
@@ -25,7 +25,7 @@ REFUSED = [
     ({"temperature": "hot"}, "temperature", "should be a valid number"),
     ({"n": 99}, "n", "at most 16"),
     ({"n": 0}, "n", "n is 0"),
-    ({"logprobs": True, "top_logprobs": 21}, "logprobs", "at most 20"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "at most 20"),
     ({"top_logprobs": 2}, "top_logprobs", "without logprobs"),
     ({"stop": ["x"] * 65}, "stop", "at most 64"),
     ({"stop": ["x" * 300]}, "stop", "over 256 characters"),
@@ -35,7 +35,7 @@ REFUSED = [
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "give one of them"),
     ({"seed": 1 << 70}, "seed", "should be less than"),
     ({"messages": []}, "messages", "at least 1 item"),
-    ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "'user'"),
+    ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'user'"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         "messages",
@@ -44,9 +44,9 @@ REFUSED = [
     ({"messages": None}, "messages", "'messages' is missing"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids"),
     ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids", f"tokens 0 to {VOCAB - 1}"),
-    ({"headstart": {"speculate": 17}}, "speculate", "0 to 16"),
-    ({"headstart": {"speculate": "auto"}}, None, "needs an engine that was started with it"),
-    ({"headstart": {"draft_vocab": "latin"}}, None, "no draft vocabulary is called 'latin'"),
+    ({"headstart": {"speculate": 17}}, "headstart.speculate", "0 to 16"),
+    ({"headstart": {"speculate": "auto"}}, "headstart.speculate", "needs an engine that was"),
+    ({"headstart": {"draft_vocab": "latin"}}, "headstart.draft_vocab", "is called 'latin'"),
     ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not implemented"),
     (
         {"chat_template_kwargs": {"tokenize": True}},
@@ -56,9 +56,21 @@ REFUSED = [
     ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "not for the"),
     ({"allowed_token_ids": [3] * 5000}, "allowed_token_ids", "at most 4096"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
-    ({"messages": [{"role": "user", "content": "x" * 5000}]}, None, "the prompt has 50"),
+    ({"messages": [{"role": "user", "content": "x" * 5000}]}, "messages", "the prompt has 50"),
     ({"max_tokens": 5000}, "max_tokens", "may have 4096. Ask for up to 4089, or leave"),
-    ({"max_completion_tokens": 5000, "max_tokens": None}, "max_tokens", "Ask for up to"),
+    (
+        {"max_completion_tokens": 5000, "max_tokens": None},
+        "max_completion_tokens",
+        "Ask for up to",
+    ),
+    ({"stop": 5}, "stop", "should be a valid string"),
+    ({"tools": [{"type": "search"}]}, "tools[0]", "knows no other tools"),
+    ({"response_format": {"type": "xml"}}, "response_format", "has the type 'xml'"),
+    (
+        {"structured_outputs": {"regex": "("}},
+        "structured_outputs",
+        "the regex cannot be used",
+    ),
     ({"messages": [{**ASKED["messages"][0], "mood": 3}]}, "messages", "holds the field 'mood'"),
     ({"messages": [{"role": "user", "content": "x" * 200000}]}, None, "larger than 100,000 bytes"),
 ]
@@ -72,7 +84,33 @@ def test_what_cannot_be_answered_is_refused_by_name(
     assert answer.status_code == (413 if "larger" in said else 400), answer.text
     error = answer.json()["error"]
     assert said in error["message"] and error["param"] == param
-    assert error["type"] == "invalid_request_error"
+    assert error["type"] == "invalid_request_error" and error["code"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"nonsense": 1}, "unknown_parameter"),
+        ({"reasoning_effort": "low"}, "unsupported_parameter"),
+        ({"messages": None}, "missing_required_parameter"),
+        ({"messages": []}, "empty_array"),
+        ({"temperature": "hot"}, "invalid_type"),
+        ({"temperature": -1}, "invalid_value"),
+        ({"messages": [{"role": "king", "content": "x"}]}, "invalid_value"),
+        ({"max_tokens": 10**30}, "integer_above_max_value"),
+        ({"allowed_token_ids": [3] * 5000}, "array_above_max_length"),
+        ({"model": "gpt"}, "model_not_found"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else next(iter(value)),
+)
+def test_refusals_have_openais_codes(http: httpx.Client, fields: dict[str, Any], code: str) -> None:
+    error = http.post("/v1/chat/completions", json={**ASKED, **fields}).json()["error"]
+    assert error["code"] == code
+
+
+def test_routes_that_do_not_exist_have_codes(http: httpx.Client) -> None:
+    assert http.get("/v1/engines").json()["error"]["code"] == "unknown_url"
+    assert http.get("/v1/completions").json()["error"]["code"] == "method_not_supported"
 
 
 @pytest.mark.parametrize(
@@ -83,7 +121,8 @@ def test_what_cannot_be_answered_is_refused_by_name(
 def test_what_is_no_json_object_is_a_400(http: httpx.Client, data: bytes) -> None:
     answer = http.post("/v1/completions", content=data)
     assert answer.status_code == 400
-    assert "the body is" in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert "the body is" in error["message"] and error["code"] == "invalid_json"
 
 
 def test_what_is_too_long_has_the_code_that_clients_look_for(http: httpx.Client) -> None:

@@ -8,19 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from server_runs import HTTP, served
-from server_threads import Running, serving, small_engine
-from tiny_fixture import Tiny
+from server_runs import HTTP
+from server_threads import Running, serving
 
 from headstart.engine.engine import Engine
 from headstart.server.model import ServedModel
 
 SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}
-
-
-@pytest.fixture(scope="module")
-def engine(tiny: Tiny) -> Engine:
-    return small_engine(served(tiny))
 
 
 @pytest.fixture(scope="module")

@@ -58,6 +58,7 @@ export function drawBars(svg, bars, most, words) {
   const bottom = heightOf(svg) - FOOT, top = 12;
   const slot = Math.min(WIDTH / Math.max(bars.length, 4), 75);
   const marks = [axis(bottom)];
+  if (!bars.length) marks.push(["text", { x: 0, y: bottom - 4 }, "no drafts"]);
   bars.forEach((bar, at) => {
     const x = at * slot + slot / 2, height = most ? ((bottom - top) * bar.value) / most : 0;
     marks.push(["rect", { class: "accepted", x: (x - slot * 0.3).toFixed(1), width: (slot * 0.6).toFixed(1), y: (bottom - height).toFixed(1), height: height.toFixed(1) }]);

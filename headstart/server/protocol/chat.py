@@ -83,6 +83,14 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool = False
 
     @property
+    def logprobs_field(self) -> str:
+        return "top_logprobs"
+
+    @property
+    def max_tokens_field(self) -> str:
+        return "max_tokens" if self.max_tokens is not None else "max_completion_tokens"
+
+    @property
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 

@@ -32,6 +32,10 @@ class CompletionRequest(SamplingFields):
         return [given] if is_one else list(given)
 
     @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * (self.n or 1)
+
+    @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
@@ -41,8 +45,7 @@ class CompletionRequest(SamplingFields):
 
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)
-        answers = len(self.prompts) * (self.n or 1)
-        if answers > limits.max_n:
+        if self.num_answers > limits.max_n:
             raise RequestError(
                 f"prompt holds {len(self.prompts)} prompts of {self.n or 1} answers each; this "
                 f"server gives at most {limits.max_n} answers per request (--max-n)."

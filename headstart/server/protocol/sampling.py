@@ -68,9 +68,23 @@ class SamplingFields(Part):
     headstart: HeadstartFields = HeadstartFields()
 
     @property
+    def num_answers(self) -> int:
+        return self.n or 1
+
+    @property
     def num_logprobs(self) -> int | None:
         """Alternatives per token; None without log-probabilities."""
         raise NotImplementedError
+
+    @property
+    def logprobs_field(self) -> str:
+        """Which field gave their number."""
+        return "logprobs"
+
+    @property
+    def max_tokens_field(self) -> str:
+        """Which field gave `asked_max_tokens`."""
+        return "max_tokens"
 
     @property
     def asked_max_tokens(self) -> int | None:
@@ -85,7 +99,9 @@ class SamplingFields(Part):
     def check(self, limits: ServerOptions) -> None:
         """RequestError for more than this server gives."""
         _check_at_most("n", self.n or 1, limits.max_n, "--max-n")
-        _check_at_most("logprobs", self.num_logprobs or 0, limits.max_logprobs, "--max-logprobs")
+        _check_at_most(
+            self.logprobs_field, self.num_logprobs or 0, limits.max_logprobs, "--max-logprobs"
+        )
         _check_at_most("stop", len(self.stops), limits.max_stops, "--max-stops", "texts")
         if any(len(text) > LONGEST_STOP for text in self.stops):
             raise RequestError(f"stop holds a text of over {LONGEST_STOP} characters; shorten it.")

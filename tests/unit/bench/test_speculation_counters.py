@@ -120,6 +120,19 @@ def test_answers_of_all_engines_read_the_same(engine: str) -> None:
     assert found.conditional[1] == (pytest.approx(4 / 6) if engine == "ours" else None)
 
 
+def test_an_answer_without_an_accepted_draft_hides_nothing_of_the_others() -> None:
+    """SGLang's histogram grows as far as drafts were accepted."""
+    details = RESPONSES["sglang"]["sglext"]["spec_tokens_details"]
+    none = {**details, "spec_num_correct_drafts": 0, "spec_correct_drafts_histogram": [10]}
+    answers = [RESPONSES["sglang"], {"sglext": {"spec_tokens_details": none}}]
+    both = total_speculation(map(speculation_of_response, answers))
+    assert both is not None and both.accepted_per_depth == (8, 4)
+    without = {k: v for k, v in details.items() if "histogram" not in k}
+    answers.append({"sglext": {"spec_tokens_details": without}})
+    all_three = total_speculation(map(speculation_of_response, answers))
+    assert all_three is not None and all_three.accepted_per_depth == ()
+
+
 def test_llama_cpp_counts_drafts_but_no_rounds() -> None:
     assert speculation_of_response({"timings": {"predicted_n": 9}}) is None
     found = speculation_of_response({"timings": {"draft_n": 9, "draft_n_accepted": 6}})

@@ -49,6 +49,11 @@ def test_k_and_pending_tokens_decide_the_kind(
     assert pick(kinds(menu=MENU), 3, most, pending) == Kind(4, drafts, rows)
 
 
+def test_after_many_drafts_the_head_reads_more_than_a_window() -> None:
+    own = kinds(menu=MENU, widest=17)
+    assert [pick(own, 3, 0, pending).head_rows for pending in (15, 16, 17)] == [0, 16, 17]
+
+
 def test_without_a_menu_any_number_has_its_kind() -> None:
     assert pick(kinds(), 3, 4, 2) == Kind(4, 4, 5)
 

@@ -16,7 +16,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.gpu.forward import Kernels, why_unsupported
 from headstart.gpu.graphs import Graphs
-from headstart.gpu.rounds import Kind, Model, run_round
+from headstart.gpu.rounds import Kind, Model, catch_up, run_round
 from headstart.gpu.seats import Seat, Seats
 from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.sampling.choose import choose
@@ -138,6 +138,33 @@ def test_the_head_may_fall_behind_and_catch_up(tiny: Tiny) -> None:
     eager = Rig(folder, 2, plan=[(0, 4), (0, 4), (2, 4)])
     assert eager.finish([eager.sit(i, PROMPTS[i], params[i], 0) for i in range(2)])[0] == texts
     assert lazy.counts == eager.counts and max(lazy.counts) > 1
+
+
+def test_the_head_may_catch_up_for_one_seat_alone(tiny: Tiny) -> None:
+    """It drafts what it would have drafted; the other seat has no head, and drafts nothing."""
+    params = [SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)] * 2
+    folder = tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
+    accepted = []
+    for is_alone in (False, True):
+        rig = Rig(folder, 2)
+        texts = [[rig.sit(i, PROMPTS[i], params[i], 0)] for i in range(2)]
+        if is_alone:
+            rig.seats.pending[0] = rig.seats.limits[0] = 0
+        with torch.inference_mode():
+            for kind in [Kind(2, 0, 0)] * 2 + [Kind(2, 2, 3 if is_alone else 4)] * 3:
+                if is_alone and kind.num_drafts and rig.seats.pending[1] == 3:
+                    catch_up(rig.model, rig.seats, torch.tensor([1, 1], device=DEVICE), 4)
+                    assert rig.seats.pending.tolist() == [0, 1, 0, 0]
+                run_round(rig.model, rig.seats, kind)
+                rows = rig.seats.emitted[:2].tolist()
+                accepted.append([row[0] for row in rows])
+                for text, row in zip(texts, rows, strict=True):
+                    text += row[1 : 1 + row[0]]
+        whole = plain(folder, params)
+        assert texts == [whole[i][: len(texts[i])] for i in range(2)]
+    together, alone = accepted[:5], accepted[5:]
+    assert [counts[1] for counts in together] == [counts[1] for counts in alone]
+    assert max(counts[1] for counts in alone) > 1 == max(counts[0] for counts in alone)
 
 
 def test_a_request_may_change_seats_and_others_may_leave(tiny: Tiny) -> None:

@@ -11,20 +11,40 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headstart.kernels import attention, choice, inputs, int8, linear, prompts, rows
+from headstart.kernels import (
+    attention,
+    choice,
+    delta,
+    inputs,
+    int8,
+    linear,
+    moe,
+    prompts,
+    routing,
+    rows,
+)
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "TILE": 16}
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 64}
 TILE = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
+# A layer like Qwen3-Next's: 512 experts, 10 of them chosen, one shared.
+EXPERTS = {"CHOICES": 11, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "IS_EVEN": True}
+SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
+LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
+ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
+RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
+         "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
+         "mixed": "*bf16", "norm": "*bf16"}  # fmt: skip
 KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
          "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
          "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
-         "heat": "*fp32", "best": "*fp32", "scales": "*fp32", "sizes": "*fp32", "scale": "fp32",
+         "heat": "*fp32", "best": "*fp32", "scales": "*fp32", "weights": "*fp32", "terms": "*fp32",
+         "correction": "*fp32", "least_sum": "fp32", "sizes": "*fp32", "scale": "fp32",
          "eps": "fp32"}  # fmt: skip
 TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
-           "result", "cos", "sin", "bias", "q_norm", "k_norm", "embed_norm",
-           "state_norm")  # fmt: skip
+           "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
+           "embed_norm", "state_norm")  # fmt: skip
 
 JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16}, {}),
@@ -34,13 +54,28 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
     (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
     (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
+    (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True, "scales": None},
+     {"result": "*fp32", "weight": "*fp32"}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
     (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
     (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
     (int8._integers, {"BLOCK": 4096}, INTEGERS),
     (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 4096}, {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
-                       "BLOCK": 64, "HAS_BIAS": True, "HAS_NORMS": True}, {}),
+                       "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
+                       "HAS_BIAS": True, "HAS_NORMS": True}, {}),
+    (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
+    (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
+    (moe._down, EXPERTS, LISTS),
+    (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
+                               "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
+    (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
+                               "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,
+                               "gate": None}, LISTS),
+    (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
+                       "BLOCK_H": 32}, RINGS),
+    (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 2048, "K_DIM": 128,
+                    "V_DIM": 128, "PLACES": 34, "BLOCK_K": 128, "BLOCK_V": 128}, RINGS),
     (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 4096}, {}),
 ]  # fmt: skip
 

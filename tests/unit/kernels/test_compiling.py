@@ -20,4 +20,4 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
         env={**own, "TRITON_CACHE_DIR": str(tmp_path)}, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]
-    assert "int8 _best_of_tile" in run.stdout
+    assert "int8 _best_of_tile" in run.stdout and "moe _down" in run.stdout

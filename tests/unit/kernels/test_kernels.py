@@ -12,7 +12,7 @@ from headstart.kernels import attention
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
-from headstart.kernels.rows import add_norm, begin_norm, place_qkv, silu_product
+from headstart.kernels.rows import add_norm, begin_norm, gate_rows, place_qkv, silu_product
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 from headstart.sampling import noise
 from headstart.sampling.choose import choose, choose_drafts
@@ -70,19 +70,26 @@ def test_residual_and_norm() -> None:
 
 @pytest.mark.parametrize("has_bias", [False, True], ids=["plain", "bias"])
 @pytest.mark.parametrize("has_norms", [False, True], ids=["no norms", "norms"])
-def test_queries_keys_and_values_find_their_places(has_bias: bool, has_norms: bool) -> None:
+@pytest.mark.parametrize(
+    ("rotated", "is_interleaved"), [(16, False), (8, False), (16, True)],
+    ids=["halves", "partial", "neighbours"],
+)  # fmt: skip
+def test_queries_keys_and_values_find_their_places(
+    has_bias: bool, has_norms: bool, rotated: int, is_interleaved: bool
+) -> None:
     heads, kv_heads, dim, rows = 4, 2, 16, 3
     partial = random(2, rows, (heads + 2 * kv_heads) * dim)
     bias = random((heads + 2 * kv_heads) * dim, seed=2) if has_bias else None
     norms = (random(dim, seed=3), random(dim, seed=4)) if has_norms else None
-    rotary = RotaryTable(RopeConfig("default", 1e4, dim), 32, torch.float32).to(DEVICE)
+    rope = RopeConfig("default", 1e4, rotated, is_interleaved=is_interleaved)
+    rotary = RotaryTable(rope, 32, torch.float32).to(DEVICE)
     positions = torch.tensor([5, 30, 0], device=DEVICE)
     slots = torch.tensor([7, -1, 2], dtype=torch.int32, device=DEVICE)
     k_cache, v_cache = random(2, 10, kv_heads, dim).unbind()
     k_before, v_before = k_cache.clone(), v_cache.clone()
     q = place_qkv(
         partial, bias, norms, 1e-6, rotary.cos, rotary.sin, positions, slots, k_cache, v_cache,
-        heads,
+        heads, is_interleaved=is_interleaved,
     )  # fmt: skip
     full = partial.sum(0) + (0 if bias is None else bias)
     wanted_q, wanted_k, wanted_v = full.view(rows, -1, dim).split([heads, kv_heads, kv_heads], 1)
@@ -95,6 +102,27 @@ def test_queries_keys_and_values_find_their_places(has_bias: bool, has_norms: bo
     v_before[[7, 2]] = wanted_v[[0, 2]]
     torch.testing.assert_close(k_cache, k_before, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(v_cache, v_before, rtol=1e-4, atol=1e-5)
+
+
+def test_queries_may_have_gates() -> None:
+    heads, kv_heads, dim, rows = 3, 1, 8, 2
+    partial = random(2, rows, (2 * heads + 2 * kv_heads) * dim)
+    rotary = RotaryTable(RopeConfig("default", 1e4, dim), 8, torch.float32).to(DEVICE)
+    positions = torch.tensor([5, 1], device=DEVICE)
+    slots = torch.tensor([1, 2], dtype=torch.int32, device=DEVICE)
+    k_cache, v_cache = torch.zeros(2, 4, kv_heads, dim, device=DEVICE).unbind()
+    q = place_qkv(
+        partial, None, None, 1e-6, rotary.cos, rotary.sin, positions, slots, k_cache, v_cache,
+        heads, is_gated=True,
+    )  # fmt: skip
+    full = partial.sum(0).view(rows, -1, dim)
+    rotation = rotary.at(positions)
+    torch.testing.assert_close(q, rotate(full[:, 0:6:2], *rotation), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(k_cache[1], rotate(full[:, 6:7], *rotation)[0])
+    torch.testing.assert_close(v_cache[1], full[0, 7:])
+    seen = random(rows, heads * dim, seed=3)
+    wanted = seen * full[:, 1:6:2].flatten(1).sigmoid()
+    torch.testing.assert_close(gate_rows(seen, partial, dim), wanted)
 
 
 @pytest.mark.parametrize("first_slot", [0, 1])

@@ -1,0 +1,80 @@
+"""Models with experts through the fused kernels: the text of the plain engine; interpreted here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import assert_head_is_alive, ids_of
+from tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.engine import Engine
+from headstart.errors import ConfigError
+from headstart.gpu import exact, forward
+from headstart.kernels import moe
+from headstart.kernels.attention import Cut
+from headstart.sampling.params import SamplingParams
+
+# As small as it can be, and one layer: a head has experts, too.
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64, "moe_intermediate_size": 32,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "glm4_moe": {"first_k_dense_replace": 0, "num_experts_per_tok": 2},
+    "ernie4_5_moe": {"moe_layer_start_index": 0, "moe_layer_end_index": 0},
+}
+PROMPTS = [[3, 4, 5, 6, 7], [5, 20]]
+SETTINGS = [
+    SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=0.5, seed=3, max_tokens=5, ignore_eos=True),
+]
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU to fill, and every program takes milliseconds."""
+    monkeypatch.setattr(moe, "_PROGRAMS", 0)
+    monkeypatch.setattr(forward, "_cut", lambda seats: Cut(pieces=2, least=16, step=16))
+
+
+def model(tiny: Tiny, family: str) -> Path:
+    return tiny(family, rate=0.9, seed=0, dtype="F32", **SIZES, **OWN[family])
+
+
+def start(folder: Path, kernels: str, **settings: Any) -> Engine:
+    settings = {"speculate": 2, "block_size": 4, "kv_bytes": 1 << 20, **settings}
+    return Engine(folder, dtype="float32", kernels=kernels, max_running_requests=2, **settings)
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_texts_and_acceptance_are_those_of_the_plain_engine(family: str, tiny: Tiny) -> None:
+    folder = model(tiny, family)
+    fused, plain = start(folder, "on"), start(folder, "off")
+    assert isinstance(fused.loop, DeviceLoop) and fused.built.config.layers[0].feed == "moe"
+    found, wanted = (engine.generate(PROMPTS, SETTINGS) for engine in (fused, plain))
+    assert ids_of(found) == ids_of(wanted)
+    assert_head_is_alive(found)
+    assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
+
+
+def test_exact_bits_do_not_depend_on_the_batch(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exact, "TILE", 2)  # fewer rows to fill up
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, logprobs=1)
+    found = []
+    for prompts, rows in ((PROMPTS[1:], 512), (PROMPTS, 4)):
+        engine = start(
+            model(tiny, "glm4_moe"), "on", exact=True, speculate=0, max_batched_tokens=rows
+        )
+        output = engine.generate(prompts, params)[-1].outputs[0]
+        found.append((output.token_ids, output.logprobs))
+    assert found[0] == found[1] and found[0][1]
+
+
+def test_experts_in_8_bits_are_refused(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="glm4_moe models have experts, which stay as they are"):
+        start(model(tiny, "glm4_moe"), "on", weights="fp8")

@@ -1,0 +1,95 @@
+"""Models with recurrent layers through the fused kernels: the text of the plain engine, whatever is
+rejected and whoever has to stand up; interpreted here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import assert_head_is_alive, ids_of
+from tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.engine import Engine
+from headstart.errors import ConfigError
+from headstart.gpu import forward
+from headstart.kernels import moe
+from headstart.kernels.attention import Cut
+from headstart.sampling.params import SamplingParams
+
+# As small as it can be: one recurrent layer, one that attends.
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64,
+    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+}  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {},
+    "qwen3_next": {"moe_intermediate_size": 32, "shared_expert_intermediate_size": 32},
+}
+PROMPTS = [[3, 4, 5, 6, 7], [5, 20]]
+SETTINGS = [
+    SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=0.5, seed=3, max_tokens=5, ignore_eos=True),
+]
+
+
+@pytest.fixture(autouse=True)
+def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU to fill, and every program takes milliseconds."""
+    monkeypatch.setattr(moe, "_PROGRAMS", 0)
+    monkeypatch.setattr(forward, "_cut", lambda seats: Cut(pieces=2, least=16, step=16))
+
+
+def model(tiny: Tiny, family: str) -> Path:
+    return tiny(family, rate=0.9, seed=0, dtype="F32", **SIZES, **OWN[family])
+
+
+def start(folder: Path, kernels: str, **settings: Any) -> Engine:
+    settings = {"speculate": 2, "block_size": 4, "kv_bytes": 1 << 20, **settings}
+    return Engine(folder, dtype="float32", kernels=kernels, max_running_requests=4, **settings)
+
+
+def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
+    """With experts, too."""
+    folder = model(tiny, "qwen3_next")
+    fused, plain = start(folder, "on"), start(folder, "off")
+    assert isinstance(fused.loop, DeviceLoop) and fused.built.config.layers[0].mixer == "delta"
+    found, wanted = (engine.generate(PROMPTS, SETTINGS) for engine in (fused, plain))
+    assert ids_of(found) == ids_of(wanted)
+    assert_head_is_alive(found)
+    assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
+    fused.scheduler.check()
+
+
+def test_exact_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="qwen3_5_text models have recurrent layers"):
+        start(model(tiny, "qwen3_5_text"), "on", exact=True)
+
+
+def test_who_stands_up_goes_on_from_the_accepted_row(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory runs out while somebody sits: its states are brought up to date for the host."""
+    folder = model(tiny, "qwen3_5_text")
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+    wanted = ids_of(start(folder, "off").generate(PROMPTS[:1], params))
+    fused = start(folder, "on")
+    assert isinstance(fused.loop, DeviceLoop)
+    name = fused.add(PROMPTS[0], params)
+    for _ in range(3):
+        fused.step()
+    seating = fused.loop.seating
+    assert seating.seats.recurrent is not None and seating.seats.recurrent.replays.any()
+    with monkeypatch.context() as patch:
+        patch.setattr(seating, "_extend", lambda *drafts: False)
+        fused.step()
+    assert not seating.seats.recurrent.replays.any() and fused.has_work
+    while fused.has_work:
+        fused.step()
+        fused.scheduler.check()
+    assert fused.collect(name).outputs[0].token_ids == wanted[0]
