@@ -20,8 +20,8 @@ class Running:
 _RUNNING = {
     "deepseek_v3": Running(("deepseek_v3",)),
     "deepseek_v32": Running(("deepseek_v32", "deepseek_v3")),
-    "ernie4_5_moe": Running(("ernie4_5_moe",)),
-    "glm4_moe": Running(("glm4_moe",)),
+    "ernie4_5_moe": Running(("ernie4_5_moe",), is_fused=True),
+    "glm4_moe": Running(("glm4_moe",), is_fused=True),
     "glm4_moe_lite": Running(("glm4_moe_lite",)),
     "glm_moe_dsa": Running(("glm_moe_dsa",)),
     "mimo": Running(("mimo",), is_fused=True),
@@ -29,9 +29,9 @@ _RUNNING = {
         ("mimo_v2_flash",), lacks="the fused qkv_proj of V2-Pro and V2.5, stored for eight ranks"
     ),
     "qwen3": Running(("qwen3",), is_fused=True),
-    "qwen3_5": Running(("qwen3_5", "qwen3_5_text")),
-    "qwen3_5_moe": Running(("qwen3_5_moe", "qwen3_5_moe_text")),
-    "qwen3_next": Running(("qwen3_next",)),
+    "qwen3_5": Running(("qwen3_5", "qwen3_5_text"), is_fused=True),
+    "qwen3_5_moe": Running(("qwen3_5_moe", "qwen3_5_moe_text"), is_fused=True),
+    "qwen3_next": Running(("qwen3_next",), is_fused=True),
     "step3p5": Running(("step3p5", "step3p7")),
 }
 _LACKING = {
