@@ -137,8 +137,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "one module": ("mimo", {}, {"topology": None}, 12),
     "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}, 12),
     "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 12),
-    # memory for few states and few blocks, whatever their number of slots
-    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 130_000}, 5),
+    # memory for few states and few blocks, whatever their number of slots: enough for the longest
+    # request in blocks of one token
+    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 180_000}, 5),
 }
 
 
