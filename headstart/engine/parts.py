@@ -31,7 +31,7 @@ def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
     if options.weights == "fp8" and built.config.moe is not None:
         return f"{built.config.model_type} models have experts, which stay as they are stored"
     if options.exact and built.config.delta is not None:
-        return f"{built.config.model_type} models have recurrent layers"
+        return f"{built.config.model_type} models have recurrent layers, whose kernels are inexact"
     if built.head is not None and built.head.num_modules > 1:
         return f"the head has {built.head.num_modules} modules"
     heads = [built.head.config] if built.head is not None else []

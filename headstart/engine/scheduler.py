@@ -120,7 +120,7 @@ class Scheduler:
         self._admit(works, budget)
         if self.states is None:
             return list(works.values())
-        return [self.states.place(work) for work in works.values()]
+        return self.states.place(list(works.values()))
 
     def _rows(self, request: Request, budget: int, *, is_first: bool) -> int:
         if request.is_decoding:

@@ -62,8 +62,12 @@ class StatePlan:
         self.pool.release(request.states.held)
         request.states = StateTrack()
 
-    def place(self, work: Work) -> Work:
-        """The same work with its slots, and with fewer drafts where there are none for them."""
+    def place(self, works: Sequence[Work]) -> list[Work]:
+        """The same works with their slots; nobody's snapshot takes one that a draft needs."""
+        return [self._with_snapshots(work) for work in [self._with_chain(work) for work in works]]
+
+    def _with_chain(self, work: Work) -> Work:
+        """A slot for every row to go on from; fewer drafts where there are none for them."""
         track = work.request.states
         assert track.slot is not None
         drafts = min(len(work.drafts), self.pool.num_available)
@@ -76,7 +80,11 @@ class StatePlan:
         source = track.slot if work.start else None
         if track.source is not None:
             source = track.source
-        return replace(work, states=StateRows(source, tuple(chain), tuple(self._snapshots(work))))
+        return replace(work, states=StateRows(source, tuple(chain)))
+
+    def _with_snapshots(self, work: Work) -> Work:
+        assert work.states is not None
+        return replace(work, states=replace(work.states, snapshots=tuple(self._snapshots(work))))
 
     def _snapshots(self, work: Work) -> list[tuple[int, int]]:
         """Ends of blocks among a work's rows whose states are worth a slot."""

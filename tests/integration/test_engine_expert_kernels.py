@@ -14,10 +14,11 @@ pytest.importorskip("triton")
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
-from headstart.gpu import exact, forward
+from headstart.gpu import exact
 from headstart.kernels import moe
-from headstart.kernels.attention import Cut
 from headstart.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 # As small as it can be, and one layer: a head has experts, too.
 SIZES: dict[str, Any] = {
@@ -30,8 +31,8 @@ OWN: dict[str, dict[str, Any]] = {
 }
 PROMPTS = [[3, 4, 5, 6, 7], [5, 20]]
 SETTINGS = [
-    SamplingParams(temperature=0, max_tokens=5, ignore_eos=True),
-    SamplingParams(temperature=0.5, seed=3, max_tokens=5, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=4, ignore_eos=True),
+    SamplingParams(temperature=0.5, seed=3, max_tokens=4, ignore_eos=True),
 ]
 
 
@@ -39,7 +40,6 @@ SETTINGS = [
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU to fill, and every program takes milliseconds."""
     monkeypatch.setattr(moe, "_PROGRAMS", 0)
-    monkeypatch.setattr(forward, "_cut", lambda seats: Cut(pieces=2, least=16, step=16))
 
 
 def model(tiny: Tiny, family: str) -> Path:

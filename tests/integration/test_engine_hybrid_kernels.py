@@ -15,10 +15,10 @@ pytest.importorskip("triton")
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
-from headstart.gpu import forward
 from headstart.kernels import moe
-from headstart.kernels.attention import Cut
 from headstart.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 # As small as it can be: one recurrent layer, one that attends.
 SIZES: dict[str, Any] = {
@@ -42,7 +42,6 @@ SETTINGS = [
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU to fill, and every program takes milliseconds."""
     monkeypatch.setattr(moe, "_PROGRAMS", 0)
-    monkeypatch.setattr(forward, "_cut", lambda seats: Cut(pieces=2, least=16, step=16))
 
 
 def model(tiny: Tiny, family: str) -> Path:
@@ -51,7 +50,7 @@ def model(tiny: Tiny, family: str) -> Path:
 
 def start(folder: Path, kernels: str, **settings: Any) -> Engine:
     settings = {"speculate": 2, "block_size": 4, "kv_bytes": 1 << 20, **settings}
-    return Engine(folder, dtype="float32", kernels=kernels, max_running_requests=4, **settings)
+    return Engine(folder, dtype="float32", kernels=kernels, max_running_requests=2, **settings)
 
 
 def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
@@ -67,7 +66,7 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
 
 
 def test_exact_is_refused(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match="qwen3_5_text models have recurrent layers"):
+    with pytest.raises(ConfigError, match=r"kernels on was .* recurrent layers, whose kernels"):
         start(model(tiny, "qwen3_5_text"), "on", exact=True)
 
 

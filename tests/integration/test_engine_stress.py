@@ -139,8 +139,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
     "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 12),
     "sparse latent attention": ("deepseek_v32", {}, {}, 5),
     "three chained with LM heads": ("step3p5", {}, {}, 5),
-    # memory for few states and few blocks, whatever their number of slots
-    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 130_000}, 5),
+    # memory for few states and few blocks, whatever their number of slots: enough for the longest
+    # request in blocks of one token
+    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 180_000}, 5),
 }
 
 

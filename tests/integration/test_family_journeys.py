@@ -44,20 +44,20 @@ PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]
 DRAFTS = 3
 QUICK: dict[str, Any] = {
-    "epochs": 4, "batch_tokens": 200, "pack_tokens": 100, "learning_rate": 3e-3, "num_depths": 3,
+    "epochs": 2, "batch_tokens": 200, "pack_tokens": 100, "learning_rate": 3e-3, "num_depths": 3,
     "eval_every": 1000,
 }  # fmt: skip
 
 
 def answers(folder: Path, **options: Any) -> list[Result]:
     """What the engine says, and counts."""
-    return run(start(folder, speculate=DRAFTS, slots=6000, **options), PROMPTS[:8], PARAMS)
+    return run(start(folder, speculate=DRAFTS, slots=6000, **options), PROMPTS[:4], PARAMS)
 
 
 def served(folder: Path) -> tuple[list[list[int]], Acceptance]:
     """The same from the server."""
     fields = {"temperature": 0, "max_tokens": PARAMS.max_tokens, "ignore_eos": True}
-    asked = {"model": "small", "prompt": PROMPTS[:8], "return_token_ids": True, **fields}
+    asked = {"model": "small", "prompt": PROMPTS[:4], "return_token_ids": True, **fields}
     engine = start(folder, speculate=DRAFTS, slots=6000)
     with serving(engine) as server:
         answer = HTTP.post(f"{server.url}/v1/completions", json=asked).json()

@@ -15,10 +15,9 @@ from tiny_fixture import Tiny
 from headstart.assembly.build import build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import memory
-from headstart.engine.engine import Engine
 from headstart.engine.memory import block_bytes, plan_memory, state_bytes
 from headstart.engine.options import EngineOptions
-from headstart.errors import ConfigError, EngineError, RequestError
+from headstart.errors import EngineError, RequestError
 
 PROMPTS = make_prompts()[:4]
 FRONT = "model.language_model."
@@ -84,14 +83,6 @@ def test_a_tied_model_may_say_so_at_the_top_level_only(tiny: Tiny) -> None:
 def test_other_formats_and_choices_run(settings: dict[str, Any], tiny: Tiny) -> None:
     found = answers(checkpoint(tiny, "qwen3_next"), **settings)
     assert [len(ids) for ids in found] == [10] * 4
-
-
-def test_the_kernels_refuse_recurrent_layers_by_name(tiny: Tiny) -> None:
-    pytest.importorskip("triton")
-    with pytest.raises(
-        ConfigError, match=r"kernels on was .* qwen3_next models have recurrent lay"
-    ):
-        Engine(checkpoint(tiny, "qwen3_next"), device="cpu", kernels="on", dtype="float32")
 
 
 def test_states_are_part_of_the_memory_that_is_given(

@@ -79,7 +79,7 @@ def test_a_request_goes_on_from_the_slot_of_its_last_accepted_row(valid: int) ->
     plan = StatePlan(pool, 4, prefix_caching=False)
     one = request("r", 9)
     assert plan.begin(one, []) == []
-    work = plan.place(Work(one, 8, 3, (1, 2)))
+    (work,) = plan.place([Work(one, 8, 3, (1, 2))])
     assert work.states is not None
     slots = dict(work.states.chain)
     assert sorted(slots) == [1, 2, 3] and len(set(slots.values())) == 3
@@ -96,6 +96,18 @@ def test_drafts_are_dropped_where_there_are_no_slots_for_them() -> None:
     one, other = request("r", 9), request("s", 9)
     plan.begin(one, [])
     plan.begin(other, [])
-    work = plan.place(Work(one, 8, 4, (1, 2, 3)))
+    (work,) = plan.place([Work(one, 8, 4, (1, 2, 3))])
     assert (work.count, work.drafts) == (2, (1,))
     assert plan.begin(request("t", 1), []) is None
+
+
+def test_a_neighbours_snapshot_takes_no_slot_that_a_draft_needs() -> None:
+    """Slots as planned for two requests with two drafts: all are drafted, with a snapshot each."""
+    pool = StatePool(2 * (2 + 2))
+    plan = StatePlan(pool, 4, prefix_caching=True)
+    both = request("r", 7), request("s", 7)
+    for one in both:
+        plan.begin(one, [])
+    works = plan.place([Work(one, 6, 3, (1, 2)) for one in both])  # the second row ends a block
+    assert [work.drafts for work in works] == [(1, 2)] * 2
+    assert [len(work.states.snapshots) for work in works if work.states is not None] == [1, 1]

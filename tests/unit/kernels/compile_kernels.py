@@ -24,12 +24,12 @@ from headstart.kernels import (
     rows,
 )
 
-ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 128, "BLOCK_D": 128, "TILE": 16}
-CUT = {"LEAST": 128, "CUT": 0, "STEP": 64}
-TILE = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128}
+ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
+CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
+TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
-# A layer like Qwen3-Next's: 512 experts, 10 of them chosen, one shared.
-EXPERTS = {"CHOICES": 11, "BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "IS_EVEN": True}
+# A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
+EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
 LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
 ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
@@ -49,8 +49,8 @@ TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed"
 JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16}, {}),
     (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1}, {}),
-    (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 64,
-                       "BLOCK_N": 64}, {"tiles": "*i32"}),
+    (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
+                       "BLOCK_N": 32}, {"tiles": "*i32"}),
     (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
     (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
     (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
@@ -59,8 +59,8 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
     (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
     (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
-    (int8._integers, {"BLOCK": 4096}, INTEGERS),
-    (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 4096}, {}),
+    (int8._integers, {"BLOCK": 1024}, INTEGERS),
+    (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 1024}, {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
                        "HAS_BIAS": True, "HAS_NORMS": True}, {}),
@@ -74,9 +74,9 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
                                "gate": None}, LISTS),
     (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
                        "BLOCK_H": 32}, RINGS),
-    (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 2048, "K_DIM": 128,
-                    "V_DIM": 128, "PLACES": 34, "BLOCK_K": 128, "BLOCK_V": 128}, RINGS),
-    (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 4096}, {}),
+    (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 1024, "K_DIM": 64,
+                    "V_DIM": 64, "PLACES": 34, "BLOCK_K": 64, "BLOCK_V": 64}, RINGS),
+    (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 1024}, {}),
 ]  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-HIDDEN = 48
+HIDDEN = 32
 PLAIN = MoeConfig(
     num_experts=8, top_k=3, width=24, shared_width=24, shared_gate=False, scoring="sigmoid",
     correction=True, num_groups=1, top_groups=1, renormalise=True, least_sum=1e-20, scale=1.0,

@@ -6,7 +6,6 @@ import asyncio
 import socket
 
 import pytest
-from headstart.server.listening import listen
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -17,6 +16,7 @@ from headstart.server.answers.counts import statistics_of
 from headstart.server.auth import Keys
 from headstart.server.jobs import Channel
 from headstart.server.limits import ServerOptions
+from headstart.server.listening import listen
 from headstart.server.pieces import Pieces
 from headstart.server.refusals import Refusal, refusal_of
 
