@@ -32,6 +32,11 @@ from collections.abc import Iterable
 class HeadstartError(Exception):
     """Base of all errors that are meant for the user."""
 
+    def __init__(self, message: str = "", *, field: str | None = None):
+        """`field` is the option, or the field of a request, that is at fault, where one is."""
+        super().__init__(message)
+        self.field = field
+
 
 class ConfigError(HeadstartError):
     """An option has a value, or two options a combination, that cannot work."""

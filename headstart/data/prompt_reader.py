@@ -77,25 +77,30 @@ class PromptReader:
                 return self._chat(items, chat_template_kwargs or {})  # type: ignore[arg-type]
             _refuse_template_options(chat_template_kwargs)
             if not set(map(type, items)) <= {int}:
-                raise RequestError("a prompt is text, a list of token ids, or a list of messages.")
+                raise RequestError(
+                    "a prompt is text, a list of token ids, or a list of messages.", field="prompt"
+                )
             return items  # type: ignore[return-value]
         _refuse_template_options(chat_template_kwargs)
         if self.tokenizer is None:
             raise RequestError(
-                f"{self._checkpoint.folder} has no tokenizer; give token ids instead of text."
+                f"{self._checkpoint.folder} has no tokenizer; give token ids instead of text.",
+                field="prompt",
             )
         return self.encode(prompt)
 
     def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
         if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
             raise RequestError(
-                f"{self._checkpoint.folder} has no chat template; give text or token ids instead."
+                f"{self._checkpoint.folder} has no chat template; give text or token ids instead.",
+                field="prompt",
             )
         taken = [name for name in template_options if name in _OURS]
         if taken:
             raise RequestError(
                 f"chat_template_kwargs holds {some(taken)}, which the engine sets itself. Leave "
-                "it out."
+                "it out.",
+                field="chat_template_kwargs",
             )
         _refuse_pictures(messages)
         options = {"add_generation_prompt": True, **template_options}
@@ -104,7 +109,8 @@ class PromptReader:
         except Exception as error:  # a template is a program: it may raise anything
             raise RequestError(
                 f"the chat template refuses these messages: {str(error) or type(error).__name__}. "
-                "Change the messages or chat_template_kwargs."
+                "Change the messages or chat_template_kwargs.",
+                field="prompt",
             ) from error
         return self.encode(text, add_special_tokens=False)
 
@@ -115,7 +121,8 @@ class PromptReader:
             if found > 1.1 * self.most_tokens + 64:  # a cut may change tokens around it
                 raise RequestError(
                     f"the prompt has over {found} tokens; prompt and answer together may have "
-                    f"{self.most_tokens} (max_model_len, or the K/V memory). Shorten it."
+                    f"{self.most_tokens} (max_model_len, or the K/V memory). Shorten it.",
+                    field="prompt",
                 )
         return list(self.tokenizer.encode(text, **options))
 
@@ -135,5 +142,6 @@ def _refuse_template_options(options: dict[str, Any] | None) -> None:
     if options:
         raise RequestError(
             f"chat_template_kwargs ({some(options)}) were given with a prompt that goes through no "
-            "template. Give chat messages, or leave them out."
+            "template. Give chat messages, or leave them out.",
+            field="chat_template_kwargs",
         )

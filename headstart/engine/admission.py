@@ -30,37 +30,46 @@ class Admission:
         vocab = self._built.config.vocab
         params.check_token_ids(vocab)
         if not ids:
-            raise RequestError("the prompt is empty; give at least one token.")
+            raise RequestError("the prompt is empty; give at least one token.", field="prompt")
         if min(ids) < 0 or max(ids) >= vocab:
-            raise RequestError(f"the prompt holds token ids outside 0 to {vocab - 1}.")
+            raise RequestError(
+                f"the prompt holds token ids outside 0 to {vocab - 1}.", field="prompt"
+            )
         if len(ids) >= self.longest:
             raise RequestError(
                 f"the prompt has {len(ids)} tokens; prompt and answer together may have "
-                f"{self.longest} (max_model_len, or the K/V memory). Shorten it."
+                f"{self.longest} (max_model_len, or the K/V memory). Shorten it.",
+                field="prompt",
             )
         allowed = params.allowed_token_ids or ()
         free = set(allowed) - set(params.banned_token_ids or ()) - self.ends(params)
         if params.min_tokens and allowed and not free:
             raise RequestError(
                 f"only end tokens are allowed ({some(allowed)}), and min_tokens forbids them for "
-                f"{params.min_tokens} tokens. Allow another token, or leave min_tokens out."
+                f"{params.min_tokens} tokens. Allow another token, or leave min_tokens out.",
+                field="allowed_token_ids",
             )
         is_profiled = self._options.speculate == "auto"
         if params.speculate == "auto" and not is_profiled and self._built.head is not None:
             raise RequestError(
-                "speculate auto needs an engine that was started with it (profiled)."
+                "speculate auto needs an engine that was started with it (profiled).",
+                field="speculate",
             )
         if params.speculate is not None and not is_speculate(params.speculate):
             raise RequestError(
-                f"speculate is {params.speculate}; this engine drafts up to {MAX_DRAFTS} tokens."
+                f"speculate is {params.speculate}; this engine drafts up to {MAX_DRAFTS} tokens.",
+                field="speculate",
             )
         if params.speculate and self._built.head is None:
             raise RequestError(
                 f"the request asks for speculate {params.speculate} and this engine runs without a "
-                "head (started with speculate 0, or the model has none). Leave the setting out."
+                "head (started with speculate 0, or the model has none). Leave the setting out.",
+                field="speculate",
             )
         if params.stop and self._prompts.tokenizer is None:
-            raise RequestError("stop strings need a tokenizer and the checkpoint has none.")
+            raise RequestError(
+                "stop strings need a tokenizer and the checkpoint has none.", field="stop"
+            )
 
     def ends(self, params: SamplingParams) -> frozenset[int]:
         """Tokens that end an answer to this request."""

@@ -61,7 +61,8 @@ class DraftVocabs:
             there = f"There are {', '.join(self.by_name)}" if self.by_name else "None was loaded"
             raise RequestError(
                 f"no draft vocabulary is called {asked!r}. {there}; {' or '.join(WHOLE_NAMES)} "
-                f"stands for the whole vocabulary."
+                f"stands for the whole vocabulary.",
+                field="draft_vocab",
             )
 
     def choose(

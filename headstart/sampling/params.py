@@ -138,7 +138,8 @@ class SamplingParams:
             if bad:
                 raise ConfigError(
                     f"{name} holds {some(bad)}; the model has tokens 0 to {num_tokens - 1}. "
-                    f"Remove those ids or check the tokenizer."
+                    f"Remove those ids or check the tokenizer.",
+                    field=name,
                 )
 
 
@@ -173,10 +174,14 @@ def _check(params: SamplingParams) -> None:
         if not _is_number(value, whole=name in _WHOLE) or not (
             (low < value if is_open else low <= value) and (high is None or value <= high)
         ):
-            raise ConfigError(f"{name} is {value!r}; give a {kind} {_words(low, high, is_open)}")
+            raise ConfigError(
+                f"{name} is {value!r}; give a {kind} {_words(low, high, is_open)}", field=name
+            )
     for name in _FLAGS:
         if not isinstance(getattr(params, name), bool):
-            raise ConfigError(f"{name} is {getattr(params, name)!r}; give true or false")
+            raise ConfigError(
+                f"{name} is {getattr(params, name)!r}; give true or false", field=name
+            )
     for name in _ID_FIELDS:
         _check_ids(name, getattr(params, name) or ())
     for name, choices in (
@@ -185,7 +190,8 @@ def _check(params: SamplingParams) -> None:
     ):
         if getattr(params, name) not in choices:
             raise ConfigError(
-                f"{name} is {getattr(params, name)!r}; give one of {', '.join(choices)}"
+                f"{name} is {getattr(params, name)!r}; give one of {', '.join(choices)}",
+                field=name,
             )
     _check_combinations(params)
 
@@ -193,39 +199,51 @@ def _check(params: SamplingParams) -> None:
 def _check_combinations(params: SamplingParams) -> None:
     k = params.speculate
     if k is not None and k != "auto" and not (_is_number(k, whole=True) and k >= 0):
-        raise ConfigError(f"speculate is {k!r}; give a number of draft tokens, or `auto`")
+        raise ConfigError(
+            f"speculate is {k!r}; give a number of draft tokens, or `auto`", field="speculate"
+        )
     if 0 < params.temperature < 1e-6:
         raise ConfigError(
-            f"temperature is {params.temperature}; give 0 for the most likely token, or 1e-6 up"
+            f"temperature is {params.temperature}; give 0 for the most likely token, or 1e-6 up",
+            field="temperature",
         )
     for token, value in (params.logit_bias or {}).items():
         if not _is_number(value, whole=False) or not -100 <= value <= 100:
             raise ConfigError(
                 f"logit_bias of token {token} is {value!r}; give a number from -100 to 100. "
-                f"To forbid a token put it into banned_token_ids."
+                f"To forbid a token put it into banned_token_ids.",
+                field="logit_bias",
             )
     for text in params.stop:
         if not isinstance(text, str) or not text:
-            raise ConfigError(f"stop holds {text!r}; give texts of at least one character")
+            raise ConfigError(
+                f"stop holds {text!r}; give texts of at least one character", field="stop"
+            )
     if params.stop and not params.detokenize:
-        raise ConfigError("stop texts are looked for in the text; leave detokenize on with them")
+        raise ConfigError(
+            "stop texts are looked for in the text; leave detokenize on with them", field="stop"
+        )
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ConfigError(
             f"min_tokens is {params.min_tokens}, max_tokens is {params.max_tokens}; "
-            f"give a min_tokens of at most {params.max_tokens}"
+            f"give a min_tokens of at most {params.max_tokens}",
+            field="min_tokens",
         )
     allowed = params.allowed_token_ids
     if allowed is not None and not set(allowed) - set(params.banned_token_ids or ()):
         raise ConfigError(
             f"allowed_token_ids has {len(allowed)} ids and none is left after banned_token_ids; "
-            f"allow at least one token"
+            f"allow at least one token",
+            field="allowed_token_ids",
         )
 
 
 def _check_ids(name: str, ids: Iterable[object]) -> None:
     bad = [i for i in ids if not (_is_number(i, whole=True) and i >= 0)]  # type: ignore[operator]
     if bad:
-        raise ConfigError(f"{name} holds {some(map(repr, bad))}; give token ids, 0 or above")
+        raise ConfigError(
+            f"{name} holds {some(map(repr, bad))}; give token ids, 0 or above", field=name
+        )
 
 
 def _is_number(value: object, *, whole: bool) -> bool:

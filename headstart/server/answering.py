@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.server.jobs import Channel, Event
-from headstart.server.named_fields import field_of
+from headstart.server.named_fields import called
 from headstart.server.observing import note_of
 from headstart.server.prepare import Prepared
 from headstart.server.protocol.sampling import SamplingFields
@@ -50,16 +50,19 @@ class Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._note = note_of(scope)
         self._note.id, self._note.is_stream = self.answer_id, self.request.stream
-        if not await until_gone(receive, self._run(send)):
+        is_told = await until_gone(receive, self._run(send))
+        if not is_told and self._note.error is None:  # else it was counted for what went wrong
             self._note.error = "the client went away"
             self.state.tally.aborted += 1
 
     async def _run(self, send: Send) -> None:
         limit = self.state.options.request_timeout_seconds
         try:
-            with self.state.gate.entry(self.request.num_answers):
+            asked = self.request
+            with self.state.gate.entry(asked.num_answers, field=asked.answers_field):
                 async with asyncio.timeout(limit):
-                    await self._answer(send)
+                    with called(asked.own_names):
+                        await self._answer(send)
             self.state.tally.finished += 1
         except TimeoutError:
             await self._refuse(send, too_slow(limit))
@@ -124,19 +127,13 @@ class Answering(Response):
         return taken
 
     async def _refuse(self, send: Send, error: BaseException) -> None:
-        refusal = self._named(refusal_of(error))
+        refusal = refusal_of(error)
         self._note.error = refusal.message
         self.state.tally.count(refusal.status, is_stopped=refusal.code == STOPPED)
         if refusal.status == 500 and refusal is not error:
             _log.error("request %s failed", self.answer_id, exc_info=error)
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._say(send, refusal), _LAST_WORD_SECONDS)
-
-    def _named(self, refusal: Refusal) -> Refusal:
-        """With the field that it is about, if only the request tells."""
-        if refusal.status != 400 or refusal.param is not None:
-            return refusal
-        return replace(refusal, param=field_of(refusal.message, [*self.request.model_fields_set]))
 
     async def _say(self, send: Send, refusal: Refusal) -> None:
         if self._is_streaming:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -23,39 +23,86 @@ _CODES = {
     "less_than_equal": "integer_above_max_value",
 }
 _LONGEST_NAME = 80
+_SHOULD = "should be "
+Place = tuple[str | int, ...]  # as ("messages", 0, "role")
 
 
 def field_refusal(error: ValidationError, body: Mapping[str, Any]) -> Refusal:
     """About the first unknown field, else about the first field with a bad value."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+    found = error.errors(include_url=False, include_context=False)
     unknown = [detail for detail in found if detail["type"] == "extra_forbidden"]
-    detail = (unknown or found)[0]
-    name = _name(detail, body)[:_LONGEST_NAME]
-    return Refusal(400, _message(name, detail), param=name, code=_code(name, detail["type"]))
+    about, details = _nearest(unknown[:1] or found, body)
+    name = _name(about)[:_LONGEST_NAME]
+    return Refusal(400, _message(name, details), param=name, code=_code(name, details[0]["type"]))
 
 
-def _name(detail: ErrorDetails, body: Mapping[str, Any]) -> str:
-    """Like `messages[0].role`; the path names members of a union, too, which no body has."""
-    name, place = "", cast(Any, body)
-    for part in detail["loc"]:
-        if isinstance(part, int) and isinstance(place, list):
-            name += f"[{part}]"
-            place = place[part]
-        elif isinstance(place, Mapping) and (part in place or detail["type"] == "missing"):
-            name += f".{part}"
-            place = place.get(part)
-    return name.removeprefix(".")
+def _nearest(
+    found: list[ErrorDetails], body: Mapping[str, Any]
+) -> tuple[Place, list[ErrorDetails]]:
+    """The place in the first bad field up to which most was right, and what is wrong there.
+
+    A field that may be of several kinds has a complaint of each. The kind that was meant is the one
+    that came furthest; a value of the right kind that is out of bounds is wrong for that alone.
+    """
+    places = [_place(detail["loc"], body, detail) or detail["loc"][:1] for detail in found]
+    furthest = max((place for place in places if place[:1] == places[0][:1]), key=_progress)
+    here = [detail for detail, place in zip(found, places, strict=True) if place == furthest]
+    meant = [detail for detail in here if not detail["type"].endswith("_type")]
+    is_in_kind = any(detail["type"] != "literal_error" for detail in meant)
+    return furthest, meant if is_in_kind else here
 
 
-def _message(name: str, detail: ErrorDetails) -> str:
-    if detail["type"] == "extra_forbidden":
+def _progress(place: Place) -> tuple[int, list[int]]:
+    return len(place), [part for part in place if isinstance(part, int)]
+
+
+def _place(loc: Place, value: Any, detail: ErrorDetails) -> Place | None:
+    """Where in `value` an error is, None if not there.
+
+    pydantic's path also names kinds that a value may be of. A body may have keys of the same name,
+    so what counts is whether the path ends at what was complained about.
+    """
+    if not loc:
+        return () if value is detail["input"] else None
+    part, rest = loc[0], loc[1:]
+    if not rest and detail["type"] == "missing":
+        return (part,)
+    if isinstance(value, list) if isinstance(part, int) else _has(value, part):
+        inside = _place(rest, value[part], detail)
+        if inside is not None:
+            return (part, *inside)
+    return _place(rest, value, detail)
+
+
+def _has(value: Any, name: str) -> bool:
+    return isinstance(value, Mapping) and name in value
+
+
+def _name(place: Place) -> str:
+    """Like `messages[0].role`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
+    return "".join(parts).removeprefix(".")
+
+
+def _message(name: str, details: Sequence[ErrorDetails]) -> str:
+    kind = details[0]["type"]
+    if kind == "extra_forbidden":
         why = REFUSED.get(name)
         hint = f"{why[0].upper()}{why[1:]}. " if why else ""
         return f"the field {name!r} is not implemented. {hint}Leave it out."
-    if detail["type"] == "missing":
+    if kind == "missing":
         return f"the field {name!r} is missing."
+    first, *others = dict.fromkeys(_said(detail) for detail in details)
+    said = ", or ".join([first, *(other.removeprefix(_SHOULD) for other in others)])
+    return f"the field {name!r} {said}."
+
+
+def _said(detail: ErrorDetails) -> str:
+    """What pydantic says, without the names of our classes."""
+    if detail["type"] in ("model_type", "dict_type"):
+        return f"{_SHOULD}an object"
     said = detail["msg"].removeprefix("Input ").removeprefix("Value error, ")
-    return f"the field {name!r} {said[:1].lower()}{said[1:]}."
+    return f"{said[:1].lower()}{said[1:]}"
 
 
 def _code(name: str, kind: str) -> str:

@@ -38,8 +38,13 @@ class Gate:
             raise unavailable("the model is being loaded; try again soon.", code="loading")
 
     @contextmanager
-    def entry(self, num_answers: int, *, is_timed: bool = True) -> Iterator[None]:
-        """Hold places for a request, or refuse it; Retry-After is made of those that are timed."""
+    def entry(
+        self, num_answers: int, *, is_timed: bool = True, field: str | None = None
+    ) -> Iterator[None]:
+        """Hold places for a request, or refuse it; Retry-After is made of those that are timed.
+
+        `field` is the one that asks for so many answers.
+        """
         self.check()
         engine = self._worker.engine
         assert engine is not None
@@ -48,7 +53,8 @@ class Gate:
         if num_answers > places:
             raise RequestError(
                 f"the request wants {num_answers} answers and this server has {places} places. "
-                "Ask for fewer."
+                "Ask for fewer.",
+                field=field,
             )
         if self.num_open + num_answers > places:
             wait = self._mean_seconds * self.num_open / running

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from dataclasses import field as dataclass_field
 from typing import Any
 
 from headstart.errors import RequestError, some
+from headstart.server.named_fields import about
 from headstart.server.schema_rules import enforceable
 
 Format = dict[str, Any]
@@ -27,13 +29,17 @@ class GrammarSpec:
 
     what: str  # for messages: "JSON schema", "regex", ...
     text: str  # a structural tag's format, as JSON
+    # Which of the request's asks for it.
+    field: str | None = dataclass_field(default=None, compare=False)
 
     @classmethod
-    def of(cls, what: str, format: Format) -> GrammarSpec:
+    def of(cls, what: str, format: Format, field: str | None = None) -> GrammarSpec:
         try:
-            return cls(what, json.dumps(format, ensure_ascii=False, allow_nan=False))
+            return cls(what, json.dumps(format, ensure_ascii=False, allow_nan=False), field)
         except (TypeError, ValueError, RecursionError) as error:
-            raise RequestError(f"the {what} cannot be written as JSON: {error}.") from error
+            raise RequestError(
+                f"the {what} cannot be written as JSON: {error}.", field=field
+            ) from error
 
     @property
     def format(self) -> Format:
@@ -93,30 +99,40 @@ def grammar_spec(
     response_format: Mapping[str, Any] | None, structured_outputs: Mapping[str, Any] | None
 ) -> GrammarSpec | None:
     """What `response_format` or `structured_outputs` of a request asks for; None for free text."""
-    asked = _response_format(response_format) if response_format is not None else None
+    with about("response_format"):
+        asked = _response_format(response_format) if response_format is not None else None
     if structured_outputs is None:
         return asked
     given = [name for name, value in structured_outputs.items() if value is not None]
     if len(given) != 1 or given[0] not in _KINDS:
         raise RequestError(
             f"structured_outputs holds {some(given) or 'nothing'}; give exactly one of "
-            f"{', '.join(_KINDS)}."
+            f"{', '.join(_KINDS)}.",
+            field="structured_outputs",
         )
     if asked is not None:
-        raise RequestError("response_format and structured_outputs are both given; give one.")
-    return _KINDS[given[0]](structured_outputs[given[0]])
+        raise RequestError(
+            "response_format and structured_outputs are both given; give one.",
+            field="response_format",
+        )
+    where = f"structured_outputs.{given[0]}"
+    with about(where):
+        return replace(_KINDS[given[0]](structured_outputs[given[0]]), field=where)
 
 
 def _response_format(asked: Mapping[str, Any]) -> GrammarSpec | None:
     kind, more = asked.get("type"), sorted(set(asked) - {"type"})
     if kind == "json_schema":
         _refuse(more, ("json_schema",), "response_format")
-        return _named_schema(asked.get("json_schema"))
+        with about("response_format.json_schema"):
+            return replace(
+                _named_schema(asked.get("json_schema")), field="response_format.json_schema"
+            )
     _refuse(more, (), f"response_format of type {str(kind)[:40]!r}")
     if kind == "text":
         return None
     if kind == "json_object":
-        return json_object()
+        return replace(json_object(), field="response_format")
     raise RequestError(
         f"response_format has the type {str(kind)[:40]!r}; give text, json_object or json_schema."
     )

@@ -84,7 +84,7 @@ class Serving:
         wait = _STOP_SECONDS if self._was_ready else 0.0
         if not await asyncio.to_thread(self.state.worker.stop, wait) and self._was_ready:
             _log.error("the engine's last step did not end within %g s", wait)
-            self._code = self._code or 1
+            self._end(1, f"the engine's last step did not end within {wait:g} s")
         self.state.close()
         self._say_goodbye()
 
@@ -172,7 +172,9 @@ class Serving:
         )
 
     def _end(self, code: int, reason: str) -> None:
-        self._code, self._reason = self._code or code, self._reason or reason  # the first counts
+        """The first ending counts, unless it is a good one and a failure follows."""
+        if not self._reason or (self._code == 0 and code != 0):
+            self._code, self._reason = code, reason
         self._server.should_exit = True
 
     async def _watch(self) -> None:

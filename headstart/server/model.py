@@ -15,6 +15,7 @@ from headstart.errors import RequestError
 from headstart.server.grammar_specs import GrammarSpec
 from headstart.server.grammars import GrammarCompiler, TokenGrammar
 from headstart.server.limits import ServerOptions
+from headstart.server.named_fields import about
 from headstart.server.pieces import Pieces
 from headstart.server.reasoning import Start, reasoning_format
 from headstart.server.refusals import Refusal
@@ -81,7 +82,8 @@ class ServedModel:
 
     def compile(self, spec: GrammarSpec) -> TokenGrammar:
         """May take seconds; RequestError for what cannot be compiled."""
-        return self._get_compiler().compile(spec)
+        with about(spec.field):
+            return self._get_compiler().compile(spec)
 
     def is_compiled(self, spec: GrammarSpec) -> bool:
         """Whether `compile` gives it at once."""
@@ -115,7 +117,9 @@ class ServedModel:
     @cached_property
     def pieces(self) -> Pieces:
         if self.tokenizer is None:
-            raise RequestError("log-probabilities need a tokenizer and the checkpoint has none.")
+            raise RequestError(
+                "log-probabilities need a tokenizer and the checkpoint has none.", field="logprobs"
+            )
         return Pieces(self.tokenizer)
 
     @property

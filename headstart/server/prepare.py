@@ -15,7 +15,8 @@ from headstart.server.grammar_specs import GrammarSpec, grammar_spec
 from headstart.server.jobs import Job
 from headstart.server.limits import ServerOptions
 from headstart.server.model import ServedModel
-from headstart.server.protocol.chat import ChatRequest
+from headstart.server.named_fields import about
+from headstart.server.protocol.chat import ChatRequest, for_template
 from headstart.server.protocol.completion import CompletionRequest
 from headstart.server.protocol.sampling import SamplingFields
 from headstart.server.reasoning import after_reasoning
@@ -36,7 +37,7 @@ class Prepared:
 def prepare_chat(
     request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions
 ) -> Prepared:
-    messages = [message.for_template(model.chat_template) for message in request.messages]
+    messages = for_template(request.messages, model.chat_template)
     chat = prepare_tools(
         messages, tools=request.tools, tool_choice=request.tool_choice,
         parallel_tool_calls=request.parallel_tool_calls, format=model.tool_format,
@@ -57,6 +58,7 @@ def prepare_chat(
         request, jobs, model=model, answer_id=answer_id, start=start, special=special,
         new_text=lambda: ChatText(chat, reasoning, start),
     )  # fmt: skip
+    writer.limited_by = _limiting_field(request, spec)
     return Prepared(jobs, spec, writer, messages)
 
 
@@ -75,7 +77,16 @@ def prepare_completion(
     # Decoded once and here: a long prompt would hold up the event loop, once for every sample.
     echoed = [_echo(prompt, model) for prompt in request.prompts] if request.echo else []
     writer = CompletionWriter(request, jobs, model=model, answer_id=answer_id, echoed=echoed)
+    writer.limited_by = _limiting_field(request, spec)
     return Prepared(jobs, spec, writer, request.prompt)
+
+
+def _limiting_field(request: SamplingFields, spec: GrammarSpec | None) -> str | None:
+    """Which one is at fault if no token is left to choose; a grammar first."""
+    if spec is not None:
+        return spec.field
+    lists = ("allowed_token_ids", "banned_token_ids", "logit_bias")
+    return next((name for name in lists if getattr(request, name) is not None), None)
 
 
 def _seeded(params: SamplingParams) -> SamplingParams:
@@ -84,7 +95,8 @@ def _seeded(params: SamplingParams) -> SamplingParams:
 
 
 def _echo(prompt: str | list[int], model: ServedModel) -> str:
-    return prompt if isinstance(prompt, str) else model.decode(prompt)
+    with about("echo"):
+        return prompt if isinstance(prompt, str) else model.decode(prompt)
 
 
 def _check_length(
@@ -94,7 +106,8 @@ def _check_length(
     if most is not None and len(ids) > most:
         raise too_long(
             f"the prompt has {len(ids)} tokens; this server reads at most {most} "
-            "(--max-prompt-tokens). Shorten it."
+            "(--max-prompt-tokens). Shorten it.",
+            param=request.own_names.get("prompt", "prompt"),
         )
     given, name = request.asked_max_tokens, request.max_tokens_field
     room = model.max_len - len(ids)

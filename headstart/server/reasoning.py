@@ -146,4 +146,5 @@ def after_reasoning(
     gap = {"type": "regex", "pattern": r"\s{0,4}"}
     thinking = {"type": "sequence", "elements": [block, gap]}
     first = thinking if start == "open" else {"type": "optional", "content": thinking}
-    return GrammarSpec.of(spec.what, {"type": "sequence", "elements": [first, spec.format]})
+    whole = {"type": "sequence", "elements": [first, spec.format]}
+    return GrammarSpec.of(spec.what, whole, spec.field)

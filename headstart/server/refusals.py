@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.errors import ConfigError, MissingExtra, RequestError
-from headstart.server.named_fields import subject_of
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -52,8 +51,8 @@ def refusal_of(error: BaseException) -> Refusal:
         return error
     if isinstance(error, RequestError | ConfigError):  # options of a request are its own
         if TOGETHER in str(error):
-            return too_long(str(error))
-        return Refusal(400, str(error), param=subject_of(str(error)), code="invalid_value")
+            return too_long(str(error), error.field)
+        return Refusal(400, str(error), param=error.field, code="invalid_value")
     if isinstance(error, MissingExtra):
         return Refusal(501, str(error), code="missing_extra")
     return engine_failed()
@@ -70,9 +69,9 @@ def too_long(message: str, param: str | None = None) -> Refusal:
     return Refusal(400, message, param=param, code="context_length_exceeded")
 
 
-def unanswerable(message: str) -> Refusal:
+def unanswerable(message: str, param: str | None = None) -> Refusal:
     """A request that its own grammar, or its own choice of tokens, ended in the engine."""
-    return Refusal(400, message, code="unanswerable")
+    return Refusal(400, message, param=param, code="unanswerable")
 
 
 def queue_full(open_now: int, retry_seconds: int) -> Refusal:

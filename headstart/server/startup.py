@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import headstart
+from headstart.engine.draft_choice import MENU
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
 
 _BATCHES = (1, 4, 16, 64)  # shown in the table of costs
-_DRAFTS = (0, 1, 2, 3, 5, 8)
 
 
 def startup_lines(engine: Engine, model_name: str) -> list[str]:
@@ -50,7 +50,7 @@ def _speculation_lines(engine: Engine) -> list[str]:
     for batch in (b for b in _BATCHES if b <= options.max_running_requests):
         costs = [
             f"K={drafts} {1e3 * seconds:.2f} ms"
-            for drafts in _DRAFTS
+            for drafts in MENU
             if drafts <= options.max_drafts
             and (seconds := speculation.round_seconds(batch, drafts)) is not None
         ]

@@ -15,6 +15,7 @@ from typing import Any
 
 from headstart.errors import RequestError, some
 from headstart.server.grammar_specs import Format, GrammarSpec, schema_format
+from headstart.server.named_fields import about
 from headstart.server.schema_rules import enforceable
 from headstart.server.tool_arguments import is_object_schema
 from headstart.server.tool_formats import ToolFormat
@@ -32,9 +33,14 @@ class Tool:
     parameters: Mapping[str, Any]
     is_strict: bool
     shown: dict[str, Any]  # what the chat template gets
+    field: str  # where the request has it
 
     def schema(self) -> Any:
         """Its arguments as a grammar can enforce them; strict tools must be enforced whole."""
+        with about(f"{self.field}.function.parameters"):
+            return self._enforceable()
+
+    def _enforceable(self) -> Any:
         found = enforceable(dict(self.parameters), relaxed=not self.is_strict)
         if not _SHAPES & found.keys():
             found = {"type": "object", **found}
@@ -80,20 +86,27 @@ def prepare(
     spec: GrammarSpec | None = None,
 ) -> PreparedChat:
     """`spec` is what the answer must look like where it is not a call."""
-    ready = [_message(message, format) for message in messages]
-    known = read_tools(tools or ())
-    choice = _choice(tool_choice, known)
+    ready = []
+    for number, message in enumerate(messages):
+        with about(f"messages[{number}]"):
+            ready.append(_message(message, format))
+    with about("tools"):
+        known = read_tools(tools or ())
+    with about("tool_choice"):
+        choice = _choice(tool_choice, known)
     if not known or choice == "none":
         return PreparedChat(ready, grammar=spec)
     if "tools" not in (chat_template or ""):
         raise RequestError(
             "tools is given and the model's chat template has no place for tools. Leave tools out, "
-            "or serve a model that was trained to use them."
+            "or serve a model that was trained to use them.",
+            field="tools",
         )
     if format is None:
         raise RequestError(
             "tools is given and the format of this model's tool calls is not known. Start the "
-            "server with --tool-call-parser."
+            "server with --tool-call-parser.",
+            field="tools",
         )
     is_one = parallel_tool_calls is False or choice not in ("auto", "required")
     forced = [tool for tool in known if choice in ("auto", "required", tool.name)]
@@ -113,11 +126,14 @@ def read_tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
     """Checked tools; RequestError names the first that cannot be used."""
     if len(tools) > MAX_TOOLS:
         raise RequestError(f"tools holds {len(tools)} tools; give up to {MAX_TOOLS}.")
-    found = tuple(_tool(tool, f"tools[{i}]") for i, tool in enumerate(tools))
+    found = []
+    for number, tool in enumerate(tools):
+        with about(f"tools[{number}]"):
+            found.append(_tool(tool, f"tools[{number}]"))
     names = [tool.name for tool in found]
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise RequestError(f"tools holds {some(twice)} more than once; give each tool one name.")
-    return found
+    return tuple(found)
 
 
 def _tool(tool: Any, where: str) -> Tool:
@@ -148,6 +164,7 @@ def _tool(tool: Any, where: str) -> Tool:
         parameters if parameters is not None else {"type": "object", "properties": {}},
         function.get("strict") is True,
         {"type": "function", "function": shown},
+        where,
     )
 
 
@@ -183,18 +200,19 @@ def _grammar(
     spec: GrammarSpec | None,
 ) -> GrammarSpec | None:  # fmt: skip
     if choice != "auto":
-        return GrammarSpec.of("tools' schema", _calls(format, tools, is_one=is_one))
+        return GrammarSpec.of("tools' schema", _calls(format, tools, is_one=is_one), "tools")
     if spec is not None:
         either = [_calls(format, tools, is_one=is_one), spec.format]
-        return GrammarSpec.of(spec.what, {"type": "or", "elements": either})
+        return GrammarSpec.of(spec.what, {"type": "or", "elements": either}, spec.field)
     if not any(tool.is_strict for tool in tools):
         return None
     if not format.begin:
         raise RequestError(
             "a tool is strict with tool_choice auto, and this model's calls have no mark by which "
-            "they could be told from text. Leave strict out, or set tool_choice to required."
+            "they could be told from text. Leave strict out, or set tool_choice to required.",
+            field="tools",
         )
-    return GrammarSpec.of("tools' schema", _triggered(format, tools, is_one=is_one))
+    return GrammarSpec.of("tools' schema", _triggered(format, tools, is_one=is_one), "tools")
 
 
 def _calls(format: ToolFormat, tools: Sequence[Tool], *, is_one: bool) -> Format:

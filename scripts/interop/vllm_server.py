@@ -17,6 +17,7 @@ from checkpoints import CommandFailed
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
 _START_SECONDS = 300
+_STOP_SECONDS = 30
 
 
 @contextmanager
@@ -43,8 +44,16 @@ def vllm_server(python: Path, model: Path, depth: int, work: Path) -> Iterator[s
             _wait_until_up(server, url)
             yield url
         finally:
-            server.terminate()
-            server.wait()
+            _stop(server)
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    server.terminate()
+    try:
+        server.wait(_STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        server.kill()
+        server.wait()
 
 
 def _wait_until_up(server: subprocess.Popen[bytes], url: str) -> None:

@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,23 +29,32 @@ def _missing(what: str) -> None:
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
-    try:
-        from playwright.sync_api import sync_playwright
-    except ModuleNotFoundError:
+def chromium() -> str:
+    """Where it is; everything that needs it is skipped without it."""
+    if find_spec("playwright") is None:
         _missing("playwright")
     path = next((found for name in _NAMES if (found := shutil.which(name))), None)
     if path is None:
         _missing("Chromium")
+    assert path is not None
+    return path
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """Not for longer than a module: Playwright's event loop runs as long as the browser does, and
+    `asyncio.run` of tests that come later in the same process would refuse to start another."""
+    from playwright.sync_api import sync_playwright
+
     with sync_playwright() as playwright:
         # Without its own sandbox: it refuses to run as root with it, as in a container.
-        own = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        own = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         yield own
         own.close()
 
 
 @pytest.fixture(scope="session")
-def server(browser: Any, tiny: Tiny) -> Iterator[Server]:
+def server(chromium: str, tiny: Tiny) -> Iterator[Server]:
     with running(
         served(tiny), "--speculate", "3", "--api-key", KEY, "--served-model-name", "served"
     ) as own:

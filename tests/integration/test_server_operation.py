@@ -229,7 +229,7 @@ def test_a_model_without_grammars_says_so_in_one_line(
         wait_until(lambda: "with a grammar are refused: grammars need" in caplog.text)
         refused = ask(server, {**SHORT, "structured_outputs": {"regex": "a+"}})
         assert refused.status_code == 400 and "no decoder" in refused.text
-        assert refused.json()["error"]["param"] == "structured_outputs"
+        assert refused.json()["error"]["param"] == "structured_outputs.regex"
         assert ask(server, SHORT).status_code == 200
 
 

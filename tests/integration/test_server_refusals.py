@@ -38,13 +38,13 @@ REFUSED = [
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'user'"),
     (
         {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
-        "messages",
+        "messages[0]",
         "this server reads text",
     ),
     ({"messages": None}, "messages", "'messages' is missing"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "keys are token ids"),
     ({"allowed_token_ids": [VOCAB]}, "allowed_token_ids", f"tokens 0 to {VOCAB - 1}"),
-    ({"headstart": {"speculate": 17}}, "headstart.speculate", "0 to 16"),
+    ({"headstart": {"speculate": 17}}, "headstart.speculate", "equal to 16, or 'auto' or 'off'"),
     ({"headstart": {"speculate": "auto"}}, "headstart.speculate", "needs an engine that was"),
     ({"headstart": {"draft_vocab": "latin"}}, "headstart.draft_vocab", "is called 'latin'"),
     ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not implemented"),
@@ -68,10 +68,21 @@ REFUSED = [
     ({"response_format": {"type": "xml"}}, "response_format", "has the type 'xml'"),
     (
         {"structured_outputs": {"regex": "("}},
-        "structured_outputs",
+        "structured_outputs.regex",
         "the regex cannot be used",
     ),
-    ({"messages": [{**ASKED["messages"][0], "mood": 3}]}, "messages", "holds the field 'mood'"),
+    (
+        {"structured_outputs": {"json": {"type": "object", "required": 5}}},
+        "structured_outputs.json",
+        "is not a list of names",
+    ),
+    (
+        {"response_format": {"type": "json_schema", "json_schema": {"schema": {"anyOf": []}}}},
+        "response_format.json_schema",
+        "is not a list of schemas",
+    ),
+    ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "logprobs is -1"),
+    ({"messages": [{**ASKED["messages"][0], "mood": 3}]}, "messages[0]", "holds the field 'mood'"),
     ({"messages": [{"role": "user", "content": "x" * 200000}]}, None, "larger than 100,000 bytes"),
 ]
 
@@ -135,4 +146,25 @@ def test_what_is_too_long_has_the_code_that_clients_look_for(http: httpx.Client)
 def test_tokens_of_a_text_that_is_far_too_long_are_not_looked_for(http: httpx.Client) -> None:
     answer = http.post("/tokenize", json={"prompt": "x" * 90_000})
     assert answer.status_code == 400 and "the prompt has over" in answer.json()["error"]["message"]
+    assert answer.json()["error"]["param"] == "prompt"
     assert http.post("/tokenize", json={"prompt": "x" * 900}).json()["count"] == 900
+
+
+@pytest.mark.parametrize(
+    ("route", "fields", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "x" * 90_000}]}, "messages"),
+        ("/tokenize", {**ASKED, "max_tokens": None, "tools": [{}]}, "tools[0]"),
+        ("/detokenize", {"tokens": [3, VOCAB]}, "tokens"),
+        ("/v1/completions", {"prompt": ["a"] * 17}, "prompt"),
+        ("/v1/completions", {"prompt": []}, "prompt"),
+        ("/v1/completions", {"prompt": "x" * 5000}, "prompt"),
+    ],
+)
+def test_other_routes_name_their_fields_too(
+    http: httpx.Client, route: str, fields: dict[str, Any], param: str
+) -> None:
+    given = {name: value for name, value in fields.items() if value is not None}
+    answer = http.post(route, json=given)
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == param, answer.text

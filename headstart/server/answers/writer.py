@@ -22,6 +22,7 @@ class Writer:
 
     kind = ""  # `object` of a whole answer
     chunk_kind = ""
+    limited_by: str | None = None  # the request's field that may leave nothing to choose from
 
     def __init__(
         self, request: SamplingFields, jobs: Sequence[Job], *, model: ServedModel, answer_id: str
@@ -43,7 +44,8 @@ class Writer:
     def note(self, event: Event) -> None:
         """Keep what the end of the answer needs; raises for a sample that failed."""
         if event.update.finish_reason == "error":
-            raise unanswerable(event.update.error or "the request failed in the engine.")
+            said = event.update.error or "the request failed in the engine."
+            raise unanswerable(said, self.limited_by)
         self._num_output += len(event.update.token_ids)
         if event.result is not None:
             self._results[event.number] = event.result

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from headstart.engine.options import MAX_DRAFTS
+
 # Accepted and without effect: bookkeeping, billing, and caching that this server does anyway.
 HARMLESS = {
     "user": "who asks",
@@ -42,7 +44,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 22)]
 FewTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_LISTED)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
-Speculate = Annotated[int, Field(ge=0, le=64)] | Literal["auto", "off"]
+Speculate = Annotated[int, Field(ge=0, le=MAX_DRAFTS)] | Literal["auto", "off"]
 
 
 class Part(BaseModel):

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from headstart.errors import RequestError
 from headstart.server.limits import ServerOptions
+from headstart.server.named_fields import about
 from headstart.server.protocol.base import Part, Whole
 from headstart.server.protocol.sampling import SamplingFields
 
@@ -50,6 +51,16 @@ def _text(content: str | list[dict[str, Any]] | None) -> str:
     return "".join(part["text"] for part in content)
 
 
+def for_template(messages: list[Message], template: str | None) -> list[dict[str, Any]]:
+    """All messages of a request; RequestError names the first that cannot be used."""
+    ready = []
+    for number, message in enumerate(messages):
+        with about(f"messages[{number}]"):
+            ready.append(message.for_template(template))
+    return ready
+
+
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1 << 14)]
 # Arguments of the template engine rather than of the template: a client must not bring its own
 # template (a program that runs here), nor cut what the model reads.
@@ -65,7 +76,8 @@ def template_options(given: dict[str, Any] | None) -> dict[str, Any]:
     if taken:
         raise RequestError(
             f"chat_template_kwargs holds {taken[0]}, which is not for the template to know. Leave "
-            "it out, or give the field of that name."
+            "it out, or give the field of that name.",
+            field="chat_template_kwargs",
         )
     return dict(given or {})
 
@@ -75,7 +87,7 @@ class ChatRequest(SamplingFields):
     max_completion_tokens: Whole | None = None
     logprobs: bool = False
     top_logprobs: Whole | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tools: Tools | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -83,8 +95,17 @@ class ChatRequest(SamplingFields):
     continue_final_message: bool = False
 
     @property
+    def own_names(self) -> dict[str, str]:
+        return {
+            **super().own_names,
+            "prompt": "messages",
+            "max_tokens": self.max_tokens_field,
+            "logprobs": self.logprobs_field,
+        }
+
+    @property
     def logprobs_field(self) -> str:
-        return "top_logprobs"
+        return "top_logprobs" if self.top_logprobs is not None else "logprobs"
 
     @property
     def max_tokens_field(self) -> str:
@@ -97,16 +118,21 @@ class ChatRequest(SamplingFields):
     def check(self, limits: ServerOptions) -> None:
         super().check(limits)
         if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs is given without logprobs; set logprobs to true.")
+            raise RequestError(
+                "top_logprobs is given without logprobs; set logprobs to true.",
+                field="top_logprobs",
+            )
         both = (self.max_tokens, self.max_completion_tokens)
         if None not in both and both[0] != both[1]:
             raise RequestError(
-                f"max_tokens is {both[0]} and max_completion_tokens {both[1]}; give one of them."
+                f"max_tokens is {both[0]} and max_completion_tokens {both[1]}; give one of them.",
+                field="max_tokens",
             )
         if self.continue_final_message and self.add_generation_prompt:
             raise RequestError(
                 "continue_final_message is given with add_generation_prompt; set the second to "
-                "false."
+                "false.",
+                field="continue_final_message",
             )
 
     @property

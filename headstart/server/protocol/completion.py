@@ -36,6 +36,10 @@ class CompletionRequest(SamplingFields):
         return len(self.prompts) * (self.n or 1)
 
     @property
+    def answers_field(self) -> str:
+        return "prompt" if (self.n or 1) == 1 else "n"
+
+    @property
     def num_logprobs(self) -> int | None:
         return self.logprobs
 
@@ -48,7 +52,10 @@ class CompletionRequest(SamplingFields):
         if self.num_answers > limits.max_n:
             raise RequestError(
                 f"prompt holds {len(self.prompts)} prompts of {self.n or 1} answers each; this "
-                f"server gives at most {limits.max_n} answers per request (--max-n)."
+                f"server gives at most {limits.max_n} answers per request (--max-n).",
+                field="prompt",
             )
         if self.echo and self.logprobs is not None:
-            raise RequestError("echo is given with logprobs; those of a prompt are not computed.")
+            raise RequestError(
+                "echo is given with logprobs; those of a prompt are not computed.", field="echo"
+            )

@@ -7,7 +7,6 @@ from typing import Any
 from pydantic import Field
 
 from headstart.data.prompt_reader import PromptReader
-from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.limits import ServerOptions
@@ -68,8 +67,18 @@ class SamplingFields(Part):
     headstart: HeadstartFields = HeadstartFields()
 
     @property
+    def own_names(self) -> dict[str, str]:
+        """The engine's fields that have another name in this request."""
+        return {"speculate": "headstart.speculate", "draft_vocab": "headstart.draft_vocab"}
+
+    @property
     def num_answers(self) -> int:
         return self.n or 1
+
+    @property
+    def answers_field(self) -> str:
+        """Which field asks for more than one."""
+        return "n"
 
     @property
     def num_logprobs(self) -> int | None:
@@ -104,9 +113,13 @@ class SamplingFields(Part):
         )
         _check_at_most("stop", len(self.stops), limits.max_stops, "--max-stops", "texts")
         if any(len(text) > LONGEST_STOP for text in self.stops):
-            raise RequestError(f"stop holds a text of over {LONGEST_STOP} characters; shorten it.")
+            raise RequestError(
+                f"stop holds a text of over {LONGEST_STOP} characters; shorten it.", field="stop"
+            )
         if self.stream_options is not None and not self.stream:
-            raise RequestError("stream_options is given without stream; leave it out.")
+            raise RequestError(
+                "stream_options is given without stream; leave it out.", field="stream_options"
+            )
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -116,8 +129,6 @@ class SamplingFields(Part):
         """As the engine wants them; what is not given is the model's own default."""
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         speculate = self.headstart.speculate
-        if isinstance(speculate, int) and speculate > MAX_DRAFTS:
-            raise RequestError(f"speculate is {speculate}; give 0 to {MAX_DRAFTS}, auto or off.")
         asked = self.asked_max_tokens
         limit = asked if asked is not None else self.default_max_tokens
         return prompts.default_params(
@@ -138,11 +149,15 @@ def _check_at_most(name: str, value: int, most: int, flag: str, unit: str = "") 
     if value > most:
         what = f"{value} {unit}".strip()
         verb = "holds" if unit else "is"
-        raise RequestError(f"{name} {verb} {what}; this server gives at most {most} ({flag}).")
+        raise RequestError(
+            f"{name} {verb} {what}; this server gives at most {most} ({flag}).", field=name
+        )
 
 
 def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
     bad = [key for key in given or () if not (key.isascii() and key.isdigit() and len(key) < 10)]
     if bad:
-        raise RequestError(f"logit_bias holds {bad[0][:40]!r}; its keys are token ids.")
+        raise RequestError(
+            f"logit_bias holds {bad[0][:40]!r}; its keys are token ids.", field="logit_bias"
+        )
     return None if given is None else {int(key): value for key, value in given.items()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from headstart.server.protocol.base import Part, TokenIds
-from headstart.server.protocol.chat import Messages, template_options
+from headstart.server.protocol.chat import Messages, Tools, template_options
 
 
 class TokenizeRequest(Part):
@@ -17,7 +17,7 @@ class TokenizeRequest(Part):
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Tools | None = None
     return_token_strs: bool = False
 
     @property

@@ -113,5 +113,6 @@ def test_statistics_add_up_over_samples_and_name_the_usual_k() -> None:
 def test_what_happened_inside_is_not_told_to_clients() -> None:
     inside = refusal_of(RuntimeError("/etc/passwd"))
     assert inside.status == 500 and "passwd" not in inside.message
-    assert refusal_of(ConfigError("top_p is 3; give less")).param == "top_p"
+    assert refusal_of(ConfigError("top_p is 3; give less", field="top_p")).param == "top_p"
+    assert refusal_of(ConfigError("it cannot be; give less")).param is None
     assert refusal_of(MissingExtra("xgrammar is not installed")).status == 501
