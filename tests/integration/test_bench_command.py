@@ -88,7 +88,9 @@ def _check_diff(tmp_path: Path, later: dict[str, Any]) -> None:
     shown = bench("diff", first, second)
     assert "of 6 figures changed beyond noise, of which about 0.3 would by chance alone; " in shown
     assert _status("diff", first, second, "--fail-on-worse") == 1
-    assert _status("diff", second, first, "--fail-on-worse") == 0  # better
+    back = json.loads(bench("diff", second, first, "--json"))
+    by_name = {cell["variant"]: cell["figures"] for cell in back["cells"]}
+    assert by_name["plain"]["tpot_seconds"]["verdict"] == "better"
     assert "\n0 of 12 figures changed" in bench("diff", first, first, "--fail-on-worse")
 
 
