@@ -134,9 +134,9 @@ class Traffic(RuleBasedStateMachine):
 
 
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
-    "one module": ("mimo", {}, {"topology": None}, 12),
-    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}, 12),
-    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 12),
+    "one module": ("mimo", {}, {"topology": None}, 8),
+    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}, 8),
+    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 8),
     "sparse latent attention": ("deepseek_v32", {}, {}, 5),
     "three chained with LM heads": ("step3p5", {}, {}, 5),
     # memory for few states and few blocks, whatever their number of slots: enough for the longest
