@@ -221,7 +221,7 @@ def agrees(pairs: list[tuple[Found, Found]]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--envs", type=Path, default=Path(".interop"))
-    parser.add_argument("--work", type=Path, default=Path(".interop/work/bench"))
+    parser.add_argument("--work", type=Path, default=Path(".interop", "work", "bench"))
     parser.add_argument("--requests", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=16, help=f"{FEWEST_ROUNDS} or more")
     parser.add_argument("--out", type=Path)
