@@ -102,6 +102,7 @@ def joined(device: str) -> Iterator[tuple[World, str]]:
     dist.init_process_group(
         backend, store=PrefixStore("run", store), rank=rank, world_size=size, timeout=_PATIENCE
     )
+    _meet(PrefixStore("meeting", store), rank, size)
     leaving = _Leaving(PrefixStore("leaving", store), rank, size)
     try:
         yield World(rank, size), device
@@ -119,6 +120,12 @@ def joined(device: str) -> Iterator[tuple[World, str]]:
     finally:
         dist.destroy_process_group()  # the others' collectives end here
         leaving.wait_for_others()
+
+
+def _meet(store: Store, rank: int, size: int) -> None:
+    """Wait until everybody is connected: who refuses at once would else tear others' start."""
+    store.set(str(rank), "connected")
+    store.wait([str(other) for other in range(size)], _PATIENCE)
 
 
 class _Leaving:
