@@ -19,6 +19,8 @@ from headstart.engine.state_plan import StatePlan
 from headstart.engine.state_pool import StatePool
 from headstart.errors import ConfigError
 
+_WIDEST_FP32 = 128  # of heads: wider ones do not fit into a GPU's shared memory
+
 
 def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
     """What keeps a model from running through the kernels, or None."""
@@ -26,6 +28,8 @@ def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
 
     if built.dtype == torch.float64:
         return "numbers are float64"
+    if built.dtype == torch.float32 and built.config.head_dim > _WIDEST_FP32:
+        return f"numbers are float32 and heads of size {built.config.head_dim}"
     if options.weights == "int8":
         return "weights are int8"
     if options.weights == "fp8" and built.config.moe is not None:

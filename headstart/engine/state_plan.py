@@ -11,7 +11,7 @@ before. Ints only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from headstart.engine.kv_cache import Digest, extend_digests
@@ -30,10 +30,11 @@ class StateTrack:
     source: int | None = None  # the snapshot it begins with, held until it has been read
     fork: int = 0  # where a hit could have ended if there had been a snapshot
     latest: Digest | None = None  # its snapshot that the next one replaces
+    taken: list[int] = field(default_factory=list)  # by the step under way, which may fail
 
     @property
     def held(self) -> list[int]:
-        return [slot for slot in (self.slot, self.source) if slot is not None]
+        return [slot for slot in (self.slot, self.source, *self.taken) if slot is not None]
 
 
 class StatePlan:
@@ -75,6 +76,7 @@ class StatePlan:
             count = work.count - len(work.drafts) + drafts
             work = replace(work, count=count, drafts=work.drafts[:drafts])
         own = self.pool.allocate(drafts) or []
+        track.taken += own
         first = work.count - drafts
         chain = [*((first + i, slot) for i, slot in enumerate(own)), (work.count, track.slot)]
         source = track.slot if work.start else None
@@ -105,6 +107,7 @@ class StatePlan:
                 self.pool.drop(latest)  # what this one would replace makes room for it
                 slot = self.pool.allocate_snapshot(lasting=lasting)
             if slot is not None:
+                work.request.states.taken.append(slot)
                 result.append((end - start, slot))
         return result
 
@@ -120,6 +123,7 @@ class StatePlan:
         request, rows = work.request, work.states
         assert rows is not None
         track = request.states
+        track.taken = []  # given back, kept or the newest below
         if track.source is not None:
             self.pool.release([track.source])
             track.source = None

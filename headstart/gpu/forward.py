@@ -213,8 +213,13 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return f"{config.model_type} models have latent attention"
     if config.o_bias or config.mlp_bias:
         return "the model has biases behind attention or in the MLP"
-    if any(window is not None for window in config.windows):
+    if any(window is not None for window in config.windows) or config.sliding is not None:
         return "the model has sliding windows"
+    if config.v_dim != config.head_dim or config.v_scale != 1 or config.head_gate:
+        return "the model's values have a size, a scale or a gate of their own"
+    kinds = (*config.layers, config.head_layer)
+    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
+        return "the model cuts off inner products"
     if config.head_dim % 2 or config.head_dim > 256:
         return f"the model has heads of size {config.head_dim}"
     return None

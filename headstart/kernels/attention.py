@@ -35,6 +35,10 @@ class Cut:
         assert (self.pieces > 0) != (self.tokens > 0)
 
 
+# Of one program's queries: 128 lines of 256. Twice as many need more shared memory than there is.
+_TILE_VALUES = 128 * 256
+
+
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seen: Tensor, *,
     block_size: int, max_context: int, cut: Cut, first_slot: int = 0,
@@ -47,6 +51,18 @@ def paged_attention(
     batch, rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
+    fitting = max(1, _TILE_VALUES // triton.next_power_of_2(dim) // group)
+    if rows > fitting:  # as many rows as shared memory has room for, one part after the other
+        each = triton.cdiv(rows, triton.cdiv(rows, fitting))
+        parts = [
+            paged_attention(
+                q[:, at : at + each].contiguous(), k_cache, v_cache, tables,
+                torch.where(seen < 0, seen, seen + at), block_size=block_size,
+                max_context=max_context, cut=cut, first_slot=first_slot,
+            )
+            for at in range(0, rows, each)
+        ]  # fmt: skip
+        return torch.cat(parts, 1)
     cuts = cut.pieces or triton.cdiv(max_context, cut.tokens)
     tile = max(16, triton.next_power_of_2(rows * group))
     partial = torch.empty(batch, kv_heads, cuts, tile, dim, dtype=torch.float32, device=q.device)

@@ -206,6 +206,30 @@ def test_states_equal_a_recomputation_after_every_step(
     assert engine.stats.cached_tokens > 0 or shape == "K=3, few states"
 
 
+def test_after_a_failed_step_all_states_are_free(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: slots for drafts and snapshots of that step belonged to nobody."""
+    engine = shaped(hybrid(tiny, "qwen3_next"), next(s for s in SHAPES if s.startswith("K=4")))
+    trunk = engine.runner.trunk
+
+    def fail(works: Any) -> Any:
+        if any(work.drafts for work in works):
+            raise RuntimeError("out of memory")
+        return trunk(works)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.runner, "trunk", fail)
+        engine.add(PROMPTS[0], greedy(8))
+        with pytest.raises(RuntimeError, match="out of memory"):
+            while engine.has_work:
+                engine.step()
+    assert states_of(engine).num_held > 1  # the request's own, and what the step took
+    engine.recover()
+    assert states_of(engine).num_held == 0
+    assert len(ids_of(engine.generate(PROMPTS[:1], greedy(8)))[0]) == 8
+
+
 def test_a_state_one_row_off_would_be_noticed(tiny: Tiny) -> None:
     """The control of the comparison."""
     engine = shaped(hybrid(tiny, "qwen3_next"), "K=3, all at once")

@@ -158,6 +158,19 @@ def test_paged_attention(
     assert not found[2].any()
 
 
+def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = torch.tensor([2, -1, 40], dtype=torch.int32, device=DEVICE)
+    k_cache, v_cache = random(2, 64, 1, 16).unbind()
+    tables = torch.arange(16, dtype=torch.int32, device=DEVICE).expand(3, 16).contiguous()
+    q = random(3, 5, 4, 16)
+    sizes = {"block_size": 4, "max_context": 46, "cut": Cut(tokens=16, step=16)}
+    whole = paged_attention(q, k_cache, v_cache, tables, seen, **sizes)
+    monkeypatch.setattr(attention, "_TILE_VALUES", 2 * 4 * 16)  # two rows of four heads
+    found = paged_attention(q, k_cache, v_cache, tables, seen, **sizes)
+    torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
+    assert not found[1].any() and found[2].any()
+
+
 @pytest.mark.parametrize("is_reduced", [False, True], ids=["all tokens", "draft vocabulary"])
 def test_the_fused_choice_is_the_samplers(is_reduced: bool) -> None:
     rows, inputs, tokens = 4, 64, 150
