@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from headstart.assembly.build import Built, build
+from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.gpu.forward import Kernels, why_unsupported
@@ -19,6 +21,7 @@ from headstart.gpu.graphs import Graphs
 from headstart.gpu.rounds import Kind, Model, catch_up, run_round
 from headstart.gpu.seats import Seat, Seats
 from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.models.config import LayerKind, model_config
 from headstart.sampling.choose import choose
 from headstart.sampling.params import SamplingParams, derive_seed
 from headstart.sampling.rows import Row
@@ -196,3 +199,19 @@ def test_every_number_of_seats_has_a_captured_size(seats: int, last: list[int]) 
     graphs = Graphs(None, made)  # type: ignore[arg-type]
     assert graphs.sizes()[-3:] == last
     assert {graphs.bucket(count) for count in range(1, seats + 1)} == set(graphs.sizes())
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"v_scale": 0.7}, "scale or a gate"), ({"v_dim": 8}, "values have a size"),
+        ({"head_gate": True}, "gate of their own"), ({"windows": (8, None)}, "sliding windows"),
+        ({"head_layer": LayerKind(limit=7.0)}, "cuts off inner products"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_what_the_kernels_do_not_compute_is_refused(changes: dict[str, Any], reason: str) -> None:
+    """Regression: a model with values of their own scale was taken, and computed without it."""
+    config = model_config(TINY_CONFIGS["mimo"])
+    assert why_unsupported(config) is None
+    assert reason in str(why_unsupported(replace(config, **changes)))
