@@ -6,13 +6,12 @@ import torch
 from torch import Tensor
 
 from headstart.kernels.linear import Shape, partial_linear
-from headstart.kernels.moe import MAX_SCANNED_ROWS, ExpertWeights, expert_terms
+from headstart.kernels.moe import MAX_SCANNED_ROWS, PROGRAMS, ExpertWeights, expert_terms
 from headstart.kernels.routing import Routing, choose_experts
 from headstart.models.linear import Stack
 from headstart.models.moe import MoE
 
 _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as the model
-_PROGRAMS = 264
 
 
 def moe_terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
@@ -23,7 +22,8 @@ def moe_terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
     rows = x.shape[0]
     if rows <= _MOST_ROWS:
         return _terms(x, moe, slots)
-    parts = [slice(start, start + _MOST_ROWS) for start in range(0, rows, _MOST_ROWS)]
+    each = -(-rows // -(-rows // _MOST_ROWS))  # equal parts: few rows would be computed otherwise
+    parts = [slice(start, start + each) for start in range(0, rows, each)]
     sums = [_terms(x[at], moe, None if slots is None else slots[at]).sum(0) for at in parts]
     return torch.cat(sums).unsqueeze(0)
 
@@ -64,7 +64,7 @@ def _logits(x: Tensor, weight: Tensor) -> Tensor:
         return torch.mm(x.float(), weight.t()).unsqueeze(0)
     experts, inputs = weight.shape
     splits = 1
-    while experts // 16 * splits < _PROGRAMS and inputs // (2 * splits) >= 256 and splits < 16:
+    while experts // 16 * splits < PROGRAMS and inputs // (2 * splits) >= 256 and splits < 16:
         splits *= 2
     # Products of fp32 keep both sides in registers: shorter steps for more rows.
     deep = 64 if x.shape[0] <= 16 else 32

@@ -27,7 +27,7 @@ from headstart.kernels.sorting import empty_lists, sort_pairs
 
 _SCANNED = 64
 MAX_SCANNED_ROWS = _SCANNED
-_PROGRAMS = 264  # two for each multiprocessor of an H200
+PROGRAMS = 264  # two for each multiprocessor of an H200
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def expert_terms(
 
 def _cut(outputs: int, pairs: int) -> Shape:
     """As wide as leaves enough programs; `benchmarks/gpu_moe.py --cuts` measures others."""
-    wide = next((n for n in (64, 32) if pairs * (outputs // n) >= _PROGRAMS), 16)
+    wide = next((n for n in (64, 32) if pairs * (outputs // n) >= PROGRAMS), 16)
     return Shape(outputs=wide, inputs=128, warps=4, stages=3 if wide == 64 else 4)
 
 

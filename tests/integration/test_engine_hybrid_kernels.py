@@ -41,7 +41,7 @@ SETTINGS = [
 @pytest.fixture(autouse=True)
 def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU to fill, and every program takes milliseconds."""
-    monkeypatch.setattr(moe, "_PROGRAMS", 0)
+    monkeypatch.setattr(moe, "PROGRAMS", 0)
 
 
 def model(tiny: Tiny, family: str) -> Path:
