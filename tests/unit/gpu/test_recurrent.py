@@ -116,3 +116,6 @@ def test_who_changes_seats_takes_his_rows_along() -> None:
     play.order = [0, 1]
     play.round(3, [2, 1])
     play.round(2, [1, 2])
+    play.settle()  # rounds compare what they give; and the states are those of both texts
+    wanted = plain(play.net, play.texts)[1]
+    torch.testing.assert_close(play.states[0].memory, wanted.memory, rtol=1e-5, atol=1e-6)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -166,3 +166,21 @@ class PagedRun:
     def _places(self, text: int, start: int, stop: int) -> Tensor:
         slots = torch.arange(start, stop)
         return self._tables[text][slots // self._size] * self._size + slots % self._size
+
+
+def in_steps(
+    run: PagedRun, texts: Sequence[list[int]], steps: Iterable[Sequence[int]]
+) -> list[torch.Tensor]:
+    """Logits of each text, read beside the others; `steps` say how many rows of each come next."""
+    rows: list[list[torch.Tensor]] = [[] for _ in texts]
+    at = [0] * len(texts)
+    for sizes in steps:
+        step = {}
+        for which, size in enumerate(sizes):
+            if size:
+                step[which] = texts[which][at[which] : at[which] + size]
+                at[which] += size
+        for which, logits in run.step(step).items():
+            rows[which].append(logits)
+    assert at == [len(text) for text in texts]
+    return [torch.cat(found) for found in rows]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, PagedRun, our_trunk, randomised, transformers_model
+from model_reference import SMALL, PagedRun, in_steps, our_trunk, randomised, transformers_model
 
 from headstart.errors import UnsupportedFamily
 from headstart.models.config import model_config
@@ -176,21 +176,11 @@ def test_logits_equal_those_of_transformers_in_one_pass_in_chunks_and_in_a_batch
     whole = PagedRun(trunk, 1, block_size=16).step({0: ids})[0]
     torch.testing.assert_close(whole, expected, atol=1e-4, rtol=1e-4)
 
-    run = PagedRun(trunk, 2, block_size=3)
-    rows: dict[int, list[torch.Tensor]] = {0: [], 1: []}
-    at = {0: 0, 1: 0}
     # chunks of a prompt beside single tokens, then rounds of decoding with several rows
-    for sizes in ((7, 1), (1, 13), (12, 0), (5, 4), (1, 1), (1, 1), (4, 3), (9, 6)):
-        step = {}
-        for which, size in enumerate(sizes):
-            if size:
-                step[which] = (ids, other)[which][at[which] : at[which] + size]
-                at[which] += size
-        for which, logits in run.step(step).items():
-            rows[which].append(logits)
-    assert at == {0: len(ids), 1: len(other)}
-    torch.testing.assert_close(torch.cat(rows[0]), expected, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(torch.cat(rows[1]), expected_other, atol=1e-4, rtol=1e-4)
+    steps = ((7, 1), (1, 13), (12, 0), (5, 4), (1, 1), (1, 1), (4, 3), (9, 6))
+    found = in_steps(PagedRun(trunk, 2, block_size=3), (ids, other), steps)
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[1], expected_other, atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
