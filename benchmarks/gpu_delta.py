@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from gpu_moe import copy_speed, seconds
+from graph_timing import copy_speed, seconds
 from torch import Tensor
 
 from headstart.gpu.forward import Kernels

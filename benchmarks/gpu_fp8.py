@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 import triton
-from gpu_kernels import L2_BYTES, seconds
+from graph_timing import L2_BYTES, seconds_over
 
 from headstart.gpu.forward import MAX_SKINNY_ROWS, Kernels
 from headstart.kernels.choice import choose_rows
@@ -97,7 +97,7 @@ def best_cuts(
     whole = name in ("gate_up", "lm_head")
     for cut in [c for c in CUTS if not whole or c.splits == 1][::stride]:
         try:
-            found.append((seconds(cut_for(name, x, cut), layers) * 1e6, cut))  # type: ignore[arg-type]
+            found.append((seconds_over(cut_for(name, x, cut), layers) * 1e6, cut))
         except Exception as error:  # too much shared memory for this cut
             if "OutOfResources" not in type(error).__name__:
                 raise
@@ -124,7 +124,7 @@ def main() -> None:
             error = error_of(name, x, rounded[0], run(rounded[0]))
             if not error < TOLERANCE:
                 raise SystemExit(f"{name}, {rows} rows: off by {error:.4f}, allowed {TOLERANCE}")
-            took = {kind: seconds(run, layers) for kind, layers in copies}
+            took = {kind: seconds_over(run, layers) for kind, layers in copies}
             speeds = {
                 kind: outputs * inputs * size / took[kind] / 1e12
                 for kind, size in (("bf16", 2), ("fp8", 1))

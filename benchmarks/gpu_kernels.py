@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
+from graph_timing import L2_BYTES, seconds_over
 
 from headstart.kernels.choice import choose_rows
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
@@ -30,29 +30,6 @@ CUTS = [
     if n * k * s * 2 <= 160 * 1024 and n * k >= 2048
 ]
 SPLITS = (1, 2, 4, 8)
-L2_BYTES = 120 << 20
-
-
-def seconds(run: Callable[[torch.Tensor], Any], copies: list[torch.Tensor]) -> float:
-    """Of one launch, from replays of a graph that runs over all copies."""
-    for weight in copies[:2]:
-        run(weight)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    rounds = max(1, 16 // len(copies))
-    with torch.cuda.graph(graph):
-        for _ in range(rounds):
-            for weight in copies:
-                run(weight)
-    times = []
-    for _ in range(5):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(float(start.elapsed_time(stop)) / 1e3)
-    return statistics.median(times) / (rounds * len(copies))
 
 
 def by_library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -93,11 +70,11 @@ def main() -> None:
         ]
         for rows in (int(n) for n in given.rows.split(",")):
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            library = seconds(partial(by_library, x), weights)
+            library = seconds_over(partial(by_library, x), weights)
             found = []
             for cut in candidates(name, given.stride):
                 try:
-                    found.append((seconds(runner(name, x, cut), weights), cut))
+                    found.append((seconds_over(runner(name, x, cut), weights), cut))
                 except Exception as error:  # too much shared memory for this cut
                     if "OutOfResources" not in type(error).__name__:
                         raise

@@ -1,12 +1,17 @@
 """How close a layer of experts comes to the time that reading its weights takes.
 
 PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--rows 1,2,4] [--cuts]
+    [--sort-rows 65,128,256]
 
 The floor is the bytes that must be read (the experts that were chosen, the shared one, the router)
 over the speed at which this GPU copies memory. The layer is checked against the plain module first.
 Rows differ from launch to launch, so that the L2 cache never holds what is read next. With --cuts
 other ways to cut the two products are tried; the best are to be entered in
-headstart/kernels/moe.py. The last line is one JSON document.
+headstart/kernels/moe.py.
+
+Of many rows the pairs of a row and an expert are sorted: for --sort-rows that is timed by itself
+and inside the layer, by the kernel, with several steps, and by PyTorch's operations. The last line
+is one JSON document. Without a GPU kernels run in Triton's interpreter: try --shape tiny --rows 2.
 """
 
 from __future__ import annotations
@@ -14,13 +19,20 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen before triton is imported
+
+from graph_timing import DEVICE, L2_BYTES, copy_speed, device_name, seconds
 from torch import Tensor
 
 from headstart.gpu.experts import moe_terms, routing_of
@@ -29,15 +41,19 @@ from headstart.kernels.linear import Shape
 from headstart.kernels.moe import ExpertWeights, expert_terms
 from headstart.kernels.routing import choose_experts
 from headstart.kernels.rows import add_norm
+from headstart.kernels.sorting import Lists, sort_pairs, sort_plainly
 from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig
 
-L2_BYTES = 120 << 20
 CUTS = [
     Shape(outputs=n, inputs=k, warps=w, stages=s)
     for n, k, w, s in itertools.product((16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4, 5))
     if 2048 <= n * k <= 128 * 128
 ]
+SORT_STEPS = (1024, 2048, 4096)
+SORT_REPEATS = 16 if DEVICE.type == "cuda" else 1  # so short that a graph's own start would show
+# The interpreter multiplies bits of bf16 as if they were integers.
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 
 
 @dataclass(frozen=True)
@@ -62,40 +78,16 @@ LAYERS = {
     "ernie-4.5-21b": Layer(2560, _config(
         num_experts=64, top_k=6, width=1536, shared_width=3072, scoring="softmax", correction=True,
     )),
+    "tiny": Layer(32, _config(  # to see that everything runs
+        num_experts=4, top_k=2, width=16, shared_width=16, scoring="softmax",
+    )),
 }  # fmt: skip
 
 
-def seconds(runs: Sequence[Callable[[], Any]]) -> float:
-    """Of one run, from replays of a graph that holds all of them."""
-    for run in runs[:2]:
-        run()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        for run in runs:
-            run()
-    times = []
-    for _ in range(7):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        graph.replay()
-        stop.record()
-        stop.synchronize()
-        times.append(float(start.elapsed_time(stop)) / 1e3)
-    return statistics.median(times[1:]) / len(runs)
-
-
-def copy_speed() -> float:
-    """Bytes per second that a large copy reads and writes."""
-    source = torch.empty(1 << 30, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    return 2 * source.numel() / seconds([lambda: target.copy_(source)] * 4)
-
-
 def make(layer: Layer) -> MoE:
-    with torch.device("cuda"):
+    with DEVICE:
         block = MoE(layer.config, layer.hidden)
-    block = block.bfloat16()
+    block = block.to(DTYPE)
     for value in [*block.parameters(), *block.buffers()]:
         value.data.normal_(0, layer.hidden**-0.5)
     return block
@@ -105,14 +97,14 @@ def needed_bytes(block: MoE, layer: Layer, x: Tensor) -> tuple[int, int]:
     """What must be read for rows x, and how many experts they touch."""
     touched = int(block.router(x)[0].unique().numel())
     config = layer.config
-    experts = touched * 3 * config.width * layer.hidden * 2
-    shared = 3 * config.shared_width * layer.hidden * 2
+    experts = touched * 3 * config.width * layer.hidden * DTYPE.itemsize
+    shared = 3 * config.shared_width * layer.hidden * DTYPE.itemsize
     return experts + shared + block.router.weight.numel() * 4, touched
 
 
 def check(block: MoE, layer: Layer, rows: int) -> float:
     """The largest difference from the plain module, in parts of its largest number."""
-    x = torch.randn(rows, layer.hidden, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(rows, layer.hidden, device=DEVICE, dtype=DTYPE)
     found, wanted = moe_terms(x, block, None).float().sum(0), block(x).float()
     worst = float((found - wanted).abs().max() / wanted.abs().max())
     if not worst < 0.03:
@@ -122,16 +114,17 @@ def check(block: MoE, layer: Layer, rows: int) -> float:
 
 def batches(block: MoE, layer: Layer, rows: int) -> list[Tensor]:
     """Rows that touch more than the cache holds, several times over."""
-    first = torch.randn(rows, layer.hidden, device="cuda", dtype=torch.bfloat16)
-    count = max(4, -(-4 * L2_BYTES // needed_bytes(block, layer, first)[0]))
+    first = torch.randn(rows, layer.hidden, device=DEVICE, dtype=DTYPE)
+    count = 2
+    if DEVICE.type == "cuda":
+        count = max(4, -(-4 * L2_BYTES // needed_bytes(block, layer, first)[0]))
     return [first, *(torch.randn_like(first) for _ in range(count - 1))]
 
 
-def measure(block: MoE, layer: Layer, rows: int, speed: float) -> dict[str, Any]:
-    all_x = batches(block, layer, rows)
-    sizes = [needed_bytes(block, layer, x) for x in all_x]
+def layer_seconds(block: MoE, layer: Layer, all_x: list[Tensor]) -> float:
+    """Of a layer, without the norm that follows; the sum of terms is part of that norm."""
     stream = torch.zeros_like(all_x[0])
-    gain = torch.ones(layer.hidden, device="cuda", dtype=torch.bfloat16)
+    gain = torch.ones(layer.hidden, device=DEVICE, dtype=DTYPE)
 
     def whole(x: Tensor) -> Tensor:
         return add_norm(stream, moe_terms(x, block, None), gain, 1e-6)
@@ -140,8 +133,13 @@ def measure(block: MoE, layer: Layer, rows: int, speed: float) -> dict[str, Any]
         return add_norm(stream, x[None], gain, 1e-6)
 
     took = seconds([partial(whole, x) for x in all_x])
-    # The sum of terms is part of the norm that follows; what the norm takes anyhow is not ours.
-    took -= seconds([partial(norm_alone, x) for x in all_x])
+    return took - seconds([partial(norm_alone, x) for x in all_x])
+
+
+def measure(block: MoE, layer: Layer, rows: int, speed: float) -> dict[str, Any]:
+    all_x = batches(block, layer, rows)
+    sizes = [needed_bytes(block, layer, x) for x in all_x]
+    took = layer_seconds(block, layer, all_x)
     floor = statistics.mean(size for size, _ in sizes) / speed
     return {
         "rows": rows, "experts": statistics.mean(count for _, count in sizes),
@@ -180,6 +178,39 @@ def parts(block: MoE, layer: Layer, rows: int) -> dict[str, float]:
     return {"choice_us": choice * 1e6, "experts_us": said * 1e6}
 
 
+Sort = Callable[[Tensor, int], Lists]
+
+
+def sorts() -> dict[str, Sort]:
+    """By the kernel, with one step or another, and by PyTorch's operations."""
+    by_kernel = {f"kernel {step}": partial(sort_pairs, step=step) for step in SORT_STEPS}
+    return {**by_kernel, "plain": sort_plainly}
+
+
+def check_sorts(chosen: Tensor, num_experts: int) -> None:
+    wanted = sort_plainly(chosen, num_experts)
+    for name, sort in sorts().items():
+        found = sort(chosen, num_experts)
+        for part in ("experts", "starts", "order"):
+            if not torch.equal(getattr(found, part), getattr(wanted, part)):
+                raise SystemExit(f"{name}: the {part} of {chosen.shape[0]} rows differ from plain")
+
+
+def measure_sorts(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
+    """Microseconds of each way to sort, by itself and as the layer that sorts so."""
+    all_x = batches(block, layer, rows)
+    num_experts = layer.config.num_experts + weights_of(block).num_shared
+    all_chosen = [chosen for _, chosen, _ in chosen_by(block, all_x)]
+    check_sorts(all_chosen[0], num_experts)
+    alone, whole = dict[str, float](), dict[str, float]()
+    for name, sort in sorts().items():
+        runs = [partial(sort, chosen, num_experts) for chosen in all_chosen] * SORT_REPEATS
+        alone[name] = seconds(runs) * 1e6
+        with patch.object(kernels, "sort_pairs", sort):
+            whole[name] = layer_seconds(block, layer, all_x) * 1e6
+    return {"rows": rows, "sort_us": alone, "layer_us": whole}
+
+
 def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
     """Each product's cut while the other keeps to one that always fits."""
     known, weights = chosen_by(block, batches(block, layer, rows)), weights_of(block)
@@ -200,40 +231,60 @@ def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
             print(f"{name} {rows} rows: {best * 1e6:8.1f} us for both, {cut}", flush=True)
 
 
+def numbers(text: str) -> list[int]:
+    return [int(number) for number in text.split(",") if number]
+
+
 @torch.inference_mode()
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="qwen3-next", choices=LAYERS)
-    parser.add_argument("--rows", default="1,2,4,8,16,32,64")
+    parser.add_argument("--rows", type=numbers, default="1,2,4,8,16,32,64")
+    parser.add_argument("--sort-rows", type=numbers, default="65,128,256",
+                        help="also time ways to sort the choices of so many")  # fmt: skip
     parser.add_argument("--cuts", action="store_true", help="try other cuts instead")
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
     parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS,
                         help="sort the choices of more rows than this")  # fmt: skip
     given = parser.parse_args()
-    kernels.MAX_SCANNED_ROWS = given.scanned
+    few = [rows for rows in given.sort_rows if rows <= given.scanned]
+    if few:
+        parser.error(f"--sort-rows {few[0]}: rows up to {given.scanned} (--scanned) are not sorted")
+    with patch.object(kernels, "MAX_SCANNED_ROWS", given.scanned):
+        run(given)
+
+
+def run(given: argparse.Namespace) -> None:
     layer = LAYERS[given.shape]
     torch.manual_seed(0)
     block = make(layer)
-    all_rows = [int(n) for n in given.rows.split(",")]
-    print(torch.cuda.get_device_name(), "torch", torch.__version__, given.shape)
-    for rows in (*all_rows, 300):
+    print(device_name(), "torch", torch.__version__, given.shape)
+    for rows in (*given.rows, *given.sort_rows):
         print(f"{rows} rows are right within {check(block, layer, rows):.4f}")
     if given.cuts:
-        for rows in all_rows:
+        for rows in given.rows:
             try_cuts(block, layer, rows, given.stride)
         return
     speed = copy_speed()
     print(f"a copy moves {speed / 1e12:.2f} TB/s")
     print("rows experts      MB       us    floor  times  choice  experts")
     results = []
-    for rows in all_rows:
+    for rows in given.rows:
         found = {**measure(block, layer, rows, speed), **parts(block, layer, rows)}
         results.append(found)
         print("{rows:4d} {experts:7.1f} {megabytes:7.1f} {us:8.1f} {floor_us:8.1f} "
               "{times_floor:6.2f} {choice_us:7.1f} {experts_us:8.1f}".format(**found),
               flush=True)  # fmt: skip
-    document = {"device": torch.cuda.get_device_name(), "torch": torch.__version__,
-                "shape": given.shape, "copy_bytes_per_second": speed, "rows": results}  # fmt: skip
+    sorted_rows = []
+    for rows in given.sort_rows:
+        found = measure_sorts(block, layer, rows)
+        sorted_rows.append(found)
+        for name, took in found["sort_us"].items():
+            whole = found["layer_us"][name]
+            print(f"{rows:4d} rows, sort by {name:11s} {took:8.1f} us, layer {whole:8.1f} us",
+                  flush=True)  # fmt: skip
+    document = {"device": device_name(), "torch": torch.__version__, "shape": given.shape,
+                "copy_bytes_per_second": speed, "rows": results, "sorts": sorted_rows}  # fmt: skip
     print(json.dumps(document))
 
 

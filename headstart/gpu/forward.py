@@ -197,7 +197,7 @@ class Kernels:
 
 
 def _cut(seats: int) -> Cut:
-    """The fastest cut on an H200: many pieces where few requests must fill the GPU."""
+    """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
     if seats <= 2:
         return Cut(pieces=64, least=128, step=128, warps=4, stages=1)
     if seats <= 8:

@@ -9,7 +9,7 @@ B requests, R rows of each, H query heads, G key/value heads, D head size, P tok
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -35,8 +35,22 @@ class Cut:
         assert (self.pieces > 0) != (self.tokens > 0)
 
 
-# Of one program's queries: 128 lines of 256. Twice as many need more shared memory than there is.
-_TILE_VALUES = 128 * 256
+# Of one program's queries, by the bytes of a number: 128 lines of 256. Twice as many need more
+# shared memory than there is, and more than 256 lines, however short, more registers.
+_TILE_VALUES = {2: 128 * 256, 4: 64 * 128}
+_MOST_LINES = 256
+
+
+def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
+    """`cut` for a program with `lines` queries of size `dim`, so that its numbers have room.
+
+    Chosen by the registers and spills that the compiler reports for an H100, not by time: what was
+    measured had heads of 128 and few lines. tests/unit/kernels/compile_kernels.py looks at them.
+    """
+    if number_bytes > 2:  # products of fp32 keep both sides in registers
+        return replace(cut, step=min(cut.step, 32), warps=8)
+    step = min(cut.step, 64) if dim > 128 or lines >= 256 else cut.step
+    return replace(cut, step=step, warps=8 if lines * dim > 64 * 128 else cut.warps)
 
 
 def paged_attention(
@@ -51,8 +65,9 @@ def paged_attention(
     batch, rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
-    fitting = max(1, _TILE_VALUES // triton.next_power_of_2(dim) // group)
-    if rows > fitting:  # as many rows as shared memory has room for, one part after the other
+    block_d = triton.next_power_of_2(dim)
+    fitting = max(1, min(_MOST_LINES, _TILE_VALUES[q.element_size()] // block_d) // group)
+    if rows > fitting:  # as many rows as a program has room for, one part after the other
         each = triton.cdiv(rows, triton.cdiv(rows, fitting))
         parts = [
             paged_attention(
@@ -65,6 +80,7 @@ def paged_attention(
         return torch.cat(parts, 1)
     cuts = cut.pieces or triton.cdiv(max_context, cut.tokens)
     tile = max(16, triton.next_power_of_2(rows * group))
+    cut = fitted(cut, tile, block_d, q.element_size())
     partial = torch.empty(batch, kv_heads, cuts, tile, dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(batch, kv_heads, cuts, tile, dtype=torch.float32, device=q.device)
     result = torch.empty_like(q)
@@ -72,8 +88,8 @@ def paged_attention(
         q, k_cache, v_cache, tables, seen, partial, sums, result, tables.stride(0), dim**-0.5,
         first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
-        BLOCK_D=triton.next_power_of_2(dim), TILE=tile, PAGE=block_size, LEAST=cut.least,
-        CUT=cut.tokens, STEP=cut.step, num_warps=cut.warps, num_stages=cut.stages,
+        BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
+        STEP=cut.step, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
     # Few requests must fill the GPU with programs; of many a program takes several lines.
     most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
@@ -81,8 +97,7 @@ def paged_attention(
     _combine[(batch, kv_heads, triton.cdiv(rows * group, lines))](
         partial, sums, seen, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
-        BLOCK_D=triton.next_power_of_2(dim), TILE=tile, LEAST=cut.least, CUT=cut.tokens,
-        STEP=cut.step, LINES=lines,
+        BLOCK_D=block_d, TILE=tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=lines,
         BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), num_warps=4,
     )  # fmt: skip
     return result

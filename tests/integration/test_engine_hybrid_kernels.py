@@ -12,13 +12,14 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from kernel_runs import few_programs, start
+
 from headstart.engine.device_loop import DeviceLoop
-from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
-from headstart.kernels import moe
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
+_few_programs = pytest.fixture(autouse=True)(few_programs)
 
 # As small as it can be: one recurrent layer, one that attends.
 SIZES: dict[str, Any] = {
@@ -38,19 +39,8 @@ SETTINGS = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is no GPU to fill, and every program takes milliseconds."""
-    monkeypatch.setattr(moe, "PROGRAMS", 0)
-
-
 def model(tiny: Tiny, family: str) -> Path:
     return tiny(family, rate=0.9, seed=0, dtype="F32", **SIZES, **OWN[family])
-
-
-def start(folder: Path, kernels: str, **settings: Any) -> Engine:
-    settings = {"speculate": 2, "block_size": 4, "kv_bytes": 1 << 20, **settings}
-    return Engine(folder, dtype="float32", kernels=kernels, max_running_requests=2, **settings)
 
 
 def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:

@@ -1,16 +1,20 @@
 """Compile kernels for an H100 without one; run by test_compiling.py in a process of its own.
 
-The interpreter accepts more than the compiler does.
+The interpreter accepts more than the compiler does, and it has room for everything.
 """
 
 from __future__ import annotations
 
+import io
+import re
+from contextlib import redirect_stdout
 from typing import Any
 
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from headstart.gpu.forward import _cut
 from headstart.kernels import (
     attention,
     choice,
@@ -18,13 +22,20 @@ from headstart.kernels import (
     inputs,
     int8,
     linear,
+    losses,
     moe,
     prompts,
     routing,
     rows,
+    sorting,
 )
 
+MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
+MAX_SPILLED_BYTES = 64  # of one thread: none today, but another compiler may put some aside
+
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
+OPTIONS = {"num_warps": 4, "num_stages": 3}  # where a job has none of its own
+WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
@@ -36,6 +47,10 @@ ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "B
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
          "mixed": "*bf16", "norm": "*bf16"}  # fmt: skip
+LOSSES = {**dict.fromkeys(("logits_ptr", "target_ptr"), "*bf16"), "places_ptr": "*i64",
+          "best_ptr": "*i64", **dict.fromkeys(
+              ("norm_ptr", "numbers_ptr", "log_norm_ptr", "draft_ptr", "of_target_ptr",
+               "below_ptr", "label_ptr"), "*fp32")}  # fmt: skip
 KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
          "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
          "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
@@ -46,8 +61,27 @@ TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed"
            "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
            "embed_norm", "state_norm")  # fmt: skip
 
-JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
+
+Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
+
+
+def attend(seats: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
+    """Attention as it is launched for so many seats."""
+    tile = max(16, triton.next_power_of_2(rows * group))
+    cut = _cut(seats)
+    if is_fitted:
+        cut = attention.fitted(cut, tile, dim, number_bytes=2)
+    fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
+             "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
+             "STEP": cut.step, "num_warps": cut.warps, "num_stages": cut.stages}  # fmt: skip
+    return attention._attend, fixed, {}
+
+
+JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16}, {}),
+    # 16 rows are all that one program has room for.
+    *(attend(4, rows, **WIDE) for rows in (1, 4, 9, 16)),
+    attend(1, 4, **WIDE),
     (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
@@ -67,6 +101,7 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
     (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
     (moe._down, EXPERTS, LISTS),
+    (sorting._sort, {"TILE": 16, "BLOCK": 1024, "BLOCK_T": 32}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
@@ -76,26 +111,55 @@ JOBS: list[tuple[Any, dict[str, Any], dict[str, str]]] = [
                        "BLOCK_H": 32}, RINGS),
     (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 1024, "K_DIM": 64,
                     "V_DIM": 64, "PLACES": 34, "BLOCK_K": 64, "BLOCK_V": 64}, RINGS),
+    (losses._row_sums, {"HAS_LABELS": True, "HAS_TARGET": True, "BLOCK": 4096, "num_warps": 8},
+     LOSSES),
+    (losses._mix, {"HAS_TARGET": True, "HAS_BELOW": True, "HAS_LABEL": True, "BLOCK": 4096,
+                   "num_warps": 8}, LOSSES),
     (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 1024}, {}),
 ]  # fmt: skip
 
 
+def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> str:
+    """Registers, and bytes that are spilled and shared; too many of them are an error."""
+    options = {name: fixed.get(name, usual) for name, usual in OPTIONS.items()}
+    fixed = {name: value for name, value in fixed.items() if name not in OPTIONS}
+    kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
+    signature = {
+        name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in kernel.arg_names
+    }
+    constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, kind in enumerate(signature.values())
+        if kind.startswith("*")
+    }
+    source = ASTSource(kernel, signature, constants, aligned)
+    with redirect_stdout(io.StringIO()) as log:
+        made = triton.compile(source, GPUTarget("cuda", 90, 32), options)
+    registers = number_in(r"Used (\d+) registers", log.getvalue())
+    spilled = number_in(r"(\d+) bytes spill stores", log.getvalue())
+    shared = made.metadata.shared
+    found = f"{kernel.__module__} {kernel.__name__} {registers} {spilled} {shared}"
+    assert shared <= MAX_SHARED_BYTES and spilled <= MAX_SPILLED_BYTES, f"{found} {fixed} {options}"
+    return found
+
+
+def number_in(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, f"the assembler did not say {pattern}: {text}"
+    return int(found[1])
+
+
 def main() -> None:
-    for kernel, fixed, own in JOBS:
-        kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
-        signature = {
-            name: "constexpr" if name in fixed else kinds.get(name, "i32")
-            for name in kernel.arg_names
-        }
-        constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
-        aligned = {
-            (index,): [["tt.divisibility", 16]]
-            for index, kind in enumerate(signature.values())
-            if kind.startswith("*")
-        }
-        source = ASTSource(kernel, signature, constants, aligned)
-        made = triton.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4, "num_stages": 3})
-        print(kernel.__module__, kernel.__name__, made.metadata.shared)
+    triton.knobs.nvidia.dump_ptxas_log = True  # the assembler's words, on standard output
+    for job in JOBS:
+        print(compile_kernel(*job), flush=True)
+    try:  # the control
+        found = compile_kernel(*attend(1, 4, **WIDE, is_fitted=False))
+    except AssertionError as error:
+        print("too much:", error)
+    else:
+        raise SystemExit(f"the cut for heads of 128 was expected to spill with 256: {found}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.kernels import attention
-from headstart.kernels.attention import Cut, paged_attention
+from headstart.kernels.attention import Cut, fitted, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
 from headstart.kernels.rows import add_norm, begin_norm, gate_rows, place_qkv, silu_product
@@ -165,10 +167,22 @@ def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.Mo
     q = random(3, 5, 4, 16)
     sizes = {"block_size": 4, "max_context": 46, "cut": Cut(tokens=16, step=16)}
     whole = paged_attention(q, k_cache, v_cache, tables, seen, **sizes)
-    monkeypatch.setattr(attention, "_TILE_VALUES", 2 * 4 * 16)  # two rows of four heads
+    monkeypatch.setattr(attention, "_MOST_LINES", 2 * 4)  # two rows of four heads
     found = paged_attention(q, k_cache, v_cache, tables, seen, **sizes)
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
     assert not found[1].any() and found[2].any()
+
+
+@pytest.mark.parametrize(
+    ("lines", "dim", "number_bytes", "step", "warps"),
+    [(16, 128, 2, 128, 4), (16, 256, 2, 64, 4), (64, 256, 2, 64, 8), (128, 128, 2, 128, 8),
+     (256, 64, 2, 64, 8), (16, 64, 4, 32, 8)],
+)  # fmt: skip
+def test_wide_heads_and_many_lines_have_shorter_steps_or_more_warps(
+    lines: int, dim: int, number_bytes: int, step: int, warps: int
+) -> None:
+    cut = Cut(pieces=64, least=128, step=128, warps=4, stages=1)
+    assert fitted(cut, lines, dim, number_bytes) == replace(cut, step=step, warps=warps)
 
 
 @pytest.mark.parametrize("is_reduced", [False, True], ids=["all tokens", "draft vocabulary"])

@@ -1,0 +1,23 @@
+"""What the tests of whole engines with interpreted kernels share: small engines, few programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstart.engine.engine import Engine
+from headstart.gpu import experts
+from headstart.kernels import moe
+
+
+def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no GPU to fill, and every program takes milliseconds."""
+    for owner in (moe, experts):
+        monkeypatch.setattr(owner, "PROGRAMS", 0)
+
+
+def start(folder: Path, kernels: str, **settings: Any) -> Engine:
+    settings = {"speculate": 2, "block_size": 4, "kv_bytes": 1 << 20, **settings}
+    return Engine(folder, dtype="float32", kernels=kernels, max_running_requests=2, **settings)

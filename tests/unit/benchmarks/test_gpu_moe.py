@@ -1,0 +1,67 @@
+"""The benchmark of experts runs without a GPU, and refuses a sort that is wrong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+import gpu_moe
+from graph_timing import DEVICE, seconds_over
+
+from headstart.kernels import moe
+from headstart.kernels.sorting import sort_plainly
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+WAYS = {"kernel 64", "plain"}
+
+
+def test_everything_is_timed_and_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(gpu_moe, "SORT_STEPS", (64,))
+    options = "--shape tiny --rows 2 --scanned 4 --sort-rows 6"
+    monkeypatch.setattr("sys.argv", ["gpu_moe.py", *options.split()])
+    usual = moe.MAX_SCANNED_ROWS, moe.sort_pairs
+    gpu_moe.main()
+    assert (moe.MAX_SCANNED_ROWS, moe.sort_pairs) == usual
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [row["rows"] for row in told["rows"]] == [2]
+    (found,) = told["sorts"]
+    assert found["rows"] == 6 and set(found["sort_us"]) == set(found["layer_us"]) == WAYS
+    assert min(found["sort_us"].values()) > 0
+
+
+def test_rows_that_are_not_sorted_are_not_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu_moe.py", "--sort-rows", "128,64"])
+    with pytest.raises(SystemExit):
+        gpu_moe.main()
+    assert "--sort-rows 64: rows up to 64" in capsys.readouterr().err
+
+
+def test_a_wrong_sort_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = torch.tensor([[2, 0], [0, 1]], dtype=torch.int32, device=DEVICE)
+    monkeypatch.setattr(gpu_moe, "sort_pairs", lambda *given, step: sort_plainly(*given))
+    gpu_moe.check_sorts(chosen, 3)
+
+    def backwards(*given: object, step: int) -> object:
+        lists = sort_plainly(*given)
+        return replace(lists, order=lists.order.flip(0))
+
+    monkeypatch.setattr(gpu_moe, "sort_pairs", backwards)
+    with pytest.raises(SystemExit, match="kernel 1024: the order of 2 rows differ"):
+        gpu_moe.check_sorts(chosen, 3)
+
+
+def test_copies_take_turns() -> None:
+    seen = list[int]()
+    assert seconds_over(partial(list.append, seen), [1, 2, 3, 4, 5, 6]) >= 0
+    if DEVICE.type == "cpu":
+        assert seen == [1, 2, 3, 4, 5, 6] * 2
