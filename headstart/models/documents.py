@@ -8,7 +8,7 @@ itself: the passage up to that row, and the entries of that row's own chain.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -42,14 +42,11 @@ class Documents:
 
     def positions(self, device: torch.device) -> torch.Tensor:
         """[T] places of the rows in their own documents, from 0."""
-        lengths = torch.tensor(self.lengths, device=device)
-        starts = torch.tensor(self.starts, device=device).repeat_interleave(lengths)
-        return torch.arange(self.num_rows, device=device) - starts
+        return _positions(self.lengths, device)
 
     def tokens_left(self, device: torch.device) -> torch.Tensor:
         """[T] how many rows of the same document come after each row."""
-        lengths = torch.tensor(self.lengths, device=device)
-        return lengths.repeat_interleave(lengths) - 1 - self.positions(device)
+        return _tokens_left(self.lengths, device)
 
     def ahead(self, rows: torch.Tensor, depth: int) -> torch.Tensor:
         """rows [T, ...] moved up: row t gets row t + depth of its document, zeros past its end.
@@ -60,6 +57,22 @@ class Documents:
         moved[: max(0, rows.shape[0] - depth)] = rows[depth:]
         outside = self.tokens_left(rows.device) < depth
         return moved.masked_fill(outside.view(-1, *[1] * (rows.dim() - 1)), 0)
+
+
+# Every layer and depth asks, and the host waits for every copy to a device. Nobody writes to them.
+# Made in any mode, so that they can be used in any.
+@lru_cache(4)
+@torch.inference_mode(False)
+def _positions(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    parts = [torch.arange(length) for length in lengths]
+    return torch.cat([torch.arange(0), *parts]).to(device)
+
+
+@lru_cache(4)
+@torch.inference_mode(False)
+def _tokens_left(lengths: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    parts = [torch.arange(length - 1, -1, -1) for length in lengths]
+    return torch.cat([torch.arange(0), *parts]).to(device)
 
 
 class Passage:

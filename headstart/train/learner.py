@@ -7,13 +7,10 @@ the same with masters, gradients and moments split over the processes.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.func import functional_call
 
 from headstart.models.documents import Documents
@@ -21,10 +18,9 @@ from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
 from headstart.models.unroll import ChainContext, unroll
 from headstart.train.losses.lm_head import LmHead
+from headstart.train.optimizers import Optimizer, like, whole
 from headstart.train.options import TrainOptions
 from headstart.train.parallel import World
-
-_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class _Drafting(nn.Module):
@@ -77,7 +73,7 @@ class Learner:
             )
             sharded.set_gradient_divide_factor(1.0)
             sharded.set_force_sum_reduction_for_comms(True)  # gloo cannot scale while it sums
-        self.optimizer = _optimizer(self.parameters, options, fused=device.type == "cuda")
+        self.optimizer = Optimizer(self.parameters, options, fused=device.type == "cuda")
 
     @property
     def parameters(self) -> dict[str, nn.Parameter]:
@@ -114,65 +110,22 @@ class Learner:
         if not self.is_sharded:
             self.world.sum_gradients(parameters)
         limit = self.options.clip or float("inf")
-        norm = float(_whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
+        norm = float(whole(torch.nn.utils.clip_grad_norm_(parameters, limit)))
         if norm == norm and norm != float("inf"):
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+            self.optimizer.step(rate)
+        self.optimizer.zero_grad()
         return norm
 
     def tensors(self) -> dict[str, Tensor]:
         """Masters and moments on the CPU, whole; every process must ask."""
-        result = {}
-        for name, parameter in self.parameters.items():
-            result[f"master.{name}"] = _whole(parameter.detach())
-            state = self.optimizer.state.get(parameter, {})
-            # A part of the head that no depth uses has never been updated.
-            result[f"updates.{name}"] = torch.as_tensor(state.get("step", 0.0)).clone()
-            for moment in _MOMENTS:
-                value = state.get(moment)
-                kept = torch.zeros_like(parameter) if value is None else value
-                result[f"{moment}.{name}"] = _whole(kept)
+        masters = {name: whole(p.detach()) for name, p in self.parameters.items()}
+        result = {f"master.{name}": master for name, master in masters.items()}
+        result |= self.optimizer.tensors()
         return {name: value.cpu() for name, value in result.items()}
 
     @torch.no_grad()
     def load(self, tensors: dict[str, Tensor]) -> None:
         """Go on from what `tensors` gave."""
         for name, parameter in self.parameters.items():
-            parameter.copy_(_like(tensors[f"master.{name}"], parameter))
-            updates = tensors[f"updates.{name}"]
-            if updates > 0:
-                state = self.optimizer.state[parameter]
-                # Where AdamW itself keeps it: on the device only for its fused kernel.
-                is_fused = self.optimizer.param_groups[0]["fused"]
-                on = parameter.device if is_fused else torch.device("cpu")
-                state["step"] = updates.to(on, copy=True)
-                for moment in _MOMENTS:
-                    state[moment] = _like(tensors[f"{moment}.{name}"], parameter).clone()
-
-
-def _optimizer(
-    parameters: dict[str, nn.Parameter], options: TrainOptions, *, fused: bool
-) -> torch.optim.AdamW:
-    assert options.adam_beta2 is not None and options.weight_decay is not None
-    matrices = [p for p in parameters.values() if p.dim() > 1]
-    vectors = [p for p in parameters.values() if p.dim() <= 1]
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": options.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},  # norms and biases are not pulled to zero
-    ]
-    betas = (options.adam_beta1, options.adam_beta2)
-    return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused)
-
-
-def _whole(value: Tensor) -> Tensor:
-    return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-def _like(value: Tensor, parameter: Tensor) -> Tensor:
-    """`value` on the device, in the dtype and with the shards of `parameter`."""
-    value = value.to(parameter.device, parameter.dtype)
-    if isinstance(parameter, DTensor):
-        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
-    return value
+            parameter.copy_(like(tensors[f"master.{name}"], parameter))
+        self.optimizer.load(tensors)

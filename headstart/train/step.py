@@ -7,6 +7,7 @@ The rows that count are gathered before the LM head; the losses bring their grad
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -33,6 +34,17 @@ class Batch:
     states: Tensor  # [T, D], of the kind that the heads' contract names
     teachers: Tensor  # [T, D], after the final norm
     rotary: RotaryTable
+
+    @cached_property
+    def _targets(self) -> dict[int, Targets]:
+        return {}
+
+    def targets(self, num_depths: int) -> Targets:
+        """On the device; made once for all heads."""
+        if num_depths not in self._targets:
+            found = targets(self.mask, self.documents, num_depths)
+            self._targets[num_depths] = found.to(self.ids.device)
+        return self._targets[num_depths]
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,7 @@ def learn(learner: Learner, batch: Batch, counts: Counts, *, is_filler: bool = F
     """
     options = learner.options
     assert options.context is not None
-    wanted = targets(batch.mask, batch.documents, options.num_depths).to(batch.ids.device)
+    wanted = batch.targets(options.num_depths)
     depths = learner.draft(
         batch.embedded, batch.rotary, batch.states, batch.documents,
         num_depths=options.num_depths, context=options.context,

@@ -62,14 +62,17 @@ def card(settings: Settings) -> str:
 def _options(settings: Settings) -> dict[str, object]:
     run = json.loads((settings.final.parent / "options.json").read_text())
     own = run.get("options", run)
-    names = ("context", "loss", "num_depths", "learning_rate", "max_steps", "batch_sequences")
+    names = (
+        "context", "loss", "num_depths", "optimizer", "learning_rate", "max_steps",
+        "batch_sequences",
+    )  # fmt: skip
     return {name: own.get(name) for name in names}
 
 
 def _sources(path: Path) -> str:
     """Where the prompts came from and under which licence, counted."""
     found: Counter[tuple[str, str]] = Counter()
-    for line in path.read_text().splitlines():
+    for line in path.read_text().strip().split("\n"):  # a prompt may hold other line ends
         entry = json.loads(line)
         found[str(entry.get("source", "unnamed")), str(entry.get("licence", "not stated"))] += 1
     rows = [f"| {source} | {licence} | {n} |" for (source, licence), n in found.most_common()]

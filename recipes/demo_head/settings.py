@@ -21,7 +21,7 @@ class Settings:
     questions: Path | None  # MT-Bench's question file; never trained on
     model: str = "demo"
     device: str = "auto"
-    processes: int = 1  # side by side on one GPU, for answers and scores
+    processes: int = 1  # side by side on one GPU
 
     # answers
     samples: int = 2
@@ -34,14 +34,18 @@ class Settings:
 
     # training
     vocab_size: int = 8192  # of the draft vocabulary
-    batch_sequences: int = 256  # answers in a step
-    pack_tokens: int = 65536  # all of them at once: more passes would wait for Python
-    rates: tuple[float, ...] = (1e-3, 2e-3, 4e-3)
+    batch_sequences: int = 64  # answers in a step
+    pack_tokens: int = 16384  # all of them at once: more passes would wait for Python
+    final_size: int = 2  # times so many in the last training, which has time
+    # Learning rates that every row is tried with. Muon's came from a first look at fresh heads.
+    rates: dict[str, tuple[float, ...]] = field(
+        default_factory=lambda: {"muon": (1e-2, 2e-2, 4e-2), "adamw": (1e-3, 2e-3, 4e-3)}
+    )
+    stock_rate: float = 2e-2
     published_rate: float = 5e-5  # FastMTP's, tried besides
     train_depths: tuple[int, ...] = (1, 2, 5)  # beside 3, for the two best rows
     seeds: tuple[int, ...] = (1, 2)  # beside 0, for the closest rows
     eval_limit: int = 96
-    whole_share: float = 0.4  # of the final training's time, with the whole vocabulary
 
     # Seconds of each stage, about: the number of steps is chosen to fit. `closer` trains as many
     # steps as `study`, with fewer heads.
@@ -75,7 +79,7 @@ class Settings:
     @property
     def final(self) -> Path:
         """The result."""
-        return self.work / "final-2" / "head"
+        return self.work / "final" / "head"
 
 
 def small(settings: Settings) -> Settings:
@@ -83,7 +87,8 @@ def small(settings: Settings) -> Settings:
     from dataclasses import replace
 
     return replace(
-        settings, samples=1, max_tokens=24, heldout=0.3, running=8, num_evaluated=6, rates=(1e-3,),
+        settings, samples=1, max_tokens=24, heldout=0.3, running=8, num_evaluated=6,
+        rates={"muon": (1e-2,), "adamw": (1e-3,)},
         vocab_size=2048, batch_sequences=4, pack_tokens=1024, train_depths=(2,), seeds=(1,),
         eval_limit=4, seconds={**dict.fromkeys(settings.seconds, 1.0), "answers": 60.0},
     )  # fmt: skip

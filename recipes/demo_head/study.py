@@ -23,22 +23,30 @@ Row = dict[str, Any]
 
 def train_stock(settings: Settings) -> None:
     """Depth 1 alone, against the trunk's distribution, from a fresh head."""
-    options = base_options(settings, num_depths=1, loss="kl", learning_rate=2e-3)
+    options = base_options(
+        settings, num_depths=1, loss="kl", optimizer="muon", learning_rate=settings.stock_rate
+    )
     trained(settings, settings.work / "stock", {"": options}, seconds=settings.seconds["stock"])
 
 
 def run_study(settings: Settings) -> None:
-    """Context x loss at K = 3, and the FastMTP recipe, each with every learning rate."""
+    """Context x loss at K = 3, and the FastMTP recipe, each with every learning rate.
+
+    FastMTP's optimiser is AdamW. One more row with AdamW shows what the optimiser does.
+    """
     rows: dict[str, Row] = {
-        f"{context}-{loss}": {"context": context, "loss": loss}
+        f"{context}-{loss}": {"context": context, "loss": loss, "optimizer": "muon"}
         for context in CONTEXTS
         for loss in LOSSES
     }
-    rows[FASTMTP] = {"context": "sequence", "loss": "ce", "weight_decay": 0.1}
+    rows["prefix-kl-adamw"] = {"context": "prefix", "loss": "kl", "optimizer": "adamw"}
+    rows[FASTMTP] = {
+        "context": "sequence", "loss": "ce", "optimizer": "adamw", "weight_decay": 0.1,
+    }  # fmt: skip
     variants = {
         f"{name}-{rate:g}": base_options(settings, learning_rate=rate, **row)
         for name, row in rows.items()
-        for rate in (*settings.rates, *([settings.published_rate] if name == FASTMTP else []))
+        for rate in _rates(settings, name, row)
     }
     found = trained(
         settings, settings.work / "study", variants, seconds=settings.seconds["study"],
@@ -46,6 +54,11 @@ def run_study(settings: Settings) -> None:
     )  # fmt: skip
     results = [_result(settings, found[name], variants[name], 0) for name in variants]
     _write(settings, "study", results)
+
+
+def _rates(settings: Settings, name: str, row: Row) -> tuple[float, ...]:
+    rates = settings.rates[row["optimizer"]]
+    return (*rates, settings.published_rate) if name == FASTMTP else rates
 
 
 def run_closer(settings: Settings) -> None:
@@ -86,7 +99,7 @@ def best_of_rows(settings: Settings) -> list[Row]:
 
 def _result(settings: Settings, outcome: Outcome, options: TrainOptions, seed: int) -> Row:
     """What a training gave on held-out answers; a head that was dropped has length 0."""
-    names = ("context", "loss", "learning_rate", "num_depths", "weight_decay")
+    names = ("context", "loss", "optimizer", "learning_rate", "num_depths", "weight_decay")
     kept = {name: getattr(options, name) for name in names}
     after = outcome.after or {}
     return {

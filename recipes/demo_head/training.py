@@ -7,9 +7,11 @@ import statistics
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from parallel import side_by_side
 from settings import Settings
 
 from headstart.checkpoint.hub import local_folder
@@ -27,6 +29,7 @@ def base_options(settings: Settings, **changes: Any) -> TrainOptions:
         epochs=_MANY_EPOCHS, batch_sequences=settings.batch_sequences, long_records="cut",
         pack_tokens=settings.pack_tokens, max_len=settings.max_len, eval_limit=settings.eval_limit,
         device=settings.device, draft_vocab=str(settings.vocab), weight_decay=0.0,
+        cache=str(settings.work / "states"),
     )  # fmt: skip
     return changed(options, changes)
 
@@ -39,17 +42,23 @@ def trained(
     seconds: float | None = None,
     steps: int | None = None,
     head: Path | None = None,
+    validations: int = 1,
 ) -> dict[str, Outcome]:
-    """Heads by name, in `out`; a run that is there and finished is taken as it is."""
+    """Heads by name, in `out`; a run that is there and finished is taken as it is.
+
+    Validated at the start and at the end only, if nothing else is said: it costs every head.
+    """
+    parts = _dealt(settings, out, variants)
     note = steps_file(out)
     if note.is_file():  # an earlier start has chosen: the same command goes on
         steps = int(note.read_text())
     if steps is None:
         assert seconds is not None
-        steps = _paced(settings, out, variants, seconds, head)
+        steps = _paced(settings, parts, seconds, head)
     note.write_text(str(steps))
     started = time.monotonic()
-    outcomes = _train(settings, out, variants, steps, head)
+    train_part = partial(_train, settings, steps, head, validations)
+    outcomes = [one for part in side_by_side(train_part, parts, len(parts)) for one in part]
     spent = time.monotonic() - started
     print(f"training: {out.name}, {len(variants)} heads, {steps} steps, {spent:.0f} s", flush=True)
     return {outcome.name: outcome for outcome in outcomes}
@@ -60,16 +69,28 @@ def steps_file(out: Path) -> Path:
     return out.with_name(f"{out.name}-steps.txt")
 
 
+Part = tuple[Path, Mapping[str, TrainOptions]]  # a folder, and the heads of one process
+
+
+def _dealt(settings: Settings, out: Path, variants: Mapping[str, TrainOptions]) -> list[Part]:
+    """Heads dealt out to processes; all see the same records in the same order."""
+    count = min(settings.processes, len(variants))
+    if count == 1:
+        return [(out, variants)]
+    names = list(variants)
+    return [
+        (out / f"part-{i}", {name: variants[name] for name in names[i::count]})
+        for i in range(count)
+    ]
+
+
 def _train(
-    settings: Settings,
-    out: Path,
-    variants: Mapping[str, TrainOptions],
-    steps: int,
-    head: Path | None,
+    settings: Settings, steps: int, head: Path | None, validations: int, part: Part
 ) -> list[Outcome]:
+    out, variants = part
+    every = -(-steps // validations)
     options = {
-        # Validated at the start and at the end only: every validation costs every head.
-        name: resolve(replace(own, max_steps=steps, eval_every=own.eval_every or steps))
+        name: resolve(replace(own, max_steps=steps, eval_every=every))
         for name, own in variants.items()
     }
     job = Job(
@@ -100,26 +121,24 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def _paced(
-    settings: Settings,
-    out: Path,
-    variants: Mapping[str, TrainOptions],
-    seconds: float,
-    head: Path | None,
-) -> int:
+def _paced(settings: Settings, parts: list[Part], seconds: float, head: Path | None) -> int:
     """Steps that fit: a few are timed first, with everything that comes before and after them."""
-    probe = out.with_name(f"{out.name}-probe")
-    shutil.rmtree(probe, ignore_errors=True)
     started = time.monotonic()
-    _train(settings, probe, variants, _PROBE_STEPS, head)
+    step = max(side_by_side(partial(_probe, settings, head), parts, len(parts)))
     spent = time.monotonic() - started
-    first = next(iter(variants))
-    lines = [line for line in _metrics(probe / first if first else probe) if "seconds" in line]
-    step = statistics.median(float(line["seconds"]) for line in lines[1:])
-    shutil.rmtree(probe)
     left = seconds - spent - (spent - _PROBE_STEPS * step)
     steps = max(_PROBE_STEPS, int(left / step))
-    print(
-        f"pace: {out.name}, {len(variants)} heads, {step:.3f} s a step: {steps} steps", flush=True
-    )
+    print(f"pace: {parts[0][0].name}, {step:.3f} s a step: {steps} steps", flush=True)
     return steps
+
+
+def _probe(settings: Settings, head: Path | None, part: Part) -> float:
+    """Seconds of a step."""
+    out, variants = part
+    probe = out.with_name(f"{out.name}-probe")
+    shutil.rmtree(probe, ignore_errors=True)
+    _train(settings, _PROBE_STEPS, head, 1, (probe, variants))
+    first = next(iter(variants))
+    lines = [line for line in _metrics(probe / first if first else probe) if "seconds" in line]
+    shutil.rmtree(probe)
+    return statistics.median(float(line["seconds"]) for line in lines[1:])

@@ -115,6 +115,39 @@ def test_parts_are_joined_to_what_one_process_writes(place: Path) -> None:
     assert _answers(place / "again") == _answers(place / "work") != {}
 
 
+def test_heads_dealt_out_to_processes_are_those_of_one(place: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(RECIPE.parent)
+        training, settings = (importlib.import_module(name) for name in ("training", "settings"))
+        try:
+            patch.setattr(training, "side_by_side", lambda do, items, processes: map(do, items))
+            one = settings.small(
+                settings.Settings(
+                    work=Path("work"), prompts=Path("prompts.jsonl"), questions=None,
+                    model="model", device="cpu",
+                )
+            )  # fmt: skip
+            heads = {
+                f"{rate:g}": training.base_options(one, optimizer="muon", learning_rate=rate)
+                for rate in (1e-2, 2e-2)
+            }
+            for processes in (1, 2):
+                dealt = replace(one, processes=processes)
+                training.trained(dealt, Path(f"dealt-{processes}"), heads, steps=2)
+        finally:
+            for path in RECIPE.parent.glob("*.py"):
+                sys.modules.pop(path.stem, None)
+    weights = {
+        path.parts[-3]: path.read_bytes() for path in place.glob("dealt-1/*/head/head.safetensors")
+    }
+    again = {
+        path.parts[-3]: path.read_bytes()
+        for path in place.glob("dealt-2/part-*/*/head/head.safetensors")
+    }
+    assert again == weights and len(set(weights.values())) == 2
+
+
 def _answers(work: Path) -> dict[str, list[int]]:
     records = Dataset.open(work / "answers").records("train")
     return {record.id: record.ids.tolist() for record in records}
@@ -132,7 +165,7 @@ def test_a_score_that_is_missing_is_the_only_one_made(
 
 
 def test_a_finished_stage_is_not_done_again(place: Path) -> None:
-    metrics = place / "work" / "study" / "prefix-kl-0.001" / "metrics.jsonl"
+    metrics = place / "work" / "study" / "prefix-kl-0.01" / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns
     recipe(place, "evaluation", "study")
     assert metrics.stat().st_mtime_ns == before

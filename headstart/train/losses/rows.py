@@ -19,9 +19,10 @@ from headstart.errors import ConfigError
 from headstart.train.losses.kinds import LossKind, loss_kind
 from headstart.train.losses.lm_head import LmHead
 from headstart.train.losses.streamed import score_streamed
-from headstart.train.losses.whole import Labels, Scored, score_whole
+from headstart.train.losses.whole import Labels, Score, Scored, score_whole
 
 DEFAULT_MAX_ELEMENTS = 2**26
+_FUSED_ROOM = 4  # fewer and narrower tensors: so many times the rows take no more memory
 _FEWEST_ROWS = 32  # products of fewer rows read the whole LM head for next to nothing
 
 
@@ -75,6 +76,10 @@ def depth_losses(
     slower. `vocab_chunk` asks for that with so many tokens at a time.
     """
     loss = loss_kind(kind)
+    score: Score = score_whole
+    if uses_kernels(head.weight):
+        score = _fused()
+        max_elements = None if max_elements is None else max_elements * _FUSED_ROOM
     _check(kind, loss, temperature, vocab_chunk, has_teacher=teacher is not None)
     size = len(head.weight)
     if vocab_chunk is None:
@@ -91,7 +96,7 @@ def depth_losses(
         taught = None if teacher is None else scaled(teacher, rows)
         drafted = [scaled(states, rows) for states in depths]
         if vocab_chunk is None:
-            parts = score_whole(loss, head, drafted, chunk, taught, lk_decay)
+            parts = score(loss, head, drafted, chunk, taught, lk_decay)
         else:
             parts = score_streamed(
                 loss, head, drafted, chunk, taught, lk_decay, vocab_chunk=vocab_chunk
@@ -102,6 +107,18 @@ def depth_losses(
         for result in results:
             result.gradient.div_(temperature)
     return results
+
+
+def uses_kernels(weight: Tensor) -> bool:
+    """Whether kernels form the losses; their fp32 sums would not do for fp64."""
+    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _fused() -> Score:
+    """Imported where it is used: Triton is there where a GPU is."""
+    from headstart.train.losses.fused import score_fused
+
+    return score_fused
 
 
 def fitting_vocab_chunk(num_rows: int, vocab_size: int, max_elements: int | None) -> int | None:

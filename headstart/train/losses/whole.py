@@ -9,6 +9,7 @@ n rows, D hidden size, V vocabulary, S draft vocabulary (V without one).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -35,6 +36,10 @@ class Scored:
     terms: Terms
     gradient: Tensor  # [n, D]
     best: Tensor  # [n] original ids
+
+
+# Of depths against the same labels and teacher, as `score_whole` below.
+Score = Callable[[LossKind, LmHead, list[Tensor], Labels, Tensor | None, float], list[Scored]]
 
 
 @dataclass(frozen=True)

@@ -28,10 +28,19 @@ def test_a_recipe_fills_every_option_that_was_not_given() -> None:
 
 def test_help_says_what_each_recipe_sets() -> None:
     texts = {field.name: field.metadata["help"] for field in fields(TrainOptions)}
-    assert texts["learning_rate"].endswith("(recipe default: 0.0002, recipe fastmtp: 5e-05)")
+    assert texts["learning_rate"].endswith("(recipe default: 0.001, recipe fastmtp: 5e-05)")
     assert texts["beta"].endswith("(recipes: 0.6)")
     for name in RECIPES["default"]:
         assert "(recipe" in texts[name], name
+
+
+def test_the_learning_rate_goes_with_the_optimiser() -> None:
+    assert resolve(TrainOptions()).learning_rate == RECIPES["default"]["learning_rate"]
+    adamw = resolve(TrainOptions(optimizer="adamw")).learning_rate
+    sharded = resolve(TrainOptions(shard=True))  # Muon needs whole matrices
+    assert sharded.optimizer == "adamw" and sharded.learning_rate == adamw == 2e-4
+    assert resolve(TrainOptions(optimizer="adamw", learning_rate=0.5)).learning_rate == 0.5
+    assert resolve(TrainOptions(recipe="fastmtp")).learning_rate == 5e-5
 
 
 def test_little_data_gets_smaller_steps_unless_a_size_was_given() -> None:

@@ -172,7 +172,9 @@ def test_weights_in_half_precision_have_masters_in_full() -> None:
 def test_parts_of_a_head_that_no_depth_uses_are_left_as_they_are() -> None:
     """Gradients of zero would let weight decay eat them."""
     trunk, head = toy(dtype=torch.float32, modules=3)
-    own = learner(trunk, head, num_depths=1, learning_rate=1e-2, weight_decay=0.5)
+    own = learner(
+        trunk, head, num_depths=1, optimizer="adamw", learning_rate=1e-2, weight_decay=0.5
+    )
     ids, mask = texts()
     before = {name: value.detach().clone() for name, value in own.parameters.items()}
     for _ in range(2):
@@ -185,7 +187,7 @@ def test_parts_of_a_head_that_no_depth_uses_are_left_as_they_are() -> None:
         f"updates.{name}": 2.0 * name.startswith("modules_.0.") for name in before
     }
     trunk, head = toy(dtype=torch.float32, modules=3)
-    again = learner(trunk, head, learning_rate=1e-2, weight_decay=0.5)
+    again = learner(trunk, head, optimizer="adamw", learning_rate=1e-2, weight_decay=0.5)
     again.load(saved)
     assert len(again.optimizer.state) == len(own.optimizer.state) < len(before)
 

@@ -1,0 +1,118 @@
+"""What turns gradients into steps: AdamW for everything, or Muon for matrices and AdamW beside it.
+
+Muon (https://kellerjordan.github.io/posts/muon) makes every step of a matrix equally long in all
+directions. PyTorch's own is used, scaled so that learning rates mean about what they mean to AdamW.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from headstart.train.options import TrainOptions
+
+_ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+_MUON_MOMENTS = ("momentum_buffer",)
+_UPDATES = "updates"  # how often a parameter was changed: 0 for what no depth uses
+
+
+class Optimizer:
+    """The optimisers of one head, as one."""
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], options: TrainOptions, *, fused: bool
+    ) -> None:
+        self._parameters, self._is_fused = parameters, fused
+        matrices = {name: p for name, p in parameters.items() if p.dim() > 1}
+        vectors = [p for name, p in parameters.items() if name not in matrices]
+        by_muon = {n for n, p in matrices.items() if options.optimizer == "muon" and p.dim() == 2}
+        rest = [p for name, p in matrices.items() if name not in by_muon]
+        self._by_muon = by_muon
+        self._own: list[torch.optim.Optimizer] = [_adamw(rest, vectors, options, fused=fused)]
+        if by_muon:
+            self._own.append(
+                _muon([matrices[name] for name in matrices if name in by_muon], options)
+            )
+
+    @property
+    def state(self) -> dict[Tensor, dict[str, Any]]:
+        """What is kept for every parameter that was changed."""
+        return {parameter: kept for own in self._own for parameter, kept in own.state.items()}
+
+    def step(self, rate: float) -> None:
+        for own in self._own:
+            for group in own.param_groups:
+                group["lr"] = rate
+            own.step()
+
+    def zero_grad(self) -> None:
+        for own in self._own:
+            own.zero_grad(set_to_none=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Moments by name, whole; every process must ask."""
+        result, state = {}, self.state
+        for name, parameter in self._parameters.items():
+            kept = state.get(parameter, {})
+            # A part of the head that no depth uses has never been changed. Muon does not count.
+            updates = kept.get("step", 1.0 if kept else 0.0)
+            result[f"{_UPDATES}.{name}"] = torch.as_tensor(updates).clone()
+            for moment in self._moments(name):
+                value = kept.get(moment)
+                result[f"{moment}.{name}"] = whole(
+                    torch.zeros_like(parameter) if value is None else value
+                )
+        return result
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go on from what `tensors` gave."""
+        for name, parameter in self._parameters.items():
+            updates = tensors[f"{_UPDATES}.{name}"]
+            if updates == 0:
+                continue
+            kept = self._own[name in self._by_muon].state[parameter]
+            if name not in self._by_muon:
+                # Where AdamW itself keeps it: on the device only for its fused kernel.
+                on = parameter.device if self._is_fused else torch.device("cpu")
+                kept["step"] = updates.to(on, copy=True)
+            for moment in self._moments(name):
+                kept[moment] = like(tensors[f"{moment}.{name}"], parameter).clone()
+
+    def _moments(self, name: str) -> tuple[str, ...]:
+        return _MUON_MOMENTS if name in self._by_muon else _ADAM_MOMENTS
+
+
+def _adamw(
+    matrices: list[nn.Parameter], vectors: list[nn.Parameter], options: TrainOptions, *, fused: bool
+) -> torch.optim.AdamW:
+    assert options.adam_beta2 is not None and options.weight_decay is not None
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": options.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},  # norms and biases are not pulled to zero
+    ]
+    betas = (options.adam_beta1, options.adam_beta2)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=fused)
+
+
+def _muon(matrices: list[nn.Parameter], options: TrainOptions) -> torch.optim.Optimizer:
+    assert options.weight_decay is not None
+    return torch.optim.Muon(
+        matrices, lr=0.0, weight_decay=options.weight_decay, adjust_lr_fn="match_rms_adamw"
+    )
+
+
+def whole(value: Tensor) -> Tensor:
+    """All of a tensor that may be split over processes."""
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def like(value: Tensor, parameter: Tensor) -> Tensor:
+    """`value` on the device, in the dtype and with the shards of `parameter`."""
+    value = value.to(parameter.device, parameter.dtype)
+    if isinstance(parameter, DTensor):
+        return distribute_tensor(value, parameter.device_mesh, parameter.placements)
+    return value
