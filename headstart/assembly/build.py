@@ -112,7 +112,7 @@ def build(
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
     if place.type == "cpu":
-        if measure_threads and (note := set_threads(trunk)):
+        if measure_threads and (note := set_threads(trunk, is_tuned=not by_blocks)):
             notes.append(note)
         if by_blocks:
             make_exact(trunk)

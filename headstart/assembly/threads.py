@@ -14,6 +14,7 @@ import torch
 from headstart.assembly.host import usable_cores
 from headstart.models.documents import Documents, Passage
 from headstart.models.trunk import Trunk
+from headstart.models.tuning import tune
 
 _VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 _AT_IMPORT = torch.get_num_threads()
@@ -23,10 +24,11 @@ _LONG_SECONDS = 1.0  # a pass this long is measured once
 _CLEARLY = 0.95  # fewer threads win a tie: they leave cores to others
 
 
-def set_threads(trunk: Trunk) -> str | None:
+def set_threads(trunk: Trunk, *, is_tuned: bool = True) -> str | None:
     """Take the fastest number of threads for a pass of this trunk; returns a note about it.
 
-    Nothing is changed where somebody chose already: by environment, or in this process.
+    Nothing is changed where somebody chose already: by environment, or in this process. A trunk
+    that will be tuned is tuned for every number: the library's own products may not gain at all.
     """
     if any(os.environ.get(name) for name in _VARIABLES) or torch.get_num_threads() != _AT_IMPORT:
         return None
@@ -38,6 +40,8 @@ def set_threads(trunk: Trunk) -> str | None:
     best = 1
     for threads in sorted({1, *(cores >> shift for shift in range(3)), cores} - {0}):
         torch.set_num_threads(threads)
+        if is_tuned:
+            tune(trunk, measured=[_ROWS])
         seconds[threads] = pass_seconds(trunk)
         if seconds[threads] < seconds[best] * _CLEARLY:
             best = threads

@@ -16,7 +16,8 @@ import torch
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.engine.verifier import Chooser
-from headstart.models.attention import LayerCache, PagedContext, Places, Span, empty_cache
+from headstart.models.alike import Places
+from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up
 from headstart.models.layers import LayerContext
@@ -28,6 +29,7 @@ from headstart.models.recurrence import (
     SlotRecurrence,
     StateSpan,
     empty_states,
+    first_rows,
 )
 from headstart.models.trunk import Trunk
 
@@ -151,12 +153,14 @@ class Runner:
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """All rows in one pass; returns states before and after the final norm, and logits."""
+        short = first_rows(states)
+        starts = self._numbers(short) if short else None
         stream = self.trunk_model(
             torch.tensor(ids, device=self.device),
             torch.tensor(positions, device=self.device),
             self._contexts(
                 lambda cache: PagedContext(cache, spans, self._lone_rows),
-                lambda own: SlotRecurrence(own, states),
+                lambda own: SlotRecurrence(own, states, starts=starts),
             ),
         )
         normed = self.trunk_model.final_norm(stream)

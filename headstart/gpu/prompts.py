@@ -16,7 +16,8 @@ from headstart.gpu.exact import ExactKernels
 from headstart.gpu.forward import Rows
 from headstart.gpu.transfer import on_device
 from headstart.kernels.prompts import prompt_attention, tiles_of
-from headstart.models.attention import LayerCache, Places, Span
+from headstart.models.alike import Places
+from headstart.models.attention import LayerCache, Span
 
 
 def ragged_rows(spans: Sequence[Span], positions: Tensor) -> Rows:

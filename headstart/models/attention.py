@@ -7,11 +7,13 @@ slots of the cache hold its context. Rows write their own K/V first, so a row se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+from headstart.models.alike import Places, Reach, attend_alike
 
 # The newest token and 16 drafts, the most that an engine makes. More rows come from prompts, where
 # one product for all is much faster.
@@ -19,7 +21,6 @@ MAX_LONE_ROWS = 17
 # In the mask of one product. A long prompt's would be gigabytes, and while those are given back to
 # the system no other thread, as a server's event loop, gets memory from it.
 _MASK_VALUES = 1 << 23
-Places = slice | torch.Tensor  # physical slots: a slice where they are consecutive
 
 
 class Context(Protocol):
@@ -69,6 +70,7 @@ class Span:
     stop: int
     new: Places  # physical slots that the rows fill
     context: Places  # physical slots from the first valid one to the last row's
+    _reach: Reach | None = field(default=None, init=False, repr=False, compare=False)  # once a pass
 
     @property
     def num_rows(self) -> int:
@@ -78,6 +80,13 @@ class Span:
     def first_slot(self) -> int:
         """Of the slots that the rows fill."""
         return self.new.start if isinstance(self.new, slice) else int(self.new[0])
+
+    def reach(self, num_slots: int) -> Reach:
+        """What the rows see, in a cache of so many slots."""
+        if self._reach is None:
+            object.__setattr__(self, "_reach", Reach.of(self.context, self.num_rows, num_slots))
+        assert self._reach is not None
+        return self._reach
 
     def by_row(self) -> list[Span]:
         """Each row by itself, seeing the slots up to its own."""
@@ -128,8 +137,8 @@ def empty_cache(
 class PagedContext:
     """One layer's cache, and the requests whose rows are being run.
 
-    With `lone_rows` each of a few rows attends as if it came alone: the library adds in another
-    order for two rows than for one.
+    With `lone_rows` each of a few rows gets the bits that it would get alone: the library adds in
+    another order for two rows than for one.
     """
 
     cache: LayerCache
@@ -147,11 +156,25 @@ class PagedContext:
         for span in self.spans:
             self.cache.k[span.new] = k[span.start : span.stop]
             self.cache.v[span.new] = v[span.start : span.stop]
-        spans = self._lone_spans() if self.lone_rows else self.spans
+        # Attention with windows and sinks has no way of its own for rows that are alike.
+        is_alike = self.lone_rows and window is None and sinks is None
+        spans = self._lone_spans() if self.lone_rows and not is_alike else self.spans
         if len(spans) == 1:
-            return attend_span(q, self.cache, spans[0], window, sinks)
-        parts = [attend_span(q[s.start : s.stop], self.cache, s, window, sinks) for s in spans]
+            return self._attend(q, spans[0], window, sinks, is_alike)
+        parts = [self._attend(q[s.start : s.stop], s, window, sinks, is_alike) for s in spans]
         return torch.cat(parts)
+
+    def _attend(
+        self,
+        q: torch.Tensor,
+        span: Span,
+        window: int | None,
+        sinks: torch.Tensor | None,
+        is_alike: bool,
+    ) -> torch.Tensor:
+        if is_alike and span.num_rows <= MAX_LONE_ROWS:
+            return attend_alike(q, self.cache.k, self.cache.v, span.reach(len(self.cache.k)))
+        return attend_span(q, self.cache, span, window, sinks)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
         for span in self.spans:
@@ -170,7 +193,21 @@ class PagedContext:
 def attend_chosen(
     q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor
 ) -> torch.Tensor:
-    """The same over the entries that each row may see: allowed [rows, n]."""
+    """`attend_rows` over the entries that each row may see: allowed [rows, n]."""
+    rows, length = allowed.shape
+    step = max(1, _MASK_VALUES // length)
+    if rows <= step:
+        return _attend_chosen(q, keys, values, allowed)
+    parts = []
+    for at in range(0, rows, step):
+        own, seen = slice(at, at + step), length - rows + at + step
+        parts.append(_attend_chosen(q[own], keys[:seen], values[:seen], allowed[own, :seen]))
+    return torch.cat(parts)
+
+
+def _attend_chosen(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor
+) -> torch.Tensor:
     shape = (1, q.shape[1], len(keys), -1)
     k, v = (part.transpose(0, 1).unsqueeze(0).expand(shape) for part in (keys, values))
     found = scaled_dot_product_attention(q.transpose(0, 1).unsqueeze(0), k, v, attn_mask=allowed)

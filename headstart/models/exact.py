@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import torch
 
 from headstart.errors import ConfigError
-from headstart.models.attention import LayerCache, Places, Seen, attend_rows
+from headstart.models.alike import Places
+from headstart.models.attention import LayerCache, Seen, attend_rows
 from headstart.models.delta_rule import DeltaRows
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.mla import LatentAttention

@@ -23,10 +23,14 @@ def _by_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _by_columns(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """(W x^T)^T; one row is computed as two, which libraries do faster."""
+    """(W x^T)^T; one row is computed as two, which libraries do faster.
+
+    Rows lie one after another in what comes in and goes out: what follows would be slower with
+    columns, and the next product by far.
+    """
     if x.shape[0] == 1:
-        return torch.mm(weight, torch.cat([x, x]).t())[:, :1].t()
-    return torch.mm(weight, x.t()).t()
+        return torch.mm(weight, torch.cat([x, x]).t())[:, :1].t().contiguous()
+    return torch.mm(weight, x.contiguous().t()).t().contiguous()
 
 
 def _by_single_rows(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import nn
@@ -22,10 +22,13 @@ _REPEATS = 3
 _CANDIDATES = ("rows", "columns")
 
 
-def tune(*modules: nn.Module) -> dict[tuple[int, int], tuple[str, ...]]:
+def tune(
+    *modules: nn.Module, measured: Collection[int] = range(1, MAX_TUNED_ROWS + 1)
+) -> dict[tuple[int, int], tuple[str, ...]]:
     """Set the product of all fp32 weights on a CPU; returns the choices by shape, from one row up.
 
-    An expert's matrix counts as one of its shape.
+    An expert's matrix counts as one of its shape. Numbers of rows that are not `measured` get the
+    library's own way.
     """
     groups: dict[tuple[int, int], list[Linear | Stack]] = defaultdict(list)
     for module in modules:
@@ -39,7 +42,10 @@ def tune(*modules: nn.Module) -> dict[tuple[int, int], tuple[str, ...]]:
     with torch.inference_mode():
         for shape, found in groups.items():
             weights = [w for part in found[:_WEIGHTS] for w in _matrices(part)][:_WEIGHTS]
-            plan = tuple(_fastest(weights, rows) for rows in range(1, MAX_TUNED_ROWS + 1))
+            plan = tuple(
+                _fastest(weights, rows) if rows in measured else _CANDIDATES[0]
+                for rows in range(1, max(measured) + 1)
+            )
             for part in found:
                 part.plan = plan
             chosen[shape] = plan

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headstart.models import attention
-from headstart.models.attention import LayerCache, Span, attend_span
+from headstart.models.attention import LayerCache, Span, attend_chosen, attend_span
 
 ROWS, LENGTH, HEADS, KV_HEADS, DIM = 37, 90, 6, 2, 8
 
@@ -35,4 +35,27 @@ def test_rows_in_pieces_see_what_they_would_see_together(
     monkeypatch.setattr(attention, "_attend", watched)
     monkeypatch.setattr(attention, "_MASK_VALUES", step * LENGTH * HEADS // KV_HEADS)
     assert torch.allclose(attend_span(q, cache, span, window), together, rtol=1e-12, atol=1e-14)
+    assert max(rows_seen) == step and sum(rows_seen) == ROWS
+
+
+@pytest.mark.parametrize("step", [1, 8, 36], ids="{}-rows".format)
+def test_rows_that_see_a_choice_come_in_pieces_too(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    torch.manual_seed(step)
+    q, values = (torch.randn(n, HEADS, DIM).double() for n in (ROWS, LENGTH))
+    last = torch.arange(LENGTH - ROWS, LENGTH)[:, None]
+    allowed = (torch.rand(ROWS, LENGTH) < 0.3) & (torch.arange(LENGTH) <= last)
+    allowed[:, 0] = True
+    together = attend_chosen(q, values, values, allowed)
+    rows_seen, inner = list[int](), attention._attend_chosen
+
+    def watched(part: torch.Tensor, *rest: Any) -> torch.Tensor:
+        rows_seen.append(len(part))
+        return inner(part, *rest)
+
+    monkeypatch.setattr(attention, "_attend_chosen", watched)
+    monkeypatch.setattr(attention, "_MASK_VALUES", step * LENGTH)
+    found = attend_chosen(q, values, values, allowed)
+    assert torch.allclose(found, together, rtol=1e-12, atol=1e-14)
     assert max(rows_seen) == step and sum(rows_seen) == ROWS
