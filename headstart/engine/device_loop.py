@@ -43,7 +43,8 @@ class DeviceLoop(Loop):
         self._headless: Headless | None = None
         if self.speculation is not None and self.options.speculate == "auto":
             # Not by a method of this loop: one that is dropped must not keep itself alive.
-            seats_it = partial(may_sit, draft_vocab=draft_vocab)
+            most = seating.seats.max_drafts
+            seats_it = partial(may_sit, draft_vocab=draft_vocab, max_drafts=most)
             self._headless = Headless(self.options, self.speculation, seats_it)
             self.scheduler.goes_headless = self._headless.goes_without
 
@@ -160,9 +161,8 @@ class DeviceLoop(Loop):
         super()._draft([r for r in decided if r not in next_ones and not r.is_headless])
 
     def _may_sit(self, request: Request) -> bool:
-        return may_sit(
-            request, self._draft_vocab if self.drafter is not None else request.draft_vocab
-        )
+        vocab = self._draft_vocab if self.drafter is not None else request.draft_vocab
+        return may_sit(request, vocab, self.seating.seats.max_drafts)
 
     def _seat(self, newest: dict[Request, torch.Tensor]) -> None:
         """The head reads everything before the newest token; the rest is the device's."""

@@ -80,7 +80,7 @@ class Engine:
             )
         self.options = self.options.resolved(self.built.device.type)
         fused = uses_kernels(self.built, self.options)
-        self.memory = plan_memory(self.built, self.options)
+        self.memory = plan_memory(self.built, self.options, fused=fused)
         self.scheduler = make_scheduler(self.options, self.memory)
         self.pool = self.scheduler.pool
         self.runner = make_runner(self.built, self.options, self.memory, fused=fused)
@@ -122,12 +122,14 @@ class Engine:
         memory = self.memory
         size = memory.num_blocks * memory.block_bytes
         states = f"{memory.num_states} recurrent states of {memory.state_bytes / 1e6:.1f} MB"
+        rings = f"{memory.ring_bytes / 1e6:.0f} MB for the newest rows of those who sit"
         return [
             *self.built.notes,
             *self.draft_vocabs.notes,
             f"{self.pool.num_blocks} K/V blocks of {self.options.block_size} tokens "
             f"({size / 1e6:.0f} MB), {self.built.dtype} on {self.built.device}",
             *([states] if memory.num_states else []),
+            *([rings] if memory.ring_bytes else []),
         ]
 
     def step(self) -> list[Update]:

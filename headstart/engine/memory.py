@@ -10,7 +10,7 @@ import torch
 
 from headstart.assembly.build import Built
 from headstart.assembly.host import available_bytes
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.errors import EngineError
 from headstart.models.config import LayerKind, ModelConfig
 
@@ -23,6 +23,8 @@ _MOST_OF_FREE = 0.8
 # Of memory that recurrent states share with K/V; those that are not needed are snapshots.
 _STATE_SHARE = 0.5
 _USUAL_DRAFTS = 4
+# One request of so many is expected not to sit where kernels run, and to need slots for its drafts.
+_STANDING_PART = 4
 
 
 @dataclass(frozen=True)
@@ -33,29 +35,67 @@ class Memory:
     block_bytes: int
     num_states: int = 0  # slots of recurrent states; each holds all layers'
     state_bytes: int = 0
+    ring_bytes: int = 0  # of all seats: what recurrent layers keep of the newest rows
 
 
-def plan_memory(built: Built, options: EngineOptions) -> Memory:
-    """How many K/V blocks and states there is memory for."""
+def plan_memory(built: Built, options: EngineOptions, *, fused: bool = False) -> Memory:
+    """How many K/V blocks and states there is memory for, with what seats need taken off."""
     state = state_bytes(built)
     if state == 0:
         return Memory(*num_blocks(built, options))
-    # A state for everybody who runs, for every draft that may be rejected, and for a prefix each.
-    drafts = 0 if built.head is None else _drafts(options)
-    most = options.max_running_requests * (2 + drafts)
+    rings = ring_bytes(built, options) if fused else 0
     given = _given(built, options)
-    room = (
-        given * _STATE_SHARE
-        if given is not None
-        else min(max(_CPU_BYTES, 2 * state), _free_bytes(built.device) * _MOST_OF_FREE / 2)
-    )
-    states = min(int(room // state), most)
+    whole = int(_free_bytes(built.device) * _MOST_OF_FREE) if given is None else given
+    if rings >= whole:
+        raise EngineError(
+            f"the rings of {options.max_running_requests} seats need {rings:,} bytes and there "
+            f"are {whole:,}. Lower max_running_requests or speculate, or raise kv_bytes or "
+            "memory_fraction."
+        )
+    left = whole - rings
+    room = min(max(_CPU_BYTES, 2 * state), left / 2) if given is None else left * _STATE_SHARE
+    states = min(int(room // state), _most_states(built, options, fused=fused))
     if states < 1:
         raise EngineError(
             f"the state of one request needs {state:,} bytes and there are {int(room):,}. Raise "
             "kv_bytes or memory_fraction."
         )
-    return Memory(*num_blocks(built, options, taken=states * state), states, state)
+    taken = states * state + rings
+    return Memory(*num_blocks(built, options, taken=taken), states, state, rings)
+
+
+def _most_states(built: Built, options: EngineOptions, *, fused: bool) -> int:
+    """One for everybody who runs, for a prefix each, and for every draft that may be rejected.
+
+    Those who sit need none for drafts: their way back is in the rings.
+    """
+    running = options.max_running_requests
+    drafts = 0 if built.head is None else _drafts(options)
+    return 2 * running + drafts * (-(-running // _STANDING_PART) if fused else running)
+
+
+def seat_drafts(built: Built, options: EngineOptions) -> int:
+    """The most drafts of a request that sits; who asks for more is carried on by the host.
+
+    Without recurrent layers a seat has room for all that a request may ask for. Rings grow with
+    that number, so they are made for what the engine does by itself.
+    """
+    if built.head is None:
+        return 0
+    return MAX_DRAFTS if built.config.delta is None else options.max_drafts
+
+
+def ring_bytes(built: Built, options: EngineOptions) -> int:
+    """What the seats of a model with recurrent layers take, where kernels run."""
+    from headstart.gpu.recurrent import RecurrentSeats
+
+    config = built.config
+    if config.delta is None:
+        return 0
+    return RecurrentSeats.create(
+        config.delta, config.num_recurrent, options.max_running_requests,
+        seat_drafts(built, options), built.dtype, torch.device("meta"),
+    ).num_bytes  # fmt: skip
 
 
 def _drafts(options: EngineOptions) -> int:
@@ -72,7 +112,7 @@ def state_bytes(built: Built) -> int:
 
 
 def num_blocks(built: Built, options: EngineOptions, *, taken: int = 0) -> tuple[int, int]:
-    """How many K/V blocks there is memory for, and the bytes of one; `taken` is for states."""
+    """How many K/V blocks there is memory for, and the bytes of one; others have `taken`."""
     block = block_bytes(built, options.block_size)
     # A request keeps a slot for the token that its last row gives. More than all requests at full
     # length could ever hold is of no use.

@@ -9,8 +9,8 @@ from headstart.engine.draft_choice import MENU
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
-from headstart.engine.memory import Memory
-from headstart.engine.options import MAX_DRAFTS, EngineOptions
+from headstart.engine.memory import Memory, seat_drafts
+from headstart.engine.options import EngineOptions
 from headstart.engine.pauses import keep_pauses_short
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
@@ -109,8 +109,7 @@ def make_loop(
     draft_vocab = vocabs[0] if len(vocabs) == 1 else None
     seating = Seating.create(
         runner, scheduler, count=options.max_running_requests,
-        # A request may ask for more drafts than the engine does by itself.
-        max_drafts=MAX_DRAFTS if drafter is not None else 0,
+        max_drafts=seat_drafts(built, options),
         max_len=min(built.max_len, scheduler.pool.num_slots), draft_vocab=draft_vocab,
         menu=MENU if options.speculate == "auto" else (),
     )  # fmt: skip

@@ -17,6 +17,7 @@ from headstart.engine.curves import Curve
 from headstart.engine.draft_choice import MENU
 from headstart.engine.round_costs import RoundTable
 from headstart.engine.seating import Seating
+from headstart.gpu.recurrent import RecurrentSeats
 from headstart.gpu.rounds import Kind
 
 _SIZES = (1, 4, 16, 64, 256)
@@ -64,6 +65,7 @@ class _Blank:
     def __init__(self, seating: Seating):
         self._seats, self._kinds = seating.seats, seating.kinds
         self._pool, self._max_tokens = seating.scheduler.pool, seating.max_tokens
+        self._num_states = seating.runner.num_states
 
     def fitting(self, count: int, tokens: int) -> int:
         """Tokens of context, up to so many, that as many seats have memory for."""
@@ -104,3 +106,12 @@ class _Blank:
             each = -(-(context + _MARGIN) // self._pool.block_size)
             blocks = torch.arange(count * each, dtype=torch.int32, device=seats.tables.device)
             seats.tables[:count, :each] = blocks.view(count, each)
+        if seats.recurrent is not None:
+            self._fill_recurrent(seats.recurrent, count, context)
+
+    def _fill_recurrent(self, seats: RecurrentSeats, count: int, context: int) -> None:
+        """A memory each, as far as there are so many: one for all would not leave the caches."""
+        slots = torch.arange(count, dtype=torch.int32, device=seats.slots.device)
+        seats.slots[:count] = slots % self._num_states
+        # Every round repeats a row of the one before; never more than there are.
+        seats.replays[:count] = min(1, max(0, context - 1))

@@ -24,13 +24,18 @@ def needs_only_noise(params: SamplingParams) -> bool:
     )
 
 
-def may_sit(request: Request, draft_vocab: str | None) -> bool:
-    """Whether a round, which drafts from `draft_vocab`, can choose all by itself for a request."""
+def may_sit(request: Request, draft_vocab: str | None, max_drafts: int) -> bool:
+    """Whether a round can choose all by itself for a request.
+
+    A round drafts from `draft_vocab`, and `max_drafts` at most; `auto` never chooses more.
+    """
     params = request.params
+    drafts = params.speculate if isinstance(params.speculate, int) else 0
     return (
         request.grammar is None
         and params.acceptance == "match"
         and params.logprobs is None
         and needs_only_noise(params)
         and request.draft_vocab == draft_vocab
+        and drafts <= max_drafts
     )

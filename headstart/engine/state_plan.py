@@ -92,22 +92,26 @@ class StatePlan:
         """Ends of blocks among a work's rows whose states are worth a slot."""
         if not self._is_caching:
             return []
-        size, start = self._size, work.start
+        size, start, track = self._size, work.start, work.request.states
         if work.drafts:  # which rows will count is not known yet
             wanted = {end for end in range(start + 1, work.stop + 1) if end % size == 0}
         else:
             newest, text = work.stop // size * size, self._last_end(work.request)
-            wanted = {end for end in (newest, text, work.request.states.fork)
+            wanted = {end for end in (newest, text, track.fork)
                       if start < end <= work.stop}  # fmt: skip
         result = []
         for end in sorted(wanted):
             lasting = self._is_lasting(work.request, end)
             slot = self.pool.allocate_snapshot(lasting=lasting)
-            if slot is None and (latest := work.request.states.latest) is not None:
-                self.pool.drop(latest)  # what this one would replace makes room for it
+            # What this one would replace makes room for it; but not for a draft's end: should
+            # that be rejected, both would be gone.
+            is_sure = end <= work.stop - len(work.drafts)
+            if slot is None and is_sure and track.latest is not None:
+                self.pool.drop(track.latest)
+                track.latest = None
                 slot = self.pool.allocate_snapshot(lasting=lasting)
             if slot is not None:
-                work.request.states.taken.append(slot)
+                track.taken.append(slot)
                 result.append((end - start, slot))
         return result
 

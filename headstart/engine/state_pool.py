@@ -124,8 +124,10 @@ class StatePool:
         """Raise unless the books agree with the slots that requests hold between steps."""
         if sorted(held) != [slot for slot, count in enumerate(self._holders) for _ in range(count)]:
             raise EngineError("held state slots and their counts disagree")
-        places = [*self._free, *self._kept, *held]
+        # Several may read one snapshot, which can be found all the while.
+        places = [*self._free, *self._kept, *set(held)]
         if sorted(places) != list(range(self.num_slots)):
             raise EngineError("free + kept + held state slots are not the total")
-        if {slot for slot in self._by_digest.values()} != set(self._kept):
+        unread = {slot for slot in self._by_digest.values() if not self._holders[slot]}
+        if unread != set(self._kept):
             raise EngineError("a snapshot can be found and is not kept")

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from headstart.gpu.forward import Kernels, Recur
+from headstart.gpu.transfer import on_device
 from headstart.kernels.delta import DeltaSeats, Rings, convolve_round, delta_round, empty_rings
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
-from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan
+from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, first_rows
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class RecurrentSeats:
         cls, config: DeltaConfig, layers: int, count: int, max_drafts: int, dtype: torch.dtype,
         device: torch.device,
     ) -> RecurrentSeats:  # fmt: skip
+        """Rings for rounds of up to `max_drafts` drafts; on the meta device nothing is taken."""
         # Rows of two rounds, or what the convolution still has to see of the one before.
         rows = max_drafts + 1
         places = rows + max(rows, config.kernel - 1)
@@ -44,6 +46,11 @@ class RecurrentSeats:
         ]
         buffers = torch.arange(count, dtype=torch.int32, device=device)
         return cls(numbers[0], numbers[1], buffers, rings)
+
+    @property
+    def num_bytes(self) -> int:
+        tensors = [t for ring in self.rings for t in (ring.inputs, ring.mixed, ring.gates)]
+        return sum(t.nbytes for t in (self.replays, self.slots, self.buffers, *tensors))
 
     def sit(
         self, at: int, slot: int, buffer: int, num_rows: int, states: list[LayerStates]
@@ -86,9 +93,11 @@ def round_recur(
 
 def ragged_recur(states: list[LayerStates], spans: Sequence[StateSpan]) -> Recur:
     """How rows of prompts go on, and of anything else that is ragged: as the plain modules do."""
+    numbers = first_rows(spans)
+    starts = on_device(numbers, states[0].memory.device) if numbers else None
 
     def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
-        return net(x, None, SlotRecurrence(states[layer], spans)).unsqueeze(0)  # type: ignore[no-any-return]
+        return net(x, None, SlotRecurrence(states[layer], spans, starts=starts)).unsqueeze(0)  # type: ignore[no-any-return]
 
     return recur
 

@@ -19,6 +19,9 @@ from headstart.models.linear import Linear
 from headstart.models.mla_config import LATENT_EPS, IndexConfig
 from headstart.models.rope import Rotation, in_halves, rotate
 
+# Scores of all heads at one time. Those of a long prompt would be many gigabytes.
+_SCORE_VALUES = 1 << 25
+
 
 class IndexRows(NamedTuple):
     """Queries [T, heads, D] of some rows, and what each head's score weighs [T, heads]."""
@@ -55,25 +58,39 @@ class Indexer(nn.Module):
     def choose(self, rows: IndexRows, part: Seen) -> torch.Tensor | None:
         """Which entries the rows of one text may see, [R, n + C]; None where that is all of them.
 
-        The keys are the last numbers of an entry.
+        The keys are the last numbers of an entry. So many rows at a time that their scores stay
+        small.
         """
-        size = self.config.dim
+        size, kind = self.config.dim, rows.q.dtype
         total = len(part.stored) + (0 if part.own is None else len(part.own))
         if total <= self.config.top_k:
             return None
-        mine = IndexRows(*(each[part.rows] for each in rows))
-        scores = _scores(mine, "md", part.stored[:, -size:])
-        last = torch.arange(len(part.stored), device=scores.device)
-        seen = last <= last[len(last) - part.num_rows :, None]
-        scores = scores.masked_fill(~seen, -torch.inf)
-        if part.own is not None:
-            scores = torch.cat([scores, _scores(mine, "mrd", part.own[..., -size:])], dim=1)
-        best = scores.sort(dim=1, descending=True, stable=True).indices[:, : self.config.top_k]
-        chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
-        return chosen & (scores > -torch.inf)
+        stored = part.stored[:, -size:].to(kind)
+        own = None if part.own is None else part.own[..., -size:].to(kind)
+        before = len(stored) - part.num_rows
+        step = max(1, _SCORE_VALUES // (self.config.heads * total))
+        chosen = torch.empty(part.num_rows, total, dtype=torch.bool, device=stored.device)
+        for at in range(0, part.num_rows, step):
+            here = slice(at, min(at + step, part.num_rows))
+            some = IndexRows(*(each[part.rows][here] for each in rows))
+            scores = _scores(some, "md", stored)
+            last = torch.arange(before + here.start, before + here.stop, device=scores.device)
+            ahead = torch.arange(len(stored), device=scores.device) > last[:, None]
+            scores.masked_fill_(ahead, -torch.inf)
+            if own is not None:
+                scores = torch.cat([scores, _scores(some, "mrd", own[:, here])], dim=1)
+            chosen[here] = _best(scores, self.config.top_k)
+        return chosen
 
 
 def _scores(rows: IndexRows, axes: str, keys: torch.Tensor) -> torch.Tensor:
     """[R, m] for keys with these axes."""
-    by_head = torch.einsum(f"rhd,{axes}->rhm", rows.q, keys.to(rows.q.dtype)).relu()
+    by_head = torch.einsum(f"rhd,{axes}->rhm", rows.q, keys).relu_()
     return torch.einsum("rhm,rh->rm", by_head, rows.weights)
+
+
+def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of scores [R, m] are a row's best so many; never those that it cannot see."""
+    best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)
+    return chosen & (scores > -torch.inf)

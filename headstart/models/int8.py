@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from headstart.models.linear import Linear
+from headstart.models.moe import MoE
 
 _LARGEST = 127
 _ROWS = 4096  # converted at a time: an LM head in fp32 would not fit beside its model
@@ -43,7 +44,9 @@ def with_int8(layer: Linear) -> Linear:
 
 
 def add_int8(module: nn.Module) -> None:
-    """Give every Linear below `module` an 8-bit copy."""
-    for child in list(module.modules()):
-        if isinstance(child, Linear) and not isinstance(child, Int8Rows):
+    """Give every Linear below `module` an 8-bit copy; not among experts, which are read whole."""
+    modules = list(module.modules())
+    among = {layer for moe in modules if isinstance(moe, MoE) for layer in moe.modules()}
+    for child in modules:
+        if isinstance(child, Linear) and not isinstance(child, Int8Rows) and child not in among:
             child.int8 = Int8Rows(child)

@@ -33,8 +33,10 @@ class LatentAttention(nn.Module):
         if has_indexer:
             assert config.index is not None and config.q_rank is not None
             self.indexer = Indexer(hidden, config.q_rank, config.index)
-        self._chosen: list[Chosen] = []  # by the indexer, in the last pass
+        self._chosen: list[Chosen] = []  # by the indexer, for those who follow in this pass
+        self._num_followers = 0
         self._leader: tuple[LatentAttention, ...] = ()
+        self._place = 0  # among those who follow the same leader, from 1
         queries = heads * config.qk_dim
         self.compress = Linear(hidden, (config.q_rank or queries) + config.entry)
         self.q_latent_norm = Norm(config.q_rank, LATENT_EPS) if config.q_rank else None
@@ -68,13 +70,19 @@ class LatentAttention(nn.Module):
     def follow(self, leader: LatentAttention) -> None:
         """See what the indexer of an earlier layer chose in the same pass."""
         self._leader = (leader,)  # in a tuple, or its weights would count as this layer's
+        leader._num_followers += 1
+        self._place = leader._num_followers
 
     def _choose(self, index: IndexRows | None, seen: list[Seen]) -> list[tuple[Seen, Chosen]]:
         """With each text's rows which entries they may see; None for all."""
         if self.indexer is not None and index is not None:
-            self._chosen = [self.indexer.choose(index, part) for part in seen]
+            chosen = [self.indexer.choose(index, part) for part in seen]
+            self._chosen = chosen if self._num_followers else []
         elif self._leader:
-            self._chosen = self._leader[0]._chosen
+            leader = self._leader[0]
+            chosen = leader._chosen
+            if self._place == leader._num_followers:
+                leader._chosen = []  # nobody else asks, and it has a byte for every row and entry
         else:
             return [(part, None) for part in seen]
         # The index keys have done their work.
@@ -84,7 +92,7 @@ class LatentAttention(nn.Module):
             Seen(part.rows, part.stored[:, :entry], each)
             for part, each in zip(seen, own, strict=True)
         ]
-        return list(zip(bare, self._chosen, strict=True))
+        return list(zip(bare, chosen, strict=True))
 
     def _is_few(self, part: Seen) -> bool:
         return part.own is None and part.num_rows <= self.config.few_rows

@@ -11,6 +11,7 @@ T rows, H query heads, G key/value heads, D head size, C own keys per row.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -82,9 +83,10 @@ def _apply_dense(
 
 
 def _is_fused(q: Tensor) -> bool:
-    """Whether the kernels below take this; a GPU's want half precision."""
+    """Whether the kernels below take this; a GPU's want half precision and sizes in eights."""
     if q.is_cuda:
-        return q.dtype in (torch.bfloat16, torch.float16)
+        size = q.shape[-1]
+        return q.dtype in (torch.bfloat16, torch.float16) and size % 8 == 0 and size <= 256
     return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
 
 
@@ -190,8 +192,7 @@ def _shared_forward(
 ) -> tuple[Tensor, Tensor, tuple[Any, ...]]:
     """Result [T, H, D], log-sum-exp of its scores [T, H], and what the way back needs."""
     if q.is_cuda:
-        edges = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=q.device)
-        longest = max(lengths)
+        edges, longest = _edges(lengths, q.device), max(lengths)
         result, sums, *random, _ = torch.ops.aten._flash_attention_forward(
             q, k, v, edges, edges, longest, longest, 0.0, True, False
         )
@@ -207,6 +208,13 @@ def _shared_forward(
         results.append(part[0].transpose(0, 1))
         parts.append(part_sums[0].t())
     return torch.cat(results), torch.cat(parts), ()
+
+
+@lru_cache(4)
+@torch.inference_mode(False)
+def _edges(lengths: Lengths, device: torch.device) -> Tensor:
+    """Where documents begin and end; made once, because the host waits for a copy of it."""
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=device)
 
 
 def _shared_backward(

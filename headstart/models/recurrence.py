@@ -57,6 +57,17 @@ class StateSpan:
         return StateSpan(start - first, stop - first, source, tuple(keeps))
 
 
+def first_rows(spans: Sequence[StateSpan]) -> list[int]:
+    """Of those who are computed row by row: what `SlotRecurrence.starts` holds."""
+    return [span.start for span in _short(spans)]
+
+
+def _short(spans: Sequence[StateSpan]) -> list[StateSpan]:
+    """Spans of few rows. The longest first: those that still have rows are always the first."""
+    few = [span for span in spans if span.stop - span.start < _FEW_ROWS]
+    return sorted(few, key=lambda span: span.start - span.stop)
+
+
 @dataclass(frozen=True)
 class LayerStates:
     """States of one layer by slot: conv [slots, n - 1, C], memory [slots, H, K, V]."""
@@ -84,6 +95,8 @@ class SlotRecurrence:
     states: LayerStates
     spans: Sequence[StateSpan]
     one_by_one: bool = False
+    # `first_rows` on the device. Equal in all layers; made by each of them if they are not given.
+    starts: torch.Tensor | None = None
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         result = torch.zeros_like(rows)
@@ -98,30 +111,36 @@ class SlotRecurrence:
 
     def recur(self, rows: DeltaRows) -> torch.Tensor:
         result = torch.zeros_like(rows.v)
-        few: list[StateSpan] = []
+        if self.one_by_one:
+            for span in self.spans:
+                self._row_by_row(rows, [span], result, self._numbers([span.start]))
+            return result
         for span in self.spans:
-            if self.one_by_one:
-                self._row_by_row(rows, [span], result)
-            elif span.stop - span.start < _FEW_ROWS:
-                few.append(span)
-            else:
+            if span.stop - span.start >= _FEW_ROWS:
                 self._in_chunks(rows, span, result)
-        if few:
-            self._row_by_row(rows, few, result)
+        if few := _short(self.spans):
+            starts = self._numbers(first_rows(few)) if self.starts is None else self.starts
+            self._row_by_row(rows, few, result, starts)
         return result
+
+    def _numbers(self, values: list[int]) -> torch.Tensor:
+        return torch.tensor(values, device=self.states.memory.device)
 
     def _before(self, span: StateSpan) -> torch.Tensor:
         memory = self.states.memory
         return memory.new_zeros(memory.shape[1:]) if span.source is None else memory[span.source]
 
-    def _row_by_row(self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor) -> None:
-        """The next row of every request at once, until the longest is done."""
-        # The longest first: those that still have rows are then always the first ones.
-        spans = sorted(spans, key=lambda span: span.start - span.stop)
+    def _row_by_row(
+        self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor, starts: torch.Tensor
+    ) -> None:
+        """The next row of every request at once, until the longest, which is first, is done.
+
+        No numbers go to a device here: a copy would wait for all that the device has to do.
+        """
         memory = torch.stack([self._before(span) for span in spans])
         for done in range(spans[0].stop - spans[0].start):
             active = [span for span in spans if span.stop - span.start > done]
-            at = torch.tensor([span.start + done for span in active], device=result.device)
+            at = starts[: len(active)] + done
             result[at], memory = recur(rows[at], memory[: len(active)])
             for index, span in enumerate(active):
                 for count, slot in span.keeps:

@@ -14,7 +14,7 @@ from tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from headstart.engine import engine as engine_module
-from headstart.engine import parts, round_profile, seating
+from headstart.engine import memory, round_profile, seating
 from headstart.engine.cost import NEVER_PAYS
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
@@ -100,7 +100,7 @@ def test_the_head_catches_up_after_rounds_without_drafts(
 ) -> None:
     """It pauses for longer than its window, then drafts what one drafts that never paused."""
     monkeypatch.setattr(seating, "WINDOW", 4)
-    monkeypatch.setattr(parts, "MAX_DRAFTS", 1)
+    monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
     accepted: list[dict[int, bool]] = []  # by position, where a token was drafted
     for pause in (0, 6):
         engine = start(model(tiny), speculate=1)
@@ -132,7 +132,7 @@ def test_rounds_are_profiled_at_start_and_that_changes_no_text(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(seating, "WINDOW", 4)
-    monkeypatch.setattr(parts, "MAX_DRAFTS", 1)
+    monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
     for name, value in (("MENU", (0, 1)), ("_SHORT", 8), ("_LONG", 24), ("_REPEATS", 1)):
         monkeypatch.setattr(round_profile, name, value)
     engine = start(model(tiny), max_running_requests=1)

@@ -14,7 +14,7 @@ from tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from headstart.engine import engine as engine_module
-from headstart.engine import headless, parts, seating
+from headstart.engine import headless, memory, seating
 from headstart.engine.cost import NEVER_PAYS
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
@@ -22,6 +22,7 @@ from headstart.engine.outputs import Result
 from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.gpu.rounds import Kind
 from headstart.sampling.params import SamplingParams
+from headstart.server.metrics import ServerMetrics
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
@@ -44,7 +45,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here; the head may be four tokens behind."""
     monkeypatch.setattr(engine_module, "measure", lambda *_, **__: NEVER_PAYS)
     monkeypatch.setattr(seating, "WINDOW", 4)
-    monkeypatch.setattr(parts, "MAX_DRAFTS", 1)
+    monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
 
 
 @pytest.fixture
@@ -95,6 +96,17 @@ def watched(engine: Engine) -> tuple[list[Kind], list[int]]:
 
 def drafted(result: Result) -> int:
     return sum(result.stats.acceptance.drafted)
+
+
+def scraped(engine: Engine) -> tuple[float | None, float | None]:
+    """How many had no head and how many got one again, as a server says it."""
+    metrics, labels = ServerMetrics("tiny"), {"model_name": "tiny", "engine": "0"}
+    metrics.attach(engine)
+    value = metrics.registry.get_sample_value
+    return (
+        value("headstart:headless_requests_total", labels),
+        value("headstart:heads_regained_total", labels),
+    )
 
 
 def test_where_drafts_do_not_pay_most_requests_have_no_head(folder: Path) -> None:
@@ -152,7 +164,7 @@ def test_who_is_left_alone_gets_a_head_again(folder: Path, monkeypatch: pytest.M
     counts = [3, 14]
     results = engine.generate(PROMPTS[:2], [params(count) for count in counts])
     assert ids_of(results) == plain(folder, counts)
-    assert (engine.stats.headless, engine.stats.heads_regained) == (0, 1)
+    assert (engine.stats.headless, engine.stats.heads_regained) == scraped(engine) == (0, 1)
     assert drafted(results[1]) > 3, "it drafts from then on"
     assert engine.stats.preemptions == 0 and results[1].stats.num_preemptions == 0
     assert engine.pool.num_used == 0
@@ -161,7 +173,7 @@ def test_who_is_left_alone_gets_a_head_again(folder: Path, monkeypatch: pytest.M
 def test_who_has_little_left_to_say_goes_on_without(folder: Path) -> None:
     engine = start(folder)
     engine.generate(PROMPTS[:2], [params(3), params(14)])
-    assert (engine.stats.headless, engine.stats.heads_regained) == (1, 0)
+    assert (engine.stats.headless, engine.stats.heads_regained) == scraped(engine) == (1, 0)
 
 
 def test_an_engine_that_is_dropped_is_gone_at_once(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from scheduler_play import request
 
+from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.engine.state_plan import StatePlan
 from headstart.engine.state_pool import StatePool
@@ -111,3 +112,50 @@ def test_a_neighbours_snapshot_takes_no_slot_that_a_draft_needs() -> None:
     works = plan.place([Work(one, 6, 3, (1, 2)) for one in both])  # the second row ends a block
     assert [work.drafts for work in works] == [(1, 2)] * 2
     assert [len(work.states.snapshots) for work in works if work.states is not None] == [1, 1]
+
+
+def test_two_requests_may_read_one_snapshot() -> None:
+    pool = StatePool(3)
+    slot = snapshot(pool, b"prefix")
+    pool.take(slot)
+    pool.take(slot)
+    pool.check([slot, slot])
+    with pytest.raises(EngineError, match="held state slots and their counts disagree"):
+        pool.check([slot])
+    pool.release([slot, slot])
+    pool.check([])
+    pool._kept.clear()
+    with pytest.raises(EngineError, match="are not the total"):
+        pool.check([])
+
+
+def with_a_snapshot(tokens: int, *, free: int) -> tuple[StatePlan, Request]:
+    """A request that has one, among five that hold a slot; so many are free, others are kept."""
+    pool = StatePool(8)
+    plan = StatePlan(pool, 4, prefix_caching=True)
+    one = request("r", tokens)
+    plan.begin(one, [])
+    assert pool.allocate(4) is not None
+    names = [b"own", b"first", b"second"][: 3 - free]
+    for name in names:
+        snapshot(pool, name)
+    one.states.latest = b"own"
+    return plan, one
+
+
+def test_no_snapshot_is_given_up_for_one_at_the_end_of_a_draft() -> None:
+    plan, one = with_a_snapshot(7, free=1)
+    (work,) = plan.place([Work(one, 6, 2, (1,))])  # the draft ends a block, and takes the last slot
+    assert work.states is not None and work.drafts == (1,)
+    assert not work.states.snapshots
+    assert plan.pool.find(b"own") is not None and one.states.latest == b"own"
+
+
+@pytest.mark.parametrize("drafts", [(), (1,)], ids=["no draft", "before the draft"])
+def test_a_snapshot_makes_room_for_one_that_is_sure_to_come(drafts: tuple[int, ...]) -> None:
+    plan, one = with_a_snapshot(8, free=len(drafts))
+    (work,) = plan.place([Work(one, 7, 1 + len(drafts), drafts)])  # the newest token ends a block
+    assert work.states is not None and work.drafts == drafts
+    assert [count for count, _ in work.states.snapshots] == [1]
+    assert plan.pool.find(b"own") is None and plan.pool.find(b"first") is not None
+    assert one.states.latest is None, "another request's snapshot of that name is not its own"

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from headstart.gpu import recurrent as recurrent_module
 from headstart.gpu.forward import Kernels
-from headstart.gpu.recurrent import RecurrentSeats, round_recur, settle
+from headstart.gpu.recurrent import RecurrentSeats, ragged_recur, round_recur, settle
 from headstart.gpu.seats import Seat, Seats
+from headstart.gpu.transfer import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
@@ -119,3 +123,49 @@ def test_who_changes_seats_takes_his_rows_along() -> None:
     play.settle()  # rounds compare what they give; and the states are those of both texts
     wanted = plain(play.net, play.texts)[1]
     torch.testing.assert_close(play.states[0].memory, wanted.memory, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_all_layers_are_numbered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that goes to the device waits for it: one copy a pass, none per row or layer."""
+    net, lengths = make_net(), [3, 30, 1, 5]
+    rows = torch.randn(sum(lengths), HIDDEN, device=DEVICE)
+    edges = [sum(lengths[:at]) for at in range(len(lengths) + 1)]
+    spans = [
+        StateSpan(first, last, None, ((last - first, slot),))
+        for slot, (first, last) in enumerate(pairwise(edges))
+    ]
+    layers = [empty_states(CONFIG, len(spans), torch.float32, DEVICE) for _ in range(3)]
+    wanted, states = plain(net, list(rows.split(lengths)))
+    copies = list[list[int]]()
+
+    def counted(values: list[int], device: torch.device) -> Tensor:
+        copies.append(values)
+        return on_device(values, device)
+
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise AssertionError("a number went to the device")
+
+    monkeypatch.setattr(recurrent_module, "on_device", counted)
+    recur = ragged_recur(layers, spans)
+    monkeypatch.setattr(torch, "tensor", refuse)
+    for layer in range(3):
+        found = recur(net, layer, rows).squeeze(0)
+        torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layers[layer].memory, states.memory, rtol=1e-4, atol=1e-5)
+    assert copies == [[34, 0, 33]], "of those with few rows, the longest first"
+    with pytest.raises(AssertionError, match="a number went to the device"):
+        net(rows, None, SlotRecurrence(layers[0], spans))  # that would be seen
+
+
+@pytest.mark.parametrize("drafts", [0, 2, 16])
+def test_bytes_are_known_before_anything_is_taken(drafts: int) -> None:
+    made = [
+        RecurrentSeats.create(CONFIG, 2, 3, drafts, torch.bfloat16, torch.device(device))
+        for device in ("meta", "cpu")
+    ]
+    places = max(2 * (drafts + 1), drafts + 1 + 3)
+    each = places * (2 * 2 * CONFIG.channels + 4 * 2 * CONFIG.v_heads)  # inputs, mixed; gates
+    assert [seats.num_bytes for seats in made] == [2 * 3 * each + 3 * 3 * 4] * 2
+    tensors = [t for ring in made[1].rings for t in (ring.inputs, ring.mixed, ring.gates)]
+    stored = sum(t.untyped_storage().nbytes() for t in tensors)
+    assert stored == made[1].num_bytes - 3 * 3 * 4

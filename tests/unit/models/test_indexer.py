@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from headstart.errors import BadConfig
+from headstart.models import indexer
 from headstart.models.attention import Seen
 from headstart.models.config import model_config
 from headstart.models.indexer import Indexer, IndexRows
@@ -58,6 +59,35 @@ def test_few_entries_are_all_seen() -> None:
     part = Seen(slice(0, 3), torch.zeros(3, 1))
     rows = IndexRows(torch.ones(3, 1, 1), torch.ones(3, 1))
     assert Indexer(4, 4, CONFIG).choose(rows, part) is None
+
+
+@pytest.mark.parametrize("chain", [0, 2])
+def test_rows_in_parts_choose_what_they_would_choose_together(
+    chain: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the scores of all rows would take, those of a few are all there is at a time."""
+    torch.manual_seed(chain)
+    heads, rows, length, size = 3, 7, 7 if chain else 19, 4
+    config = IndexConfig(heads=heads, dim=size, top_k=5, is_interleaved=False)
+    own = torch.randn(chain, rows, 6).double() if chain else None
+    part = Seen(slice(2, 2 + rows), torch.randn(length, 6).double(), own)
+    asking = IndexRows(torch.randn(12, heads, size).double(), torch.randn(12, heads).double())
+    sizes, inner = list[int](), indexer._scores
+
+    def watched(some: IndexRows, axes: str, keys: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(some.q))
+        return inner(some, axes, keys)
+
+    monkeypatch.setattr(indexer, "_scores", watched)
+    together = Indexer(4, 4, config).choose(asking, part)
+    assert together is not None and set(sizes) == {rows}
+    assert 0 < together[-1].sum() < together.shape[1] == length + chain
+    for at_once in (1, 3):
+        sizes.clear()
+        monkeypatch.setattr(indexer, "_SCORE_VALUES", at_once * heads * (length + chain))
+        found = Indexer(4, 4, config).choose(asking, part)
+        assert found is not None and torch.equal(found, together)
+        assert max(sizes) == at_once and sum(sizes) == rows * (2 if chain else 1)
 
 
 def test_an_index_key_is_kept_beside_the_latent_where_a_layer_has_an_indexer() -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.experts import is_fused_experts, split_name
 from headstart.models.config import LayerKind
+from headstart.models.int8 import Int8Rows, add_int8
 from headstart.models.linear import Int8Linear, Linear, Stack, quantize
 from headstart.models.loading import materialize
 from headstart.models.moe import MoE
@@ -212,3 +213,15 @@ def test_products_chosen_by_stop_watch_give_the_same_result() -> None:
     for part in (moe.experts.gate_up, moe.experts.down):
         part.plan = ("columns",) * 8
     torch.testing.assert_close(moe(x), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_what_experts_read_whole_gets_no_copy_in_8_bits() -> None:
+    """The kernels read shared experts and their gate as they are; a copy would only take memory."""
+    moe = MoE(replace(PLAIN, shared_gate=True), HIDDEN)
+    head = nn.ModuleDict({"fuse": Linear(HIDDEN, HIDDEN), "experts": moe})
+    for value in head.parameters():
+        value.data.normal_()
+    add_int8(head)
+    rounded = [name for name, part in head.named_modules() if isinstance(part, Int8Rows)]
+    assert rounded == ["fuse.int8"]
+    assert moe.shared is not None and isinstance(moe.shared.down, Linear)  # it would be one of them

@@ -6,8 +6,10 @@ import pytest
 import torch
 from test_head_logits import LAYOUTS, models
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from headstart.families.base import HeadLayout
+from headstart.models import ragged
 from headstart.models.attention import LayerCache, PagedContext, Span, attend_rows
 from headstart.models.documents import Documents, Passage
 from headstart.models.mtp import MTPHead
@@ -118,8 +120,6 @@ def test_documents_do_not_see_each_other() -> None:
 def test_merged_attention_and_its_gradients_equal_the_dense_ones(
     own: int, dtype: torch.dtype
 ) -> None:
-    from headstart.models import ragged
-
     torch.manual_seed(own)
     lengths = (5, 1, 17)
     q = torch.randn(23, 6, 8, dtype=dtype)
@@ -140,6 +140,19 @@ def test_merged_attention_and_its_gradients_equal_the_dense_ones(
         windowed = causal_attention(q, k, v, lengths, window=1)
         torch.testing.assert_close(windowed, v.repeat_interleave(3, 1))
     assert ragged._is_fused(q)
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "is_taken"),
+    [(192, torch.bfloat16, True), (28, torch.bfloat16, False), (264, torch.float16, False),
+     (192, torch.float32, False)],
+)  # fmt: skip
+def test_a_gpu_kernel_gets_no_sizes_that_it_does_not_take(
+    size: int, dtype: torch.dtype, is_taken: bool
+) -> None:
+    with FakeTensorMode():
+        q = torch.empty(3, 4, size, dtype=dtype, device="cuda")
+    assert ragged._is_fused(q) is is_taken
 
 
 @pytest.mark.parametrize("own", [0, 1, 3])

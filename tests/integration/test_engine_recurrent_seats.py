@@ -1,0 +1,115 @@
+"""What seats of models with recurrent layers take: planned, made for the drafts that are let
+through, and filled as in serving when rounds are timed. Interpreted here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_runs import ids_of
+from tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.engine import round_profile
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.engine import Engine
+from headstart.engine.memory import plan_memory, ring_bytes
+from headstart.engine.options import EngineOptions
+from headstart.engine.seating import Seating
+from headstart.errors import EngineError
+from headstart.gpu.recurrent import RecurrentSeats
+from headstart.gpu.rounds import Kind
+from headstart.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 32, "num_hidden_layers": 2, "vocab_size": 64,
+    "layer_types": ["linear_attention", "full_attention"], "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "linear_num_key_heads": 1, "linear_num_value_heads": 2,
+}  # fmt: skip
+GIVEN = 1 << 20
+
+
+@pytest.fixture
+def folder(tiny: Tiny) -> Path:
+    return tiny("qwen3_5_text", rate=0.9, seed=0, dtype="F32", **SIZES)
+
+
+def start(folder: Path, kernels: str = "on", **settings: Any) -> Engine:
+    settings = {"speculate": 2, "max_running_requests": 2, "kv_bytes": GIVEN, **settings}
+    return Engine(folder, dtype="float32", block_size=4, kernels=kernels, **settings)
+
+
+def seating_of(engine: Engine) -> tuple[Seating, RecurrentSeats]:
+    assert isinstance(engine.loop, DeviceLoop)
+    seating = engine.loop.seating
+    assert seating.seats.recurrent is not None
+    return seating, seating.seats.recurrent
+
+
+@pytest.mark.parametrize(("speculate", "drafts"), [(0, 0), (2, 2), (5, 5), (16, 16)])
+def test_rings_take_what_was_planned_for_them(folder: Path, speculate: int, drafts: int) -> None:
+    engine = start(folder, speculate=speculate, max_running_requests=3)
+    seating, recurrent = seating_of(engine)
+    memory, rings = engine.memory, recurrent.rings[0]
+    assert seating.seats.max_drafts == drafts
+    assert rings.inputs.shape[:2] == (3, max(2 * (drafts + 1), drafts + 1 + 3))
+    assert memory.ring_bytes == recurrent.num_bytes > rings.inputs.nbytes > 0
+    states = sum(s.conv.nbytes + s.memory.nbytes for s in seating.runner.layer_states)
+    assert states == memory.num_states * memory.state_bytes
+    blocks = memory.num_blocks * memory.block_bytes
+    assert memory.ring_bytes + states + blocks <= GIVEN
+    assert any("for the newest rows of those who sit" in note for note in engine.notes)
+
+
+def test_only_kernels_have_rings_and_they_leave_less_to_the_others(folder: Path) -> None:
+    built = start(folder, "off").built
+    options = EngineOptions(kv_bytes=GIVEN, speculate=4, block_size=4, max_running_requests=8)
+    plain, fused = (plan_memory(built, options, fused=is_fused) for is_fused in (False, True))
+    assert plain.ring_bytes == 0 < fused.ring_bytes == ring_bytes(built, options)
+    assert (plain.num_states, fused.num_states) == (8 * (2 + 4), 8 * 2 + 2 * 4)
+    few = EngineOptions(kv_bytes=fused.ring_bytes, speculate=4, max_running_requests=8)
+    with pytest.raises(EngineError, match=r"the rings of 8 seats need [\d,]+ bytes .* speculate"):
+        plan_memory(built, few, fused=True)
+    assert plan_memory(built, few).num_blocks > 0, "without kernels there is room"
+
+
+def test_who_asks_for_more_drafts_than_rings_hold_stays_with_the_host(folder: Path) -> None:
+    prompts = [[3, 4, 5, 6, 7], [5, 20]]
+    params = [
+        SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, speculate=drafts)
+        for drafts in (1, 4)
+    ]
+    wanted = start(folder, "off", max_running_requests=4).generate(prompts, params)
+    engine = start(folder, max_running_requests=4)
+    seating, _ = seating_of(engine)
+    names = [engine.add(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
+    seen = set[int | str | None]()
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check()
+        seen |= {request.params.speculate for request in seating.taken.values()}
+    found = [engine.collect(name) for name in names]
+    assert ids_of(found) == ids_of(wanted) and seen == {1}
+    assert [len(result.stats.acceptance.drafted) for result in found] == [1, 4]
+    assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
+
+
+def test_blank_requests_have_memories_of_their_own(folder: Path) -> None:
+    seating, recurrent = seating_of(start(folder, max_running_requests=4))
+    blank = round_profile._Blank(seating)
+    assert not recurrent.slots.any(), "as they were: one memory for all"
+    recurrent.replays.fill_(3)  # left by a round
+    blank.fill(Kind(4, 2, 3), 9)
+    assert recurrent.slots.tolist() == [0, 1, 2, 3] and recurrent.replays.tolist() == [1] * 4
+    blank.fill(Kind(2, 2, 3), 1)
+    assert recurrent.replays.tolist() == [0, 0, 1, 1], "nothing lies before a first row"
+    blank._num_states = 3
+    blank.fill(Kind(4, 0, 0), 9)
+    assert recurrent.slots.tolist() == [0, 1, 2, 0]
+    blank.fill(Kind(4, 0, 0), 0)
+    assert not recurrent.replays.any() and not seating.seats.lengths.any()
