@@ -47,7 +47,8 @@ def score_heads(settings: Settings) -> None:
         for line in found:
             length = _length(line["all"], SMALL)
             print(f"score: {line['head']}, {line['set']}: {length:.3f} at K = 3", flush=True)
-    (settings.work / "scores.md").write_text(table(_ordered(lines(out), heads)))
+    ordered = _ordered(lines(out), heads)
+    (settings.work / "scores.md").write_text(f"{table(ordered)}\n{category_table(ordered)}")
 
 
 def _score_head(settings: Settings, wanted: tuple[str, Path, list[str]]) -> list[dict[str, Any]]:
@@ -146,6 +147,28 @@ def table(found: Sequence[Mapping[str, Any]]) -> str:
         cells += [" / ".join(f"{rate:.2f}" for rate in depths)]
         text.append(_line([*cells, f"{_length(line['all'], WHOLE):.3f}"]))
     return "\n".join(text) + "\n"
+
+
+def category_table(found: Sequence[Mapping[str, Any]]) -> str:
+    """Length at K = 3 and cumulative acceptance by depth, with the draft vocabulary."""
+    names = list(dict.fromkeys(name for line in found for name in _categories(line)))
+    text = [_line(["head", "answers", *names]), _line(["---"] * (len(names) + 2))]
+    for line in found:
+        cells = [_cell(_categories(line).get(name)) for name in names]
+        text.append(_line([line["head"], line["set"], *cells]))
+    return "\n".join(text) + "\n"
+
+
+def _categories(line: Mapping[str, Any]) -> Mapping[str, Any]:
+    return dict(line["all"][SMALL]["by_category"])
+
+
+def _cell(part: Mapping[str, Any] | None) -> str:
+    if part is None:
+        return ""
+    walked = part["walked"]
+    rates = "/".join(f"{rate:.2f}" for rate in walked["cumulative_acceptance"][:SHOWN_DRAFTS])
+    return f"{walked['acceptance_length'][SHOWN_DRAFTS]:.2f} ({rates})"
 
 
 def _line(cells: Sequence[str]) -> str:

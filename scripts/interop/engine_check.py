@@ -3,7 +3,7 @@
 For each family a tiny checkpoint whose head agrees with its trunk some of the time is run by both,
 without and with drafts, ours with the layout that vLLM computes (`layout="vllm"`). Tokens and
 counters must be the same (in BF16 counters nearly); with the halves of the head's fusion swapped
-ours must be far off.
+ours must be far off. `demo` is the demo's model with its head, asked what the demo asks.
 
 Prints a table, writes JSON with --json, exits 1 on any failure.
 """
@@ -27,11 +27,16 @@ from environments import python_of
 from vllm_engine import Engine as Vllm
 from vllm_engine import EngineFailed, Served
 
+from headstart import demo
 from headstart.calibrate.tiny import write_tiny
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.prompt_reader import PromptReader
+from headstart.demo.prompts import PROMPTS
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
 DEPTHS = (1, 3)
+DEMO = "demo"
 # What the tiny checkpoint of a family is made with.
 FAMILIES: dict[str, dict[str, Any]] = {
     "mimo": {"dtype": "F32"},
@@ -54,6 +59,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"dtype": "BF16"},
     "qwen3_5_moe_text": {"dtype": "BF16"},
     "qwen3_next": {"dtype": "BF16"},
+    DEMO: {"dtype": "F32"},
 }
 # vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or
 # two from one run to the next.
@@ -87,13 +93,13 @@ class Result:
             print(f"FAILED {self.family}: {claim}", flush=True)
 
 
-def ours(model: Path, depth: int) -> Served:
+def ours(model: Path, depth: int, prompts: list[list[int]] | None = None) -> Served:
     """What our engine says to vLLM's prompts, in fp32, counted as vLLM counts."""
     engine = Engine(model, device="cpu", dtype="float32", speculate=depth, layout="vllm")
     # vLLM drafts on behind the last token that was asked for; here so many more are asked for.
     length = workload.NUM_TOKENS + depth + 1
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-    results = engine.generate(workload.prompts(engine.built.config.vocab), params)
+    results = engine.generate(prompts or workload.prompts(engine.built.config.vocab), params)
     outputs = [result.outputs[0] for result in results]
     rounds = [found for output in outputs for found in accepted_by_round(output.origins)]
     accepted = tuple(sum(found > d for found in rounds) for d in range(depth))
@@ -118,6 +124,8 @@ def apart(one: tuple[int, ...], other: tuple[int, ...]) -> int:
 
 
 def make_model(family: str, out: Path) -> Path:
+    if family == DEMO:
+        return demo.folder()
     model = write_tiny(family, out, **FAMILIES[family])
     if family not in UNCORRECTED:
         return model
@@ -128,18 +136,24 @@ def make_model(family: str, out: Path) -> Path:
     return with_changed(model, out.with_name("uncorrected"), without)
 
 
+def _questions(model: Path) -> list[list[int]]:
+    reader = PromptReader(Checkpoint.open(model))
+    return [reader.read([{"role": "user", "content": text}]) for text in PROMPTS.values()]
+
+
 def check(family: str, python: Path, work: Path, versions: dict[str, str]) -> Result:
     result = Result(family, FAMILIES[family]["dtype"])
     model = make_model(family, work / "model")
     swapped = with_changed_head(model, work / "swapped", swap_fusion_halves)
-    plain = ours(model, 0).tokens
+    prompts = _questions(model) if family == DEMO else None
+    plain = ours(model, 0, prompts).tokens
     with Vllm(python, work / "vllm.log", work) as vllm:
         versions.update(vllm.versions)
-        theirs = vllm.serve(model, 0, result.dtype)
+        theirs = vllm.serve(model, 0, result.dtype, prompts)
         result.expect(theirs.tokens == plain, "K=0: tokens differ")
         for depth in DEPTHS:
-            theirs, own = vllm.serve(model, depth, result.dtype), ours(model, depth)
-            control = ours(swapped, depth).counters
+            theirs = vllm.serve(model, depth, result.dtype, prompts)
+            own, control = ours(model, depth, prompts), ours(swapped, depth, prompts).counters
             same = plain == theirs.tokens == own.tokens
             row = Row(depth, own.counters, theirs.counters, same, control)
             result.rows.append(row)

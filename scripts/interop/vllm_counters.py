@@ -1,7 +1,8 @@
 """Runs inside the environment that has vLLM: greedy tokens and draft counters of checkpoints.
 
 First prints its versions as one JSON line. Then reads jobs from stdin, one JSON object per line
-({"model": folder, "depth": K, "dtype": name}; K = 0 means without speculation), and answers each
+({"model": folder, "depth": K, "dtype": name, "given": token ids or null for the usual ones};
+K = 0 means without speculation), and answers each
 with one JSON line: the tokens of every prompt, the number of drafts, and how many were accepted at
 each depth (cumulative, as vLLM counts them) - or an error. One engine at a time, all in this
 process, so that starting Python and importing vLLM is paid once.
@@ -40,7 +41,7 @@ def prompts(vocab_size: int) -> list[list[int]]:
     ]
 
 
-def run(model: str, depth: int, dtype: str) -> dict[str, Any]:
+def run(model: str, depth: int, dtype: str, given: list[list[int]] | None = None) -> dict[str, Any]:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
     speculative = {"method": "mtp", "num_speculative_tokens": depth} if depth else None
@@ -61,7 +62,7 @@ def run(model: str, depth: int, dtype: str) -> dict[str, Any]:
         temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, detokenize=False
     )
     vocab_size = engine.llm_engine.model_config.get_vocab_size()
-    inputs = [{"prompt_token_ids": ids} for ids in prompts(vocab_size)]
+    inputs = [{"prompt_token_ids": ids} for ids in given or prompts(vocab_size)]
     outputs = engine.generate(inputs, sampling, use_tqdm=False)
     result: dict[str, Any] = {"tokens": [list(o.outputs[0].token_ids) for o in outputs]}
     for metric in engine.get_metrics():

@@ -54,10 +54,18 @@ class Engine:
         )
         self.versions: dict[str, str] = self._answer()
 
-    def serve(self, model: Path, depth: int, dtype: str) -> Served:
-        """Greedy tokens for the fixed prompts with K = `depth` drafts (0: without speculation)."""
+    def serve(
+        self, model: Path, depth: int, dtype: str, prompts: list[list[int]] | None = None
+    ) -> Served:
+        """Greedy tokens with K = `depth` drafts (0: without speculation); the usual prompts, if
+        none are given."""
         assert self._process.stdin is not None
-        job = {"model": str(model.resolve()), "depth": depth, "dtype": _DTYPES[dtype]}
+        job = {
+            "model": str(model.resolve()),
+            "depth": depth,
+            "dtype": _DTYPES[dtype],
+            "given": prompts,
+        }
         self._process.stdin.write(json.dumps(job) + "\n")
         answer = self._answer()
         if "error" in answer:
