@@ -164,7 +164,10 @@ class Bench:
         head = self.head.float() if self.dtype == torch.bfloat16 else self.head
         result = []
         for loss, context in itertools.product(LOSSES, ("prefix", "sequence")):
-            options = changed(TrainOptions(num_depths=DEPTHS), {"loss": loss, "context": context})
+            options = changed(
+                TrainOptions(num_depths=DEPTHS, optimizer="adamw"),
+                {"loss": loss, "context": context},
+            )
             learner = Learner(
                 "bench", resolve(options), head.requires_grad_(True), self.lm_head,
                 dtype=self.dtype, world=World(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -173,9 +174,11 @@ def next_steps(page: Path, *, is_trained: bool) -> None:
         "inspect": "demo",
     }
     print(f"\nwrote {page}; what to type next:")
+    is_script = Path(sys.argv[0]).name == "headstart" and not shutil.which("headstart")
+    program = shlex.quote(sys.argv[0]) if is_script else "headstart"
     for name, rest in wanted.items():
         if name in COMMANDS:
-            print(f"  headstart {name} {rest}")
+            print(f"  {program} {name} {rest}")
     if is_trained:
         print("docs/training.md tunes the head of your own model, recipes/demo_head made this one")
     else:

@@ -45,6 +45,7 @@ def ready(
     gguf: Path | None = None,
     *,
     head: Path | None = None,
+    is_fresh: bool = False,
     cache: Path | None = None,
     expected: str = SHA256,
     report: Report = lambda text: None,
@@ -52,10 +53,10 @@ def ready(
     """The checkpoint's folder, whole.
 
     `gguf` instead of the package's file must have the SHA-256 `expected`; `head` is used instead
-    of the shipped one.
+    of the shipped one. `is_fresh`: with a head that has learned nothing, in a folder of its own.
     """
-    out = (cache or cache_folder()) / NAME
-    head = head or shipped_head()
+    out = (cache or cache_folder()) / (f"{NAME}-fresh" if is_fresh else NAME)
+    head = None if is_fresh else head or shipped_head()
     key = {"layout": _LAYOUT, "gguf": expected, "head": head_digest(head)}
     if _is_whole(out, key, report):
         return out

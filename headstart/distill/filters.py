@@ -79,7 +79,9 @@ def fault(answer: Answer, options: DistillOptions) -> str | None:
 
 
 def is_looping(ids: NDArray[np.int64], max_repetition: float) -> bool:
-    """Whether the end repeats itself, or too much of the whole does."""
+    """Whether the end repeats itself, or too much of the whole does; never, if all of it may."""
+    if max_repetition >= 1:
+        return False
     return _has_looping_end(ids) or repetition(ids) > max_repetition
 
 

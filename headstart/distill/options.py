@@ -45,7 +45,8 @@ class DistillOptions:
     heldout: float = field(default=0.05, metadata={"help": "share of prompts kept for scoring"})
     min_answer_tokens: int = field(default=2, metadata={"help": "drop shorter answers"})
     max_repetition: float = field(
-        default=0.5, metadata={"help": "drop answers with a larger share of repeated 8-grams"}
+        default=0.5,
+        metadata={"help": "drop answers with a larger share of repeated 8-grams; 1: keep loops"},
     )
     max_similarity: float = field(
         default=0.8, metadata={"help": "drop answers this similar to another one; 1: only copies"}

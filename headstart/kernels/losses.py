@@ -23,7 +23,7 @@ _FAR_BELOW = tl.constexpr(-1e30)
 
 @dataclass(frozen=True)
 class RowSums:
-    """Of n rows, each [n] fp32; those of p are NaN without one."""
+    """Of n rows, each [n] fp32; NaN without labels, and without a p to compare with."""
 
     log_norm: Tensor  # log of the soft-max's denominator
     best: Tensor  # int64: place of the largest logit, the lowest of equal ones

@@ -30,13 +30,13 @@ class Part:
 class Reach:
     """What the rows of one request see; made once in a pass, for all layers."""
 
-    places: Places  # physical slots, filled up with any others
+    places: torch.Tensor  # physical slots, filled up with the last
     parts: list[Part]
     _masks: dict[tuple[int, int, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, context: Places, num_rows: int, num_slots: int) -> Reach:
-        """The last of `context`'s slots are the rows' own, of a cache that has so many."""
+    def of(cls, context: Places, num_rows: int) -> Reach:
+        """The last of `context`'s slots are the rows' own."""
         count = context.stop - context.start if isinstance(context, slice) else len(context)
         first = count - num_rows + 1
         parts: list[Part] = []
@@ -47,7 +47,7 @@ class Reach:
                 parts.append(Part(slice(row, row + 1), length, (seen,)))
             else:
                 parts[-1] = Part(slice(last.rows.start, row + 1), length, (*last.seen, seen))
-        return cls(_filled_up(context, count, parts[-1].length, num_slots), parts)
+        return cls(_filled_up(context, parts[-1].length), parts)
 
     def mask(self, number: int, group: int, like: torch.Tensor) -> torch.Tensor:
         """Additive [1, rows of the product, length] for a part; the blank rows see everything."""
@@ -67,7 +67,7 @@ def attend_alike(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, reach: Reach
 ) -> torch.Tensor:
     """q [rows, heads, dim], caches [slots, kv_heads, dim] -> [rows, heads * dim]."""
-    keys, values = _taken(k_cache, reach.places), _taken(v_cache, reach.places)
+    keys, values = (cache.index_select(0, reach.places) for cache in (k_cache, v_cache))
     if len(reach.parts) == 1:
         return _attend(q, keys, values, reach, 0)
     return torch.cat(
@@ -91,14 +91,8 @@ def _attend(
     return result.view(kv_heads, _ROWS, -1).transpose(0, 1)[:rows].reshape(rows, -1)
 
 
-def _taken(cache: torch.Tensor, places: Places) -> torch.Tensor:
-    return cache[places] if isinstance(places, slice) else cache.index_select(0, places)
-
-
-def _filled_up(context: Places, count: int, length: int, num_slots: int) -> Places:
-    """So many places; what stands in the others is finite and counts for nothing."""
-    if isinstance(context, slice) and context.start + length <= num_slots:
-        return slice(context.start, context.start + length)
+def _filled_up(context: Places, length: int) -> torch.Tensor:
+    """So many places: the last one again and again, which is finite where the others are."""
     if isinstance(context, slice):
         context = torch.arange(context.start, context.stop)
-    return torch.cat([context, context.new_zeros(length - count)])
+    return torch.cat([context, context[-1:].expand(length - len(context))])

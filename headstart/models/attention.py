@@ -7,7 +7,8 @@ slots of the cache hold its context. Rows write their own K/V first, so a row se
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -70,7 +71,6 @@ class Span:
     stop: int
     new: Places  # physical slots that the rows fill
     context: Places  # physical slots from the first valid one to the last row's
-    _reach: Reach | None = field(default=None, init=False, repr=False, compare=False)  # once a pass
 
     @property
     def num_rows(self) -> int:
@@ -81,12 +81,10 @@ class Span:
         """Of the slots that the rows fill."""
         return self.new.start if isinstance(self.new, slice) else int(self.new[0])
 
-    def reach(self, num_slots: int) -> Reach:
-        """What the rows see, in a cache of so many slots."""
-        if self._reach is None:
-            object.__setattr__(self, "_reach", Reach.of(self.context, self.num_rows, num_slots))
-        assert self._reach is not None
-        return self._reach
+    @cached_property
+    def reach(self) -> Reach:
+        """What the rows see; made once in a pass."""
+        return Reach.of(self.context, self.num_rows)
 
     def by_row(self) -> list[Span]:
         """Each row by itself, seeing the slots up to its own."""
@@ -173,7 +171,7 @@ class PagedContext:
         is_alike: bool,
     ) -> torch.Tensor:
         if is_alike and span.num_rows <= MAX_LONE_ROWS:
-            return attend_alike(q, self.cache.k, self.cache.v, span.reach(len(self.cache.k)))
+            return attend_alike(q, self.cache.k, self.cache.v, span.reach)
         return attend_span(q, self.cache, span, window, sinks)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:

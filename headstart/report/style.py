@@ -37,6 +37,7 @@ tbody tr:last-child > * { border-bottom: 0; }
 thead th { position: sticky; top: 0; background: var(--ground);
   box-shadow: inset 0 -1px var(--rule); white-space: nowrap; }
 tbody th { font-weight: normal; }
+p { white-space: pre-wrap; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 figure { margin: 1.5rem 0; break-inside: avoid; }
 figcaption { font-weight: 600; }

@@ -14,9 +14,10 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from headstart.errors import ConfigError, some
 
-# What each recipe sets. `default`: the context that serving has, soft targets aimed at acceptance,
-# and Muon, as the study in docs/lab-log.md found them best for a head of a small model; its
-# learning rate is lower than there, for larger ones. `fastmtp`: arXiv 2509.18362.
+# What each recipe sets. `default`: the context of serving and Muon, both ahead in the study of
+# a small model (docs/lab-log.md), and a loss that learns well from fresh and from tuned heads. Its
+# learning rate is a tenth of the best one there, with larger models in mind: not measured.
+# `fastmtp`: arXiv 2509.18362.
 RECIPES: dict[str, dict[str, Any]] = {
     "default": {
         "context": "prefix", "loss": "lk", "beta": 0.6, "optimizer": "muon",
@@ -31,7 +32,7 @@ RECIPES: dict[str, dict[str, Any]] = {
         "adam_beta2": 0.95, "weight_decay": 0.1, "warmup": 0.05, "epochs": 3,
     },
 }  # fmt: skip
-# Of the default recipe with AdamW; the best rates of the study differ by that much.
+# Of the default recipe with AdamW, whose best rates in the study were two to five times lower.
 _ADAMW_RATE = 2e-4
 # What decides which records a step sees; heads trained side by side must agree on these.
 ORDER_FIELDS = (
@@ -75,7 +76,7 @@ class TrainOptions:
     teacher_temperature: float = _option(1.0, "temperature of both distributions in soft losses")
     draft_vocab: str | None = _option(None, "file of the draft vocabulary to train for")
     optimizer: Literal["adamw", "muon"] | None = _by_recipe(
-        "optimizer", "muon: for matrices, with AdamW for the rest; rates mean about the same"
+        "optimizer", "muon: for matrices, with AdamW for vectors and stacked experts"
     )
     learning_rate: float | None = _by_recipe("learning_rate", "at its peak")
     schedule: Literal["cosine", "linear", "constant"] = _option("cosine", "of the learning rate")

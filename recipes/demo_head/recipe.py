@@ -28,10 +28,12 @@ def main() -> None:
     arguments = _arguments()
     settings = _settings(arguments)
     settings.work.mkdir(parents=True, exist_ok=True)
-    if arguments.gguf is not None:
+    if settings.model == "demo":
         from headstart.demo.unpacked import ready
 
-        print(f"unpacked: {ready(arguments.gguf)}", flush=True)
+        # Not the head that ships: it was made here.
+        settings = replace(settings, model=str(ready(arguments.gguf, is_fresh=True)))
+        print(f"unpacked: {settings.model}", flush=True)
     does = {
         "evaluation": lambda: make_evaluation(settings),
         "answers": lambda: make_answers(settings),
@@ -61,11 +63,13 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("head"), help="the head to ship")
     parser.add_argument("--home", type=Path, help="also pack head and tables into archives here")
     parser.add_argument("--gguf", type=Path, help="the demo's GGUF file, where pip has no network")
-    parser.add_argument("--model", default="demo")
-    parser.add_argument("--device", default="auto")
+    parser.add_argument("--model", default="demo", help="folder of a model with a fresh head")
+    parser.add_argument("--device", default="auto", help="cpu, cuda or auto")
     parser.add_argument("--running", type=int, help="requests at once; fewer on a CPU")
-    parser.add_argument("--processes", type=int, default=1, help="for answers and scores")
-    parser.add_argument("--seconds", nargs="*", default=[], metavar="STAGE=N")
+    parser.add_argument("--processes", type=int, default=1, help="side by side on one GPU")
+    parser.add_argument(
+        "--seconds", nargs="*", default=[], metavar="STAGE=N", help="time of a stage, about"
+    )
     parser.add_argument("--small", action="store_true", help="a try: a few prompts, a few steps")
     return parser.parse_args()
 

@@ -17,6 +17,7 @@ from settings import Settings
 from headstart.checkpoint.hub import local_folder
 from headstart.train.job import Job
 from headstart.train.options import TrainOptions, changed, resolve
+from headstart.train.states.cache import StateCache
 from headstart.train.trainer import Outcome, train
 
 _PROBE_STEPS = 6
@@ -29,9 +30,14 @@ def base_options(settings: Settings, **changes: Any) -> TrainOptions:
         epochs=_MANY_EPOCHS, batch_sequences=settings.batch_sequences, long_records="cut",
         pack_tokens=settings.pack_tokens, max_len=settings.max_len, eval_limit=settings.eval_limit,
         device=settings.device, draft_vocab=str(settings.vocab), weight_decay=0.0,
-        cache=str(settings.work / "states"),
+        cache=str(states_of(settings)),
     )  # fmt: skip
     return changed(options, changes)
+
+
+def states_of(settings: Settings) -> Path:
+    """The trunk's states, computed once for all trainings."""
+    return settings.work / "states"
 
 
 def trained(
@@ -123,12 +129,15 @@ def _metrics(folder: Path) -> list[dict[str, Any]]:
 
 def _paced(settings: Settings, parts: list[Part], seconds: float, head: Path | None) -> int:
     """Steps that fit: a few are timed first, with everything that comes before and after them."""
+    if not StateCache.is_finished(states_of(settings)):
+        _probe(settings, head, parts[0])  # fills it, which is done once and not by several
     started = time.monotonic()
     step = max(side_by_side(partial(_probe, settings, head), parts, len(parts)))
     spent = time.monotonic() - started
     left = seconds - spent - (spent - _PROBE_STEPS * step)
     steps = max(_PROBE_STEPS, int(left / step))
-    print(f"pace: {parts[0][0].name}, {step:.3f} s a step: {steps} steps", flush=True)
+    names = sum(len(variants) for _, variants in parts)
+    print(f"pace: {names} heads, {step:.3f} s a step: {steps} steps", flush=True)
     return steps
 
 

@@ -33,6 +33,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
 from headstart.demo.prompts import PROMPTS
 from headstart.engine.engine import Engine
+from headstart.errors import HeadstartError
 from headstart.sampling.params import SamplingParams
 
 DEPTHS = (1, 3)
@@ -184,7 +185,7 @@ def main() -> int:
         started = time.monotonic()
         try:
             result = check(family, python, work, versions)
-        except EngineFailed as error:
+        except (EngineFailed, HeadstartError) as error:
             result = Result(family, "", failures=[str(error)])
             print(f"FAILED {family}: {error}", flush=True)
         result.seconds = round(time.monotonic() - started)

@@ -148,6 +148,23 @@ def test_heads_dealt_out_to_processes_are_those_of_one(place: Path) -> None:
     assert again == weights and len(set(weights.values())) == 2
 
 
+def test_another_training_k_must_be_clearly_better(place: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(RECIPE.parent)
+        final = importlib.import_module("final")
+        try:
+            row = {"seed": 0, "options": {}}
+            patch.setattr(final, "best_of_rows", lambda _: [{**row, "name": "usual"}])
+            patch.setattr(final, "read", lambda *_: [{**row, "name": "other"}])
+            for other, chosen in ((2.005, "usual"), (2.02, "other")):
+                patch.setattr(final, "lengths", lambda _, x=other: {"usual": 2.0, "other": x})
+                assert final.best_row(None)["name"] == chosen
+        finally:
+            for path in RECIPE.parent.glob("*.py"):
+                sys.modules.pop(path.stem, None)
+
+
 def _answers(work: Path) -> dict[str, list[int]]:
     records = Dataset.open(work / "answers").records("train")
     return {record.id: record.ids.tolist() for record in records}

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -22,7 +24,6 @@ from headstart.train.losses.streamed import score_streamed
 from headstart.train.losses.whole import Labels, Score, Scored, score_whole
 
 DEFAULT_MAX_ELEMENTS = 2**26
-_FUSED_ROOM = 4  # fewer and narrower tensors: so many times the rows take no more memory
 _FEWEST_ROWS = 32  # products of fewer rows read the whole LM head for next to nothing
 
 
@@ -71,20 +72,22 @@ def depth_losses(
     ids). teacher [R, D]: the trunk's states after its final norm that choose those tokens. Both
     p and q are taken at `temperature`; nothing is multiplied by its square.
 
-    A chunk of n rows has n * V <= max_elements; None: all rows at once. Where the vocabulary is so
+    A chunk of n rows has n * V <= max_elements (with kernels some times as many); None: all rows at
+    once. Where the vocabulary is so
     large that hardly a row fits, it is cut as well: n * vocab_chunk <= max_elements, which is
     slower. `vocab_chunk` asks for that with so many tokens at a time.
     """
     loss = loss_kind(kind)
     score: Score = score_whole
-    if uses_kernels(head.weight):
-        score = _fused()
-        max_elements = None if max_elements is None else max_elements * _FUSED_ROOM
     _check(kind, loss, temperature, vocab_chunk, has_teacher=teacher is not None)
     size = len(head.weight)
     if vocab_chunk is None:
         vocab_chunk = fitting_vocab_chunk(len(labels), size, max_elements)
     width = size if vocab_chunk is None else min(vocab_chunk, size)
+    if vocab_chunk is None and uses_kernels(head.weight):
+        score = _fused()
+        # Fewer and narrower tensors: that many more rows take about as much memory.
+        max_elements = None if max_elements is None else max_elements * 8 // head.weight.itemsize
     results = [RowLosses.empty(states, head.wide) for states in depths]
     places, is_inside = head.place_labels(labels)
 
@@ -111,11 +114,17 @@ def depth_losses(
 
 def uses_kernels(weight: Tensor) -> bool:
     """Whether kernels form the losses; their fp32 sums would not do for fp64."""
-    return weight.is_cuda and weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    is_narrow = weight.dtype in (torch.bfloat16, torch.float16, torch.float32)
+    return weight.is_cuda and is_narrow and _has_triton()
+
+
+@lru_cache(1)
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
 
 
 def _fused() -> Score:
-    """Imported where it is used: Triton is there where a GPU is."""
+    """Imported where it is used: Triton need not be there without a GPU."""
     from headstart.train.losses.fused import score_fused
 
     return score_fused

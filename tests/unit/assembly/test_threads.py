@@ -49,6 +49,27 @@ def test_the_fastest_number_is_taken_and_told(
     assert note is not None and note.startswith(f"threads: {best}, the fastest")
 
 
+def test_products_are_tuned_for_every_number_before_it_is_timed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Regression: the library's own products gain nothing from threads, tuned ones do."""
+    events: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        threads, "tune", lambda *_, **__: events.append(("tune", torch.get_num_threads()))
+    )
+
+    def timed(trunk: Trunk) -> float:
+        events.append(("time", torch.get_num_threads()))
+        return 1.0
+
+    monkeypatch.setattr(threads, "pass_seconds", timed)
+    threads.set_threads(trunk())
+    assert events == [(what, count) for count in (1, 2, 4) for what in ("tune", "time")]
+    events.clear()
+    threads.set_threads(trunk(), is_tuned=False)
+    assert {what for what, _ in events} <= {"time"}
+
+
 def test_a_pass_can_be_timed() -> None:
     assert threads.pass_seconds(trunk()) > 0
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tiny_gguf
@@ -36,7 +37,7 @@ def prepare(gguf: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Prep
     monkeypatch.setattr(unpacked, "shipped_head", lambda: None)
     steps: list[str] = []
 
-    def make(**options: Path) -> Path:
+    def make(**options: Any) -> Path:
         steps.clear()
         digest = package.sha256(gguf)
         return ready(
@@ -95,6 +96,22 @@ def test_what_is_not_whole_is_made_again(
     assert prepare() == folder and was_made(prepare)
     assert (folder / "model.safetensors").read_bytes() == before
     assert sorted(path.name for path in (tmp_path / "cache").iterdir()) == [NAME, f"{NAME}.json"]
+
+
+def test_a_fresh_one_does_without_the_head_that_ships(
+    prepare: Prepare, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the recipe that makes the shipped head began with it."""
+    fresh = (prepare() / "model.safetensors").read_bytes()
+    head = tmp_path / "head"
+    plan_export(open_head(prepare()), "headstart").write(head)
+    weights = bytearray((head / "head.safetensors").read_bytes())
+    weights[-4:] = b"\0\0\0\0"
+    (head / "head.safetensors").write_bytes(weights)
+    monkeypatch.setattr(unpacked, "shipped_head", lambda: head)
+    usual, made = prepare(), prepare(is_fresh=True)
+    assert made != usual and (made / "model.safetensors").read_bytes() == fresh
+    assert (usual / "model.safetensors").read_bytes() != fresh
 
 
 def test_another_head_makes_it_again_and_is_inside(prepare: Prepare, tmp_path: Path) -> None:

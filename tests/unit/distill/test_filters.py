@@ -57,6 +57,12 @@ def test_short_texts_never_loop(length: int) -> None:
     assert not is_looping(np.full(length, 3), 0.5)
 
 
+def test_loops_are_kept_where_everything_may_repeat_itself() -> None:
+    """Regression: an end that loops was dropped all the same, so such answers were never scored."""
+    assert is_looping(np.full(40, 3), 0.99)
+    assert not is_looping(np.full(40, 3), 1.0)
+
+
 def reasons(answers: Sequence[object], options: DistillOptions = OPTIONS) -> dict[str, str | None]:
     return {v.answer.id: v.reason for v in judge(answers, options)}  # type: ignore[arg-type]
 

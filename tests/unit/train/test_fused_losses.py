@@ -65,5 +65,5 @@ def test_chunks_of_rows_are_larger_than_on_the_plain_path(monkeypatch: pytest.Mo
         return real(logits, *rest)
 
     monkeypatch.setattr("headstart.train.losses.fused.row_sums", counted)
-    narrow(case(num_rows=64)).losses("ce", max_elements=41 * 8, vocab_chunk=None)
-    assert sizes == [32, 32]
+    narrow(case(num_rows=128)).losses("ce", max_elements=41 * 32)
+    assert sizes == [64, 64]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from headstart.errors import ConfigError
-from headstart.train.optimizers import Optimizer
+from headstart.train.optimizers import STACKED_SHARE, Optimizer
 from headstart.train.options import TrainOptions, resolve
 
 
@@ -22,12 +22,12 @@ def optimizer(own: dict[str, nn.Parameter], name: str, decay: float = 0.0) -> Op
     return Optimizer(own, options, fused=False)
 
 
-def step(own: dict[str, nn.Parameter], made: Optimizer, number: int) -> None:
+def step(own: dict[str, nn.Parameter], made: Optimizer, number: int, rate: float = 1e-2) -> None:
     drawn = torch.Generator().manual_seed(number)
     for name, parameter in own.items():
         if name != "unused":
             parameter.grad = torch.randn(parameter.shape, generator=drawn)
-    made.step(1e-2)
+    made.step(rate)
     made.zero_grad()
 
 
@@ -46,13 +46,17 @@ def test_a_step_of_muon_is_equally_long_in_all_directions() -> None:
 
 
 def test_what_is_no_matrix_is_stepped_as_by_adamw() -> None:
-    ours, plain = parameters(), parameters()
+    ours, plain, slower = parameters(), parameters(), parameters()
     made, control = optimizer(ours, "muon", 0.1), optimizer(plain, "adamw", 0.1)
+    slow = optimizer(slower, "adamw", 0.1)
     for number in range(3):
         step(ours, made, number)
         step(plain, control, number)
+        step(slower, slow, number, 1e-2 * STACKED_SHARE)
     assert torch.equal(ours["norm"], plain["norm"])
-    assert torch.equal(ours["experts"], plain["experts"])
+    # Stacked matrices of experts get a rate that suits AdamW.
+    assert torch.equal(ours["experts"], slower["experts"])
+    assert not torch.equal(ours["experts"], plain["experts"])
     assert not torch.equal(ours["matrix"], plain["matrix"])
     assert torch.equal(ours["unused"], parameters()["unused"])
 

@@ -41,6 +41,20 @@ def gradients(learner_: Learner) -> Tensor:
     return result
 
 
+def test_what_all_heads_share_is_made_once() -> None:
+    """The host waits for every copy to a device."""
+    trunk, _ = toy()
+    ids, mask = texts()
+    made = batch(trunk, ids, mask, LENGTHS)
+    assert made.targets(3) is made.targets(3) and len(made.targets(2).starts) == 2
+    place = torch.device("cpu")
+    assert Documents(LENGTHS).positions(place) is Documents(LENGTHS).positions(place)
+    assert Documents(LENGTHS).tokens_left(place) is Documents(LENGTHS).tokens_left(place)
+    with torch.inference_mode():
+        inside = Documents((3, 4)).positions(place)
+    assert not inside.is_inference()  # may be used in training afterwards
+
+
 def test_targets_are_those_of_the_table() -> None:
     found = targets(torch.ones(5, dtype=torch.bool), Documents((5,)), 3)
     assert found.places.tolist() == [2, 3, 4]
