@@ -102,7 +102,8 @@ def show(document: dict[str, Any]) -> None:
     _print(console, "all tasks", fastmtp_table(document))
     _print(console, "latencies in ms", spread_rows(document))
     _print(console, "gaps within answers in ms", gap_rows(document))
-    _print(console, f"against {document['base']}, 95 % intervals", comparison_rows(document))
+    title = f"against {document['base']}, 95 % intervals; with a * it may be noise"
+    _print(console, title, comparison_rows(document))
     _print(console, "acceptance by depth", acceptance_rows(document))
     _print(console, "money per million tokens", cost_rows(document))
     for sentence in document["advice"]:

@@ -143,7 +143,7 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
         table.add_row(one.category, *rates, f"{one.speed_up:.2f}x", depths, length)
     console.print()
     console.print(table)
-    console.print(f"best K    {best_drafts(races)} drafts per round, chosen most often by auto")
+    console.print(f"best K    {best_drafts(races)}, chosen most often by auto")
     differing = [one for one in races if one.divergence is not None]
     if not differing:
         console.print(f"texts     identical, all {len(races)}")

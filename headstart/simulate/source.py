@@ -38,7 +38,7 @@ def open_records(
         counts = ", ".join(f"{name} {header.counts[name]['records']}" for name in SPLITS)
         raise DataError(
             f"{folder} has no answers in its {split} split (records: {counts}). Choose another "
-            "--split, or distill more prompts."
+            "--split, or distill again with a larger --heldout or more prompts."
         )
     return spread(records, limit)
 
