@@ -5,17 +5,19 @@ Engine, training and scoring all load a model here, so that they run the same th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from headstart.assembly.stored_head import Layout, load_stored_head
 from headstart.assembly.threads import set_threads
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
+from headstart.cpu.compiler import why_missing
 from headstart.errors import ConfigError, UnsupportedFamily, some
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
@@ -26,7 +28,7 @@ from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.exact import make_exact
 from headstart.models.fp8 import Fp8Linear
-from headstart.models.linear import Int8Linear, quantize
+from headstart.models.linear import Int8Linear, Linear, quantize
 from headstart.models.loading import load_trunk, materialize
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -38,7 +40,7 @@ _DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
     "float16": torch.float16,
 }  # fmt: skip
-FORMS = {"int8": Int8Linear, "fp8": Fp8Linear}
+FORMS: dict[str, Callable[[Linear], nn.Module]] = {"int8": Int8Linear, "fp8": Fp8Linear}
 # Scales of what this engine keeps in full precision: activations, keys and values.
 _UNUSED_SCALES = {
     "activations": ("input_scale", "input_global_scale"),
@@ -73,11 +75,13 @@ def build(
     is_exact: bool = False,
     measure_threads: bool = False,
     asks_for_kernels: bool = False,
+    refuses_kernels: bool = False,
 ) -> Built:
     """Load trunk and head; what was decided on the way is in `notes`.
 
     `measure_threads` may change the number of CPU threads, a setting of the whole process.
     `asks_for_kernels`: a GPU's formats are wanted on a CPU, too, where kernels are interpreted.
+    `refuses_kernels`: int8 products of a CPU are torch's, not the compiled kernels'.
     """
     place = _device(device)
     kind = _dtype(dtype, place)
@@ -107,8 +111,9 @@ def build(
     )
     modules = [module for module in (trunk, head) if module is not None]
     if weights != "as-dtype":
+        form = FORMS[weights] if refuses_kernels else fastest_form(weights, notes)
         for module in modules:
-            quantize(module, FORMS[weights])
+            quantize(module, form)
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
     if place.type == "cpu":
@@ -118,6 +123,18 @@ def build(
             make_exact(trunk)
         tune(*(modules[1:] if by_blocks else modules))
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
+
+
+def fastest_form(weights: Weights, notes: list[str]) -> Callable[[Linear], nn.Module]:
+    """How matrices are held: int8 by the compiled kernels, where this machine has numba."""
+    if weights != "int8":
+        return FORMS[weights]
+    if (reason := why_missing()) is not None:
+        notes.append(f"int8 products are torch's, which are slower than the kernels: {reason}")
+        return FORMS[weights]
+    from headstart.cpu.linear import PackedLinear
+
+    return PackedLinear
 
 
 def _config(checkpoint: Checkpoint) -> ModelConfig:

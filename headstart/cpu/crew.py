@@ -1,0 +1,122 @@
+"""Threads that share the work of one compiled call, without waiting for those who come late.
+
+All of a crew run the same function over the same arrays. Work is cut into phases, and each phase
+into items. Who is free claims the next items; a phase is over when all its items are done, not when
+everybody was there: a thread that the system holds up delays nobody who has work. What is shared is
+only written by who claimed it. Who comes late finds everything claimed and passes through.
+Nobody spins while there is no call.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from headstart.cpu.compiler import njit
+
+_SHARES = 24  # claims that a phase is cut into, if it has as many items
+_TURNS = 4000  # of waiting before others may have the core: some microseconds
+_LINE = 8  # int64 in a cache line: counters that several write must not share one
+_DONE = _LINE
+
+
+def new_board(phases: int) -> np.ndarray:
+    """Counters of a call: how many items of each phase are claimed, and how many done."""
+    return np.zeros((phases, 2 * _LINE), np.int64)
+
+
+class Crew:
+    """Helpers of the calling thread: as many threads in all as torch computes with."""
+
+    def __init__(self) -> None:
+        self._jobs: list[SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]] = []
+
+    def run(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call the function here and in every helper; when it returns here all items are done."""
+        helpers = torch.get_num_threads() - 1
+        while len(self._jobs) < helpers:
+            jobs: SimpleQueue[Any] = SimpleQueue()
+            self._jobs.append(jobs)
+            threading.Thread(target=_help, args=(jobs,), daemon=True).start()
+        for jobs in self._jobs[:helpers]:
+            jobs.put((function, arguments))
+        function(*arguments)
+
+
+def _help(jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+    while True:
+        function, arguments = jobs.get()
+        function(*arguments)
+        del function, arguments  # nothing is kept alive while waiting
+
+
+CREW = Crew()  # of the process, as torch's threads are
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _add(typing: Any, address: Any, value: Any) -> tuple[Any, Any]:
+    """Add to an int64 that others change as well; returns what was there."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        place = build.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return build.atomic_rmw("add", place, arguments[1], "seq_cst")
+
+    return types.int64(types.intp, types.int64), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _read(typing: Any, address: Any) -> tuple[Any, Any]:
+    """What is there now, and with it all that was written before it."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        place = build.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return build.load_atomic(place, "seq_cst", 8)
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _give_way(typing: Any) -> tuple[Any, Any]:
+    """Let another thread have the core."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        return build.call(ir.Function(build.module, kind, "sched_yield"), [])
+
+    return types.int32(), generate
+
+
+@njit()
+def share_of(items):  # type: ignore[no-untyped-def]
+    """How many items are claimed at once."""
+    return max(1, items // _SHARES)
+
+
+@njit()
+def claim(board, phase, items):  # type: ignore[no-untyped-def]
+    """The next items [begin, end) of a phase; none are left where begin is not below `items`."""
+    begin = _add(board[phase:].ctypes.data, share_of(items))
+    return begin, min(begin + share_of(items), items)
+
+
+@njit()
+def finish(board, phase, count):  # type: ignore[no-untyped-def]
+    _add(board[phase:, _DONE:].ctypes.data, count)
+
+
+@njit()
+def wait(board, phase, items):  # type: ignore[no-untyped-def]
+    """Until all items of a phase are done, by whom ever."""
+    done, turns = board[phase:, _DONE:].ctypes.data, 0
+    while _read(done) < items:
+        turns += 1
+        if turns > _TURNS:
+            _give_way()

@@ -1,0 +1,193 @@
+"""Trunk and head through the compiled kernels: the same modules, each pass one call.
+
+All rows go this way, prompts too: a token's bits then depend on the tokens before it alone, not
+on how a prompt was cut, on drafts, or on who else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from headstart.cpu import layers as kernels
+from headstart.cpu.crew import CREW, new_board
+from headstart.cpu.linear import PackedLinear
+from headstart.models.attention import LayerCache, Span
+from headstart.models.config import LayerKind, ModelConfig
+from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.mlp import MLP
+from headstart.models.mtp import MTPModule
+from headstart.models.norm import Norm
+from headstart.models.rope import RotaryTable
+from headstart.models.trunk import Trunk
+
+Kind = TypeVar("Kind")
+
+
+def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | None:
+    """What in layers of these kinds the kernels cannot run, or None."""
+    if any(kind.mixer != "attention" for kind in kinds):
+        other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
+        return f"the model has layers with {other} attention"
+    if any(kind.feed != "dense" for kind in kinds):
+        return "the model has experts"
+    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
+        return "the model cuts off inner products"
+    if any(window is not None for window in config.windows):
+        return "the model has sliding windows"
+    if config.v_dim != config.head_dim or config.v_scale != 1:
+        return "the model's values have a size or a scale of their own"
+    if config.gated_attention or config.head_gate:
+        return "the model has gates behind attention"
+    if config.qk_norm:
+        return "the model norms queries and keys"
+    if config.rope.is_interleaved:
+        return "the model rotates neighbours"
+    return None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Layers in the form that kernels read, with their memory."""
+
+    layers: kernels.Layers
+    caches: kernels.Caches
+    width: int  # of all queries of a row
+
+    @classmethod
+    def of(cls, layers: Sequence[DecoderLayer], slots: int) -> Block:
+        """The layers' own matrices become views of it: nothing is held twice."""
+        attentions = [_checked(layer.attention, Attention) for layer in layers]
+        feeds = [_checked(layer.mlp, MLP) for layer in layers]
+        first = attentions[0]
+        shape = (len(layers), slots, first.kv_heads, first.dim)
+        return cls(
+            kernels.Layers(
+                attention_norm=_norms([layer.attention_norm for layer in layers]),
+                qkv=_matrices([attention.qkv for attention in attentions]),
+                o=_matrices([attention.o for attention in attentions]),
+                mlp_norm=_norms([layer.mlp_norm for layer in layers]),
+                gate_up=_matrices([feed.gate_up for feed in feeds]),
+                down=_matrices([feed.down for feed in feeds]),
+                eps=layers[0].attention_norm.eps,
+            ),
+            kernels.Caches(np.zeros(shape, np.float32), np.zeros(shape, np.float32)),
+            first.heads * first.dim,
+        )
+
+    def layer_caches(self) -> list[LayerCache]:
+        """The same memory as tensors, by layer."""
+        pairs = zip(self.caches.keys, self.caches.values, strict=True)
+        return [LayerCache(torch.from_numpy(k), torch.from_numpy(v)) for k, v in pairs]
+
+    def run(self, stream: np.ndarray, seats: kernels.Seats, rotary: RotaryTable) -> None:
+        """Rows [rows, hidden] through all layers, in place."""
+        rows, layers = len(stream), self.layers
+        widths = (layers.qkv.scales.shape[1], self.width, self.width, layers.gate_up.scales.shape[1])
+        scratch = kernels.Scratch(*(np.empty((rows, width), np.float32) for width in widths))
+        angles = kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy())
+        board = new_board(kernels.PHASES * len(self.caches.keys))
+        CREW.run(kernels.run_layers, board, stream, scratch, layers, self.caches, seats, angles)
+
+
+def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
+    """Where the rows of some requests go, and what each of them sees."""
+    places, slots, begins, ends = [], [], [], []
+    begin = 0
+    for span in spans:
+        seen = _places(span.context)
+        slots.append(_places(span.new))
+        places.append(seen)
+        end = begin + len(seen)
+        begins += [begin] * span.num_rows
+        ends += range(end - span.num_rows + 1, end + 1)
+        begin = end
+    return kernels.Seats(
+        np.array(positions), np.concatenate(slots), np.concatenate(places), np.array(begins),
+        np.array(ends),
+    )  # fmt: skip
+
+
+class TrunkKernels:
+    """A trunk's pass."""
+
+    def __init__(self, trunk: Trunk, slots: int):
+        self._trunk = trunk
+        self.block = Block.of([_checked(layer, DecoderLayer) for layer in trunk.layers], slots)
+
+    def run(self, ids: torch.Tensor, seats: kernels.Seats) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids [rows] -> the residual stream and its final norm, [rows, hidden] each."""
+        stream = self._trunk.embed[ids].numpy()
+        self.block.run(stream, seats, self._trunk.rotary)
+        return torch.from_numpy(stream), _normed(stream, self._trunk.final_norm)
+
+
+class HeadKernels:
+    """One module of a head."""
+
+    def __init__(self, module: MTPModule, slots: int):
+        self._module = module
+        self.block = Block.of([module.block], slots)
+        norms = [module.embed_norm, module.hidden_norm]
+        self._embed_first = module.layout.fuse_order == "embed_first"
+        self._norms = _norms(norms if self._embed_first else norms[::-1])
+        self._fuse = _matrices([module.fuse])
+
+    def run(
+        self, embedded: torch.Tensor, hidden: torch.Tensor, seats: kernels.Seats,
+        rotary: RotaryTable,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        """embedded and hidden [rows, D] -> the state for the LM head and the recycled one."""
+        module = self._module
+        if module.layout.zero_embed_at_position_0:
+            embedded[torch.from_numpy(seats.positions == 0)] = 0
+        parts = [embedded.numpy(), hidden.contiguous().numpy()]
+        first, second = parts if self._embed_first else parts[::-1]
+        stream = np.empty_like(first)
+        kernels.fuse(
+            new_board(1), first, second, self._norms, self._fuse, module.embed_norm.eps, stream
+        )
+        self.block.run(stream, seats, module.rotary or rotary)
+        if module.out_norm is None:
+            return torch.from_numpy(stream), torch.from_numpy(stream)
+        normed = _normed(stream, module.out_norm)
+        is_after = module.layout.recycled_hidden == "after_out_norm"
+        return normed, normed if is_after else torch.from_numpy(stream)
+
+
+def _normed(stream: np.ndarray, norm: Norm) -> torch.Tensor:
+    return torch.from_numpy(kernels.norm_rows(stream, norm.factor.numpy(), norm.eps))
+
+
+def _places(places: slice | torch.Tensor) -> np.ndarray:
+    if isinstance(places, slice):
+        return np.arange(places.start, places.stop)
+    return places.numpy()
+
+
+def _norms(norms: Sequence[Norm]) -> np.ndarray:
+    return np.stack([norm.factor.numpy() for norm in norms])
+
+
+def _matrices(found: Sequence[nn.Module]) -> kernels.Matrices:
+    """One kind of matrix of all layers, in one piece of memory."""
+    parts = [_checked(module, PackedLinear) for module in found]
+    whole = torch.stack([part.weight for part in parts])
+    for part, view in zip(parts, whole, strict=True):
+        part.weight = view
+    return kernels.Matrices(
+        whole.numpy(),
+        np.stack([part.scales.numpy() for part in parts]),
+        np.stack([part.bias.numpy() for part in parts]),
+        np.array([part.levels for part in parts]),
+    )
+
+
+def _checked(module: object, kind: type[Kind]) -> Kind:
+    assert isinstance(module, kind), "others are refused"
+    return module

@@ -1,0 +1,117 @@
+"""What happens to one row between products: norm, rotation, attention, gate.
+
+Every function treats one row by itself in code that knows nothing of others, so that its bits
+depend on nothing else. Where sums may be reordered for speed, the order follows from sizes
+that all rows share.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from headstart.cpu.compiler import njit
+
+KEYS = 64  # of a context that are compared before soft-max goes on
+_ROUNDING = np.float32(1.5 * 2**23)
+# exp of more or less counts for nothing beside 1, and what it is multiplied with stays a normal
+# float32: others are computed many times slower.
+_LOWEST, _HIGHEST = np.float32(-60), np.float32(60)
+_PER_LOG2 = np.float32(1 / math.log(2))
+# ln 2 in two parts: the first has few bits, so that a whole multiple of it is exact
+_LOG2_HIGH = np.float32(0.693359375)
+_LOG2_LOW = np.float32(math.log(2) - 0.693359375)
+_1, _2, _3, _4, _5, _6 = (np.float32(1 / math.factorial(n)) for n in range(1, 7))
+_ONE = np.float32(1)
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _float_of(typing: Any, bits: Any) -> tuple[Any, Any]:
+    """The float32 that has these 32 bits."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        return build.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@njit(inline="always")
+def _exp(x):  # type: ignore[no-untyped-def]
+    """exp of a float32 in operations that vectors have: 2^n times a series on +-ln 2 / 2."""
+    x = min(max(x, _LOWEST), _HIGHEST)
+    n = (x * _PER_LOG2 + _ROUNDING) - _ROUNDING
+    r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW
+    series = _ONE + r * (_1 + r * (_2 + r * (_3 + r * (_4 + r * (_5 + r * _6)))))
+    return series * _float_of(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+
+
+@njit(fastmath={"reassoc", "contract"})
+def _dot(a, b):  # type: ignore[no-untyped-def]
+    total = np.float32(0)
+    for i in range(a.shape[0]):
+        total += a[i] * b[i]
+    return total
+
+
+@njit()
+def norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+    """RMSNorm of one row."""
+    mean = _dot(x, x) / np.float32(x.shape[0])
+    factor = _ONE / np.float32(math.sqrt(mean + np.float32(eps)))
+    for i in range(x.shape[0]):
+        out[i] = x[i] * factor * weight[i]
+
+
+@njit()
+def gate(both, out):  # type: ignore[no-untyped-def]
+    """silu of the first half times the second."""
+    width = out.shape[0]
+    for i in range(width):
+        out[i] = both[i] / (_ONE + _exp(-both[i])) * both[width + i]
+
+
+@njit()
+def turn(head, cos, sin, out):  # type: ignore[no-untyped-def]
+    """Rotate one head; what is not rotated passes. `sin` has the sign of each first half."""
+    half = cos.shape[0] // 2
+    for i in range(half):
+        out[i] = head[i] * cos[i] + head[half + i] * sin[i]
+    for i in range(half):
+        out[half + i] = head[half + i] * cos[half + i] + head[i] * sin[half + i]
+    for i in range(cos.shape[0], head.shape[0]):
+        out[i] = head[i]
+
+
+@njit()
+def attend(query, keys, values, kv_head, places, scores, out):  # type: ignore[no-untyped-def]
+    """One head of one row over its places in caches [slots, kv_heads, dim]; query is scaled.
+
+    Soft-max runs along: what was found so far shrinks when a higher score comes.
+    """
+    highest, total = np.float32(-np.inf), np.float32(0)
+    out[:] = 0
+    for start in range(0, places.shape[0], KEYS):
+        count = min(KEYS, places.shape[0] - start)
+        before = highest
+        for j in range(count):
+            scores[j] = _dot(query, keys[places[start + j], kv_head])
+            highest = max(highest, scores[j])
+        shrunk = _exp(before - highest) if start else np.float32(0)
+        for j in range(count):
+            scores[j] = _exp(scores[j] - highest)
+        total *= shrunk
+        for j in range(count):
+            total += scores[j]
+        for d in range(out.shape[0]):
+            out[d] *= shrunk
+        for j in range(count):
+            share, value = scores[j], values[places[start + j], kv_head]
+            for d in range(out.shape[0]):
+                out[d] += share * value[d]
+    for d in range(out.shape[0]):
+        out[d] /= total

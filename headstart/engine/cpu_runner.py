@@ -1,0 +1,49 @@
+"""The runner of int8 weights on a CPU with the compiled kernels: the same two passes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from headstart.cpu.forward import HeadKernels, TrunkKernels, seats_of
+from headstart.engine.runner import Runner
+from headstart.models.attention import Span
+from headstart.models.mtp import MTPModule
+from headstart.models.recurrence import StateSpan
+from headstart.models.trunk import Trunk
+
+
+class CpuRunner(Runner):
+    """All rows, those of prompts too, get bits that depend on the tokens before them alone."""
+
+    def __init__(self, trunk: Trunk, *parts: Any, **sizes: Any):
+        super().__init__(trunk, *parts, **sizes)
+        slots = len(self._boundary) * self.block_size
+        self._kernels = TrunkKernels(trunk, slots)
+        self._caches = self._kernels.block.layer_caches()
+        modules = [] if self.head is None else list(self.head.modules_)
+        self._modules = [
+            HeadKernels(module, slots) for module in modules if isinstance(module, MTPModule)
+        ]
+        self._head_caches = [module.block.layer_caches()[0] for module in self._modules]
+
+    def _run_rows(
+        self,
+        ids: list[int],
+        positions: list[int],
+        spans: list[Span],
+        wanted: list[int],
+        states: list[StateSpan],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        stream, normed = self._kernels.run(self._numbers(ids), seats_of(spans, positions))
+        rows = normed if len(wanted) == len(ids) else normed[wanted]
+        return stream, normed, self.trunk_model.logits(rows)
+
+    def _run_module(
+        self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
+        spans: list[Span],
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+        embed, rotary = self.trunk_model.embed, self.trunk_model.rotary
+        seats = seats_of(spans, positions.tolist())
+        return self._modules[module].run(embed[ids], hidden, seats, rotary)
