@@ -117,7 +117,10 @@ def build(
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
     if place.type == "cpu":
-        if measure_threads and (note := set_threads(trunk, is_tuned=not by_blocks)):
+        is_compiled = why_not_compiled(trunk, head, kind) is None
+        if measure_threads and (
+            note := set_threads(trunk, is_tuned=not by_blocks, is_compiled=is_compiled)
+        ):
             notes.append(note)
         if by_blocks:
             make_exact(trunk)
@@ -135,6 +138,20 @@ def fastest_form(weights: Weights, notes: list[str]) -> Callable[[Linear], nn.Mo
     from headstart.cpu.linear import PackedLinear
 
     return PackedLinear
+
+
+def why_not_compiled(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
+    """What keeps a model from running through the compiled kernels of a CPU, or None."""
+    if type(trunk.lm_head) in (Linear, Int8Linear, Fp8Linear):
+        return "matrices are not packed for them"
+    if dtype != torch.float32:
+        return f"numbers are {dtype}"
+    from headstart.cpu.forward import why_unsupported
+
+    reason = why_unsupported(trunk.config, trunk.config.layers)
+    if reason is None and head is not None:
+        reason = why_unsupported(head.config, [head.config.head_layer])
+    return reason
 
 
 def _config(checkpoint: Checkpoint) -> ModelConfig:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,17 @@ def njit(**options: Any) -> Any:
     return numba.njit(cache=_prepare(), nogil=True, error_model="numpy", **options)
 
 
+def kept_in() -> Path:
+    """The folder of compiled code."""
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(own) if own else cache_folder() / f"kernels-{_digest()}"
+
+
 def _prepare() -> bool:
     """Choose the folder of compiled code; whether it can be written."""
     import numba
 
-    if "NUMBA_CACHE_DIR" in os.environ:
-        return True
-    folder = cache_folder() / f"kernels-{_digest()}"
+    folder = kept_in()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
@@ -45,6 +50,7 @@ def _prepare() -> bool:
     return os.access(folder, os.W_OK)
 
 
+@cache
 def _digest() -> str:
     """Of all kernels: numba itself would not notice a change in a function that is called."""
     sources = sorted(Path(__file__).parent.glob("*.py"))

@@ -24,6 +24,7 @@ from headstart.cpu.compiler import njit
 
 _SHARES = 24  # claims that a phase is cut into, if it has as many items
 _TURNS = 4000  # of waiting before others may have the core: some microseconds
+_WORTH = 1 << 24  # products (in weights times rows) below which waking a helper takes longer
 _LINE = 8  # int64 in a cache line: counters that several write must not share one
 _DONE = _LINE
 
@@ -39,9 +40,12 @@ class Crew:
     def __init__(self) -> None:
         self._jobs: list[SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]] = []
 
-    def run(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call the function here and in every helper; when it returns here all items are done."""
-        helpers = torch.get_num_threads() - 1
+    def run(self, work: int, function: Callable[..., object], *arguments: Any) -> None:
+        """Call the function here and in every helper; when it returns here all items are done.
+
+        `work`: how many products that is; where it is little nobody is woken.
+        """
+        helpers = torch.get_num_threads() - 1 if work >= _WORTH else 0
         while len(self._jobs) < helpers:
             jobs: SimpleQueue[Any] = SimpleQueue()
             self._jobs.append(jobs)
@@ -61,7 +65,7 @@ def _help(jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> N
 CREW = Crew()  # of the process, as torch's threads are
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _add(typing: Any, address: Any, value: Any) -> tuple[Any, Any]:
     """Add to an int64 that others change as well; returns what was there."""
 
@@ -72,7 +76,7 @@ def _add(typing: Any, address: Any, value: Any) -> tuple[Any, Any]:
     return types.int64(types.intp, types.int64), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _read(typing: Any, address: Any) -> tuple[Any, Any]:
     """What is there now, and with it all that was written before it."""
 
@@ -83,7 +87,7 @@ def _read(typing: Any, address: Any) -> tuple[Any, Any]:
     return types.int64(types.intp), generate
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _give_way(typing: Any) -> tuple[Any, Any]:
     """Let another thread have the core."""
 
@@ -95,25 +99,25 @@ def _give_way(typing: Any) -> tuple[Any, Any]:
 
 
 @njit()
-def share_of(items):  # type: ignore[no-untyped-def]
+def share_of(items):
     """How many items are claimed at once."""
     return max(1, items // _SHARES)
 
 
 @njit()
-def claim(board, phase, items):  # type: ignore[no-untyped-def]
+def claim(board, phase, items):
     """The next items [begin, end) of a phase; none are left where begin is not below `items`."""
     begin = _add(board[phase:].ctypes.data, share_of(items))
     return begin, min(begin + share_of(items), items)
 
 
 @njit()
-def finish(board, phase, count):  # type: ignore[no-untyped-def]
+def finish(board, phase, count):
     _add(board[phase:, _DONE:].ctypes.data, count)
 
 
 @njit()
-def wait(board, phase, items):  # type: ignore[no-untyped-def]
+def wait(board, phase, items):
     """Until all items of a phase are done, by whom ever."""
     done, turns = board[phase:, _DONE:].ctypes.data, 0
     while _read(done) < items:

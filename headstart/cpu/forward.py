@@ -58,6 +58,7 @@ class Block:
     layers: kernels.Layers
     caches: kernels.Caches
     width: int  # of all queries of a row
+    weights: int  # how many there are
 
     @classmethod
     def of(cls, layers: Sequence[DecoderLayer], slots: int) -> Block:
@@ -66,19 +67,19 @@ class Block:
         feeds = [_checked(layer.mlp, MLP) for layer in layers]
         first = attentions[0]
         shape = (len(layers), slots, first.kv_heads, first.dim)
-        return cls(
-            kernels.Layers(
-                attention_norm=_norms([layer.attention_norm for layer in layers]),
-                qkv=_matrices([attention.qkv for attention in attentions]),
-                o=_matrices([attention.o for attention in attentions]),
-                mlp_norm=_norms([layer.mlp_norm for layer in layers]),
-                gate_up=_matrices([feed.gate_up for feed in feeds]),
-                down=_matrices([feed.down for feed in feeds]),
-                eps=layers[0].attention_norm.eps,
-            ),
-            kernels.Caches(np.zeros(shape, np.float32), np.zeros(shape, np.float32)),
-            first.heads * first.dim,
+        stacked = kernels.Layers(
+            attention_norm=_norms([layer.attention_norm for layer in layers]),
+            qkv=_matrices([attention.qkv for attention in attentions]),
+            o=_matrices([attention.o for attention in attentions]),
+            mlp_norm=_norms([layer.mlp_norm for layer in layers]),
+            gate_up=_matrices([feed.gate_up for feed in feeds]),
+            down=_matrices([feed.down for feed in feeds]),
+            eps=layers[0].attention_norm.eps,
         )
+        caches = kernels.Caches(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        matrices = (stacked.qkv, stacked.o, stacked.gate_up, stacked.down)
+        weights = sum(part.packed.size for part in matrices)
+        return cls(stacked, caches, first.heads * first.dim, weights)
 
     def layer_caches(self) -> list[LayerCache]:
         """The same memory as tensors, by layer."""
@@ -88,16 +89,27 @@ class Block:
     def run(self, stream: np.ndarray, seats: kernels.Seats, rotary: RotaryTable) -> None:
         """Rows [rows, hidden] through all layers, in place."""
         rows, layers = len(stream), self.layers
-        widths = (layers.qkv.scales.shape[1], self.width, self.width, layers.gate_up.scales.shape[1])
+        widths = (
+            layers.qkv.scales.shape[1],
+            self.width,
+            self.width,
+            layers.gate_up.scales.shape[1],
+        )
         scratch = kernels.Scratch(*(np.empty((rows, width), np.float32) for width in widths))
         angles = kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy())
         board = new_board(kernels.PHASES * len(self.caches.keys))
-        CREW.run(kernels.run_layers, board, stream, scratch, layers, self.caches, seats, angles)
+        CREW.run(
+            rows * self.weights, kernels.run_layers, board, stream, scratch, layers, self.caches,
+            seats, angles,
+        )  # fmt: skip
 
 
 def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
     """Where the rows of some requests go, and what each of them sees."""
-    places, slots, begins, ends = [], [], [], []
+    places: list[np.ndarray] = []
+    slots: list[np.ndarray] = []
+    begins: list[int] = []
+    ends: list[int] = []
     begin = 0
     for span in spans:
         seen = _places(span.context)

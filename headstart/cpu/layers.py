@@ -32,7 +32,7 @@ PHASES = 6  # of a layer: qkv, place, attend, o, gate and up, down
 
 
 @njit()
-def _apply(board, phase, x, matrices, layer, out, adds):  # type: ignore[no-untyped-def]
+def _apply(board, phase, x, matrices, layer, out, adds):
     """Rows x [rows, K] through one layer's matrix."""
     inputs, scales = round_rows(x, matrices.levels[layer])
     product(
@@ -42,7 +42,7 @@ def _apply(board, phase, x, matrices, layer, out, adds):  # type: ignore[no-unty
 
 
 @njit()
-def _place(board, phase, scratch, keys, values, seats, angles):  # type: ignore[no-untyped-def]
+def _place(board, phase, scratch, keys, values, seats, angles):
     """Turn q and k; k and v go to their slots. An item is a row."""
     rows, (kv_heads, dim) = seats.slots.shape[0], keys.shape[1:]
     heads = scratch.queries.shape[1] // dim
@@ -68,7 +68,7 @@ def _place(board, phase, scratch, keys, values, seats, angles):  # type: ignore[
 
 
 @njit()
-def _attend(board, phase, scratch, keys, values, seats):  # type: ignore[no-untyped-def]
+def _attend(board, phase, scratch, keys, values, seats):
     """What every head of every row sees: an item each."""
     kv_heads, dim = keys.shape[1:]
     heads = scratch.queries.shape[1] // dim
@@ -91,7 +91,7 @@ def _attend(board, phase, scratch, keys, values, seats):  # type: ignore[no-unty
 
 
 @njit()
-def norm_rows(x, weight, eps):  # type: ignore[no-untyped-def]
+def norm_rows(x, weight, eps):
     out = np.empty_like(x)
     for row in range(x.shape[0]):
         norm(x[row], weight, eps, out[row])
@@ -99,7 +99,7 @@ def norm_rows(x, weight, eps):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def _gate_rows(both):  # type: ignore[no-untyped-def]
+def _gate_rows(both):
     out = np.empty((both.shape[0], both.shape[1] // 2), np.float32)
     for row in range(both.shape[0]):
         gate(both[row], out[row])
@@ -107,7 +107,7 @@ def _gate_rows(both):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def run_layers(board, stream, scratch, layers, caches, seats, angles):  # type: ignore[no-untyped-def]
+def run_layers(board, stream, scratch, layers, caches, seats, angles):
     """The residual stream [rows, hidden] through all layers, in place, by a crew.
 
     Norms, rounding and gates are computed by everybody for himself: that takes less time than
@@ -127,7 +127,7 @@ def run_layers(board, stream, scratch, layers, caches, seats, angles):  # type: 
 
 
 @njit()
-def fuse(board, first, second, norms, matrices, eps, out):  # type: ignore[no-untyped-def]
+def fuse(board, first, second, norms, matrices, eps, out):
     """What enters a head's block: both halves [rows, hidden] normed, side by side, one product."""
     rows, hidden = first.shape
     pair = np.empty((rows, 2 * hidden), np.float32)

@@ -34,10 +34,12 @@ class PackedLinear(Int8Linear):
         self.register_buffer("bias", bias.contiguous())
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        y = torch.empty(x.shape[0], self.outputs)
+        rows = x.detach().float().contiguous()
+        y = torch.empty(len(rows), self.outputs)
+        weight, scales, bias = self.weight.numpy(), self.scales.numpy(), self.bias.numpy()
         CREW.run(
-            products.linear, new_board(1), x.detach().float().contiguous().numpy(), self.levels, self.weight.numpy(),
-            self.scales.numpy(), self.bias.numpy(), y.numpy(),
+            weight.size * len(rows), products.linear, new_board(1), rows.numpy(), self.levels,
+            weight, scales, bias, y.numpy(),
         )  # fmt: skip
         return y.to(x.dtype)
 

@@ -42,7 +42,7 @@ def finest(weight: torch.Tensor) -> int:
 
 
 @njit(fastmath={"nnan", "nsz"})  # of these the order of comparisons is free: no result changes
-def _largest(row):  # type: ignore[no-untyped-def]
+def _largest(row):
     found = np.float32(0)
     for value in row:
         found = max(found, abs(value))
@@ -50,7 +50,7 @@ def _largest(row):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def round_row(row, levels, out):  # type: ignore[no-untyped-def]
+def round_row(row, levels, out):
     """row [K] -> out [K or one more] int16 within +-levels; returns its scale."""
     largest = _largest(row)
     if largest == 0:
@@ -64,7 +64,7 @@ def round_row(row, levels, out):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def product(board, phase, packed, scales, bias, inputs, input_scales, out, adds):  # type: ignore[no-untyped-def]
+def product(board, phase, packed, scales, bias, inputs, input_scales, out, adds):
     """out [rows, N] = inputs W^T + bias, or that in addition to what is there: one phase."""
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.int32)
@@ -89,7 +89,7 @@ def product(board, phase, packed, scales, bias, inputs, input_scales, out, adds)
 
 
 @njit()
-def _finish(sums, input_scale, scales, bias, out, adds):  # type: ignore[no-untyped-def]
+def _finish(sums, input_scale, scales, bias, out, adds):
     if adds:
         for n in range(out.shape[0]):
             out[n] = out[n] + (np.float32(sums[n]) * (input_scale * scales[n]) + bias[n])
@@ -99,7 +99,7 @@ def _finish(sums, input_scale, scales, bias, out, adds):  # type: ignore[no-unty
 
 
 @njit()
-def round_rows(x, levels):  # type: ignore[no-untyped-def]
+def round_rows(x, levels):
     """x [rows, K] -> int16 [rows, K or one more] and scales [rows]."""
     rows, width = x.shape
     inputs = np.empty((rows, width + width % 2), np.int16)
@@ -110,7 +110,7 @@ def round_rows(x, levels):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def linear(board, x, levels, packed, scales, bias, out):  # type: ignore[no-untyped-def]
+def linear(board, x, levels, packed, scales, bias, out):
     """x [rows, K] -> out [rows, N], by a crew."""
     inputs, input_scales = round_rows(x, levels)
     product(board, 0, packed, scales, bias, inputs, input_scales, out, False)

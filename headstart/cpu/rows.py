@@ -30,7 +30,7 @@ _1, _2, _3, _4, _5, _6 = (np.float32(1 / math.factorial(n)) for n in range(1, 7)
 _ONE = np.float32(1)
 
 
-@intrinsic  # type: ignore[untyped-decorator]
+@intrinsic
 def _float_of(typing: Any, bits: Any) -> tuple[Any, Any]:
     """The float32 that has these 32 bits."""
 
@@ -41,7 +41,7 @@ def _float_of(typing: Any, bits: Any) -> tuple[Any, Any]:
 
 
 @njit(inline="always")
-def _exp(x):  # type: ignore[no-untyped-def]
+def _exp(x):
     """exp of a float32 in operations that vectors have: 2^n times a series on +-ln 2 / 2."""
     x = min(max(x, _LOWEST), _HIGHEST)
     n = (x * _PER_LOG2 + _ROUNDING) - _ROUNDING
@@ -51,7 +51,7 @@ def _exp(x):  # type: ignore[no-untyped-def]
 
 
 @njit(fastmath={"reassoc", "contract"})
-def _dot(a, b):  # type: ignore[no-untyped-def]
+def _dot(a, b):
     total = np.float32(0)
     for i in range(a.shape[0]):
         total += a[i] * b[i]
@@ -59,7 +59,7 @@ def _dot(a, b):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
+def norm(x, weight, eps, out):
     """RMSNorm of one row."""
     mean = _dot(x, x) / np.float32(x.shape[0])
     factor = _ONE / np.float32(math.sqrt(mean + np.float32(eps)))
@@ -68,7 +68,7 @@ def norm(x, weight, eps, out):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def gate(both, out):  # type: ignore[no-untyped-def]
+def gate(both, out):
     """silu of the first half times the second."""
     width = out.shape[0]
     for i in range(width):
@@ -76,7 +76,7 @@ def gate(both, out):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def turn(head, cos, sin, out):  # type: ignore[no-untyped-def]
+def turn(head, cos, sin, out):
     """Rotate one head; what is not rotated passes. `sin` has the sign of each first half."""
     half = cos.shape[0] // 2
     for i in range(half):
@@ -88,7 +88,7 @@ def turn(head, cos, sin, out):  # type: ignore[no-untyped-def]
 
 
 @njit()
-def attend(query, keys, values, kv_head, places, scores, out):  # type: ignore[no-untyped-def]
+def attend(query, keys, values, kv_head, places, scores, out):
     """One head of one row over its places in caches [slots, kv_heads, dim]; query is scaled.
 
     Soft-max runs along: what was found so far shrinks when a higher score comes.

@@ -32,7 +32,7 @@ _SECONDS = ir.Constant(_SUMS, list(range(1, 2 * LANES, 2)))
 def _for_rows(rows: int) -> Any:
     """The sums of a tile for so many rows."""
 
-    @intrinsic  # type: ignore[untyped-decorator]
+    @intrinsic
     def sums(
         typing: Any, weights: Any, inputs: Any, stride: Any, pairs: Any, out: Any
     ) -> tuple[Any, Any]:
@@ -97,7 +97,7 @@ _one, _two, _three, _four, _eight = (_for_rows(rows) for rows in (1, 2, 3, 4, MO
 
 
 @njit()
-def add_up(tile, inputs, first, out):  # type: ignore[no-untyped-def]
+def add_up(tile, inputs, first, out):
     """tile [pairs * 2 * TILE] int8, inputs [rows, 2 * pairs] int16 -> out [8, TILE] int32.
 
     Of the rows from `first` on as many as fit; returns how many those are.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
 
+from headstart.cpu.compiler import kept_in
 from headstart.cpu.forward import HeadKernels, TrunkKernels, seats_of
 from headstart.engine.runner import Runner
 from headstart.models.attention import Span
@@ -27,6 +29,18 @@ class CpuRunner(Runner):
             HeadKernels(module, slots) for module in modules if isinstance(module, MTPModule)
         ]
         self._head_caches = [module.block.layer_caches()[0] for module in self._modules]
+        self.note = self._warm_up()
+
+    @torch.inference_mode()
+    def _warm_up(self) -> str:
+        """Compile, or load what was compiled, before the first request waits for it."""
+        started = time.perf_counter()
+        blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
+        _, normed, _ = self._run_rows([0], [0], blank, [0], [])
+        for module in range(len(self._modules)):
+            self._run_module(module, self._numbers([0]), normed, self._numbers([0]), blank)
+        seconds = time.perf_counter() - started
+        return f"int8 kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
     def _run_rows(
         self,

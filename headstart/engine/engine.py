@@ -127,6 +127,7 @@ class Engine:
         rings = f"{memory.ring_bytes / 1e6:.0f} MB for the newest rows of those who sit"
         return [
             *self.built.notes,
+            *([self.runner.note] if self.runner.note else []),
             *self.draft_vocabs.notes,
             f"{self.pool.num_blocks} K/V blocks of {self.options.block_size} tokens "
             f"({size / 1e6:.0f} MB), {self.built.dtype} on {self.built.device}",

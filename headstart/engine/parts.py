@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headstart.assembly.build import Built
+from headstart.assembly.build import Built, why_not_compiled
 from headstart.engine.draft_choice import MENU
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
@@ -18,7 +18,6 @@ from headstart.engine.speculation import Speculation
 from headstart.engine.state_plan import StatePlan
 from headstart.engine.state_pool import StatePool
 from headstart.errors import ConfigError
-from headstart.models.linear import Int8Linear
 
 _WIDEST_FP32 = 128  # of heads: wider ones do not fit into a GPU's shared memory
 
@@ -84,7 +83,7 @@ def make_runner(built: Built, options: EngineOptions, memory: Memory, *, fused: 
         from headstart.engine.device_runner import DeviceRunner
 
         kind = DeviceRunner
-    elif why_not_compiled(built) is None:
+    elif why_not_compiled(built.trunk, built.head, built.dtype) is None:
         from headstart.engine.cpu_runner import CpuRunner
 
         kind = CpuRunner
@@ -92,22 +91,6 @@ def make_runner(built: Built, options: EngineOptions, memory: Memory, *, fused: 
         built.trunk, built.head, num_blocks=memory.num_blocks, block_size=options.block_size,
         dtype=built.dtype, is_exact=options.exact and not fused, num_states=memory.num_states,
     )  # fmt: skip
-
-
-def why_not_compiled(built: Built) -> str | None:
-    """What keeps a model from running through the compiled kernels of a CPU, or None."""
-    if not isinstance(built.trunk.lm_head, Int8Linear):
-        return "weights are not int8"
-    if type(built.trunk.lm_head) is Int8Linear:
-        return "matrices are not packed for them"
-    if built.dtype != torch.float32:
-        return f"numbers are {built.dtype}"
-    from headstart.cpu.forward import why_unsupported
-
-    reason = why_unsupported(built.config, built.config.layers)
-    if reason is None and built.head is not None:
-        reason = why_unsupported(built.head.config, [built.head.config.head_layer])
-    return reason
 
 
 def make_loop(
