@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from llvmlite import ir
 from numba import types
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from headstart.cpu.compiler import njit
@@ -93,7 +94,7 @@ def _give_way(typing: Any) -> tuple[Any, Any]:
 
     def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
         kind = ir.FunctionType(ir.IntType(32), [])
-        return build.call(ir.Function(build.module, kind, "sched_yield"), [])
+        return build.call(get_or_insert_function(build.module, kind, "sched_yield"), [])
 
     return types.int32(), generate
 

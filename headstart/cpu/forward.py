@@ -15,9 +15,10 @@ import torch
 from torch import nn
 
 from headstart.cpu import layers as kernels
+from headstart.cpu.context import LANES
 from headstart.cpu.crew import CREW, new_board
 from headstart.cpu.linear import PackedLinear
-from headstart.models.attention import LayerCache, Span
+from headstart.models.attention import Span
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.mlp import MLP
@@ -46,6 +47,8 @@ def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | No
         return "the model has gates behind attention"
     if config.qk_norm:
         return "the model norms queries and keys"
+    if config.head_dim % LANES:
+        return f"the model has heads of size {config.head_dim}, no multiple of {LANES}"
     if config.rope.is_interleaved:
         return "the model rotates neighbours"
     return None
@@ -66,7 +69,7 @@ class Block:
         attentions = [_checked(layer.attention, Attention) for layer in layers]
         feeds = [_checked(layer.mlp, MLP) for layer in layers]
         first = attentions[0]
-        shape = (len(layers), slots, first.kv_heads, first.dim)
+        groups = -(-slots // LANES)
         stacked = kernels.Layers(
             attention_norm=_norms([layer.attention_norm for layer in layers]),
             qkv=_matrices([attention.qkv for attention in attentions]),
@@ -76,15 +79,13 @@ class Block:
             down=_matrices([feed.down for feed in feeds]),
             eps=layers[0].attention_norm.eps,
         )
-        caches = kernels.Caches(np.zeros(shape, np.float32), np.zeros(shape, np.float32))
+        caches = kernels.Caches(
+            np.zeros((len(layers), groups, first.kv_heads, first.dim, LANES), np.float32),
+            np.zeros((len(layers), slots, first.kv_heads, first.dim), np.float32),
+        )
         matrices = (stacked.qkv, stacked.o, stacked.gate_up, stacked.down)
         weights = sum(part.packed.size for part in matrices)
         return cls(stacked, caches, first.heads * first.dim, weights)
-
-    def layer_caches(self) -> list[LayerCache]:
-        """The same memory as tensors, by layer."""
-        pairs = zip(self.caches.keys, self.caches.values, strict=True)
-        return [LayerCache(torch.from_numpy(k), torch.from_numpy(v)) for k, v in pairs]
 
     def run(self, stream: np.ndarray, seats: kernels.Seats, rotary: RotaryTable) -> None:
         """Rows [rows, hidden] through all layers, in place."""
@@ -119,10 +120,18 @@ def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
         begins += [begin] * span.num_rows
         ends += range(end - span.num_rows + 1, end + 1)
         begin = end
+    seen = np.concatenate(places)
     return kernels.Seats(
-        np.array(positions), np.concatenate(slots), np.concatenate(places), np.array(begins),
+        np.array(positions), np.concatenate(slots), seen, _runs(seen), np.array(begins),
         np.array(ends),
     )  # fmt: skip
+
+
+def _runs(places: np.ndarray) -> np.ndarray:
+    """From each place on, how many follow one another: [4, 5, 9] -> [2, 1, 1]."""
+    stops = np.append(np.flatnonzero(np.diff(places) != 1) + 1, len(places))
+    lengths = np.diff(stops, prepend=0)
+    return np.repeat(stops, lengths) - np.arange(len(places))
 
 
 class TrunkKernels:

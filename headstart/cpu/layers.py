@@ -10,18 +10,20 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.cpu.compiler import njit
+from headstart.cpu.context import LANES, attend
 from headstart.cpu.crew import claim, finish, wait
 from headstart.cpu.products import product, round_rows
-from headstart.cpu.rows import KEYS, attend, gate, norm, turn
+from headstart.cpu.rows import gate, norm, turn
 
 # One kind of matrix in all layers: packed [L, tiles, bytes], scales and bias [L, N], levels [L].
 Matrices = namedtuple("Matrices", "packed scales bias levels")
 # norms [L, hidden]; eps of all norms
 Layers = namedtuple("Layers", "attention_norm qkv o mlp_norm gate_up down eps")
-# [L, slots, kv_heads, dim] each
+# keys [L, groups, kv_heads, dim, 16], values [L, slots, kv_heads, dim]
 Caches = namedtuple("Caches", "keys values")
 # Of each row [rows]: the angle it is turned by, its own slot, and which of `places` it sees.
-Seats = namedtuple("Seats", "positions slots places begins ends")
+# `runs`: from each place on, how many follow one another.
+Seats = namedtuple("Seats", "positions slots places runs begins ends")
 # By position [positions, rotated dimensions].
 Angles = namedtuple("Angles", "cos sin")
 
@@ -44,7 +46,7 @@ def _apply(board, phase, x, matrices, layer, out, adds):
 @njit()
 def _place(board, phase, scratch, keys, values, seats, angles):
     """Turn q and k; k and v go to their slots. An item is a row."""
-    rows, (kv_heads, dim) = seats.slots.shape[0], keys.shape[1:]
+    rows, (kv_heads, dim) = seats.slots.shape[0], values.shape[1:]
     heads = scratch.queries.shape[1] // dim
     scale = np.float32(1 / np.sqrt(dim))
     while True:
@@ -61,7 +63,7 @@ def _place(board, phase, scratch, keys, values, seats, angles):
             for head in range(kv_heads):
                 k = (heads + head) * dim
                 v = k + kv_heads * dim
-                turn(qkv[k : k + dim], cos, sin, keys[slot, head])
+                turn(qkv[k : k + dim], cos, sin, keys[slot // LANES, head, :, slot % LANES])
                 values[slot, head] = qkv[v : v + dim]
         finish(board, phase, end - begin)
     wait(board, phase, rows)
@@ -69,22 +71,23 @@ def _place(board, phase, scratch, keys, values, seats, angles):
 
 @njit()
 def _attend(board, phase, scratch, keys, values, seats):
-    """What every head of every row sees: an item each."""
-    kv_heads, dim = keys.shape[1:]
-    heads = scratch.queries.shape[1] // dim
-    items, group = scratch.queries.shape[0] * heads, heads // kv_heads
-    scores = np.empty(KEYS, np.float32)
+    """What every row sees: an item is those of its heads that share keys."""
+    kv_heads, dim = values.shape[1:]
+    rows, width = scratch.queries.shape
+    group = width // (kv_heads * dim)
+    queries = scratch.queries.reshape((rows, kv_heads, group, dim))
+    found = scratch.seen.reshape((rows, kv_heads, group, dim))
+    items = rows * kv_heads
     while True:
         begin, end = claim(board, phase, items)
         if begin >= items:
             break
         for item in range(begin, end):
-            row, head = item // heads, item % heads
-            part = slice(head * dim, (head + 1) * dim)
-            places = seats.places[seats.begins[row] : seats.ends[row]]
+            row, head = divmod(item, kv_heads)
+            own = slice(seats.begins[row], seats.ends[row])
             attend(
-                scratch.queries[row, part], keys, values, head // group, places, scores,
-                scratch.seen[row, part],
+                queries[row, head], keys, values, head, seats.places[own], seats.runs[own],
+                found[row, head],
             )  # fmt: skip
         finish(board, phase, end - begin)
     wait(board, phase, items)

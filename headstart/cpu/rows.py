@@ -1,4 +1,4 @@
-"""What happens to one row between products: norm, rotation, attention, gate.
+"""What happens to one row between products: norm, rotation, gate.
 
 Every function treats one row by itself in code that knows nothing of others, so that its bits
 depend on nothing else. Where sums may be reordered for speed, the order follows from sizes
@@ -17,7 +17,6 @@ from numba.extending import intrinsic
 
 from headstart.cpu.compiler import njit
 
-KEYS = 64  # of a context that are compared before soft-max goes on
 _ROUNDING = np.float32(1.5 * 2**23)
 # exp of more or less counts for nothing beside 1, and what it is multiplied with stays a normal
 # float32: others are computed many times slower.
@@ -41,9 +40,10 @@ def _float_of(typing: Any, bits: Any) -> tuple[Any, Any]:
 
 
 @njit(inline="always")
-def _exp(x):
+def exp(x):
     """exp of a float32 in operations that vectors have: 2^n times a series on +-ln 2 / 2."""
-    x = min(max(x, _LOWEST), _HIGHEST)
+    x = x if x > _LOWEST else _LOWEST  # not min and max, which heed NaN and are no vectors
+    x = x if x < _HIGHEST else _HIGHEST
     n = (x * _PER_LOG2 + _ROUNDING) - _ROUNDING
     r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW
     series = _ONE + r * (_1 + r * (_2 + r * (_3 + r * (_4 + r * (_5 + r * _6)))))
@@ -72,7 +72,7 @@ def gate(both, out):
     """silu of the first half times the second."""
     width = out.shape[0]
     for i in range(width):
-        out[i] = both[i] / (_ONE + _exp(-both[i])) * both[width + i]
+        out[i] = both[i] / (_ONE + exp(-both[i])) * both[width + i]
 
 
 @njit()
@@ -85,33 +85,3 @@ def turn(head, cos, sin, out):
         out[half + i] = head[half + i] * cos[half + i] + head[i] * sin[half + i]
     for i in range(cos.shape[0], head.shape[0]):
         out[i] = head[i]
-
-
-@njit()
-def attend(query, keys, values, kv_head, places, scores, out):
-    """One head of one row over its places in caches [slots, kv_heads, dim]; query is scaled.
-
-    Soft-max runs along: what was found so far shrinks when a higher score comes.
-    """
-    highest, total = np.float32(-np.inf), np.float32(0)
-    out[:] = 0
-    for start in range(0, places.shape[0], KEYS):
-        count = min(KEYS, places.shape[0] - start)
-        before = highest
-        for j in range(count):
-            scores[j] = _dot(query, keys[places[start + j], kv_head])
-            highest = max(highest, scores[j])
-        shrunk = _exp(before - highest) if start else np.float32(0)
-        for j in range(count):
-            scores[j] = _exp(scores[j] - highest)
-        total *= shrunk
-        for j in range(count):
-            total += scores[j]
-        for d in range(out.shape[0]):
-            out[d] *= shrunk
-        for j in range(count):
-            share, value = scores[j], values[places[start + j], kv_head]
-            for d in range(out.shape[0]):
-                out[d] += share * value[d]
-    for d in range(out.shape[0]):
-        out[d] /= total

@@ -21,14 +21,13 @@ class CpuRunner(Runner):
 
     def __init__(self, trunk: Trunk, *parts: Any, **sizes: Any):
         super().__init__(trunk, *parts, **sizes)
+        self._caches, self._head_caches = [], []  # the kernels have memory of their own
         slots = len(self._boundary) * self.block_size
         self._kernels = TrunkKernels(trunk, slots)
-        self._caches = self._kernels.block.layer_caches()
         modules = [] if self.head is None else list(self.head.modules_)
         self._modules = [
             HeadKernels(module, slots) for module in modules if isinstance(module, MTPModule)
         ]
-        self._head_caches = [module.block.layer_caches()[0] for module in self._modules]
         self.note = self._warm_up()
 
     @torch.inference_mode()
