@@ -111,15 +111,17 @@ def build(
     )
     modules = [module for module in (trunk, head) if module is not None]
     if weights != "as-dtype":
-        form = FORMS[weights] if refuses_kernels else fastest_form(weights, notes)
+        form = FORMS[weights] if refuses_kernels else fastest_form(weights)
         for module in modules:
             quantize(module, form)
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
     if place.type == "cpu":
-        is_compiled = why_not_compiled(trunk, head, kind) is None
+        reason = why_not_compiled(trunk, head, kind)
+        if isinstance(trunk.lm_head, Int8Linear) and not refuses_kernels and reason:
+            notes.append(f"int8 kernels compute no whole layers here: {reason}")
         if measure_threads and (
-            note := set_threads(trunk, is_tuned=not by_blocks, is_compiled=is_compiled)
+            note := set_threads(trunk, is_tuned=not by_blocks, is_compiled=reason is None)
         ):
             notes.append(note)
         if by_blocks:
@@ -128,12 +130,11 @@ def build(
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
 
 
-def fastest_form(weights: Weights, notes: list[str]) -> Callable[[Linear], nn.Module]:
+def fastest_form(weights: Weights) -> Callable[[Linear], nn.Module]:
     """How matrices are held: int8 by the compiled kernels, where this machine has numba."""
     if weights != "int8":
         return FORMS[weights]
-    if (reason := why_missing()) is not None:
-        notes.append(f"int8 products are torch's, which are slower than the kernels: {reason}")
+    if why_missing() is not None:
         return FORMS[weights]
     from headstart.cpu.linear import PackedLinear
 
@@ -142,8 +143,10 @@ def fastest_form(weights: Weights, notes: list[str]) -> Callable[[Linear], nn.Mo
 
 def why_not_compiled(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
     """What keeps a model from running through the compiled kernels of a CPU, or None."""
-    if type(trunk.lm_head) in (Linear, Int8Linear, Fp8Linear):
-        return "matrices are not packed for them"
+    if not isinstance(trunk.lm_head, Int8Linear):
+        return "weights are not int8"
+    if type(trunk.lm_head) is Int8Linear:
+        return why_missing() or "kernels are off"
     if dtype != torch.float32:
         return f"numbers are {dtype}"
     from headstart.cpu.forward import why_unsupported

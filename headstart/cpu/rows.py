@@ -72,7 +72,8 @@ def gate(both, out):
     """silu of the first half times the second."""
     width = out.shape[0]
     for i in range(width):
-        out[i] = both[i] / (_ONE + exp(-both[i])) * both[width + i]
+        x = both[i] if both[i] > _LOWEST else _LOWEST  # below, silu is nothing
+        out[i] = x / (_ONE + exp(-x)) * both[width + i]
 
 
 @njit()
