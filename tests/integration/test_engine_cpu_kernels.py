@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +112,7 @@ def test_what_kernels_cannot_run_is_said_and_runs_plainly(tiny: Tiny, case: str)
 
 
 def test_without_numba_torch_computes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compiler.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "numba", None)
     engine = start(checkpoint(tiny), speculate=3, **INT8)
     assert type(engine.runner) is Runner
     assert "int8 kernels compute no whole layers here: numba is not installed" in engine.notes
