@@ -9,6 +9,7 @@ Nobody spins while there is no call.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -25,7 +26,8 @@ from headstart.cpu.compiler import njit
 
 _SHARES = 24  # claims that a phase is cut into, if it has as many items
 _TURNS = 4000  # of waiting before others may have the core: some microseconds
-_WORTH = 1 << 24  # products (in weights times rows) below which waking a helper takes longer
+_WORTH = 1 << 21  # products (in weights times rows) below which waking a helper takes longer
+_BACKLOG = 2  # calls that a helper who is held up may find when he comes back
 _LINE = 8  # int64 in a cache line: counters that several write must not share one
 _DONE = _LINE
 
@@ -52,8 +54,13 @@ class Crew:
             self._jobs.append(jobs)
             threading.Thread(target=_help, args=(jobs,), daemon=True).start()
         for jobs in self._jobs[:helpers]:
-            jobs.put((function, arguments))
+            if jobs.qsize() < _BACKLOG:
+                jobs.put((function, arguments))
         function(*arguments)
+
+    def forget(self) -> None:
+        """Of the parent's threads a forked process has none."""
+        self._jobs = []
 
 
 def _help(jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
@@ -64,6 +71,7 @@ def _help(jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> N
 
 
 CREW = Crew()  # of the process, as torch's threads are
+os.register_at_fork(after_in_child=CREW.forget)
 
 
 @intrinsic

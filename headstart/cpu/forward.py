@@ -87,108 +87,113 @@ class Block:
         weights = sum(part.packed.size for part in matrices)
         return cls(stacked, caches, first.heads * first.dim, weights)
 
-    def run(self, stream: np.ndarray, seats: kernels.Seats, rotary: RotaryTable) -> None:
+    def run(self, stream: np.ndarray, seats: kernels.Seats, angles: kernels.Angles) -> None:
         """Rows [rows, hidden] through all layers, in place."""
-        rows, layers = len(stream), self.layers
-        widths = (
-            layers.qkv.scales.shape[1],
-            self.width,
-            self.width,
-            layers.gate_up.scales.shape[1],
-        )
-        scratch = kernels.Scratch(*(np.empty((rows, width), np.float32) for width in widths))
-        angles = kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy())
-        board = new_board(kernels.PHASES * len(self.caches.keys))
+        layers = self.layers
+        both = layers.gate_up.scales.shape[1]
+        widths = (layers.qkv.scales.shape[1], self.width, self.width, both)
+        scratch = kernels.Scratch(*(np.empty((len(stream), n), np.float32) for n in widths))
         CREW.run(
-            rows * self.weights, kernels.run_layers, board, stream, scratch, layers, self.caches,
-            seats, angles,
+            len(stream) * self.weights, kernels.run_layers,
+            new_board(kernels.PHASES * len(self.caches.keys)), stream, scratch, layers,
+            self.caches, seats, angles,
         )  # fmt: skip
 
 
 def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
     """Where the rows of some requests go, and what each of them sees."""
-    places: list[np.ndarray] = []
-    slots: list[np.ndarray] = []
+    places = [_places(span.context) for span in spans]
+    slots = [_places(span.new) for span in spans]
     begins: list[int] = []
     ends: list[int] = []
     begin = 0
-    for span in spans:
-        seen = _places(span.context)
-        slots.append(_places(span.new))
-        places.append(seen)
+    for span, seen in zip(spans, places, strict=True):
         end = begin + len(seen)
         begins += [begin] * span.num_rows
         ends += range(end - span.num_rows + 1, end + 1)
         begin = end
-    seen = np.concatenate(places)
     return kernels.Seats(
-        np.array(positions), np.concatenate(slots), seen, _runs(seen), np.array(begins),
-        np.array(ends),
+        np.array(positions), _joined(slots), _joined(places),
+        _joined([runs(seen) for seen in places]), np.array(begins), np.array(ends),
     )  # fmt: skip
 
 
-def _runs(places: np.ndarray) -> np.ndarray:
+def runs(places: np.ndarray) -> np.ndarray:
     """From each place on, how many follow one another: [4, 5, 9] -> [2, 1, 1]."""
-    stops = np.append(np.flatnonzero(np.diff(places) != 1) + 1, len(places))
-    lengths = np.diff(stops, prepend=0)
-    return np.repeat(stops, lengths) - np.arange(len(places))
+    breaks = np.flatnonzero(places[1:] != places[:-1] + 1) + 1
+    if not len(breaks):
+        return np.arange(len(places), 0, -1)
+    stops = np.append(breaks, len(places))
+    return np.repeat(stops, np.diff(stops, prepend=0)) - np.arange(len(places))
+
+
+def angles_of(rotary: RotaryTable) -> kernels.Angles:
+    return kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy())
 
 
 class TrunkKernels:
     """A trunk's pass."""
 
     def __init__(self, trunk: Trunk, slots: int):
-        self._trunk = trunk
+        self._embed, self._angles = trunk.embed, angles_of(trunk.rotary)
+        self._final_norm = _FinalNorm(trunk.final_norm)
         self.block = Block.of([_checked(layer, DecoderLayer) for layer in trunk.layers], slots)
 
     def run(self, ids: torch.Tensor, seats: kernels.Seats) -> tuple[torch.Tensor, torch.Tensor]:
         """ids [rows] -> the residual stream and its final norm, [rows, hidden] each."""
-        stream = self._trunk.embed[ids].numpy()
-        self.block.run(stream, seats, self._trunk.rotary)
-        return torch.from_numpy(stream), _normed(stream, self._trunk.final_norm)
+        stream = self._embed[ids].numpy()
+        self.block.run(stream, seats, self._angles)
+        return torch.from_numpy(stream), self._final_norm(stream)
 
 
 class HeadKernels:
     """One module of a head."""
 
-    def __init__(self, module: MTPModule, slots: int):
-        self._module = module
-        self.block = Block.of([module.block], slots)
+    def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
+        self._embed, self._layout = trunk.embed, module.layout
+        self._angles = angles_of(module.rotary or trunk.rotary)
         norms = [module.embed_norm, module.hidden_norm]
         self._embed_first = module.layout.fuse_order == "embed_first"
         self._norms = _norms(norms if self._embed_first else norms[::-1])
-        self._fuse = _matrices([module.fuse])
+        self._fuse, self._eps = _matrices([module.fuse]), module.embed_norm.eps
+        self._out_norm = None if module.out_norm is None else _FinalNorm(module.out_norm)
+        self.block = Block.of([module.block], slots)
 
     def run(
-        self, embedded: torch.Tensor, hidden: torch.Tensor, seats: kernels.Seats,
-        rotary: RotaryTable,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        """embedded and hidden [rows, D] -> the state for the LM head and the recycled one."""
-        module = self._module
-        if module.layout.zero_embed_at_position_0:
-            embedded[torch.from_numpy(seats.positions == 0)] = 0
-        parts = [embedded.numpy(), hidden.contiguous().numpy()]
+        self, ids: torch.Tensor, hidden: torch.Tensor, seats: kernels.Seats
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
+        embedded = self._embed[ids].numpy()
+        if self._layout.zero_embed_at_position_0:
+            embedded[seats.positions == 0] = 0
+        parts = [embedded, hidden.contiguous().numpy()]
         first, second = parts if self._embed_first else parts[::-1]
         stream = np.empty_like(first)
-        kernels.fuse(
-            new_board(1), first, second, self._norms, self._fuse, module.embed_norm.eps, stream
-        )
-        self.block.run(stream, seats, module.rotary or rotary)
-        if module.out_norm is None:
-            return torch.from_numpy(stream), torch.from_numpy(stream)
-        normed = _normed(stream, module.out_norm)
-        is_after = module.layout.recycled_hidden == "after_out_norm"
-        return normed, normed if is_after else torch.from_numpy(stream)
+        kernels.fuse(new_board(1), first, second, self._norms, self._fuse, self._eps, stream)
+        self.block.run(stream, seats, self._angles)
+        state = torch.from_numpy(stream)
+        if self._out_norm is None:
+            return state, state
+        normed = self._out_norm(stream)
+        return normed, normed if self._layout.recycled_hidden == "after_out_norm" else state
 
 
-def _normed(stream: np.ndarray, norm: Norm) -> torch.Tensor:
-    return torch.from_numpy(kernels.norm_rows(stream, norm.factor.numpy(), norm.eps))
+class _FinalNorm:
+    def __init__(self, norm: Norm):
+        self._weight, self._eps = norm.factor.numpy(), norm.eps
+
+    def __call__(self, stream: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(kernels.norm_rows(stream, self._weight, self._eps))
 
 
 def _places(places: slice | torch.Tensor) -> np.ndarray:
     if isinstance(places, slice):
         return np.arange(places.start, places.stop)
     return places.numpy()
+
+
+def _joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _norms(norms: Sequence[Norm]) -> np.ndarray:

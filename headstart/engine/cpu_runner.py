@@ -26,7 +26,7 @@ class CpuRunner(Runner):
         self._kernels = TrunkKernels(trunk, slots)
         modules = [] if self.head is None else list(self.head.modules_)
         self._modules = [
-            HeadKernels(module, slots) for module in modules if isinstance(module, MTPModule)
+            HeadKernels(module, trunk, slots) for module in modules if isinstance(module, MTPModule)
         ]
         self.note = self._warm_up()
 
@@ -57,6 +57,4 @@ class CpuRunner(Runner):
         self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
         spans: list[Span],
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-        embed, rotary = self.trunk_model.embed, self.trunk_model.rotary
-        seats = seats_of(spans, positions.tolist())
-        return self._modules[module].run(embed[ids], hidden, seats, rotary)
+        return self._modules[module].run(ids, hidden, seats_of(spans, positions.tolist()))

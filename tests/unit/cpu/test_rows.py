@@ -12,7 +12,7 @@ from headstart.models.rope import RopeConfig, RotaryTable, rotate
 pytest.importorskip("numba")
 
 from headstart.cpu.context import attend
-from headstart.cpu.forward import _runs
+from headstart.cpu.forward import runs
 from headstart.cpu.rows import gate, norm, turn
 
 DIM, KV_HEADS, GROUP, SLOTS = 80, 2, 3, 320
@@ -56,7 +56,7 @@ def seen(places: np.ndarray, where: np.ndarray) -> np.ndarray:
         keys[place // 16, :, :, place % 16] = k[token]
         values[place] = v[token]
     queries, out = random(GROUP, DIM), np.empty((GROUP, DIM), np.float32)
-    attend(queries, keys, values, 1, places, _runs(places), out)
+    attend(queries, keys, values, 1, places, runs(places), out)
     q, k1, v1 = (
         torch.from_numpy(np.ascontiguousarray(p)) for p in (queries, k[where, 1], v[where, 1])
     )
@@ -77,5 +77,5 @@ def test_attention_is_right_and_places_do_not_matter(count: int) -> None:
     assert np.array_equal(in_order, seen(blocks, tokens))
 
 
-def test_runs() -> None:
-    assert _runs(np.array([4, 5, 9, 3, 4, 5])).tolist() == [2, 1, 1, 3, 2, 1]
+def testruns() -> None:
+    assert runs(np.array([4, 5, 9, 3, 4, 5])).tolist() == [2, 1, 1, 3, 2, 1]
