@@ -1,11 +1,12 @@
 """What 8-bit weights change in a model's predictions: perplexity and agreement on a text.
 
 python benchmarks/weights_quality.py MODEL --text FILE [--weights fp8] [--only layers]
-    [--device cpu] [--tokens 4096] [--window 512]
+    [--kernels] [--device cpu] [--tokens 4096] [--window 512]
 
 Runs the trunk over windows of the text as it is (fp32 on a CPU, bf16 on a GPU) and with its weights
 rounded, and compares: perplexity, how often the most likely token is the same, and the mean KL
-divergence. On a CPU fp8 is emulated: the same weights, products in fp32. The last line is JSON.
+divergence. On a CPU fp8 is emulated: the same weights, products in fp32; int8 products are torch's
+or, with --kernels, those of headstart/cpu. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from headstart.assembly.build import FORMS
+from headstart.assembly.build import FORMS, fastest_form
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
@@ -40,6 +41,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--weights", choices=sorted(FORMS), default="fp8")
     parser.add_argument("--only", choices=("layers", "lm_head"), help="round a part of the trunk")
+    parser.add_argument("--kernels", action="store_true", help="int8 by the compiled kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--window", type=int, default=512)
@@ -50,7 +52,9 @@ def main() -> None:
         )
         for _ in range(2)
     ]
-    trunk, form = engines[1].built.trunk, FORMS[arguments.weights]
+    weights = arguments.weights
+    trunk = engines[1].built.trunk
+    form = fastest_form(weights) if arguments.kernels else FORMS[weights]
     if arguments.only != "lm_head":
         quantize(trunk.layers, form)
     if arguments.only != "layers":
@@ -69,7 +73,8 @@ def main() -> None:
         divergence += float((plain.exp() * (plain - rounded)).sum())
         count += len(following)
     result = {
-        "weights": arguments.weights,
+        "weights": weights,
+        "products": getattr(form, "__name__", str(form)),
         "rounded": arguments.only or "everything",
         "against": str(engines[0].built.dtype),
         "tokens": count,

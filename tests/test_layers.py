@@ -17,6 +17,7 @@ LAYERS = [
     {"checkpoint", "families", "kernels", "report", "sampling"},
     {"calibrate", "data", "vocab"},
     {"heads", "models"},
+    {"cpu"},
     {"assembly", "gpu"},
     {"simulate"},
     {"launch", "engine", "train"},
@@ -26,7 +27,8 @@ LAYERS = [
 ]
 # Computing packages, which the command line imports only when it runs a model.
 TORCH_PACKAGES = {
-    "sampling", "models", "assembly", "simulate", "engine", "train", "gpu", "kernels", "server",
+    "sampling", "models", "assembly", "simulate", "engine", "train", "cpu", "gpu", "kernels",
+    "server",
 }  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))

@@ -5,17 +5,19 @@ Engine, training and scoring all load a model here, so that they run the same th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import nn
 
 from headstart.assembly.stored_head import Layout, load_stored_head
 from headstart.assembly.threads import set_threads
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
+from headstart.cpu.compiler import why_missing
 from headstart.errors import ConfigError, UnsupportedFamily, some
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
@@ -26,7 +28,7 @@ from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.exact import make_exact
 from headstart.models.fp8 import Fp8Linear
-from headstart.models.linear import Int8Linear, quantize
+from headstart.models.linear import Int8Linear, Linear, quantize
 from headstart.models.loading import load_trunk, materialize
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -38,7 +40,7 @@ _DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
     "float16": torch.float16,
 }  # fmt: skip
-FORMS = {"int8": Int8Linear, "fp8": Fp8Linear}
+FORMS: dict[str, Callable[[Linear], nn.Module]] = {"int8": Int8Linear, "fp8": Fp8Linear}
 # Scales of what this engine keeps in full precision: activations, keys and values.
 _UNUSED_SCALES = {
     "activations": ("input_scale", "input_global_scale"),
@@ -73,11 +75,13 @@ def build(
     is_exact: bool = False,
     measure_threads: bool = False,
     asks_for_kernels: bool = False,
+    refuses_kernels: bool = False,
 ) -> Built:
     """Load trunk and head; what was decided on the way is in `notes`.
 
     `measure_threads` may change the number of CPU threads, a setting of the whole process.
     `asks_for_kernels`: a GPU's formats are wanted on a CPU, too, where kernels are interpreted.
+    `refuses_kernels`: int8 products of a CPU are torch's, not the compiled kernels'.
     """
     place = _device(device)
     kind = _dtype(dtype, place)
@@ -107,17 +111,50 @@ def build(
     )
     modules = [module for module in (trunk, head) if module is not None]
     if weights != "as-dtype":
+        form = FORMS[weights] if refuses_kernels else fastest_form(weights)
         for module in modules:
-            quantize(module, FORMS[weights])
+            quantize(module, form)
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
     if place.type == "cpu":
-        if measure_threads and (note := set_threads(trunk, is_tuned=not by_blocks)):
+        reason = why_not_compiled(trunk, head, kind)
+        if isinstance(trunk.lm_head, Int8Linear) and not refuses_kernels and reason:
+            notes.append(f"int8 kernels compute no whole layers here: {reason}")
+        if measure_threads and (
+            note := set_threads(trunk, is_tuned=not by_blocks, is_compiled=reason is None)
+        ):
             notes.append(note)
         if by_blocks:
             make_exact(trunk)
         tune(*(modules[1:] if by_blocks else modules))
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
+
+
+def fastest_form(weights: Weights) -> Callable[[Linear], nn.Module]:
+    """How matrices are held: int8 by the compiled kernels, where this machine has numba."""
+    if weights != "int8":
+        return FORMS[weights]
+    if why_missing() is not None:
+        return FORMS[weights]
+    from headstart.cpu.linear import PackedLinear
+
+    return PackedLinear
+
+
+def why_not_compiled(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
+    """What keeps a model from running through the compiled kernels of a CPU, or None."""
+    if not isinstance(trunk.lm_head, Int8Linear):
+        return "weights are not int8"
+    if type(trunk.lm_head) is Int8Linear:
+        return why_missing() or "kernels are off"
+    if dtype != torch.float32:
+        return f"numbers are {dtype}"
+    from headstart.cpu.forward import why_unsupported
+
+    reason = why_unsupported(trunk.config, trunk.config.layers)
+    if reason is None and head is not None:
+        reason = why_unsupported(head.config, [head.config.head_layer])
+    return reason
 
 
 def _config(checkpoint: Checkpoint) -> ModelConfig:

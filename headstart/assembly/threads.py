@@ -24,11 +24,12 @@ _LONG_SECONDS = 1.0  # a pass this long is measured once
 _CLEARLY = 0.95  # fewer threads win a tie: they leave cores to others
 
 
-def set_threads(trunk: Trunk, *, is_tuned: bool = True) -> str | None:
+def set_threads(trunk: Trunk, *, is_tuned: bool = True, is_compiled: bool = False) -> str | None:
     """Take the fastest number of threads for a pass of this trunk; returns a note about it.
 
     Nothing is changed where somebody chose already: by environment, or in this process. A trunk
     that will be tuned is tuned for every number: the library's own products may not gain at all.
+    Compiled kernels get all cores: their threads do not wait for one that is held up.
     """
     if any(os.environ.get(name) for name in _VARIABLES) or torch.get_num_threads() != _AT_IMPORT:
         return None
@@ -36,6 +37,9 @@ def set_threads(trunk: Trunk, *, is_tuned: bool = True) -> str | None:
     if cores == 1:
         torch.set_num_threads(1)
         return None
+    if is_compiled:
+        torch.set_num_threads(cores)
+        return f"threads: {cores}, all cores that may be used"
     seconds: dict[int, float] = {}
     best = 1
     for threads in sorted({1, *(cores >> shift for shift in range(3)), cores} - {0}):

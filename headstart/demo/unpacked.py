@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.atomic import write_failed
+from headstart.checkpoint.cache import cache_folder
 from headstart.checkpoint.provenance import PROVENANCE_NAME, provenance
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import write_folder
@@ -31,14 +32,6 @@ NAME = "smollm2-135m-instruct-mtp"
 _LAYOUT = 1  # of the unpacked folder; another number unpacks again
 
 Report = Callable[[str], None]  # is told what is being done
-
-
-def cache_folder() -> Path:
-    """HEADSTART_CACHE, else a folder where the system keeps such things."""
-    own = os.environ.get("HEADSTART_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
 
 
 def ready(

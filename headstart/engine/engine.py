@@ -72,6 +72,7 @@ class Engine:
             with_head=self.options.speculate != 0, is_exact=self.options.exact,
             measure_threads=self.options.threads is None,
             asks_for_kernels=self.options.kernels == "on",
+            refuses_kernels=self.options.kernels == "off",
         )  # fmt: skip
         if source is not None and self.built.head is None:
             raise ConfigError(
@@ -96,8 +97,9 @@ class Engine:
         self.prompts.most_tokens = self.admission.longest
         self.speculation = self._speculation(self.memory.num_blocks)
         self.loop = make_loop(
-            self.built, self.options, self.scheduler, self.runner, self.drafter, self.speculation
-        )
+            self.built, self.options, self.scheduler, self.runner, self.drafter, self.speculation,
+            fused=fused,
+        )  # fmt: skip
         self.stats = self.loop.stats
         self._groups = Groups()
         self._arrivals = 0
@@ -125,6 +127,7 @@ class Engine:
         rings = f"{memory.ring_bytes / 1e6:.0f} MB for the newest rows of those who sit"
         return [
             *self.built.notes,
+            *([self.runner.note] if self.runner.note else []),
             *self.draft_vocabs.notes,
             f"{self.pool.num_blocks} K/V blocks of {self.options.block_size} tokens "
             f"({size / 1e6:.0f} MB), {self.built.dtype} on {self.built.device}",

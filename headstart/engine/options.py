@@ -85,7 +85,7 @@ class EngineOptions:
     )
     kernels: Literal["auto", "on", "off"] = field(
         default="auto",
-        metadata={"help": "fused kernels and captured rounds; auto: on a GPU, where they fit"},
+        metadata={"help": "fused kernels, captured rounds on a GPU; auto: where they fit"},
     )
     layout: Literal["own", "vllm", "sglang"] = field(
         default="own", metadata={"help": "run the head as this engine does, to compare counters"}

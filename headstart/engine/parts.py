@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from headstart.assembly.build import Built
+from headstart.assembly.build import Built, why_not_compiled
 from headstart.engine.draft_choice import MENU
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
@@ -83,6 +83,10 @@ def make_runner(built: Built, options: EngineOptions, memory: Memory, *, fused: 
         from headstart.engine.device_runner import DeviceRunner
 
         kind = DeviceRunner
+    elif why_not_compiled(built.trunk, built.head, built.dtype) is None:
+        from headstart.engine.cpu_runner import CpuRunner
+
+        kind = CpuRunner
     return kind(
         built.trunk, built.head, num_blocks=memory.num_blocks, block_size=options.block_size,
         dtype=built.dtype, is_exact=options.exact and not fused, num_states=memory.num_states,
@@ -96,9 +100,11 @@ def make_loop(
     runner: Runner,
     drafter: Drafter | None,
     speculation: Speculation | None,
+    *,
+    fused: bool,
 ) -> Loop:
     parts = (options, scheduler, runner, drafter, speculation)
-    if type(runner) is Runner:
+    if not fused:
         return Loop(*parts)
     from headstart.engine.device_loop import DeviceLoop
     from headstart.engine.device_runner import DeviceRunner

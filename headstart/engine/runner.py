@@ -59,6 +59,7 @@ class HeadRows:
 class Runner:
     """Owns the device memory of one engine."""
 
+    note = ""  # about how it computes, for people
     chooser: Chooser | None = None  # where the choice at a row has to be made in a special way
 
     def __init__(

@@ -1,0 +1,57 @@
+"""numba, which compiles the CPU kernels: whether it is here, where its results are kept.
+
+Every module with kernels takes `njit` from here, so that the settings below come first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from headstart.checkpoint.cache import cache_folder
+
+
+def why_missing() -> str | None:
+    """What keeps this machine from compiling, or None."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if not hasattr(os, "sched_yield"):
+        return "the kernels need a POSIX system"
+    return None
+
+
+def njit(**options: Any) -> Any:
+    """numba's decorator: compiled once per machine, and without a lock on Python."""
+    import numba
+
+    return numba.njit(cache=_prepare(), nogil=True, error_model="numpy", **options)
+
+
+def kept_in() -> Path:
+    """The folder of compiled code."""
+    own = os.environ.get("NUMBA_CACHE_DIR")
+    return Path(own) if own else cache_folder() / f"kernels-{_digest()}"
+
+
+def _prepare() -> bool:
+    """Choose the folder of compiled code; whether it can be written."""
+    import numba
+
+    folder = kept_in()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return False  # compiled again by every process
+    numba.config.CACHE_DIR = str(folder)
+    return os.access(folder, os.W_OK)
+
+
+@cache
+def _digest() -> str:
+    """Of all kernels: numba itself would not notice a change in a function that is called."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in sources)).hexdigest()[:12]

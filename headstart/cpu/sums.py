@@ -1,0 +1,120 @@
+"""Sums of products of small integers, 32 outputs at a time: what all int8 products consist of.
+
+Weights are int8, inputs int16. Each pair of inputs is multiplied with a pair of weights of 16
+outputs at once, which processors do in one instruction (vpdpwssd, vpmaddwd). Integers add up to
+the same whatever the order, so a row's sums do not depend on the rows beside it. Loops in Python
+do not compile to that instruction for several rows; hence LLVM's own language, in vectors
+of fixed size that it cuts to what the processor has.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from headstart.cpu.compiler import njit
+
+LANES = 16  # outputs of one vector
+BLOCKS = 2  # vectors of outputs in a tile
+TILE = LANES * BLOCKS
+MOST_ROWS = 8  # whose sums stay in registers
+
+_INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
+_SUMS = ir.VectorType(_INT32, LANES)
+_PAIRS = ir.VectorType(_INT32, 2 * LANES)
+_FIRSTS = ir.Constant(_SUMS, list(range(0, 2 * LANES, 2)))
+_SECONDS = ir.Constant(_SUMS, list(range(1, 2 * LANES, 2)))
+
+
+def _for_rows(rows: int) -> Any:
+    """The sums of a tile for so many rows."""
+
+    @intrinsic
+    def sums(
+        typing: Any, weights: Any, inputs: Any, stride: Any, pairs: Any, out: Any
+    ) -> tuple[Any, Any]:
+        """Addresses of a tile, of the first row, of out [rows, TILE]; stride in inputs."""
+
+        def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+            weights, inputs, stride, pairs, out = arguments
+            before = build.block
+            loop, after = build.append_basic_block("loop"), build.append_basic_block("after")
+            build.branch(loop)
+            build.position_at_end(loop)
+            pair = build.phi(_INT64)
+            pair.add_incoming(_INT64(0), before)
+            totals = [[build.phi(_SUMS) for _ in range(BLOCKS)] for _ in range(rows)]
+            tile = [_weights(build, weights, pair, block) for block in range(BLOCKS)]
+            results = []
+            for row in range(rows):
+                values = _inputs(build, inputs, build.mul(stride, _INT64(row)), pair)
+                for block, total in enumerate(totals[row]):
+                    products = build.mul(tile[block], values)
+                    firsts = build.shuffle_vector(products, products, _FIRSTS)
+                    seconds = build.shuffle_vector(products, products, _SECONDS)
+                    results.append(build.add(total, build.add(firsts, seconds)))
+                    total.add_incoming(ir.Constant(_SUMS, None), before)
+                    total.add_incoming(results[-1], loop)
+            following = build.add(pair, _INT64(1))
+            pair.add_incoming(following, loop)
+            build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
+            build.position_at_end(after)
+            for number, result in enumerate(results):
+                place = build.inttoptr(out, _SUMS.as_pointer())
+                build.store(result, build.gep(place, [_INT64(number)])).align = 4
+            return context.get_dummy_value()
+
+        return types.void(*[types.intp] * 5), generate
+
+    return sums
+
+
+def _weights(build: Any, tile: Any, pair: Any, block: int) -> Any:
+    """Of one pair of inputs, for 16 outputs."""
+    at = build.add(tile, build.mul(pair, _INT64(2 * TILE)))
+    place = build.add(at, _INT64(2 * LANES * block))
+    stored = ir.VectorType(_INT8, 2 * LANES)
+    loaded = build.load(build.inttoptr(place, stored.as_pointer()))
+    loaded.align = 1
+    return build.sext(loaded, _PAIRS)
+
+
+def _inputs(build: Any, first: Any, offset: Any, pair: Any) -> Any:
+    """One pair of inputs of a row, for all lanes; an input takes two bytes."""
+    at = build.add(build.mul(offset, _INT64(2)), build.mul(pair, _INT64(4)))
+    loaded = build.load(build.inttoptr(build.add(first, at), _INT32.as_pointer()))
+    loaded.align = 2
+    nothing = ir.Constant(_SUMS, ir.Undefined)
+    one = build.insert_element(nothing, loaded, _INT32(0))
+    everywhere = build.shuffle_vector(one, nothing, ir.Constant(_SUMS, None))
+    return build.sext(build.bitcast(everywhere, ir.VectorType(_INT16, 2 * LANES)), _PAIRS)
+
+
+_one, _two, _three, _four, _eight = (_for_rows(rows) for rows in (1, 2, 3, 4, MOST_ROWS))
+
+
+@njit()
+def add_up(tile, inputs, first, out):
+    """tile [pairs * 2 * TILE] int8, inputs [rows, 2 * pairs] int16 -> out [8, TILE] int32.
+
+    Of the rows from `first` on as many as fit; returns how many those are.
+    """
+    weights, sums = tile.ctypes.data, out.ctypes.data
+    rows, stride = inputs.shape
+    begin, pairs, left = inputs[first:].ctypes.data, stride // 2, rows - first
+    if left >= 8:
+        _eight(weights, begin, stride, pairs, sums)
+        return 8
+    if left >= 4:
+        _four(weights, begin, stride, pairs, sums)
+        return 4
+    if left == 3:
+        _three(weights, begin, stride, pairs, sums)
+    elif left == 2:
+        _two(weights, begin, stride, pairs, sums)
+    else:
+        _one(weights, begin, stride, pairs, sums)
+    return left

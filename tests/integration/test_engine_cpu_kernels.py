@@ -1,0 +1,128 @@
+"""int8 on a CPU through the compiled kernels: a text depends on its tokens alone, to the bit."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_runs import (
+    assert_head_is_alive,
+    checkpoint,
+    greedy,
+    make_prompts,
+    run,
+    seeded,
+    soft,
+    start,
+)
+from tiny_fixture import Tiny
+
+from headstart.cpu import compiler
+from headstart.engine.engine import Engine
+from headstart.engine.runner import Runner
+
+PROMPTS = make_prompts()
+INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
+
+needs_numba = pytest.mark.skipif(compiler.why_missing() is not None, reason="no numba here")
+
+
+def answers(engine: Engine, **fields: Any) -> list[tuple[list[int], list[float]]]:
+    """Texts, and the log-probability of each token."""
+    results = run(engine, PROMPTS, greedy(30, logprobs=1, **fields))
+    if isinstance(engine.options.speculate, int) and engine.options.speculate:
+        assert_head_is_alive(results)
+    outputs = [result.outputs[0] for result in results]
+    return [(o.token_ids, [entry.logprob for entry in o.logprobs or ()]) for o in outputs]
+
+
+def compiled(folder: Path, **settings: Any) -> Engine:
+    engine = start(folder, **INT8, **settings)
+    assert type(engine.runner).__name__ == "CpuRunner"
+    assert any("int8 kernels: ready" in note for note in engine.notes)
+    return engine
+
+
+@needs_numba
+@pytest.mark.parametrize("family", ["mimo", "llama"])
+def test_drafts_memory_chunks_and_batches_change_no_bit(tiny: Tiny, family: str) -> None:
+    folder = soft(tiny, family)
+    plain = answers(compiled(folder, speculate=0))
+    assert answers(compiled(folder, speculate=3)) == plain
+    assert answers(compiled(folder, speculate="auto")) == plain
+    assert answers(compiled(folder, speculate=16, block_size=16, slots=2400)) == plain
+    small = compiled(folder, speculate=3, slots=60, max_batched_tokens=20, prefix_caching=False)
+    assert answers(small) == plain
+    assert small.stats.preemptions > 0
+    cached = compiled(folder, speculate=2, max_running_requests=2, block_size=1)
+    assert answers(cached) == plain
+    assert cached.stats.cached_tokens > 0
+
+
+@needs_numba
+def test_samples_with_and_without_drafts_are_equal(tiny: Tiny) -> None:
+    folder = soft(tiny)
+    texts = [
+        [r.outputs[0].token_ids for r in run(compiled(folder, speculate=k), PROMPTS, seeded())]
+        for k in (0, 3)
+    ]
+    assert texts[0] == texts[1]
+
+
+@needs_numba
+@pytest.mark.parametrize("family", ["mimo", "llama", "qwen2"])
+def test_states_and_drafts_are_those_of_the_plain_modules(tiny: Tiny, family: str) -> None:
+    folder = checkpoint(tiny, family)
+    found = []
+    for settings in ({}, {"kernels": "off"}, {"weights": "as-dtype"}):
+        engine = start(folder, speculate=3, **{**INT8, **settings})
+        (result,) = run(engine, PROMPTS[:1], greedy(12, logprobs=1, logprobs_mode="raw"))
+        values = torch.tensor([entry.logprob for entry in result.outputs[0].logprobs or ()])
+        found.append((result.outputs[0].token_ids, values, result.stats.acceptance.length))
+    (tokens, values, length), (_, by_torch, _), (exact_tokens, exact, exact_length) = found
+    assert tokens == exact_tokens and length == pytest.approx(exact_length, abs=0.5)
+    # nearer to fp32 than torch's int8 products, whose inputs are bf16
+    assert (values - exact).abs().max() <= (by_torch - exact).abs().max() + 1e-3
+
+
+REFUSED = {
+    "qwen3": (("qwen3", {}), "norms queries and keys"),
+    "experts": (("glm4_moe", {}), "norms queries|experts"),
+    "recurrent": (("qwen3_next", {}), "delta attention"),
+    "latent": (("deepseek_v3", {}), "latent attention"),
+    "sliding": (("mimo_v2", {}), "sliding attention"),
+    "heads": (("mimo", {"head_dim": 24}), "heads of size 24"),
+}
+
+
+@needs_numba
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_kernels_cannot_run_is_said_and_runs_plainly(tiny: Tiny, case: str) -> None:
+    (family, changes), reason = REFUSED[case]
+    engine = start(checkpoint(tiny, family, **changes), speculate=2, **INT8)
+    assert type(engine.runner) is Runner
+    notes = [note for note in engine.notes if "compute no whole layers here" in note]
+    assert len(notes) == 1
+    assert re.search(reason, notes[0])
+    assert len(run(engine, PROMPTS[:1], greedy(4))[0].outputs[0].token_ids) == 4
+
+
+def test_without_numba_torch_computes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numba", None)
+    engine = start(checkpoint(tiny), speculate=3, **INT8)
+    assert type(engine.runner) is Runner
+    assert "int8 kernels compute no whole layers here: numba is not installed" in engine.notes
+    assert_head_is_alive(run(engine, PROMPTS, greedy(20)))
+
+
+@needs_numba
+def test_kernels_off_and_other_number_formats_run_plainly(tiny: Tiny) -> None:
+    folder = checkpoint(tiny)
+    assert type(start(folder, kernels="off", **INT8).runner) is Runner
+    double = start(folder, weights="int8", dtype="float64")
+    assert type(double.runner) is Runner
+    assert any("numbers are torch.float64" in note for note in double.notes)
