@@ -203,11 +203,11 @@ def _norms(norms: Sequence[Norm]) -> np.ndarray:
 def _matrices(found: Sequence[nn.Module]) -> kernels.Matrices:
     """One kind of matrix of all layers, in one piece of memory."""
     parts = [_checked(module, PackedLinear) for module in found]
-    whole = torch.stack([part.weight for part in parts])
+    whole = np.stack([part.weight.numpy() for part in parts])
     for part, view in zip(parts, whole, strict=True):
-        part.weight = view
+        part.weight = torch.from_numpy(view)
     return kernels.Matrices(
-        whole.numpy(),
+        whole,
         np.stack([part.scales.numpy() for part in parts]),
         np.stack([part.bias.numpy() for part in parts]),
         np.array([part.levels for part in parts]),
