@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ def why_missing() -> str | None:
         return "numba is not installed"
     if not hasattr(os, "sched_yield"):
         return "the kernels need a POSIX system"
+    try:
+        import_module("numba")
+    except ImportError as error:  # made for another numpy, for instance
+        return f"numba does not load ({error})"
     return None
 
 
