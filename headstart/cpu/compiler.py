@@ -1,6 +1,6 @@
 """numba, which compiles the CPU kernels: whether it is here, where its results are kept.
 
-Every module with kernels takes `njit` from here, so that the settings below come first.
+Every module with kernels takes `njit` from here.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import hashlib
 import importlib.util
 import os
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,10 @@ def why_missing() -> str | None:
         return "numba is not installed"
     if not hasattr(os, "sched_yield"):
         return "the kernels need a POSIX system"
+    try:
+        import_module("numba")
+    except ImportError as error:  # made for another numpy, for instance
+        return f"numba does not load ({error})"
     return None
 
 
@@ -28,25 +33,31 @@ def njit(**options: Any) -> Any:
     """numba's decorator: compiled once per machine, and without a lock on Python."""
     import numba
 
-    return numba.njit(cache=_prepare(), nogil=True, error_model="numpy", **options)
+    def compiled(function: Any) -> Any:
+        before, folder = numba.config.CACHE_DIR, kept_in()
+        numba.config.CACHE_DIR = str(folder)
+        try:
+            return numba.njit(
+                cache=_is_writable(folder), nogil=True, error_model="numpy", **options
+            )(function)
+        finally:  # a program may have kernels of its own
+            numba.config.CACHE_DIR = before
+
+    return compiled
 
 
 def kept_in() -> Path:
     """The folder of compiled code."""
-    own = os.environ.get("NUMBA_CACHE_DIR")
-    return Path(own) if own else cache_folder() / f"kernels-{_digest()}"
+    base = os.environ.get("NUMBA_CACHE_DIR")
+    return (Path(base) if base else cache_folder()) / f"kernels-{_digest()}"
 
 
-def _prepare() -> bool:
-    """Choose the folder of compiled code; whether it can be written."""
-    import numba
-
-    folder = kept_in()
+def _is_writable(folder: Path) -> bool:
+    """If not, every process compiles for itself."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:
-        return False  # compiled again by every process
-    numba.config.CACHE_DIR = str(folder)
+        return False
     return os.access(folder, os.W_OK)
 
 

@@ -2,8 +2,8 @@
 
 `Linear` holds what was loaded. `Int8Linear` holds int8 rows with one scale each and computes
 with bf16 activations, the path that CPUs without bf16 units are fast at; the arithmetic of a row
-may then depend on how many rows there are, as in bf16 on a GPU. `models/fp8.py` has the 8-bit
-floats of GPUs.
+may then depend on how many rows there are, as in bf16 on a GPU. `cpu/linear.py` has a faster form
+of it, `models/fp8.py` the 8-bit floats of GPUs.
 """
 
 from __future__ import annotations

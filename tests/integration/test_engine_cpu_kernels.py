@@ -120,6 +120,15 @@ def test_without_numba_torch_computes(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
 
 
 @needs_numba
+def test_a_numba_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("numpy is too new")
+
+    monkeypatch.setattr(compiler, "import_module", fail)
+    assert compiler.why_missing() == "numba does not load (numpy is too new)"
+
+
+@needs_numba
 def test_kernels_off_and_other_number_formats_run_plainly(tiny: Tiny) -> None:
     folder = checkpoint(tiny)
     assert type(start(folder, kernels="off", **INT8).runner) is Runner
