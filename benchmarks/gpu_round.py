@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from graph_timing import copy_speed, timed
 from random_models import random_model
 
 from headstart.calibrate.shape_config import shape_config
@@ -46,28 +47,6 @@ def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> M
         torch.zeros(slots // PAGE, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
         lm_head, ids, max_context, Kernels(),
     )  # fmt: skip
-
-
-def copy_bandwidth() -> float:
-    source = torch.empty(2 << 30, dtype=torch.uint8, device=DEVICE)
-    target = torch.empty_like(source)
-    times = timed(lambda: target.copy_(source), 10)
-    return 2 * source.numel() / times
-
-
-def timed(run: Any, repeats: int) -> float:
-    """Median seconds by device events."""
-    for _ in range(3):
-        run()
-    times = []
-    for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        start.record()
-        run()
-        stop.record()
-        stop.synchronize()
-        times.append(float(start.elapsed_time(stop)) / 1e3)
-    return statistics.median(times)
 
 
 def fill(seats: Seats, count: int, drafts: int, context: int, config: Any) -> None:
@@ -101,7 +80,7 @@ def main() -> None:
     config = model_config(shape_config(given.shape))
     max_context = -(-(given.context + 1024) // PAGE) * PAGE
     model = round_model(config, max(counts) * max_context, max_context, given.draft_rows)
-    bandwidth = copy_bandwidth()
+    bandwidth = copy_speed()
     print(torch.cuda.get_device_name(), "torch", torch.__version__)
     print(f"copy {bandwidth / 1e12:.2f} TB/s")
     with torch.inference_mode():
@@ -113,9 +92,8 @@ def main() -> None:
                 )  # fmt: skip
                 fill(seats, count, drafts, given.context, config)
                 graphs = Graphs(model if drafts else replace(model, head=None), seats)
-                seconds = timed(
-                    lambda g=graphs, c=count, d=drafts: g.run(Kind(c, d, d + 1 if d else 0)), 20
-                )
+                kind = Kind(count, drafts, drafts + 1 if drafts else 0)
+                seconds = timed(partial(graphs.run, kind), 20)
                 floor = floor_bytes(model, count, drafts, given.context) / bandwidth
                 row = {"seats": count, "drafts": drafts, "ms": round(seconds * 1e3, 3)}
                 row |= {"floor_ms": round(floor * 1e3, 3), "ratio": round(seconds / floor, 3)}

@@ -15,7 +15,7 @@ import torch
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 L2_BYTES = 120 << 20  # more than any cache holds
-_REPLAYS = 7  # the first one does not count
+_UNCOUNTED, _REPLAYS = 3, 7
 _LEAST_LAUNCHES = 16
 
 Copy = TypeVar("Copy")
@@ -35,19 +35,22 @@ def seconds(runs: Sequence[Callable[[], Any]]) -> float:
     with torch.cuda.graph(graph):
         for run in runs:
             run()
-    return _timed(graph.replay) / len(runs)
+    return timed(graph.replay) / len(runs)
 
 
-def _timed(run: Callable[[], Any]) -> float:
+def timed(run: Callable[[], Any], repeats: int = _REPLAYS) -> float:
+    """Median seconds of a call, by the device's events; the first ones do not count."""
+    for _ in range(_UNCOUNTED):
+        run()
     times = []
-    for _ in range(_REPLAYS):
+    for _ in range(repeats):
         start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         start.record()
         run()
         stop.record()
         stop.synchronize()
         times.append(float(start.elapsed_time(stop)) / 1e3)
-    return statistics.median(times[1:])
+    return statistics.median(times)
 
 
 def seconds_over(run: Callable[[Copy], Any], copies: Sequence[Copy]) -> float:
@@ -66,7 +69,7 @@ def copy_speed() -> float:
         target.copy_(source)
 
     # Not in a graph, where a copy of this kind reached 2.7 TB/s on an H200 that copies 4.2.
-    return 2 * source.numel() / (_timed(copy) if is_gpu else seconds([copy]))
+    return 2 * source.numel() / (timed(copy) if is_gpu else seconds([copy]))
 
 
 def device_name() -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from scores import lines, table
 from settings import Settings
 
+from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes, load
 from headstart.heads.export import plan_export
@@ -39,8 +40,18 @@ def publish(settings: Settings, out: Path) -> None:
     document = {**plan.documents, "README.md": card(settings)}
     document["draft_vocab.json"] = settings.vocab.read_text()
     replace(operation, plan=replace(plan, documents=document)).write(out, overwrite=True)
+    _without_paths(out / PROVENANCE_NAME)
     size = sum(path.stat().st_size for path in out.iterdir())
     print(f"publish: {out}, {size / 1e6:.1f} MB", flush=True)
+
+
+def _without_paths(path: Path) -> None:
+    """Folders of the machine that made it say nothing to whoever gets the head."""
+    document = json.loads(path.read_text())
+    document["command"] = "recipes/demo_head/recipe.py publish"
+    for source in document["sources"]:
+        source["path"] = "final/head"
+    path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 def card(settings: Settings) -> str:

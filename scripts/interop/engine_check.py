@@ -11,17 +11,15 @@ Prints a table, writes JSON with --json, exits 1 on any failure.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
-import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 import vllm_counters as workload
+from checking import check_all
 from checkpoints import swap_fusion_halves, with_changed, with_changed_head
 from environments import python_of
 from vllm_engine import Engine as Vllm
@@ -177,25 +175,14 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=FAMILIES, default=[])
     options = parser.parse_args()
     python = python_of(options.envs, "vllm")
-    results, versions = [], dict[str, str]()
-    for family in options.only or FAMILIES:
-        work = (options.work / f"engine-{family}").resolve()
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        started = time.monotonic()
-        try:
-            result = check(family, python, work, versions)
-        except (EngineFailed, HeadstartError) as error:
-            result = Result(family, "", failures=[str(error)])
-            print(f"FAILED {family}: {error}", flush=True)
-        result.seconds = round(time.monotonic() - started)
-        results.append(result)
-    if options.json:
-        document = {"versions": versions, "results": [asdict(result) for result in results]}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
-    failures = sum(len(result.failures) for result in results)
-    print(f"{len(results)} checked, {failures} failures")
-    return 1 if failures else 0
+    return check_all(
+        options.only or FAMILIES,
+        lambda family, work, versions: check(family, python, work, versions),
+        lambda family, error: Result(family, "", failures=[error]),
+        errors=(EngineFailed, HeadstartError),
+        folder=lambda family: options.work / f"engine-{family}",
+        out=options.json,
+    )
 
 
 if __name__ == "__main__":

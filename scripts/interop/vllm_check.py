@@ -12,13 +12,11 @@ Prints a table, writes JSON with --json, exits 1 on any failure.
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
 import sys
-import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 
+from checking import check_all
 from checkpoints import (
     CommandFailed,
     differences,
@@ -184,26 +182,19 @@ def main() -> int:
     parser.add_argument("--only", nargs="*", choices=(*FAMILIES, *GRAFTS), default=[])
     options = parser.parse_args()
     python = python_of(options.envs, "vllm")
-    results, versions = [], dict[str, str]()
-    for variant in options.only or (*FAMILIES, *GRAFTS):
-        work = (options.work / variant).resolve()
-        shutil.rmtree(work, ignore_errors=True)
-        work.mkdir(parents=True)
-        started = time.monotonic()
-        check = check_family if variant in FAMILIES else check_graft
-        try:
-            result = check(variant, python, work, versions)
-        except (CommandFailed, EngineFailed) as error:
-            result = Result(variant, "", failures=[str(error)])
-            print(f"FAILED {variant}: {error}", flush=True)
-        result.seconds = round(time.monotonic() - started)
-        results.append(result)
-    if options.json:
-        document = {"versions": versions, "results": [asdict(result) for result in results]}
-        options.json.write_text(json.dumps(document, indent=1) + "\n")
-    failures = sum(len(result.failures) for result in results)
-    print(f"{len(results)} checked, {failures} failures")
-    return 1 if failures else 0
+
+    def check(variant: str, work: Path, versions: dict[str, str]) -> Result:
+        kind = check_family if variant in FAMILIES else check_graft
+        return kind(variant, python, work, versions)
+
+    return check_all(
+        options.only or (*FAMILIES, *GRAFTS),
+        check,
+        lambda variant, error: Result(variant, "", failures=[error]),
+        errors=(CommandFailed, EngineFailed),
+        folder=lambda variant: options.work / variant,
+        out=options.json,
+    )
 
 
 if __name__ == "__main__":

@@ -81,6 +81,9 @@ def test_the_recipe_runs_from_prompts_to_a_head_to_ship(
     card = (place / "head" / "README.md").read_text()
     assert "| made | not stated | 40 |" in card and "| final | MT-Bench, T=0 |" in card
     assert not (place / "head" / "tokenizer.json").exists()
+    written = json.loads((place / "head" / "headstart.json").read_text())  # no folders of a machine
+    assert [source["path"] for source in written["sources"]] == ["final/head"]
+    assert written["command"] == "recipes/demo_head/recipe.py publish"
     assert {path.name for path in (place / "home").iterdir()} == {"head.tar.gz", "results.tar.gz"}
     assert "stage publish" in capsys.readouterr().out
 
