@@ -58,6 +58,13 @@ def recipe(place: Path, *stages: str) -> None:
                     sys.modules.pop(path.stem, None)
 
 
+@pytest.fixture(scope="module")
+def done(place: Path) -> Path:
+    """The place after the whole recipe; made by every process that runs some of these tests."""
+    recipe(place, "all")
+    return place
+
+
 def test_the_recipe_runs_from_prompts_to_a_head_to_ship(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,7 +95,8 @@ def test_the_recipe_runs_from_prompts_to_a_head_to_ship(
     assert "stage publish" in capsys.readouterr().out
 
 
-def test_what_is_scored_was_never_trained_on(place: Path) -> None:
+def test_what_is_scored_was_never_trained_on(done: Path) -> None:
+    place = done
     heldout = (place / "work" / "evaluation" / "heldout.jsonl").read_text().splitlines()
     scored = {json.loads(line)["id"] for line in heldout}
     answers = Dataset.open(place / "work" / "answers")
@@ -98,7 +106,8 @@ def test_what_is_scored_was_never_trained_on(place: Path) -> None:
     assert not scored & trained
 
 
-def test_parts_are_joined_to_what_one_process_writes(place: Path) -> None:
+def test_parts_are_joined_to_what_one_process_writes(done: Path) -> None:
+    place = done
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(RECIPE.parent)
@@ -118,7 +127,8 @@ def test_parts_are_joined_to_what_one_process_writes(place: Path) -> None:
     assert _answers(place / "again") == _answers(place / "work") != {}
 
 
-def test_heads_dealt_out_to_processes_are_those_of_one(place: Path) -> None:
+def test_heads_dealt_out_to_processes_are_those_of_one(done: Path) -> None:
+    place = done
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(place)
         patch.syspath_prepend(RECIPE.parent)
@@ -174,8 +184,10 @@ def _answers(work: Path) -> dict[str, list[int]]:
 
 
 def test_a_score_that_is_missing_is_the_only_one_made(
-    place: Path, capsys: pytest.CaptureFixture[str]
+    done: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    place = done
+    capsys.readouterr()
     scores = place / "work" / "scores.jsonl"
     lines = scores.read_text().splitlines(keepends=True)
     scores.write_text("".join(lines[:1] + lines[2:]))
@@ -184,7 +196,8 @@ def test_a_score_that_is_missing_is_the_only_one_made(
     assert sorted(scores.read_text().splitlines(keepends=True)) == sorted(lines)
 
 
-def test_a_finished_stage_is_not_done_again(place: Path) -> None:
+def test_a_finished_stage_is_not_done_again(done: Path) -> None:
+    place = done
     metrics = place / "work" / "study" / "prefix-kl-0.01" / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns
     recipe(place, "evaluation", "study")
