@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +23,8 @@ from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from headstart.cpu.compiler import njit
+
+Result = TypeVar("Result")
 
 _SHARES = 24  # claims that a phase is cut into, if it has as many items
 _TURNS = 4000  # of waiting before others may have the core: some microseconds
@@ -43,7 +45,7 @@ class Crew:
     def __init__(self) -> None:
         self._jobs: list[SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]] = []
 
-    def run(self, work: int, function: Callable[..., object], *arguments: Any) -> None:
+    def run(self, work: int, function: Callable[..., Result], *arguments: Any) -> Result:
         """Call the function here and in every helper; when it returns here all items are done.
 
         `work`: how many products that is; where it is little nobody is woken.
@@ -56,7 +58,7 @@ class Crew:
         for jobs in self._jobs[:helpers]:
             if jobs.qsize() < _BACKLOG:
                 jobs.put((function, arguments))
-        function(*arguments)
+        return function(*arguments)
 
     def forget(self) -> None:
         """Of the parent's threads a forked process has none."""

@@ -22,7 +22,6 @@ from headstart.models.attention import Span
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.mlp import MLP
-from headstart.models.mtp import MTPModule
 from headstart.models.norm import Norm
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
@@ -58,63 +57,72 @@ def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | No
 class Block:
     """Layers in the form that kernels read, with their memory."""
 
-    layers: kernels.Layers
-    caches: kernels.Caches
+    model: kernels.Model
     width: int  # of all queries of a row
     weights: int  # how many there are
 
     @classmethod
-    def of(cls, layers: Sequence[DecoderLayer], slots: int) -> Block:
+    def of(cls, layers: Sequence[DecoderLayer], slots: int, rotary: RotaryTable) -> Block:
         """The layers' own matrices become views of it: nothing is held twice."""
         attentions = [_checked(layer.attention, Attention) for layer in layers]
         feeds = [_checked(layer.mlp, MLP) for layer in layers]
         first = attentions[0]
         groups = -(-slots // LANES)
         stacked = kernels.Layers(
-            attention_norm=_norms([layer.attention_norm for layer in layers]),
-            qkv=_matrices([attention.qkv for attention in attentions]),
-            o=_matrices([attention.o for attention in attentions]),
-            mlp_norm=_norms([layer.mlp_norm for layer in layers]),
-            gate_up=_matrices([feed.gate_up for feed in feeds]),
-            down=_matrices([feed.down for feed in feeds]),
+            attention_norm=norms([layer.attention_norm for layer in layers]),
+            qkv=matrices([attention.qkv for attention in attentions]),
+            o=matrices([attention.o for attention in attentions]),
+            mlp_norm=norms([layer.mlp_norm for layer in layers]),
+            gate_up=matrices([feed.gate_up for feed in feeds]),
+            down=matrices([feed.down for feed in feeds]),
             eps=layers[0].attention_norm.eps,
         )
-        caches = kernels.Caches(
+        model = kernels.Model(
+            stacked,
             np.zeros((len(layers), groups, first.kv_heads, first.dim, LANES), np.float32),
             np.zeros((len(layers), slots, first.kv_heads, first.dim), np.float32),
+            kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy()),
         )
-        matrices = (stacked.qkv, stacked.o, stacked.gate_up, stacked.down)
-        weights = sum(part.packed.size for part in matrices)
-        return cls(stacked, caches, first.heads * first.dim, weights)
+        found = (stacked.qkv, stacked.o, stacked.gate_up, stacked.down)
+        return cls(model, first.heads * first.dim, sum(part.packed.size for part in found))
 
-    def run(self, stream: np.ndarray, seats: kernels.Seats, angles: kernels.Angles) -> None:
-        """Rows [rows, hidden] through all layers, in place."""
-        layers = self.layers
-        both = layers.gate_up.scales.shape[1]
-        widths = (layers.qkv.scales.shape[1], self.width, self.width, both)
-        scratch = kernels.Scratch(*(np.empty((len(stream), n), np.float32) for n in widths))
-        CREW.run(
-            len(stream) * self.weights, kernels.run_layers,
-            new_board(kernels.PHASES * len(self.caches.keys)), stream, scratch, layers,
-            self.caches, seats, angles,
-        )  # fmt: skip
+    def scratch(self, rows: int) -> kernels.Scratch:
+        layers, (kv_heads, dim) = self.model.layers, self.model.values.shape[2:]
+        shapes = (
+            (rows, layers.qkv.scales.shape[1]),
+            (kv_heads, rows * self.width // (kv_heads * dim), dim),
+            (rows, self.width),
+            (rows, layers.gate_up.scales.shape[1]),
+        )
+        return kernels.Scratch(*(np.empty(shape, np.float32) for shape in shapes))
 
 
 def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
     """Where the rows of some requests go, and what each of them sees."""
-    places = [_places(span.context) for span in spans]
-    slots = [_places(span.new) for span in spans]
+    return seated([(places_of(span.new), places_of(span.context)) for span in spans], positions)
+
+
+def seated(
+    requests: Sequence[tuple[np.ndarray, np.ndarray]], positions: Sequence[int]
+) -> kernels.Seats:
+    """The same from the slots that each request's rows fill and the places that its last sees."""
     begins: list[int] = []
     ends: list[int] = []
-    begin = 0
-    for span, seen in zip(spans, places, strict=True):
-        end = begin + len(seen)
-        begins += [begin] * span.num_rows
-        ends += range(end - span.num_rows + 1, end + 1)
-        begin = end
+    firsts: list[int] = []
+    lasts: list[int] = []
+    begin = row = 0
+    for slots, seen in requests:
+        end, stop = begin + len(seen), row + len(slots)
+        begins += [begin] * len(slots)
+        ends += range(end - len(slots) + 1, end + 1)
+        together = range(row, stop, kernels.TOGETHER)
+        firsts += together
+        lasts += [min(first + kernels.TOGETHER, stop) for first in together]
+        begin, row = end, stop
     return kernels.Seats(
-        np.array(positions), _joined(slots), _joined(places),
-        _joined([runs(seen) for seen in places]), np.array(begins), np.array(ends),
+        np.array(positions), joined([slots for slots, _ in requests]),
+        joined([seen for _, seen in requests]), joined([runs(seen) for _, seen in requests]),
+        np.array(begins), np.array(ends), np.array(firsts), np.array(lasts),
     )  # fmt: skip
 
 
@@ -127,85 +135,52 @@ def runs(places: np.ndarray) -> np.ndarray:
     return np.repeat(stops, np.diff(stops, prepend=0)) - np.arange(len(places))
 
 
-def angles_of(rotary: RotaryTable) -> kernels.Angles:
-    return kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy())
-
-
 class TrunkKernels:
-    """A trunk's pass."""
+    """A trunk's pass, with its LM head."""
 
     def __init__(self, trunk: Trunk, slots: int):
-        self._embed, self._angles = trunk.embed, angles_of(trunk.rotary)
-        self._final_norm = _FinalNorm(trunk.final_norm)
-        self.block = Block.of([_checked(layer, DecoderLayer) for layer in trunk.layers], slots)
-
-    def run(self, ids: torch.Tensor, seats: kernels.Seats) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids [rows] -> the residual stream and its final norm, [rows, hidden] each."""
-        stream = self._embed[ids].numpy()
-        self.block.run(stream, seats, self._angles)
-        return torch.from_numpy(stream), self._final_norm(stream)
-
-
-class HeadKernels:
-    """One module of a head."""
-
-    def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
-        self._embed, self._layout = trunk.embed, module.layout
-        self._angles = angles_of(module.rotary or trunk.rotary)
-        norms = [module.embed_norm, module.hidden_norm]
-        self._embed_first = module.layout.fuse_order == "embed_first"
-        self._norms = _norms(norms if self._embed_first else norms[::-1])
-        self._fuse, self._eps = _matrices([module.fuse]), module.embed_norm.eps
-        self._out_norm = None if module.out_norm is None else _FinalNorm(module.out_norm)
-        self.block = Block.of([module.block], slots)
+        self._embed, self._final_norm = trunk.embed, trunk.final_norm.factor.numpy()
+        layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
+        self._block = Block.of(layers, slots, trunk.rotary)
+        self._lm_head = matrices([trunk.lm_head])
 
     def run(
-        self, ids: torch.Tensor, hidden: torch.Tensor, seats: kernels.Seats
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
-        embedded = self._embed[ids].numpy()
-        if self._layout.zero_embed_at_position_0:
-            embedded[seats.positions == 0] = 0
-        parts = [embedded, hidden.contiguous().numpy()]
-        first, second = parts if self._embed_first else parts[::-1]
-        stream = np.empty_like(first)
-        kernels.fuse(new_board(1), first, second, self._norms, self._fuse, self._eps, stream)
-        self.block.run(stream, seats, self._angles)
-        state = torch.from_numpy(stream)
-        if self._out_norm is None:
-            return state, state
-        normed = self._out_norm(stream)
-        return normed, normed if self._layout.recycled_hidden == "after_out_norm" else state
+        self, ids: torch.Tensor, seats: kernels.Seats, wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
+        block, stream = self._block, self._embed[ids].numpy()
+        logits = np.empty((len(wanted), self._lm_head.scales.shape[1]), np.float32)
+        normed = CREW.run(
+            len(ids) * block.weights, kernels.run_trunk,
+            new_board(kernels.PHASES * len(block.model.keys) + 1), stream,
+            block.scratch(len(ids)), block.model, seats, self._final_norm, self._lm_head,
+            np.array(wanted, np.int64), logits,
+        )  # fmt: skip
+        return torch.from_numpy(stream), torch.from_numpy(normed), torch.from_numpy(logits)
 
 
-class _FinalNorm:
-    def __init__(self, norm: Norm):
-        self._weight, self._eps = norm.factor.numpy(), norm.eps
-
-    def __call__(self, stream: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(kernels.norm_rows(stream, self._weight, self._eps))
-
-
-def _places(places: slice | torch.Tensor) -> np.ndarray:
+def places_of(places: slice | torch.Tensor) -> np.ndarray:
     if isinstance(places, slice):
         return np.arange(places.start, places.stop)
     return places.numpy()
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def joined(parts: list[np.ndarray]) -> np.ndarray:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _norms(norms: Sequence[Norm]) -> np.ndarray:
+def norms(norms: Sequence[Norm]) -> np.ndarray:
     return np.stack([norm.factor.numpy() for norm in norms])
 
 
-def _matrices(found: Sequence[nn.Module]) -> kernels.Matrices:
+def matrices(found: Sequence[nn.Module]) -> kernels.Matrices:
     """One kind of matrix of all layers, in one piece of memory."""
     parts = [_checked(module, PackedLinear) for module in found]
-    whole = np.stack([part.weight.numpy() for part in parts])
-    for part, view in zip(parts, whole, strict=True):
-        part.weight = torch.from_numpy(view)
+    whole = parts[0].weight.numpy()[None]
+    if len(parts) > 1:
+        whole = np.stack([part.weight.numpy() for part in parts])
+        for part, view in zip(parts, whole, strict=True):
+            part.weight = torch.from_numpy(view)
     return kernels.Matrices(
         whole,
         np.stack([part.scales.numpy() for part in parts]),

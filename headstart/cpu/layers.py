@@ -13,28 +13,30 @@ from headstart.cpu.compiler import njit
 from headstart.cpu.context import LANES, attend
 from headstart.cpu.crew import claim, finish, wait
 from headstart.cpu.products import product, round_rows
-from headstart.cpu.rows import gate, norm, turn
+from headstart.cpu.rows import ONE, copy, gate, norm, turn
 
 # One kind of matrix in all layers: packed [L, tiles, bytes], scales and bias [L, N], levels [L].
 Matrices = namedtuple("Matrices", "packed scales bias levels")
 # norms [L, hidden]; eps of all norms
 Layers = namedtuple("Layers", "attention_norm qkv o mlp_norm gate_up down eps")
-# keys [L, groups, kv_heads, dim, 16], values [L, slots, kv_heads, dim]
-Caches = namedtuple("Caches", "keys values")
+# With its memory: keys [L, groups, kv_heads, dim, 16], values [L, slots, kv_heads, dim].
+Model = namedtuple("Model", "layers keys values angles")
 # Of each row [rows]: the angle it is turned by, its own slot, and which of `places` it sees.
-# `runs`: from each place on, how many follow one another.
-Seats = namedtuple("Seats", "positions slots places runs begins ends")
+# `runs`: from each place on, how many follow one another. Up to TOGETHER rows of a request attend
+# together: `firsts` and `lasts` (the row behind) of each such group.
+Seats = namedtuple("Seats", "positions slots places runs begins ends firsts lasts")
+TOGETHER = 2  # fewer items than that would make would leave threads without work
 # By position [positions, rotated dimensions].
 Angles = namedtuple("Angles", "cos sin")
-
-
-# Shared between the threads of a call: q, k and v; turned queries; what was seen; gate and up.
+# Shared between the threads of a call: q, k and v; turned queries [kv_heads, rows * heads that
+# share keys, dim]; what was seen; gate and up; all others [rows, width].
 Scratch = namedtuple("Scratch", "qkv queries seen both")
+FIRST = np.int64(0)  # phase or layer; a plain 0 would be a kind of its own to compile for
 PHASES = 6  # of a layer: qkv, place, attend, o, gate and up, down
 
 
 @njit()
-def _apply(board, phase, x, matrices, layer, out, adds):
+def apply(board, phase, x, matrices, layer, out, adds):
     """Rows x [rows, K] through one layer's matrix."""
     inputs, scales = round_rows(x, matrices.levels[layer])
     product(
@@ -47,7 +49,8 @@ def _apply(board, phase, x, matrices, layer, out, adds):
 def _place(board, phase, scratch, keys, values, seats, angles):
     """Turn q and k; k and v go to their slots. An item is a row."""
     rows, (kv_heads, dim) = seats.slots.shape[0], values.shape[1:]
-    heads = scratch.queries.shape[1] // dim
+    heads = scratch.seen.shape[1] // dim
+    group = heads // kv_heads
     scale = np.float32(1 / np.sqrt(dim))
     while True:
         begin, end = claim(board, phase, rows)
@@ -56,39 +59,46 @@ def _place(board, phase, scratch, keys, values, seats, angles):
         for row in range(begin, end):
             cos, sin = angles.cos[seats.positions[row]], angles.sin[seats.positions[row]]
             slot, qkv = seats.slots[row], scratch.qkv[row]
-            for head in range(heads):
-                part = slice(head * dim, (head + 1) * dim)
-                turn(qkv[part], cos, sin, scratch.queries[row, part])
-            scratch.queries[row] *= scale
             for head in range(kv_heads):
+                for number in range(group):
+                    q, own = (head * group + number) * dim, row * group + number
+                    turn(qkv[q : q + dim], cos, sin, scale, scratch.queries[head, own])
                 k = (heads + head) * dim
                 v = k + kv_heads * dim
-                turn(qkv[k : k + dim], cos, sin, keys[slot // LANES, head, :, slot % LANES])
-                values[slot, head] = qkv[v : v + dim]
+                turn(qkv[k : k + dim], cos, sin, ONE, keys[slot // LANES, head, :, slot % LANES])
+                copy(qkv[v : v + dim], values[slot, head])
         finish(board, phase, end - begin)
     wait(board, phase, rows)
 
 
 @njit()
 def _attend(board, phase, scratch, keys, values, seats):
-    """What every row sees: an item is those of its heads that share keys."""
+    """What every row sees: an item is those heads of a few rows that share keys."""
     kv_heads, dim = values.shape[1:]
-    rows, width = scratch.queries.shape
-    group = width // (kv_heads * dim)
-    queries = scratch.queries.reshape((rows, kv_heads, group, dim))
-    found = scratch.seen.reshape((rows, kv_heads, group, dim))
-    items = rows * kv_heads
+    heads = scratch.seen.shape[1] // (kv_heads * dim)  # that share keys
+    counts = np.empty(TOGETHER * heads, np.int64)
+    found = np.empty((TOGETHER * heads, dim), np.float32)
+    items = seats.firsts.shape[0] * kv_heads
     while True:
         begin, end = claim(board, phase, items)
         if begin >= items:
             break
         for item in range(begin, end):
-            row, head = divmod(item, kv_heads)
-            own = slice(seats.begins[row], seats.ends[row])
+            together, head = divmod(item, kv_heads)
+            first, last = seats.firsts[together], seats.lasts[together]
+            start, queries = seats.begins[first], (last - first) * heads
+            for row in range(first, last):
+                for number in range((row - first) * heads, (row - first + 1) * heads):
+                    counts[number] = seats.ends[row] - start
+            seen = slice(start, seats.ends[last - 1])
             attend(
-                queries[row, head], keys, values, head, seats.places[own], seats.runs[own],
-                found[row, head],
+                scratch.queries[head, first * heads : last * heads], keys, values, head,
+                seats.places[seen], seats.runs[seen], counts[:queries], found[:queries],
             )  # fmt: skip
+            for number in range(queries):
+                row, own = divmod(number, heads)
+                begins = (head * heads + own) * dim
+                copy(found[number], scratch.seen[first + row, begins : begins + dim])
         finish(board, phase, end - begin)
     wait(board, phase, items)
 
@@ -110,31 +120,34 @@ def _gate_rows(both):
 
 
 @njit()
-def run_layers(board, stream, scratch, layers, caches, seats, angles):
+def run_layers(board, phase, stream, scratch, model, seats):
     """The residual stream [rows, hidden] through all layers, in place, by a crew.
 
     Norms, rounding and gates are computed by everybody for himself: that takes less time than
-    waiting for somebody.
+    waiting for somebody. `phase` is the first; returns the one behind the last. No phase writes
+    what it reads. `scratch` may have more rows than there are.
     """
-    for layer in range(caches.keys.shape[0]):
-        phase, keys, values = layer * PHASES, caches.keys[layer], caches.values[layer]
+    layers, rows = model.layers, stream.shape[0]
+    qkv, seen, both = scratch.qkv[:rows], scratch.seen[:rows], scratch.both[:rows]
+    for layer in range(model.keys.shape[0]):
+        keys, values = model.keys[layer], model.values[layer]
         normed = norm_rows(stream, layers.attention_norm[layer], layers.eps)
-        _apply(board, phase, normed, layers.qkv, layer, scratch.qkv, False)
-        _place(board, phase + 1, scratch, keys, values, seats, angles)
+        apply(board, phase, normed, layers.qkv, layer, qkv, False)
+        _place(board, phase + 1, scratch, keys, values, seats, model.angles)
         _attend(board, phase + 2, scratch, keys, values, seats)
-        _apply(board, phase + 3, scratch.seen, layers.o, layer, stream, True)
+        apply(board, phase + 3, seen, layers.o, layer, stream, True)
         normed = norm_rows(stream, layers.mlp_norm[layer], layers.eps)
-        _apply(board, phase + 4, normed, layers.gate_up, layer, scratch.both, False)
-        gated = _gate_rows(scratch.both)
-        _apply(board, phase + 5, gated, layers.down, layer, stream, True)
+        apply(board, phase + 4, normed, layers.gate_up, layer, both, False)
+        apply(board, phase + 5, _gate_rows(both), layers.down, layer, stream, True)
+        phase += PHASES
+    return phase
 
 
 @njit()
-def fuse(board, first, second, norms, matrices, eps, out):
-    """What enters a head's block: both halves [rows, hidden] normed, side by side, one product."""
-    rows, hidden = first.shape
-    pair = np.empty((rows, 2 * hidden), np.float32)
-    for row in range(rows):
-        norm(first[row], norms[0], eps, pair[row, :hidden])
-        norm(second[row], norms[1], eps, pair[row, hidden:])
-    _apply(board, 0, pair, matrices, 0, out, False)
+def run_trunk(board, stream, scratch, model, seats, final_norm, lm_head, wanted, logits):
+    """All layers; the final norm of all rows, and logits of those that are wanted."""
+    phase = run_layers(board, FIRST, stream, scratch, model, seats)
+    normed = norm_rows(stream, final_norm, model.layers.eps)
+    if wanted.shape[0]:
+        apply(board, phase, normed[wanted], lm_head, FIRST, logits, False)
+    return normed

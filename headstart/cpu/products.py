@@ -13,12 +13,11 @@ from torch.nn.functional import pad
 
 from headstart.cpu.compiler import njit
 from headstart.cpu.crew import claim, finish, wait
+from headstart.cpu.rows import ROUNDING, bits_of
 from headstart.cpu.sums import BLOCKS, LANES, MOST_ROWS, TILE, add_up
 
 _LARGEST_SUM = 2**31 - 1
 _LARGEST_INPUT = 2**15 - 1
-# Added and taken away again, it rounds a float32 below 2^22 to a whole number, as vectors can.
-_ROUNDING = np.float32(1.5 * 2**23)
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -58,12 +57,14 @@ def round_row(row, levels, out):
     """row [K] -> out [K or one more] int16 within +-levels; returns its scale."""
     largest = _largest(row)
     if largest == 0:
-        out[:] = 0
+        for k in range(out.shape[0]):
+            out[k] = 0
         return np.float32(0)
     factor = np.float32(levels) / largest
     for k in range(row.shape[0]):
-        out[k] = np.int16((row[k] * factor + _ROUNDING) - _ROUNDING)
-    out[row.shape[0] :] = 0
+        out[k] = np.int16(bits_of(row[k] * factor + ROUNDING))
+    for k in range(row.shape[0], out.shape[0]):
+        out[k] = 0
     return largest / np.float32(levels)
 
 

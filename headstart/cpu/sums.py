@@ -13,6 +13,7 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
+from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from headstart.cpu.compiler import njit
@@ -21,10 +22,14 @@ LANES = 16  # outputs of one vector
 BLOCKS = 2  # vectors of outputs in a tile
 TILE = LANES * BLOCKS
 MOST_ROWS = 8  # whose sums stay in registers
+# Pairs of inputs whose weights are asked for ahead, 64 bytes each: processors do so themselves
+# within a page of memory only.
+_AHEAD = 64
 
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _SUMS = ir.VectorType(_INT32, LANES)
 _PAIRS = ir.VectorType(_INT32, 2 * LANES)
+_BYTES = _INT8.as_pointer()
 _FIRSTS = ir.Constant(_SUMS, list(range(0, 2 * LANES, 2)))
 _SECONDS = ir.Constant(_SUMS, list(range(1, 2 * LANES, 2)))
 
@@ -47,6 +52,7 @@ def _for_rows(rows: int) -> Any:
             pair = build.phi(_INT64)
             pair.add_incoming(_INT64(0), before)
             totals = [[build.phi(_SUMS) for _ in range(BLOCKS)] for _ in range(rows)]
+            _fetch_ahead(build, weights, pair)
             tile = [_weights(build, weights, pair, block) for block in range(BLOCKS)]
             results = []
             for row in range(rows):
@@ -72,6 +78,15 @@ def _for_rows(rows: int) -> Any:
     return sums
 
 
+def _fetch_ahead(build: Any, tile: Any, pair: Any) -> None:
+    """Ask for weights that come later, of the next tile too."""
+    address = build.add(tile, build.mul(build.add(pair, _INT64(_AHEAD)), _INT64(2 * TILE)))
+    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT32, _INT32, _INT32])
+    function = get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
+    to_read, into_second_cache, data = _INT32(0), _INT32(2), _INT32(1)
+    build.call(function, [build.inttoptr(address, _BYTES), to_read, into_second_cache, data])
+
+
 def _weights(build: Any, tile: Any, pair: Any, block: int) -> Any:
     """Of one pair of inputs, for 16 outputs."""
     at = build.add(tile, build.mul(pair, _INT64(2 * TILE)))
@@ -93,7 +108,7 @@ def _inputs(build: Any, first: Any, offset: Any, pair: Any) -> Any:
     return build.sext(build.bitcast(everywhere, ir.VectorType(_INT16, 2 * LANES)), _PAIRS)
 
 
-_one, _two, _three, _four, _eight = (_for_rows(rows) for rows in (1, 2, 3, 4, MOST_ROWS))
+_one, _two, _three, _four, _five, _six, _seven, _eight = map(_for_rows, range(1, MOST_ROWS + 1))
 
 
 @njit()
@@ -105,16 +120,21 @@ def add_up(tile, inputs, first, out):
     weights, sums = tile.ctypes.data, out.ctypes.data
     rows, stride = inputs.shape
     begin, pairs, left = inputs[first:].ctypes.data, stride // 2, rows - first
-    if left >= 8:
+    count = min(left, MOST_ROWS)
+    if count == 8:
         _eight(weights, begin, stride, pairs, sums)
-        return 8
-    if left >= 4:
+    elif count == 7:
+        _seven(weights, begin, stride, pairs, sums)
+    elif count == 6:
+        _six(weights, begin, stride, pairs, sums)
+    elif count == 5:
+        _five(weights, begin, stride, pairs, sums)
+    elif count == 4:
         _four(weights, begin, stride, pairs, sums)
-        return 4
-    if left == 3:
+    elif count == 3:
         _three(weights, begin, stride, pairs, sums)
-    elif left == 2:
+    elif count == 2:
         _two(weights, begin, stride, pairs, sums)
     else:
         _one(weights, begin, stride, pairs, sums)
-    return left
+    return count

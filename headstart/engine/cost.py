@@ -1,14 +1,16 @@
 """What a round costs by batch size and number of drafts: measured at start, interpolated.
 
 Whole rounds are timed, with as many requests as the batch has: the same rows in one request
-would lack the spans, the sampling and the Python that each request brings.
+would lack the spans, the sampling and the Python that each request brings. Rounds of greedy
+requests are timed by themselves: a draw among all tokens can take longer than a row.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -24,16 +26,19 @@ from headstart.sampling.params import SamplingParams
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _REPEATS = 3
-_BUDGET_SECONDS = 1.5  # larger batches than fit into this are extrapolated
+_QUICK_SECONDS = 0.05  # a round in which the choice of tokens counts
+_BUDGET_SECONDS = 1.0  # larger batches than fit into this are extrapolated
+SAMPLED, GREEDY = SamplingParams(temperature=1), SamplingParams(temperature=0)
 _CONTEXT = 32  # tokens of context while measuring, where there is room for them
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """Seconds of a verification by batch and drafts per request, and of a draft step by batch."""
+    """Seconds of a verification by batch and drafts per request, and of drafting by batch."""
 
     verify: Surface  # batch -> (drafts per request, seconds)
-    draft: Curve
+    draft: Curve  # of each draft step
+    start: Curve = ((1, 0.0),)  # of drafting at all
 
     def verify_seconds(self, batch: int, rows: int) -> float:
         """One trunk pass over `rows` rows of `batch` requests, and the decision."""
@@ -43,10 +48,15 @@ class RoundCosts:
         """One token drafted for each of `batch` requests; nothing for none."""
         return curve_at(self.draft, batch) if batch else 0.0
 
+    def start_seconds(self, batch: int) -> float:
+        """What drafting takes besides its steps, if anybody drafts."""
+        return curve_at(self.start, batch) if batch else 0.0
+
     def round_seconds(self, batch: int, drafts: int) -> float:
         """A round in which every request has the same number of drafts."""
         verification = self.verify_seconds(batch, batch * (drafts + 1))
-        return verification + drafts * self.draft_seconds(batch)
+        drafting = self.start_seconds(batch) if drafts else 0.0
+        return verification + drafting + drafts * self.draft_seconds(batch)
 
 
 # Where there is no room to measure anything, a draft costs what it could save at best.
@@ -61,11 +71,13 @@ def measure(
     max_batch: int,
     max_rows: int,
     one_by_one: bool = False,
+    params: SamplingParams = SAMPLED,
 ) -> RoundCosts:
     """Time rounds of blank requests; K/V memory is scratch before the first request."""
-    profile = _Profile(runner, drafter, num_blocks, max_rows, one_by_one)
+    profile = _Profile(runner, drafter, num_blocks, max_rows, one_by_one, params)
     verification: list[tuple[int, Curve]] = []
     draft: list[tuple[int, float]] = []
+    start: list[tuple[int, float]] = []
     spent = last = 0.0
     for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
         drafts = [count for count in MENU if profile.has_room(batch, count)]
@@ -74,19 +86,33 @@ def measure(
         started = time.perf_counter()
         curve = [(count, profile.verify_seconds(batch, count)) for count in drafts]
         verification.append((batch, tuple(curve)))
-        draft.append((batch, profile.draft_seconds(batch)))
+        one, several = profile.draft_seconds(batch, 1), profile.draft_seconds(batch, drafts[-1])
+        step = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
+        draft.append((batch, step))
+        start.append((batch, max(0.0, one - step)))
         last = time.perf_counter() - started
         spent += last
     if not verification:
         return NEVER_PAYS
-    return RoundCosts(levelled(verification), level(draft))
+    return RoundCosts(levelled(verification), level(draft), level(start))
+
+
+def measure_both(
+    runner: Runner, drafter: Drafter, **sizes: Any
+) -> tuple[RoundCosts, RoundCosts | None]:
+    """Costs of sampled and of greedy requests; of a slow model both are the same."""
+    sampled = measure(runner, drafter, **sizes)
+    is_quick = sampled is not NEVER_PAYS and sampled.round_seconds(1, 0) < _QUICK_SECONDS
+    return sampled, measure(runner, drafter, params=GREEDY, **sizes) if is_quick else None
 
 
 class _Profile:
     def __init__(
-        self, runner: Runner, drafter: Drafter, num_blocks: int, max_rows: int, one_by_one: bool
-    ):
+        self, runner: Runner, drafter: Drafter, num_blocks: int, max_rows: int, one_by_one: bool,
+        params: SamplingParams,
+    ):  # fmt: skip
         self._runner, self._drafter, self._one_by_one = runner, drafter, one_by_one
+        self._params = params
         self._num_blocks, self._max_rows = num_blocks, max_rows
         self._modules = runner.head.num_modules if runner.head is not None else 0
         self._longest = min(num_blocks * runner.block_size, runner.trunk_model.rotary.num_positions)
@@ -103,19 +129,22 @@ class _Profile:
         )
 
     def verify_seconds(self, batch: int, drafts: int) -> float:
-        requests = self._blank(batch, drafts)
-        states = None
-        if self._runner.num_states:  # slots are scratch, too
-            states = StateRows(0, tuple((row + 1, 0) for row in range(drafts + 1)))
-        works = [Work(r, self._context, drafts + 1, (0,) * drafts, states) for r in requests]
+        works = self._works(self._blank(batch, drafts), drafts)
 
         def check() -> None:
-            verify(works, self._runner.trunk(works)[1], one_by_one=self._one_by_one)
+            logits = self._runner.trunk(works)[1]
+            verify(works, logits, one_by_one=self._one_by_one, chooser=self._runner.chooser)
 
         return self._seconds(check)
 
-    def draft_seconds(self, batch: int) -> float:
-        requests = self._blank(batch, 1)
+    def _works(self, requests: Sequence[Request], drafts: int) -> list[Work]:
+        states = None
+        if self._runner.num_states:  # slots are scratch, too
+            states = StateRows(0, tuple((row + 1, 0) for row in range(drafts + 1)))
+        return [Work(r, self._context, drafts + 1, (0,) * drafts, states) for r in requests]
+
+    def draft_seconds(self, batch: int, drafts: int) -> float:
+        requests = self._blank(batch, drafts)
         hidden = self._runner.trunk_model.config.hidden
         states = torch.zeros(1, hidden, dtype=self._runner.dtype, device=self._runner.device)
         vocabs = {name: len(vocab.ids) for name, vocab in self._runner.draft_vocabs.items()}
@@ -126,29 +155,39 @@ class _Profile:
                 request.draft_vocab = largest  # what a draft costs at most
                 request.head.done = [self._context] * self._modules
                 request.head.states = [states] * self._modules
-            self._drafter.propose(dict.fromkeys(requests, 1))
+            self._drafter.propose(dict.fromkeys(requests, drafts))
 
-        return self._seconds(draft)
+        works = self._works(requests, 0)
+        return self._seconds(draft, before=lambda: self._runner.trunk(works))
 
     def _blank(self, batch: int, drafts: int) -> list[Request]:
-        """Requests of blank tokens, sampled as most are, that own the first blocks."""
+        """Requests of blank tokens that own the first blocks."""
         each, requests = self._blocks_each(drafts), []
         for number in range(batch):
             request = Request(
-                f"cost/{number}", [0] * (self._context + 1), SamplingParams(temperature=1), 0, 1,
-                frozenset(), number,
+                f"cost/{number}", [0] * (self._context + 1), self._params, 0, 1, frozenset(),
+                number,
             )  # fmt: skip
             request.num_computed = self._context
             request.blocks = list(range(number * each, (number + 1) * each))
             requests.append(request)
         return requests
 
-    def _seconds(self, run: Callable[[], object]) -> float:
+    def _seconds(
+        self, run: Callable[[], object], before: Callable[[], object] | None = None
+    ) -> float:
+        """`before` is not timed, but leaves the caches of the processor as they are in a round."""
         times = []
         for _ in range(1 + _REPEATS):
+            if before is not None:
+                before()
+                self._wait()
             started = time.perf_counter()
             run()
-            if self._runner.device.type == "cuda":
-                torch.cuda.synchronize()
+            self._wait()
             times.append(time.perf_counter() - started)
         return min(times[1:])
+
+    def _wait(self) -> None:
+        if self._runner.device.type == "cuda":
+            torch.cuda.synchronize()

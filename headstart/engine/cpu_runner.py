@@ -1,19 +1,25 @@
-"""The runner of int8 weights on a CPU with the compiled kernels: the same two passes."""
+"""The runner of int8 weights on a CPU with the compiled kernels: whole passes as one call each."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
+from headstart.cpu.chains import Chain, HeadKernels, Tokens
 from headstart.cpu.compiler import kept_in
-from headstart.cpu.forward import HeadKernels, TrunkKernels, seats_of
-from headstart.engine.runner import Runner
+from headstart.cpu.drafts import best_of_rows
+from headstart.cpu.forward import TrunkKernels, matrices, places_of, seats_of
+from headstart.engine.runner import HeadRows, Runner
 from headstart.models.attention import Span
 from headstart.models.mtp import MTPModule
 from headstart.models.recurrence import StateSpan
 from headstart.models.trunk import Trunk
+from headstart.sampling.choose import choose
+from headstart.sampling.rows import Row
 
 
 class CpuRunner(Runner):
@@ -28,6 +34,10 @@ class CpuRunner(Runner):
         self._modules = [
             HeadKernels(module, trunk, slots) for module in modules if isinstance(module, MTPModule)
         ]
+        self._tokens: dict[str | None, Tokens] = {}  # by draft vocabulary
+        self.chooser = _choose
+        if len(self._modules) == 1:
+            self.chain = self._chain
         self.note = self._warm_up()
 
     @torch.inference_mode()
@@ -36,8 +46,13 @@ class CpuRunner(Runner):
         started = time.perf_counter()
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
         _, normed, _ = self._run_rows([0], [0], blank, [0], [])
-        for module in range(len(self._modules)):
-            self._run_module(module, self._numbers([0]), normed, self._numbers([0]), blank)
+        for module in self._modules:
+            module.run(self._numbers([0]), normed, seats_of(blank, [0]))
+        if self.chain is not None:
+            place = np.zeros(1, np.int64)
+            start = Chain(1, 0, place, place, 1)
+            self._modules[0].draft(self._numbers([0]), normed, [start], self._among(None))
+        best_of_rows(np.zeros((1, 1), np.float32))
         seconds = time.perf_counter() - started
         return f"int8 kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
@@ -49,12 +64,46 @@ class CpuRunner(Runner):
         wanted: list[int],
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        stream, normed = self._kernels.run(self._numbers(ids), seats_of(spans, positions))
-        rows = normed if len(wanted) == len(ids) else normed[wanted]
-        return stream, normed, self.trunk_model.logits(rows)
+        return self._kernels.run(self._numbers(ids), seats_of(spans, positions), wanted)
 
     def _run_module(
         self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
         spans: list[Span],
     ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         return self._modules[module].run(ids, hidden, seats_of(spans, positions.tolist()))
+
+    def _chain(
+        self, rows: Sequence[HeadRows], counts: Sequence[int], vocab: str | None
+    ) -> list[list[int]]:
+        ids: list[int] = []
+        chains: list[Chain] = []
+        for part, depths in zip(rows, counts, strict=True):
+            own = len(part.tokens)
+            span = self._span(part.request, len(ids), part.start, own + depths - 1, first=1)
+            slots, seen = places_of(span.new), places_of(span.context)
+            chains.append(Chain(own, part.start - 1, slots, seen, depths))
+            ids += part.tokens
+        hidden = rows[0].states if len(rows) == 1 else torch.cat([part.states for part in rows])
+        drafts = self._modules[0].draft(self._numbers(ids), hidden, chains, self._among(vocab))
+        return [drafts[:depths, i].tolist() for i, depths in enumerate(counts)]
+
+    def _among(self, vocab: str | None) -> Tokens:
+        if vocab not in self._tokens:
+            if vocab is None:
+                found = Tokens(matrices([self._lm_head(0)]), np.empty(0, np.int64))
+            else:
+                known = self.draft_vocabs[vocab]
+                found = Tokens(matrices([known.lm_head]), known.ids.numpy())
+            self._tokens[vocab] = found
+        return self._tokens[vocab]
+
+    def add_draft_vocab(self, name: str, ids: Sequence[int]) -> None:
+        super().add_draft_vocab(name, ids)
+        self._tokens.pop(name, None)
+
+
+def _choose(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    """The ordinary choice; torch's arg-max would wake threads that then keep a core busy."""
+    if all(row.is_plain_greedy for row in rows):
+        return [int(best) for best in best_of_rows(logits.numpy())]
+    return [int(token) for token in choose(logits, rows).tolist()]

@@ -68,10 +68,11 @@ class Drafter:
         """Set `drafts` of each request to as many guesses as its number says."""
         for request in drafting:
             request.drafts = []
+        one_by_one = self._chain(drafting)
         depth = 1
         last: dict[Request, torch.Tensor] = {}  # recycled state of the newest row
         extra: dict[Request, torch.Tensor] = {}  # states of guessed slots, for the next module
-        while active := [r for r, wanted in drafting.items() if wanted >= depth]:
+        while active := [r for r in one_by_one if drafting[r] >= depth]:
             module = min(depth, self._head.num_modules) - 1
             rows = [self._draft_rows(r, module, depth, last, extra) for r in active]
             normed, recycled, ends = self._run(module, rows)
@@ -85,6 +86,21 @@ class Drafter:
         rest = [r for r in drafting if drafting[r] < self._head.num_modules]
         if rest:
             self.catch_up(rest, force=True)
+
+    def _chain(self, drafting: dict[Request, int]) -> list[Request]:
+        """Make those drafts that can be made at once; returns the requests that are left."""
+        chain = self._runner.chain
+        able = [r for r in drafting if chain is not None and drafting[r] and _is_greedy(r)]
+        for vocab in dict.fromkeys(request.draft_vocab for request in able):
+            own = [request for request in able if request.draft_vocab == vocab]
+            own.sort(key=lambda request: -drafting[request])
+            rows = [self._draft_rows(request, 0, 1, {}, {}) for request in own]
+            assert chain is not None
+            found = chain(rows, [drafting[request] for request in own], vocab)
+            for request, part, drafts in zip(own, rows, found, strict=True):
+                request.drafts = drafts
+                request.head.advance(0, len(part.tokens))
+        return [request for request in drafting if request not in able]
 
     def _draft_rows(
         self,
@@ -181,6 +197,12 @@ class Drafter:
             request.head.ready(module, len(request.tokens))
             for module in range(self._head.num_modules)
         )
+
+
+def _is_greedy(request: Request) -> bool:
+    """Whether every guess is the most likely token, whatever was guessed before."""
+    is_free = request.grammar is None and request.params.acceptance != "rejection"
+    return is_free and request.params.is_plain_greedy
 
 
 def _row(request: Request) -> Row:

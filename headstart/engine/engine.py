@@ -20,7 +20,7 @@ from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.engine.admission import Admission
-from headstart.engine.cost import measure
+from headstart.engine.cost import measure_both
 from headstart.engine.draft_vocabs import DraftVocabs, Source
 from headstart.engine.draft_weights import drafts_in_int8
 from headstart.engine.drafter import Drafter
@@ -107,16 +107,16 @@ class Engine:
     def _speculation(self, blocks: int) -> Speculation | None:
         if self.drafter is None:
             return None
-        costs = None
+        costs = greedy = None
         if self.options.speculate == "auto":
             # Before the first request, while K/V memory is still scratch.
             with torch.inference_mode():
-                costs = measure(
+                costs, greedy = measure_both(
                     self.runner, self.drafter, num_blocks=blocks,
                     max_batch=self.options.max_running_requests,
                     max_rows=self.options.num_rows, one_by_one=self.options.exact,
                 )  # fmt: skip
-        return Speculation(self.options, costs, self.built.max_len)
+        return Speculation(self.options, costs, self.built.max_len, greedy)
 
     @property
     def notes(self) -> list[str]:

@@ -20,6 +20,8 @@ class Costs(Protocol):
 
     def draft_seconds(self, batch: int) -> float: ...
 
+    def start_seconds(self, batch: int) -> float: ...
+
 
 class LiveCosts:
     """Costs as profiled, times what live rounds say about them."""
@@ -37,10 +39,22 @@ class LiveCosts:
     def draft_seconds(self, batch: int) -> float:
         return self._profile.draft_seconds(batch) * self._corrections.factor(_draft_key(batch))
 
+    def start_seconds(self, batch: int) -> float:
+        return self._profile.start_seconds(batch) * self._corrections.factor(_draft_key(batch))
+
     def round_seconds(self, batch: int, num_drafts: int) -> float:
         """A round in which everybody drafts so many."""
         verify = self.verify_seconds(batch, batch * (num_drafts + 1))
-        return verify + num_drafts * self.draft_seconds(batch)
+        return verify + self._drafting([batch] * num_drafts)
+
+    def _drafting(self, active: list[int]) -> float:
+        """Seconds of all draft steps; `active` are the numbers of requests at each depth."""
+        return sum(self._step(active, depth) for depth in range(len(active)))
+
+    def _step(self, active: list[int], depth: int) -> float:
+        """The first step is a little longer than others."""
+        start = 0.0 if depth else self.start_seconds(active[0])
+        return start + self.draft_seconds(active[depth])
 
     def observe_verify(self, batch: int, rows: int, seconds: float) -> None:
         predicted = self._profile.verify_seconds(batch, rows)
@@ -48,7 +62,8 @@ class LiveCosts:
 
     def observe_drafts(self, batches: list[int], seconds: float) -> None:
         """`batches` are the numbers of requests at each depth."""
-        predicted = sum(self._profile.draft_seconds(batch) for batch in batches)
+        start = self._profile.start_seconds(batches[0])
+        predicted = start + sum(self._profile.draft_seconds(batch) for batch in batches)
         self._corrections.observe(_draft_key(batches[0]), seconds / predicted)
 
     def fade(self) -> None:
@@ -62,13 +77,13 @@ class LiveCosts:
         tokens = float(len(promises))
         depths = max(map(len, [*promises, *fixed]), default=0)
         active = [sum(len(chain) > depth for chain in fixed) for depth in range(depths)]
-        drafting = sum(map(self.draft_seconds, active))
+        drafting = self._drafting(active)
         speeds = [tokens / (self.verify_seconds(batch, rows) + drafting)]
         for count, (gain, depth, _) in enumerate(ranked, 1):
             tokens += gain
-            drafting -= self.draft_seconds(active[depth])
+            drafting -= self._step(active, depth)
             active[depth] += 1
-            drafting += self.draft_seconds(active[depth])
+            drafting += self._step(active, depth)
             speeds.append(tokens / (self.verify_seconds(batch, rows + count) + drafting))
         best_count = speeds.index(max(speeds))
         drafts = [0] * len(promises)

@@ -79,7 +79,8 @@ class Loop:
     def _time_trunk(self, plan: Sequence[Work], seconds: float) -> None:
         self.stats.trunk_seconds += seconds
         if self.speculation is not None and all(w.request.is_decoding for w in plan):
-            self.speculation.observe_verify(len(plan), sum(w.count for w in plan), seconds)
+            requests = [work.request for work in plan]
+            self.speculation.observe_verify(requests, sum(w.count for w in plan), seconds)
 
     def _commit(self, work: Work, rows: torch.Tensor, verdict: Verdict | None) -> Update | None:
         """Take over what a step decided for one request."""
@@ -135,9 +136,8 @@ class Loop:
         }
         drafting_started = time.perf_counter()
         self.drafter.propose(drafting)
-        self.speculation.observe_drafts(
-            list(drafting.values()), time.perf_counter() - drafting_started
-        )
+        if all(request.num_output > 1 for request in drafting):  # the first draft reads the prompt
+            self.speculation.observe_drafts(drafting, time.perf_counter() - drafting_started)
         self.drafter.catch_up([r for r in going if r not in drafting])
         self.stats.draft_reason = self.speculation.reason
         self.stats.draft_seconds += time.perf_counter() - started

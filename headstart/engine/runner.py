@@ -56,11 +56,17 @@ class HeadRows:
     states: torch.Tensor  # [n, hidden]
 
 
+# Rows that each request's head reads first, and how many drafts to make of them (the deepest chain
+# first), with which draft vocabulary -> each request's drafts.
+DraftChain = Callable[[Sequence[HeadRows], Sequence[int], str | None], list[list[int]]]
+
+
 class Runner:
     """Owns the device memory of one engine."""
 
     note = ""  # about how it computes, for people
     chooser: Chooser | None = None  # where the choice at a row has to be made in a special way
+    chain: DraftChain | None = None  # where greedy drafts of all depths can be made at once
 
     def __init__(
         self,

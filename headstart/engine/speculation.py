@@ -3,12 +3,12 @@
 A fixed number, or `auto`: the numbers that give the most tokens per second by what a round costs
 (profiled at start, corrected by live rounds) and what each request's drafts have been worth so
 far. 0 is a candidate like any other. Now and then the road not taken is tried for one round:
-requests that do not draft draft one token, requests that do draft none.
+requests that do not draft draft one token, requests that do draft none, or one token more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from headstart.engine.draft_choice import DraftCosts
 from headstart.engine.live_costs import Costs, LiveCosts
@@ -21,6 +21,7 @@ _PROBE_EVERY = 64  # rounds without drafts until some are tried again, counted f
 _PROBE_SOON = 8  # the same after a try that paid,
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
+_DEEPER_EVERY = 16  # the same until one draft more is tried, where a draft costs what it costs
 _ENOUGH = 32.0  # first drafts seen lately, to say what drafts will be worth
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
 
@@ -28,9 +29,17 @@ _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
 class Speculation:
     """Chooses K for every running request, every round."""
 
-    def __init__(self, options: EngineOptions, costs: Costs | None, max_len: int):
+    def __init__(
+        self,
+        options: EngineOptions,
+        costs: Costs | None,
+        max_len: int,
+        greedy_costs: Costs | None = None,
+    ):
+        """`greedy_costs`: of rounds in which all requests are greedy, where they differ."""
         self._options, self._max_len = options, max_len
         self._costs = LiveCosts(costs) if costs is not None else None
+        self._greedy_costs = self._costs if greedy_costs is None else LiveCosts(greedy_costs)
         self.rounds: LiveRounds | None = None  # of requests that sit on the device
         self._overall = Rates(memory=OVERALL_MEMORY)
         self._rates: dict[str, Rates] = {}
@@ -38,6 +47,7 @@ class Speculation:
         self._typical = 0  # K of the last round, of most requests: where a newcomer begins
         self._rounds_idle = 0  # rounds in which somebody did not draft, since the last try
         self._rounds_drafting = 0  # rounds in which somebody did, since the last without
+        self._rounds_shallow = 0  # rounds in which somebody could have drafted more, since a try
         self._quick_probes = 0  # in a row
         self._probe_after = _PROBE_EVERY
         self._probing: set[str] = set()  # whose tries have not come back
@@ -66,20 +76,27 @@ class Speculation:
             self._quick_probes += 1
             self._probe_after = _PROBE_SOON
 
-    def observe_verify(self, batch: int, rows: int, seconds: float) -> None:
+    def observe_verify(self, requests: Sequence[Request], rows: int, seconds: float) -> None:
         """How long a verification took in which nobody read a prompt."""
-        if self._costs is not None:
-            self._costs.observe_verify(batch, rows, seconds)
+        if (costs := self._unseated(requests)) is not None:
+            costs.observe_verify(len(requests), rows, seconds)
 
-    def observe_drafts(self, drafts: Sequence[int], seconds: float) -> None:
+    def observe_drafts(self, drafts: Mapping[Request, int], seconds: float) -> None:
         """How long drafting took; `drafts` are the numbers of those who drafted."""
-        if self._costs is not None and drafts:
-            active = [sum(k >= depth for k in drafts) for depth in range(1, max(drafts) + 1)]
-            self._costs.observe_drafts(active, seconds)
+        costs = self._unseated(drafts)
+        if costs is not None and drafts:
+            deepest = max(drafts.values())
+            active = [sum(k >= depth for k in drafts.values()) for depth in range(1, deepest + 1)]
+            costs.observe_drafts(active, seconds)
+
+    def _unseated(self, requests: Iterable[Request]) -> LiveCosts | None:
+        """Costs of rounds in parts, by what kind of requests there are."""
+        greedy = all(request.params.is_plain_greedy for request in requests)
+        return self._greedy_costs if greedy else self._costs
 
     def round_seconds(self, batch: int, num_drafts: int) -> float | None:
         """What a round costs in which everybody drafts so many; None where nothing was profiled."""
-        costs = self._costs_of(is_seated=True)
+        costs = self.rounds or self._costs
         return costs.round_seconds(batch, num_drafts) if costs is not None else None
 
     def prospect(self, batch: int, context: int) -> float | None:
@@ -124,14 +141,15 @@ class Speculation:
             is_spared = all(request.is_headless for request in requests)
             self.reason = "no head, drafts would not pay" if is_spared else "fixed"
             return fixed
-        costs = self._costs_of(is_seated)
+        is_seated = is_seated and self.rounds is not None
+        costs: DraftCosts | None = self.rounds if is_seated else self._unseated(requests)
         assert costs is not None
         best = self._best(costs, automatic, fixed)
         self._remember(best, automatic)
-        return {**fixed, **self._try_otherwise(costs, best, automatic)}
-
-    def _costs_of(self, is_seated: bool) -> DraftCosts | None:
-        return self.rounds if is_seated and self.rounds is not None else self._costs
+        tried = self._try_otherwise(costs, best, automatic)
+        if tried is best and not is_seated:
+            tried = self._try_deeper(best, automatic)
+        return {**fixed, **tried}
 
     def _remember(self, best: dict[Request, int], rooms: dict[Request, int]) -> None:
         self._current.update({request.id: drafts for request, drafts in best.items()})
@@ -209,6 +227,24 @@ class Speculation:
                 costs.fade()
                 return dict.fromkeys(best, 0)
         return best
+
+    def _try_deeper(
+        self, best: dict[Request, int], rooms: dict[Request, int]
+    ) -> dict[Request, int]:
+        """How often a draft behind the last one is right is only known by making it."""
+        most = self._options.max_drafts
+        priors = self._overall.priors(most)
+        able = {
+            request: drafts + 1
+            for request, drafts in best.items()
+            if 0 < drafts < min(rooms[request], most)
+            and self._chain(request, priors[: drafts + 1])[-1] > self._break_even / 2
+        }
+        self._rounds_shallow += bool(able)
+        if self._rounds_shallow < _DEEPER_EVERY:
+            return best
+        self._rounds_shallow = 0
+        return {**best, **able}
 
     def _fade(self, costs: DraftCosts, idle: Sequence[Request], *, with_costs: bool) -> None:
         if with_costs:

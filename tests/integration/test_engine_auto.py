@@ -23,7 +23,7 @@ PAYS_FOR_FEW = RoundCosts(
 @pytest.fixture
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
-    monkeypatch.setattr(engine_module, "measure", lambda *_, **__: PAYS_FOR_FEW)
+    monkeypatch.setattr(engine_module, "measure_both", lambda *_, **__: (PAYS_FOR_FEW, None))
     monkeypatch.setattr("headstart.engine.corrections.Corrections.observe", lambda *_: None)
 
 

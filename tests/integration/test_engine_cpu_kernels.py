@@ -64,6 +64,31 @@ def test_drafts_memory_chunks_and_batches_change_no_bit(tiny: Tiny, family: str)
 
 
 @needs_numba
+@pytest.mark.parametrize("vocab", [None, list(range(0, 64, 2))], ids=["all tokens", "half"])
+def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int] | None) -> None:
+    """Requests of different K in one batch, beside one that is drawn, which has no chain."""
+    found = []
+    for is_chained in (True, False):
+        engine = compiled(soft(tiny), speculate=3, draft_vocab=vocab)
+        assert engine.drafter is not None and engine.runner.chain is not None
+        if not is_chained:
+            engine.runner.chain = None
+        proposed: list[dict[str, list[int]]] = []
+        propose = engine.drafter.propose
+
+        def note(drafting: Any, propose: Any = propose, proposed: Any = proposed) -> None:
+            propose(drafting)
+            proposed.append({request.id: request.drafts for request in drafting})
+
+        engine.drafter.propose = note  # type: ignore[method-assign]
+        params = [greedy(20, speculate=k) for k in (1, 3, 5)] + [seeded(max_tokens=20)]
+        run(engine, PROMPTS[:4], params)
+        found.append([[*each.values()] for each in proposed])
+    assert found[0] == found[1]
+    assert {len(drafts) for each in found[0] for drafts in each} >= {1, 3, 5}
+
+
+@needs_numba
 def test_samples_with_and_without_drafts_are_equal(tiny: Tiny) -> None:
     folder = soft(tiny)
     texts = [

@@ -43,7 +43,7 @@ CHEAP = RoundTable(((1, ((0, 1.0), (1, 1.05))),))  # the control: drafts always 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here; the head may be four tokens behind."""
-    monkeypatch.setattr(engine_module, "measure", lambda *_, **__: NEVER_PAYS)
+    monkeypatch.setattr(engine_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
     monkeypatch.setattr(seating, "WINDOW", 4)
     monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
 

@@ -41,9 +41,9 @@ def test_gate_of_small_and_of_huge_values() -> None:
 def test_rotation_of_a_part_of_a_head() -> None:
     table = RotaryTable(RopeConfig("default", 1e4, 32), 9, torch.float32)
     x, out = random(48), np.empty(48, np.float32)
-    turn(x, table.cos[7].numpy(), table.sin[7].numpy(), out)
+    turn(x, table.cos[7].numpy(), table.sin[7].numpy(), np.float32(2), out)
     cos, sin, _ = table.at(torch.tensor([7]))
-    expected = rotate(torch.from_numpy(x)[None, None], cos, sin)[0, 0]
+    expected = rotate(torch.from_numpy(x)[None, None], cos, sin)[0, 0] * 2
     torch.testing.assert_close(torch.from_numpy(out), expected)
 
 
@@ -56,7 +56,8 @@ def seen(places: np.ndarray, where: np.ndarray) -> np.ndarray:
         keys[place // 16, :, :, place % 16] = k[token]
         values[place] = v[token]
     queries, out = random(GROUP, DIM), np.empty((GROUP, DIM), np.float32)
-    attend(queries, keys, values, 1, places, runs(places), out)
+    counts = np.full(GROUP, len(places))
+    attend(queries, keys, values, 1, places, runs(places), counts, out)
     q, k1, v1 = (
         torch.from_numpy(np.ascontiguousarray(p)) for p in (queries, k[where, 1], v[where, 1])
     )
@@ -75,6 +76,22 @@ def test_attention_is_right_and_places_do_not_matter(count: int) -> None:
     assert np.array_equal(in_order, shifted)
     assert np.array_equal(in_order, mixed)
     assert np.array_equal(in_order, seen(blocks, tokens))
+
+
+@pytest.mark.parametrize("count", [1, 3, 16, 63, 64, 66, 130])
+def test_queries_together_get_the_bits_they_get_alone(count: int) -> None:
+    """Of rows that follow one another each sees one place more; heads of a row see the same."""
+    keys, values = random(SLOTS // 16, KV_HEADS, DIM, 16), random(SLOTS, KV_HEADS, DIM)
+    queries, places = random(4 * GROUP, DIM), np.random.default_rng(1).permutation(SLOTS)
+    for seen in (np.arange(SLOTS), places):
+        counts = np.repeat(np.arange(count, count + 4), GROUP)
+        together = np.empty_like(queries)
+        attend(queries, keys, values, 0, seen, runs(seen), counts, together)
+        for number, own in enumerate(counts):
+            part, alone = slice(number, number + 1), np.empty((1, DIM), np.float32)
+            visible = seen[:own].copy()
+            attend(queries[part], keys, values, 0, visible, runs(visible), counts[part], alone)
+            assert np.array_equal(alone[0], together[number])
 
 
 def testruns() -> None:

@@ -19,6 +19,32 @@ class Flat:
     def draft_seconds(self, batch: int) -> float:
         return 0.1 if batch else 0.0
 
+    def start_seconds(self, batch: int) -> float:
+        return 0.0
+
+
+@dataclass(frozen=True)
+class SlowStart(Flat):
+    """The same, but to draft at all costs half a verification more."""
+
+    def start_seconds(self, batch: int) -> float:
+        return 0.5 if batch else 0.0
+
+
+def test_what_drafting_costs_once_is_paid_for_by_several_drafts() -> None:
+    promise = [[0.45, 0.4, 0.35]]
+    assert LiveCosts(Flat()).best([[0.45]], [], 10).drafts == [1]
+    assert LiveCosts(SlowStart()).best([[0.45]], [], 10).drafts == [0]
+    assert LiveCosts(SlowStart()).best(promise, [], 10).drafts == [3]
+    assert LiveCosts(SlowStart()).round_seconds(1, 3) == pytest.approx(1.8)
+
+
+def test_a_start_is_corrected_like_the_steps() -> None:
+    costs = LiveCosts(SlowStart())
+    for _ in range(100):
+        costs.observe_drafts([1, 1, 1], 1.6)  # twice what was expected
+    assert costs.start_seconds(1) + 3 * costs.draft_seconds(1) == pytest.approx(1.6, rel=0.02)
+
 
 def test_a_machine_that_is_slower_as_a_whole_changes_no_comparison() -> None:
     costs = LiveCosts(Flat())

@@ -37,6 +37,9 @@ class Linear:
     def draft_seconds(self, batch: int) -> float:
         return self.draft if batch else 0.0
 
+    def start_seconds(self, batch: int) -> float:
+        return 0.0
+
 
 def auto(costs: Any = None, **options: Any) -> Speculation:
     return Speculation(EngineOptions(speculate="auto", **options), costs or Linear(), max_len=10**6)
@@ -178,11 +181,25 @@ def test_live_times_overrule_a_profile_that_is_too_good() -> None:
     for _ in range(2500):
         chosen = own.choose([one], num_running=1)[one]
         own.observe(one, chosen, chosen)
-        own.observe_verify(1, 1 + chosen, real.verify_seconds(1, 1 + chosen))
-        own.observe_drafts([chosen] if chosen else [], chosen * 0.05)
+        own.observe_verify([one], 1 + chosen, real.verify_seconds(1, 1 + chosen))
+        own.observe_drafts({one: chosen} if chosen else {}, chosen * 0.05)
         history.append(chosen)
     late = history[-500:]
     assert late.count(0) > 0.8 * len(late), late[-50:]
+
+
+def test_greedy_requests_have_costs_of_their_own() -> None:
+    """A draw costs as much as the trunk: drafts pay for those only who do not draw."""
+    drawn = Linear(row=1.0)
+    own = Speculation(EngineOptions(speculate="auto"), drawn, 10**6, greedy_costs=Linear())
+    greedy, sampled = request("greedy"), request("sampled")
+    sampled.params = SamplingParams(temperature=1)
+    for one in (greedy, sampled):
+        for _ in range(20):
+            own.observe(one, 3, 2)
+    assert own.choose([greedy], num_running=1)[greedy] >= 2
+    assert own.choose([sampled], num_running=1)[sampled] == 0
+    assert own.choose([sampled, greedy], num_running=2) == {sampled: 0, greedy: 0}
 
 
 def test_now_and_then_a_round_without_drafts_is_timed() -> None:
