@@ -76,12 +76,14 @@ def build(
     measure_threads: bool = False,
     asks_for_kernels: bool = False,
     refuses_kernels: bool = False,
+    packs_floats: bool = False,
 ) -> Built:
     """Load trunk and head; what was decided on the way is in `notes`.
 
     `measure_threads` may change the number of CPU threads, a setting of the whole process.
     `asks_for_kernels`: a GPU's formats are wanted on a CPU, too, where kernels are interpreted.
     `refuses_kernels`: int8 products of a CPU are torch's, not the compiled kernels'.
+    `packs_floats`: float32 may be held as the compiled kernels read it; then nothing else can.
     """
     place = _device(device)
     kind = _dtype(dtype, place)
@@ -116,6 +118,11 @@ def build(
             quantize(module, form)
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
+    elif packs_floats and not by_blocks and _can_compile(trunk, head, kind):
+        from headstart.cpu.linear import PackedFloat
+
+        for module in modules:
+            quantize(module, PackedFloat)
     if place.type == "cpu":
         reason = why_not_compiled(trunk, head, kind)
         if isinstance(trunk.lm_head, Int8Linear) and not refuses_kernels and reason:
@@ -126,7 +133,8 @@ def build(
             notes.append(note)
         if by_blocks:
             make_exact(trunk)
-        tune(*(modules[1:] if by_blocks else modules))
+        if reason is not None or isinstance(trunk.lm_head, Int8Linear):
+            tune(*(modules[1:] if by_blocks else modules))
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
 
 
@@ -143,10 +151,26 @@ def fastest_form(weights: Weights) -> Callable[[Linear], nn.Module]:
 
 def why_not_compiled(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
     """What keeps a model from running through the compiled kernels of a CPU, or None."""
-    if not isinstance(trunk.lm_head, Int8Linear):
-        return "weights are not int8"
-    if type(trunk.lm_head) is Int8Linear:
-        return why_missing() or "kernels are off"
+    if (missing := why_missing()) is not None:
+        return missing
+    from headstart.cpu.linear import PackedFloat, PackedLinear
+
+    lm_head: nn.Module = trunk.lm_head
+    if type(lm_head) is Int8Linear:
+        return "kernels are off"
+    if not isinstance(lm_head, PackedLinear | PackedFloat):
+        return "weights are not packed"
+    return _why_not_whole(trunk, head, dtype)
+
+
+def _can_compile(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> bool:
+    """Whether whole passes of a model with float32 weights could be compiled on this machine."""
+    on_cpu = trunk.embed.device.type == "cpu"
+    return on_cpu and why_missing() is None and _why_not_whole(trunk, head, dtype) is None
+
+
+def _why_not_whole(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
+    """What of a model the compiled kernels cannot do, or None."""
     if dtype != torch.float32:
         return f"numbers are {dtype}"
     from headstart.cpu.forward import why_unsupported

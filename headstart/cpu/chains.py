@@ -10,8 +10,8 @@ import torch
 
 from headstart.cpu import drafts as kernels
 from headstart.cpu.crew import CREW, new_board
-from headstart.cpu.forward import Block, joined, matrices, norms, runs, seated
-from headstart.cpu.layers import Matrices, Seats
+from headstart.cpu.forward import Block, joined, matrices, norms, seated
+from headstart.cpu.layers import FloatMatrices, Matrices, Seats, runs
 from headstart.models.mtp import MTPModule
 from headstart.models.trunk import Trunk
 
@@ -20,7 +20,7 @@ from headstart.models.trunk import Trunk
 class Tokens:
     """What is guessed among: an LM head, and the ids of its rows where they are not all."""
 
-    lm_head: Matrices
+    lm_head: Matrices | FloatMatrices
     ids: np.ndarray  # empty: all
 
 
@@ -83,7 +83,7 @@ class HeadKernels:
         shape = (len(active) - 1, len(chains), embedded.shape[1])
         room = kernels.Room(
             np.empty(shape, np.float32),
-            np.empty((len(active), len(chains), tokens.lm_head.scales.shape[1]), np.float32),
+            np.empty((len(active), len(chains), tokens.lm_head.bias.shape[1]), np.float32),
         )
         work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
         result = CREW.run(

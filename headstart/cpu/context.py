@@ -2,8 +2,7 @@
 
 Keys lie with 16 slots side by side, [groups, kv_heads, dim, 16], so that 16 scores add up in the
 lanes of a vector, dimension by dimension: no sum across lanes, and always the same order.
-Values lie slot by slot. Loops that keep their sums in registers are written in LLVM's language;
-compilers leave those sums in memory, which takes several times longer.
+Values lie slot by slot.
 """
 
 from __future__ import annotations
@@ -13,59 +12,18 @@ from typing import Any
 import numpy as np
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from headstart.cpu.compiler import njit
 from headstart.cpu.rows import exp
+from headstart.cpu.vectors import LANES, VECTOR, everywhere, fma, load, loop
 
-LANES = 16
 KEYS = 64  # of a context that are compared before soft-max goes on
 QUERIES = 4  # that share what is loaded of keys and values
 _GROUPS = KEYS // LANES
 SCORES = KEYS + LANES  # of a query, with room for slots that nobody asked for
 
-_FLOAT, _INT32, _INT64 = ir.FloatType(), ir.IntType(32), ir.IntType(64)
-_VECTOR = ir.VectorType(_FLOAT, LANES)
-
-
-def _load(build: Any, address: Any, kind: Any) -> Any:
-    loaded = build.load(build.inttoptr(address, kind.as_pointer()))
-    loaded.align = 4
-    return loaded
-
-
-def _everywhere(build: Any, value: Any) -> Any:
-    nothing = ir.Constant(_VECTOR, ir.Undefined)
-    one = build.insert_element(nothing, value, _INT32(0))
-    return build.shuffle_vector(one, nothing, ir.Constant(ir.VectorType(_INT32, LANES), None))
-
-
-def _fma(build: Any, a: Any, b: Any, c: Any) -> Any:
-    """a * b + c, rounded once."""
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    function = get_or_insert_function(build.module, kind, f"llvm.fma.v{LANES}f32")
-    return build.call(function, [a, b, c])
-
-
-def _loop(build: Any, times: Any, starts: list[Any], step: Any) -> list[Any]:
-    """`step(number, values)` gives the next values; those after the last time."""
-    before = build.block
-    loop, after = build.append_basic_block("loop"), build.append_basic_block("after")
-    build.branch(loop)
-    build.position_at_end(loop)
-    number = build.phi(_INT64)
-    number.add_incoming(_INT64(0), before)
-    values = [build.phi(_VECTOR) for _ in starts]
-    following = step(number, values)
-    for value, start, then in zip(values, starts, following, strict=True):
-        value.add_incoming(start, before)
-        value.add_incoming(then, loop)
-    count = build.add(number, _INT64(1))
-    number.add_incoming(count, loop)
-    build.cbranch(build.icmp_signed("<", count, times), loop, after)
-    build.position_at_end(after)
-    return list(following)
+_FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
 
 
 def _scores_of(queries: int, groups: int) -> Any:
@@ -84,17 +42,17 @@ def _scores_of(queries: int, groups: int) -> Any:
 
             def add(number: Any, sums: list[Any]) -> list[Any]:
                 at, offset = build.mul(number, _INT64(4)), build.mul(number, _INT64(4 * LANES))
-                near = [_load(build, build.add(part, offset), _VECTOR) for part in parts]
-                factors = [_load(build, build.add(query, at), _FLOAT) for query in asked]
-                spread = [_everywhere(build, factor) for factor in factors]
+                near = [load(build, build.add(part, offset), VECTOR) for part in parts]
+                factors = [load(build, build.add(query, at), _FLOAT) for query in asked]
+                spread = [everywhere(build, factor) for factor in factors]
                 pairs = [(factor, part) for factor in spread for part in near]
-                return [_fma(build, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
+                return [fma(build, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
 
-            nothing = [ir.Constant(_VECTOR, None)] * (queries * groups)
-            for number, result in enumerate(_loop(build, dim, nothing, add)):
+            nothing = [ir.Constant(VECTOR, None)] * (queries * groups)
+            for number, result in enumerate(loop(build, dim, nothing, add)):
                 query, group = divmod(number, groups)
                 offset = 4 * (query * SCORES + group * LANES)
-                place = build.inttoptr(build.add(out, _INT64(offset)), _VECTOR.as_pointer())
+                place = build.inttoptr(build.add(out, _INT64(offset)), VECTOR.as_pointer())
                 build.store(result, place).align = 4
             return context.get_dummy_value()
 
@@ -119,28 +77,28 @@ def _blend_of(queries: int, vectors: int) -> Any:
             slots = []
             for query in range(queries):
                 own = build.add(out, build.mul(step, _INT64(query)))
-                target = build.inttoptr(own, _VECTOR.as_pointer())
+                target = build.inttoptr(own, VECTOR.as_pointer())
                 slots += [build.gep(target, [_INT64(number)]) for number in range(vectors)]
             starts = [build.load(slot) for slot in slots]
             for start in starts:
                 start.align = 4
 
             def add(number: Any, sums: list[Any]) -> list[Any]:
-                slot = _load(build, build.add(places, build.mul(number, _INT64(8))), _INT64)
+                slot = load(build, build.add(places, build.mul(number, _INT64(8))), _INT64)
                 first = build.add(values, build.mul(slot, stride))
                 parts = [
-                    _load(build, build.add(first, _INT64(4 * LANES * n)), _VECTOR)
+                    load(build, build.add(first, _INT64(4 * LANES * n)), VECTOR)
                     for n in range(vectors)
                 ]
                 at = build.add(shares, build.mul(number, _INT64(4)))
                 own = [
-                    _everywhere(build, _load(build, build.add(at, _INT64(4 * SCORES * n)), _FLOAT))
+                    everywhere(build, load(build, build.add(at, _INT64(4 * SCORES * n)), _FLOAT))
                     for n in range(queries)
                 ]
                 pairs = [(share, part) for share in own for part in parts]
-                return [_fma(build, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
+                return [fma(build, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
 
-            for slot, result in zip(slots, _loop(build, count, starts, add), strict=True):
+            for slot, result in zip(slots, loop(build, count, starts, add), strict=True):
                 build.store(result, slot).align = 4
             return context.get_dummy_value()
 

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from headstart.cpu import layers as kernels
-from headstart.cpu.context import LANES
 from headstart.cpu.crew import CREW, new_board
-from headstart.cpu.linear import PackedLinear
+from headstart.cpu.linear import PackedFloat, PackedLinear
+from headstart.cpu.vectors import LANES
 from headstart.models.attention import Span
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
@@ -89,10 +89,10 @@ class Block:
     def scratch(self, rows: int) -> kernels.Scratch:
         layers, (kv_heads, dim) = self.model.layers, self.model.values.shape[2:]
         shapes = (
-            (rows, layers.qkv.scales.shape[1]),
+            (rows, layers.qkv.bias.shape[1]),
             (kv_heads, rows * self.width // (kv_heads * dim), dim),
             (rows, self.width),
-            (rows, layers.gate_up.scales.shape[1]),
+            (rows, layers.gate_up.bias.shape[1]),
         )
         return kernels.Scratch(*(np.empty(shape, np.float32) for shape in shapes))
 
@@ -121,18 +121,10 @@ def seated(
         begin, row = end, stop
     return kernels.Seats(
         np.array(positions), joined([slots for slots, _ in requests]),
-        joined([seen for _, seen in requests]), joined([runs(seen) for _, seen in requests]),
+        joined([seen for _, seen in requests]),
+        joined([kernels.runs(seen) for _, seen in requests]),
         np.array(begins), np.array(ends), np.array(firsts), np.array(lasts),
     )  # fmt: skip
-
-
-def runs(places: np.ndarray) -> np.ndarray:
-    """From each place on, how many follow one another: [4, 5, 9] -> [2, 1, 1]."""
-    breaks = np.flatnonzero(places[1:] != places[:-1] + 1) + 1
-    if not len(breaks):
-        return np.arange(len(places), 0, -1)
-    stops = np.append(breaks, len(places))
-    return np.repeat(stops, np.diff(stops, prepend=0)) - np.arange(len(places))
 
 
 class TrunkKernels:
@@ -149,7 +141,7 @@ class TrunkKernels:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
         block, stream = self._block, self._embed[ids].numpy()
-        logits = np.empty((len(wanted), self._lm_head.scales.shape[1]), np.float32)
+        logits = np.empty((len(wanted), self._lm_head.bias.shape[1]), np.float32)
         normed = CREW.run(
             len(ids) * block.weights, kernels.run_trunk,
             new_board(kernels.PHASES * len(block.model.keys) + 1), stream,
@@ -173,20 +165,27 @@ def norms(norms: Sequence[Norm]) -> np.ndarray:
     return np.stack([norm.factor.numpy() for norm in norms])
 
 
-def matrices(found: Sequence[nn.Module]) -> kernels.Matrices:
+def matrices(found: Sequence[nn.Module]) -> kernels.Matrices | kernels.FloatMatrices:
     """One kind of matrix of all layers, in one piece of memory."""
+    if isinstance(found[0], PackedFloat):
+        floats = [_checked(module, PackedFloat) for module in found]
+        return kernels.FloatMatrices(_whole(floats), np.stack([f.offsets for f in floats]))
     parts = [_checked(module, PackedLinear) for module in found]
-    whole = parts[0].weight.numpy()[None]
-    if len(parts) > 1:
-        whole = np.stack([part.weight.numpy() for part in parts])
-        for part, view in zip(parts, whole, strict=True):
-            part.weight = torch.from_numpy(view)
     return kernels.Matrices(
-        whole,
-        np.stack([part.scales.numpy() for part in parts]),
+        _whole(parts), np.stack([part.scales.numpy() for part in parts]),
         np.stack([part.bias.numpy() for part in parts]),
         np.array([part.levels for part in parts]),
-    )
+    )  # fmt: skip
+
+
+def _whole(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
+    """All weights in one array, of which the parts keep views."""
+    if len(parts) == 1:
+        return parts[0].weight.numpy()[None]
+    whole = np.stack([part.weight.numpy() for part in parts])
+    for part, view in zip(parts, whole, strict=True):
+        part.repack(torch.from_numpy(view))
+    return whole
 
 
 def _checked(module: object, kind: type[Kind]) -> Kind:

@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections import namedtuple
 
 import numpy as np
+from numba.extending import overload
 
 from headstart.cpu.compiler import njit
-from headstart.cpu.context import LANES, attend
+from headstart.cpu.context import attend
 from headstart.cpu.crew import claim, finish, wait
+from headstart.cpu.float_products import product as float_product
 from headstart.cpu.products import product, round_rows
 from headstart.cpu.rows import ONE, copy, gate, norm, turn
+from headstart.cpu.vectors import LANES
 
 # One kind of matrix in all layers: packed [L, tiles, bytes], scales and bias [L, N], levels [L].
 Matrices = namedtuple("Matrices", "packed scales bias levels")
+# The same in float32: packed [L, tiles, K * 32].
+FloatMatrices = namedtuple("FloatMatrices", "packed bias")
 # norms [L, hidden]; eps of all norms
 Layers = namedtuple("Layers", "attention_norm qkv o mlp_norm gate_up down eps")
 # With its memory: keys [L, groups, kv_heads, dim, 16], values [L, slots, kv_heads, dim].
@@ -35,9 +40,23 @@ FIRST = np.int64(0)  # phase or layer; a plain 0 would be a kind of its own to c
 PHASES = 6  # of a layer: qkv, place, attend, o, gate and up, down
 
 
-@njit()
 def apply(board, phase, x, matrices, layer, out, adds):
-    """Rows x [rows, K] through one layer's matrix."""
+    """Rows x [rows, K] through one layer's matrix, in the way of its kind: one phase."""
+    raise NotImplementedError("called by compiled code only")
+
+
+@overload(apply, jit_options={"error_model": "numpy"})
+def _apply_kind(board, phase, x, matrices, layer, out, adds):
+    if matrices.instance_class is FloatMatrices:
+        return _apply_floats
+    return _apply_integers
+
+
+def _apply_floats(board, phase, x, matrices, layer, out, adds):
+    float_product(board, phase, matrices.packed[layer], matrices.bias[layer], x, out, adds)
+
+
+def _apply_integers(board, phase, x, matrices, layer, out, adds):
     inputs, scales = round_rows(x, matrices.levels[layer])
     product(
         board, phase, matrices.packed[layer], matrices.scales[layer], matrices.bias[layer],
@@ -101,6 +120,17 @@ def _attend(board, phase, scratch, keys, values, seats):
                 copy(found[number], scratch.seen[first + row, begins : begins + dim])
         finish(board, phase, end - begin)
     wait(board, phase, items)
+
+
+@njit()
+def runs(places):
+    """From each place on, how many follow one another: [4, 5, 9] -> [2, 1, 1]."""
+    result, count = np.empty(places.shape[0], np.int64), 0
+    for at in range(places.shape[0] - 1, -1, -1):
+        is_last = at + 1 == places.shape[0] or places[at + 1] != places[at] + 1
+        count = 1 if is_last else count + 1
+        result[at] = count
+    return result
 
 
 @njit()

@@ -1,10 +1,12 @@
-"""The int8 product of `models/linear.py` by the compiled kernels."""
+"""Products of `models/linear.py` by the compiled kernels: int8, and float32."""
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from torch import nn
 
-from headstart.cpu import products
+from headstart.cpu import float_products, products
 from headstart.cpu.crew import CREW, new_board
 from headstart.models.linear import Int8Linear, Linear
 
@@ -33,6 +35,10 @@ class PackedLinear(Int8Linear):
         self.register_buffer("scales", scales.contiguous())
         self.register_buffer("bias", bias.contiguous())
 
+    def repack(self, packed: torch.Tensor) -> None:
+        """The same weights at another place in memory."""
+        self.weight = packed
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         rows = x.detach().float().contiguous()
         y = torch.empty(len(rows), self.outputs)
@@ -48,4 +54,47 @@ class PackedLinear(Int8Linear):
         result = PackedLinear()
         weight = products.unpack(self.weight, self.outputs, self.inputs)
         result._hold(weight[ids], self.scales[ids], self.bias[ids])
+        return result
+
+
+class PackedFloat(Linear):
+    """y = x W^T + b in float32 with W packed; `bias` zeros where there is none."""
+
+    def __init__(self, source: Linear | None = None):
+        super().__init__(0, 0)
+        if source is None:
+            return
+        weight = source.weight.detach()
+        self._pack(weight, None if source.bias is None else source.bias.detach())
+
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.outputs = len(weight)
+        self.repack(float_products.pack(weight))
+        zeros = torch.zeros(self.outputs)
+        self.bias = nn.Parameter(zeros if bias is None else bias.clone(), requires_grad=False)
+
+    def repack(self, packed: torch.Tensor) -> None:
+        """The same weights at another place in memory."""
+        self.weight = nn.Parameter(packed, requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.detach().contiguous()
+        y = torch.empty(len(rows), self.outputs)
+        weight = self.weight.numpy()
+        CREW.run(
+            weight.size * len(rows), float_products.linear, new_board(1), rows.numpy(), weight,
+            self.offsets, y.numpy(),
+        )  # fmt: skip
+        return y
+
+    @property
+    def offsets(self) -> np.ndarray:
+        assert self.bias is not None
+        return self.bias.numpy()
+
+    def only_rows(self, ids: torch.Tensor) -> PackedFloat:
+        """The same product for some outputs only."""
+        result = PackedFloat()
+        assert self.bias is not None
+        result._pack(float_products.unpack(self.weight, self.outputs)[ids], self.bias[ids])
         return result

@@ -14,7 +14,8 @@ from torch.nn.functional import pad
 from headstart.cpu.compiler import njit
 from headstart.cpu.crew import claim, finish, wait
 from headstart.cpu.rows import ROUNDING, bits_of
-from headstart.cpu.sums import BLOCKS, LANES, MOST_ROWS, TILE, add_up
+from headstart.cpu.sums import BLOCKS, MOST_ROWS, TILE, add_up
+from headstart.cpu.vectors import LANES
 
 _LARGEST_SUM = 2**31 - 1
 _LARGEST_INPUT = 2**15 - 1

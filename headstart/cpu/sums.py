@@ -13,23 +13,19 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
 from headstart.cpu.compiler import njit
+from headstart.cpu.vectors import LANES, fetch, loop
 
-LANES = 16  # outputs of one vector
-BLOCKS = 2  # vectors of outputs in a tile
+BLOCKS = 2  # vectors of LANES outputs in a tile
 TILE = LANES * BLOCKS
 MOST_ROWS = 8  # whose sums stay in registers
-# Pairs of inputs whose weights are asked for ahead, 64 bytes each: processors do so themselves
-# within a page of memory only.
-_AHEAD = 64
+_AHEAD = 64  # pairs of inputs, whose weights take 64 bytes each, that are asked for ahead
 
 _INT8, _INT16, _INT32, _INT64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _SUMS = ir.VectorType(_INT32, LANES)
 _PAIRS = ir.VectorType(_INT32, 2 * LANES)
-_BYTES = _INT8.as_pointer()
 _FIRSTS = ir.Constant(_SUMS, list(range(0, 2 * LANES, 2)))
 _SECONDS = ir.Constant(_SUMS, list(range(1, 2 * LANES, 2)))
 
@@ -45,29 +41,24 @@ def _for_rows(rows: int) -> Any:
 
         def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
             weights, inputs, stride, pairs, out = arguments
-            before = build.block
-            loop, after = build.append_basic_block("loop"), build.append_basic_block("after")
-            build.branch(loop)
-            build.position_at_end(loop)
-            pair = build.phi(_INT64)
-            pair.add_incoming(_INT64(0), before)
-            totals = [[build.phi(_SUMS) for _ in range(BLOCKS)] for _ in range(rows)]
-            _fetch_ahead(build, weights, pair)
-            tile = [_weights(build, weights, pair, block) for block in range(BLOCKS)]
-            results = []
-            for row in range(rows):
-                values = _inputs(build, inputs, build.mul(stride, _INT64(row)), pair)
-                for block, total in enumerate(totals[row]):
-                    products = build.mul(tile[block], values)
-                    firsts = build.shuffle_vector(products, products, _FIRSTS)
-                    seconds = build.shuffle_vector(products, products, _SECONDS)
-                    results.append(build.add(total, build.add(firsts, seconds)))
-                    total.add_incoming(ir.Constant(_SUMS, None), before)
-                    total.add_incoming(results[-1], loop)
-            following = build.add(pair, _INT64(1))
-            pair.add_incoming(following, loop)
-            build.cbranch(build.icmp_signed("<", following, pairs), loop, after)
-            build.position_at_end(after)
+
+            def add(pair: Any, totals: list[Any]) -> list[Any]:
+                ahead = build.mul(build.add(pair, _INT64(_AHEAD)), _INT64(2 * TILE))
+                fetch(build, build.add(weights, ahead))
+                tile = [_weights(build, weights, pair, block) for block in range(BLOCKS)]
+                results: list[Any] = []
+                for row in range(rows):
+                    values = _inputs(build, inputs, build.mul(stride, _INT64(row)), pair)
+                    for block in range(BLOCKS):
+                        products = build.mul(tile[block], values)
+                        firsts = build.shuffle_vector(products, products, _FIRSTS)
+                        seconds = build.shuffle_vector(products, products, _SECONDS)
+                        total = totals[len(results)]
+                        results.append(build.add(total, build.add(firsts, seconds)))
+                return results
+
+            nothing = [ir.Constant(_SUMS, None)] * (rows * BLOCKS)
+            results = loop(build, pairs, nothing, add)
             for number, result in enumerate(results):
                 place = build.inttoptr(out, _SUMS.as_pointer())
                 build.store(result, build.gep(place, [_INT64(number)])).align = 4
@@ -76,15 +67,6 @@ def _for_rows(rows: int) -> Any:
         return types.void(*[types.intp] * 5), generate
 
     return sums
-
-
-def _fetch_ahead(build: Any, tile: Any, pair: Any) -> None:
-    """Ask for weights that come later, of the next tile too."""
-    address = build.add(tile, build.mul(build.add(pair, _INT64(_AHEAD)), _INT64(2 * TILE)))
-    kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT32, _INT32, _INT32])
-    function = get_or_insert_function(build.module, kind, "llvm.prefetch.p0")
-    to_read, into_second_cache, data = _INT32(0), _INT32(2), _INT32(1)
-    build.call(function, [build.inttoptr(address, _BYTES), to_read, into_second_cache, data])
 
 
 def _weights(build: Any, tile: Any, pair: Any, block: int) -> Any:

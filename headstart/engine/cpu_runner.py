@@ -1,4 +1,4 @@
-"""The runner of int8 weights on a CPU with the compiled kernels: whole passes as one call each."""
+"""The runner of a CPU with the compiled kernels: whole passes as one call each."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CpuRunner(Runner):
             self._modules[0].draft(self._numbers([0]), normed, [start], self._among(None))
         best_of_rows(np.zeros((1, 1), np.float32))
         seconds = time.perf_counter() - started
-        return f"int8 kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
+        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
     def _run_rows(
         self,

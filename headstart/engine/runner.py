@@ -293,8 +293,9 @@ class Runner:
         ):
             offset = (blocks[lowest] - lowest) * size
             return slice(begin + offset, end + offset)
-        logical = range(begin, end)
-        return self._numbers([blocks[slot // size] * size + slot % size for slot in logical])
+        used = torch.tensor(blocks[lowest : highest + 1])
+        slots = (used[:, None] * size + torch.arange(size)).view(-1)
+        return slots[begin - lowest * size : end - lowest * size].to(self.device)
 
 
 def _state_span(span: Span, work: Work) -> StateSpan:

@@ -1,4 +1,4 @@
-"""int8 on a CPU through the compiled kernels: a text depends on its tokens alone, to the bit."""
+"""A CPU's compiled kernels, int8 and float32: a text depends on its tokens alone, to the bit."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from headstart.engine.runner import Runner
 
 PROMPTS = make_prompts()
 INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
+FLOAT: dict[str, Any] = {"weights": "as-dtype", "dtype": "float32"}
 
 needs_numba = pytest.mark.skipif(compiler.why_missing() is not None, reason="no numba here")
 
@@ -41,24 +42,27 @@ def answers(engine: Engine, **fields: Any) -> list[tuple[list[int], list[float]]
 
 
 def compiled(folder: Path, **settings: Any) -> Engine:
-    engine = start(folder, **INT8, **settings)
+    engine = start(folder, **{**INT8, **settings})
     assert type(engine.runner).__name__ == "CpuRunner"
-    assert any("int8 kernels: ready" in note for note in engine.notes)
+    assert any("compiled kernels: ready" in note for note in engine.notes)
     return engine
 
 
 @needs_numba
-@pytest.mark.parametrize("family", ["mimo", "llama"])
-def test_drafts_memory_chunks_and_batches_change_no_bit(tiny: Tiny, family: str) -> None:
+@pytest.mark.parametrize(("family", "kind"), [("mimo", INT8), ("llama", INT8), ("qwen2", FLOAT)])
+def test_drafts_memory_chunks_and_batches_change_no_bit(
+    tiny: Tiny, family: str, kind: dict[str, Any]
+) -> None:
     folder = soft(tiny, family)
-    plain = answers(compiled(folder, speculate=0))
-    assert answers(compiled(folder, speculate=3)) == plain
-    assert answers(compiled(folder, speculate="auto")) == plain
-    assert answers(compiled(folder, speculate=16, block_size=16, slots=2400)) == plain
-    small = compiled(folder, speculate=3, slots=60, max_batched_tokens=20, prefix_caching=False)
+    plain = answers(compiled(folder, speculate=0, **kind))
+    assert answers(compiled(folder, speculate=3, **kind)) == plain
+    assert answers(compiled(folder, speculate="auto", **kind)) == plain
+    assert answers(compiled(folder, speculate=16, block_size=16, slots=2400, **kind)) == plain
+    tight: dict[str, Any] = {"slots": 60, "max_batched_tokens": 20, "prefix_caching": False}
+    small = compiled(folder, speculate=3, **tight, **kind)
     assert answers(small) == plain
     assert small.stats.preemptions > 0
-    cached = compiled(folder, speculate=2, max_running_requests=2, block_size=1)
+    cached = compiled(folder, speculate=2, max_running_requests=2, block_size=1, **kind)
     assert answers(cached) == plain
     assert cached.stats.cached_tokens > 0
 
@@ -112,6 +116,21 @@ def test_states_and_drafts_are_those_of_the_plain_modules(tiny: Tiny, family: st
     assert tokens == exact_tokens and length == pytest.approx(exact_length, abs=0.5)
     # nearer to fp32 than torch's int8 products, whose inputs are bf16
     assert (values - exact).abs().max() <= (by_torch - exact).abs().max() + 1e-3
+
+
+@needs_numba
+@pytest.mark.parametrize("family", ["mimo", "llama", "qwen2"])
+def test_float32_is_what_the_plain_modules_compute(tiny: Tiny, family: str) -> None:
+    folder, found = soft(tiny, family), []
+    for settings in ({}, {"kernels": "off"}):
+        engine = start(folder, speculate=3, **{**FLOAT, **settings})
+        (result,) = run(engine, PROMPTS[:1], greedy(12, logprobs=1, logprobs_mode="raw"))
+        values = torch.tensor([entry.logprob for entry in result.outputs[0].logprobs or ()])
+        found.append((result.outputs[0].token_ids, values, type(engine.runner)))
+    (tokens, values, kind), (plain_tokens, plain, plain_kind) = found
+    assert kind is not plain_kind and plain_kind is Runner
+    assert tokens == plain_tokens
+    torch.testing.assert_close(values, plain, rtol=1e-4, atol=1e-5)
 
 
 REFUSED = {

@@ -12,7 +12,7 @@ from headstart.models.rope import RopeConfig, RotaryTable, rotate
 pytest.importorskip("numba")
 
 from headstart.cpu.context import attend
-from headstart.cpu.forward import runs
+from headstart.cpu.layers import runs
 from headstart.cpu.rows import gate, norm, turn
 
 DIM, KV_HEADS, GROUP, SLOTS = 80, 2, 3, 320
@@ -94,5 +94,5 @@ def test_queries_together_get_the_bits_they_get_alone(count: int) -> None:
             assert np.array_equal(alone[0], together[number])
 
 
-def testruns() -> None:
+def test_runs() -> None:
     assert runs(np.array([4, 5, 9, 3, 4, 5])).tolist() == [2, 1, 1, 3, 2, 1]
