@@ -6,11 +6,13 @@ import torch
 from torch import Tensor
 
 from headstart.kernels.linear import Shape, partial_linear
-from headstart.kernels.moe import MAX_SCANNED_ROWS, PROGRAMS, ExpertWeights, expert_terms
+from headstart.kernels.moe import MAX_SCANNED_ROWS, PROGRAMS, ExpertWeights
+from headstart.kernels.moe_few import few_terms
 from headstart.kernels.routing import Routing, choose_experts
 from headstart.models.linear import Stack
 from headstart.models.moe import MoE
 
+WAY = "apart"  # of few rows; `benchmarks/gpu_moe.py --ways` measures the others
 _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as the model
 
 
@@ -40,7 +42,7 @@ def _terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
         _logits(x, moe.router.weight), routing_of(moe, weights.num_shared), moe.router.correction,
         slots, gate,
     )  # fmt: skip
-    return expert_terms(x, chosen, shares, weights)
+    return few_terms(x, chosen, shares, weights, WAY)
 
 
 def routing_of(moe: MoE, num_shared: int) -> Routing:

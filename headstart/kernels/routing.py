@@ -39,13 +39,13 @@ class Routing:
 
 def choose_experts(
     partial: Tensor, routing: Routing, correction: Tensor | None = None,
-    slots: Tensor | None = None, gate: tuple[Tensor, Tensor] | None = None,
+    slots: Tensor | None = None, gate: tuple[Tensor, Tensor] | None = None, gate_step: int = 512,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """partial [S, M, E] sums up to the router's logits -> experts [M, C] int32, weights [M, C].
 
     correction [E] is added to the scores that choose, not to those that weigh. A row whose slot
     [M] is below 0 goes nowhere: its experts are -1. gate: rows x [M, K] and a weight [1, K] whose
-    sigmoid weighs the shared experts.
+    sigmoid weighs the shared experts, read so many numbers at a time.
     """
     splits, rows, experts = partial.shape
     assert experts == routing.num_experts and partial.is_contiguous()
@@ -60,7 +60,7 @@ def choose_experts(
         TOP_K=routing.top_k, SHARED=routing.num_shared, IS_SIGMOID=routing.is_sigmoid,
         RENORMALISE=routing.renormalise, BLOCK_G=triton.next_power_of_2(routing.num_groups),
         BLOCK_E=triton.next_power_of_2(each), BLOCK_C=triton.next_power_of_2(routing.num_choices),
-        BLOCK_K=512, num_warps=1 if experts <= 512 else 4,
+        BLOCK_K=gate_step, num_warps=1 if experts <= 512 else 4,
     )  # fmt: skip
     return chosen, weights
 
