@@ -249,8 +249,7 @@ def main() -> None:
     parser.add_argument("--cuts", action="store_true", help="try other cuts instead")
     parser.add_argument("--ways", action="store_true", help="time other ways instead")
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
-    most = kernels.MAX_SCANNED_ROWS
-    parser.add_argument("--scanned", type=int, default=most, help="sort choices of more rows")
+    parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS, help="unsorted")
     given = parser.parse_args()
     few = [rows for rows in given.sort_rows if rows <= given.scanned]
     if few:
@@ -282,7 +281,8 @@ def run(given: argparse.Namespace) -> None:
         found = {**measure(block, layer, rows, speed), **parts(block, layer, rows)}
         results.append(found)
         print("{rows:4d} {experts:7.1f} {megabytes:7.1f} {us:8.1f} {floor_us:8.1f} "
-              "{times_floor:6.2f} {choice_us:7.1f} {experts_us:8.1f}".format(**found), flush=True)  # fmt: skip
+              "{times_floor:6.2f} {choice_us:7.1f} {experts_us:8.1f}".format(**found),
+              flush=True)  # fmt: skip
     sorted_rows = []
     for rows in given.sort_rows:
         found = measure_sorts(block, layer, rows)
