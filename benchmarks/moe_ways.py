@@ -64,14 +64,18 @@ def measure_ways(
             print(f"{rows:4d} rows {way:7s} {took * 1e6:8.1f} us, {took / floor:5.2f} times the "
                   f"bytes', {cuts or 'by rule'}", flush=True)  # fmt: skip
         took, cuts = min(found, key=lambda pair: pair[0])
-        with patch.object(experts, "few_terms", _by(way, cuts)):
-            whole = layer()
-        print(f"{rows:4d} rows {way:7s} {whole * 1e6:8.1f} us for the layer", flush=True)
+        whole = dict[str, float]()
+        for name, is_chained in (("layer", False), ("chained layer", True)):
+            if is_chained and way not in ("early", "vector"):
+                continue
+            with patch.multiple(experts, few_terms=_by(way, cuts), IS_CHAINED=is_chained):
+                whole[name] = layer() * 1e6
+            print(f"{rows:4d} rows {way:7s} {whole[name]:8.1f} us, {name}", flush=True)
         results.append({
             "rows": rows, "way": way, "us": took * 1e6, "times_floor": took / floor,
             "by_rule_us": next((t * 1e6 for t, own in found if own is None), None),
             "cuts": None if cuts is None else [vars(cut) for cut in cuts],
-            "layer_us": whole * 1e6,
+            "layer_us": whole,
         })  # fmt: skip
     return results
 
@@ -92,8 +96,9 @@ def needed_bytes(chosen: Tensor, weights: ExpertWeights) -> int:
 
 
 def _by(way: str, cuts: Cuts) -> Callable[..., Tensor]:
-    def terms(x: Tensor, chosen: Tensor, shares: Tensor, own: ExpertWeights, _: str) -> Tensor:
-        return few_terms(x, chosen, shares, own, way, cuts)
+    def terms(*given: Any, is_chained: bool) -> Tensor:
+        *usual, _ = given  # all but the way
+        return few_terms(*usual, way, cuts, is_chained=is_chained)
 
     return terms
 

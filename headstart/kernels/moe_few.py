@@ -39,6 +39,7 @@ from headstart.kernels.moe import (
     expert_terms,
 )
 from headstart.kernels.moe_vector import CUTS, MOST_ROWS, vector_terms
+from headstart.kernels.routing import chained
 
 WAYS = ("apart", "ahead", "early", "one", "vector")
 _TILE = 16  # rows of an expert at a time
@@ -49,18 +50,19 @@ _LEFT = tl.constexpr(1 << 16)  # what a program of the second product adds when 
 
 def few_terms(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights, way: str = "apart",
-    shapes: tuple[Shape, Shape] | None = None,
+    shapes: tuple[Shape, Shape] | None = None, *, is_chained: bool = False,
 ) -> Tensor:  # fmt: skip
     """As `expert_terms`, by one of WAYS; more rows than are scanned go apart.
 
-    A single launch has the warps and stages of the first of `shapes`.
+    A single launch has the warps and stages of the first of `shapes`. is_chained: the first launch
+    may begin while the choice runs, where the way has such launches (early, vector).
     """
     rows, choices = chosen.shape
     pairs = rows * choices
     if way == "apart" or rows > moe.MAX_SCANNED_ROWS or pairs > _MOST_PAIRS:
         return expert_terms(x, chosen, weights, experts, shapes)
     if way == "vector" and rows <= MOST_ROWS:
-        return vector_terms(x, chosen, weights, experts, shapes or CUTS)
+        return vector_terms(x, chosen, weights, experts, shapes or CUTS, is_chained=is_chained)
     assert way in WAYS and x.is_contiguous() and chosen.is_contiguous() and weights.is_contiguous()
     assert experts.gate_up.is_contiguous() and experts.down.is_contiguous()
     hidden, width = x.shape[1], experts.width
@@ -80,6 +82,7 @@ def few_terms(
     lines = triton.next_power_of_2(triton.cdiv(width * x.element_size(), _LINE_BYTES))
     lines = lines if x.is_cuda else 0
     is_early = way in ("early", "vector") and x.is_cuda
+    is_chained = is_chained and is_early
     if way == "one":
         _both[((parts[0] + parts[1]) * pairs,)](
             x, *gates, *downs, chosen, inner, weights, terms, _counters(x.device), *sizes, **scan,
@@ -90,12 +93,13 @@ def few_terms(
     share = triton.next_power_of_2(triton.cdiv(hidden, parts[0])) if way == "ahead" else 0
     _first[(parts[0], pairs)](
         x, *gates, *downs, chosen, inner, *sizes, **scan, **one, LINES=lines if share else 0,
-        SHARE=share, IS_EARLY=is_early, **_launched(first),
+        SHARE=share, IS_EARLY=is_early, IS_CHAINED=is_chained, **_launched(first),
+        **chained(is_chained),
     )  # fmt: skip
     _second[(parts[1], pairs)](
         inner, *downs, chosen, weights, terms, *sizes, **scan, **two,
         LINES=lines if is_early else 0, IS_EARLY=is_early, **_launched(second),
-        **({"launch_pdl": True} if is_early else {}),
+        **chained(is_early),
     )  # fmt: skip
     return terms
 
@@ -213,7 +217,9 @@ def _first(x, weight, shared, down, shared_down, chosen, inner, rows, hidden, wi
            num_experts, CHOICES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
            BLOCK_M: tl.constexpr, FIRST_N: tl.constexpr, FIRST_K: tl.constexpr,
            FIRST_EVEN: tl.constexpr, LINES: tl.constexpr, SHARE: tl.constexpr,
-           IS_EARLY: tl.constexpr):  # fmt: skip
+           IS_EARLY: tl.constexpr, IS_CHAINED: tl.constexpr):  # fmt: skip
+    if IS_CHAINED:  # the second product looks at the choice before it waits for anything
+        tl.extra.cuda.gdc_wait()
     if IS_EARLY:  # the second launch may begin as soon as it finds room
         tl.extra.cuda.gdc_launch_dependents()
     _gate_up_of(x, weight, shared, down, shared_down, chosen, inner, rows, hidden, width,
