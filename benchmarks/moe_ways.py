@@ -96,9 +96,10 @@ def needed_bytes(chosen: Tensor, weights: ExpertWeights) -> int:
 
 
 def _by(way: str, cuts: Cuts) -> Callable[..., Tensor]:
-    def terms(*given: Any, is_chained: bool) -> Tensor:
-        *usual, _ = given  # all but the way
-        return few_terms(*usual, way, cuts, is_chained=is_chained)
+    def terms(
+        x: Tensor, chosen: Tensor, shares: Tensor, own: ExpertWeights, _: str, *, is_chained: bool
+    ) -> Tensor:
+        return few_terms(x, chosen, shares, own, way, cuts, is_chained=is_chained)
 
     return terms
 
