@@ -48,8 +48,7 @@ def main() -> int:
     else:
         bench.document["logits"] = check_logits(Path(given.model), work)
         bench.document["page_cache"] = "read just before"
-    for group in given.groups:
-        bench.run(group)
+    bench.run(given.groups)
     bench.write()
     print("\n" + page([bench.document]))
     return 1 if bench.failures else 0
@@ -71,6 +70,10 @@ def options() -> argparse.Namespace:
     parser.add_argument("--memory", type=float, default=0.49, help="of the GPU, for vLLM")
     parser.add_argument("--kv-gib", type=float, default=47, help="K/V memory of ours, at most")
     parser.add_argument("--overlap-start", action="store_true", help="start both at once")
+    parser.add_argument("--start-all", action="store_true",
+                        help="start both for every K at once; each needs memory")  # fmt: skip
+    parser.add_argument("--patience", type=float, metavar="SECONDS",
+                        help="end an engine that takes longer to start or to answer")  # fmt: skip
     parser.add_argument("--skip-logits", action="store_true")
     parser.add_argument("--time-limit", type=float, help="seconds after which no stage begins")
     parser.add_argument("--vllm-python", help="interpreter of vLLM's environment")

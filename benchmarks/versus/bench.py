@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +43,27 @@ class Bench:
             "failures": self.failures, "notes": [], "page_cache": "assumed",
         }  # fmt: skip
 
-    def run(self, group: Group) -> None:
-        """Both engines with one K."""
-        if self._is_late(f"K = {group.drafts}"):
+    def run(self, groups: Sequence[Group]) -> None:
+        """One K after another; with --start-all the engines of every K are there from the start."""
+        engines, overlap = self._given.engines, self._given.overlap_start
+        if not self._given.start_all:
+            for group in groups:
+                if not self._is_late(f"K = {group.drafts}"):
+                    self._measure_all(group, self._start(group, engines, overlap=overlap))
             return
-        workers = self._start(group, self._given.engines, overlap=self._given.overlap_start)
+        launched = [self._launch(group, engines) for group in groups]
+        try:
+            ready = [
+                self._await_all(group, own) for group, own in zip(groups, launched, strict=True)
+            ]
+            for group, workers in zip(groups, ready, strict=True):
+                self._measure_all(group, workers)
+        finally:
+            for worker, _ in chain(*launched):
+                worker.stop()
+
+    def _measure_all(self, group: Group, workers: list[Worker]) -> None:
+        """Every stage of one K, with the engines that are there; they are stopped at the end."""
         try:
             for stage in group.stages:
                 workers = [worker for worker in workers if worker.is_running]
@@ -94,17 +111,27 @@ class Bench:
         self, group: Group, engines: Sequence[str], *, overlap: bool = False, draft_vocab: int = 0
     ) -> list[Worker]:
         """Engines one after another, each timed alone, unless they shall overlap."""
-        waiting: list[tuple[Worker, bool]] = []
+        if overlap:
+            return self._await_all(group, self._launch(group, engines, draft_vocab))
         ready: list[Worker] = []
-        for number, engine in enumerate(engines):
-            has_cache = _has_cache(engine)
-            worker = Worker(engine, self._settings(engine, group, draft_vocab), self._folder)
-            waiting.append((worker, has_cache))
-            if overlap and number + 1 < len(engines):
-                continue
-            ready += [w for w, found in waiting if self._await(group, w, found, overlap=overlap)]
-            waiting = []
+        for engine in engines:
+            ((worker, has_cache),) = self._launch(group, [engine], draft_vocab)
+            ready += [worker] if self._await(group, worker, has_cache, overlap=False) else []
         return ready
+
+    def _launch(
+        self, group: Group, engines: Sequence[str], draft_vocab: int = 0
+    ) -> list[tuple[Worker, bool]]:
+        """Processes that begin to start, and whether they find compiled code."""
+        found = [_has_cache(engine) for engine in engines]  # before the first one writes any
+        workers = [
+            Worker(engine, self._settings(engine, group, draft_vocab), self._folder)
+            for engine in engines
+        ]
+        return list(zip(workers, found, strict=True))
+
+    def _await_all(self, group: Group, launched: Sequence[tuple[Worker, bool]]) -> list[Worker]:
+        return [w for w, found in launched if self._await(group, w, found, overlap=True)]
 
     def _await(self, group: Group, worker: Worker, has_cache: bool, *, overlap: bool) -> bool:
         try:
@@ -154,6 +181,7 @@ class Bench:
             "max_requests": most_requests(group, sizes.decoding),
             "max_model_len": length + _SPARE_TOKENS,
             "draft_vocab": draft_vocab, "kv_gib": given.kv_gib, "memory": given.memory,
+            "patience": given.patience,
             "options": given.vllm_options if is_vllm else given.headstart_options,
             "cycle": str(self._checkpoint["cycle"]), "active": self._checkpoint["active"],
         }  # fmt: skip

@@ -50,7 +50,7 @@ class Worker:
 
     def started(self) -> dict[str, Any]:
         """Wait for the first token; times are from the start of the process."""
-        ready = self._read()
+        ready = self._read(since=self._began)
         made, first = ready.pop("made_at"), ready.pop("ready_at")
         return {
             "start_seconds": first - self._began,
@@ -67,9 +67,10 @@ class Worker:
             self._process.stdin.flush()
         except BrokenPipeError:
             raise Failed(self._ended()) from None
-        return self._read()
+        return self._read(since=time.time())
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, since: float) -> dict[str, Any]:
+        patience = self.settings.get("patience")
         while True:
             lines = self._reply.read_text().split("\n")
             if len(lines) - 1 > self._num_read:  # what follows the last newline is incomplete
@@ -82,12 +83,17 @@ class Worker:
                 return found
             if self._process.poll() is not None:
                 raise Failed(self._ended())
+            if patience and time.time() - since > patience:
+                self.stop()
+                raise Failed(f"{self.name} said nothing for {patience:.0f} s:\n{self._log_tail()}")
             time.sleep(0.005)
 
     def _ended(self) -> str:
         self._process.wait()
-        tail = self._log_path.read_text(errors="replace")[-_LOG_TAIL:]
-        return f"{self.name} ended with {self._process.returncode}:\n{tail}"
+        return f"{self.name} ended with {self._process.returncode}:\n{self._log_tail()}"
+
+    def _log_tail(self) -> str:
+        return self._log_path.read_text(errors="replace")[-_LOG_TAIL:]
 
     @property
     def is_running(self) -> bool:

@@ -124,13 +124,25 @@ def test_no_engine_gets_the_replies_of_another(tmp_path: Path) -> None:
             reply.write_text('{"number": 0, "made_at": 1, "ready_at": 2}\n')
 
 
+def test_an_engine_that_says_nothing_is_ended(tmp_path: Path) -> None:
+    sleeper = tmp_path / "sleeper"
+    sleeper.write_text("#!/bin/sh\necho is loading\nexec sleep 60\n")
+    sleeper.chmod(0o755)
+    settings = {**settings_of("vllm", str(sleeper), {}), "drafts": 0, "patience": 0.3}
+    worker = Worker("vllm", settings, tmp_path)
+    with pytest.raises(Failed, match="vllm said nothing for 0 s:\nis loading"):
+        worker.started()
+    assert not worker.is_running
+
+
 def test_a_run_is_written_down(tmp_path: Path) -> None:
     model, out = tmp_path / "model", tmp_path / "found.json"
     shape = "layers=1,hidden=64,intermediate=64,heads=2,kv_heads=1,vocab=32"
     write_calibrated(shape, 0.8, model, active=24, dtype="F32")
     command = [
         sys.executable, str(ROOT / "benchmarks/gpu_vs_vllm.py"), str(model), "--plan",
-        "2:2,off1,first", "--engines", "headstart", "--skip-logits", "--prompt", "9", "--answer",
+        "2:2,off1,first;0:1", "--start-all", "--engines", "headstart", "--skip-logits",
+        "--prompt", "9", "--answer",
         "12", "--kv-gib", "0.01", "--repeats", "2", "--work",
         str(tmp_path / "logs"), "--out", str(out),
     ]  # fmt: skip
@@ -138,7 +150,9 @@ def test_a_run_is_written_down(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     document = json.loads(out.read_text())
-    assert [row["stage"] for row in document["rows"]] == ["answer", "off", "first"]
+    assert [row["stage"] for row in document["rows"]] == ["answer", "off", "first", "answer"]
+    assert [row["k"] for row in document["rows"]] == [2, 2, 2, 0]
     assert all(len(row["engines"]["headstart"]["all"]) == 2 for row in document["rows"][:2])
-    assert document["starts"][0]["start_seconds"] > 0 and not document["failures"]
+    assert [start["k"] for start in document["starts"]] == [2, 0] and not document["failures"]
+    assert document["starts"][0]["start_seconds"] > 0
     assert page([document]) in done.stdout
