@@ -12,7 +12,7 @@ from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.gpu.forward import Kernels, Rows
 from headstart.gpu.libraries import Library, choose_library
-from headstart.gpu.prompts import ragged_rows
+from headstart.gpu.prompts import filling_rows, ragged_rows
 from headstart.gpu.recurrent import RecurrentSeats, ragged_recur, settle
 from headstart.gpu.rounds import Model
 from headstart.gpu.seats import signed
@@ -30,12 +30,12 @@ class DeviceRunner(Runner):
     """Ragged batches through the kernels; `model` is what captured rounds need."""
 
     kernels = Kernels()
-    uses_library = True  # for the attention of long prompts, where there is one
-    library: Library | None = None
+    keeps_bits = False  # whether a row's bits must not depend on the rows beside it
+    library: Library | None = None  # for the attention of long prompts
 
     def __init__(self, trunk: Trunk, *parts: Any, **sizes: Any):
         super().__init__(trunk, *parts, **sizes)
-        if self.uses_library:
+        if not self.keeps_bits:
             config = trunk.config
             self.library = choose_library(
                 config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
@@ -55,6 +55,10 @@ class DeviceRunner(Runner):
         if self._states:
             rows = replace(rows, recur=ragged_recur(self._states, states))
         tokens = self._numbers(ids)
+        if self.head is None and not self.keeps_bits and len(wanted) < len(ids):
+            kept = self._numbers(wanted or [0])  # a kernel wants a row at least
+            stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches, kept)
+            return stream, normed, self._logits(normed[: len(wanted)])
         stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)
         chosen = normed if len(wanted) == len(ids) else normed[self._numbers(wanted)]
         return stream, normed, self._logits(chosen)
@@ -74,6 +78,17 @@ class DeviceRunner(Runner):
             self.head.module(module + 1), ids[:, None], hidden[:, None],
             ragged_rows(spans, positions, self.library), self.trunk_model.embed,
             self.trunk_model.rotary, self._head_caches[module],
+        )  # fmt: skip
+
+    def _fill_module(
+        self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
+        spans: list[Span],
+    ) -> None:  # fmt: skip
+        assert self.head is not None
+        self.kernels.fill_head(
+            self.head.module(module + 1), ids[:, None], hidden[:, None],
+            filling_rows(spans, positions), self.trunk_model.embed, self.trunk_model.rotary,
+            self._head_caches[module],
         )  # fmt: skip
 
     def _numbers(self, values: Sequence[int]) -> torch.Tensor:

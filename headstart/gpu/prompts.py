@@ -61,6 +61,16 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
     return Rows(positions, places.to(torch.int32), attend)
 
 
+def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
+    """The same where keys and values are all that is wanted."""
+    places = torch.cat([_as_tensor(span.new, positions.device) for span in spans])
+
+    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        raise AssertionError("rows that fill the cache do not attend")
+
+    return Rows(positions, places.to(torch.int32), attend)
+
+
 def exact_rows(
     spans: Sequence[Span], positions: Tensor, kernels: ExactKernels, block_size: int
 ) -> Rows:

@@ -20,6 +20,9 @@ from headstart.engine import device_runner, memory
 from headstart.engine.engine import Engine
 from headstart.engine.exact_runner import ExactRunner
 from headstart.engine.options import EngineOptions
+from headstart.engine.request import Request
+from headstart.engine.runner import HeadRows
+from headstart.engine.scheduler import Work
 from headstart.gpu import cudnn
 from headstart.gpu.cudnn import by_cudnn
 from headstart.gpu.libraries import Library
@@ -62,7 +65,46 @@ def test_texts_are_the_same_in_chunks_and_behind_cached_prefixes(
     assert ids_of(found) == ids_of(wanted)
     assert_head_is_alive(found)
     assert {(16, 16), (14, 30), (7, 23)} <= set(asked), "first, later, behind a prefix"
-    assert "long prompts attend by spied" in fused.notes and not ExactRunner.uses_library
+    assert "long prompts attend by spied" in fused.notes and ExactRunner.keeps_bits
+
+
+def test_without_a_head_only_rows_with_logits_leave_the_last_layer(tiny: Tiny) -> None:
+    prompt = [(5 * i) % 61 + 2 for i in range(20)]
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
+    fused, off = (
+        Engine(
+            model(tiny), dtype="float32", speculate=0, block_size=4, kv_bytes=1 << 17,
+            max_batched_tokens=12, kernels=kernels,
+        )
+        for kernels in ("on", "off")
+    )  # fmt: skip
+    prompts = [prompt, prompt[3:9]]
+    assert ids_of(fused.generate(prompts, params)) == ids_of(off.generate(prompts, params))
+    works = [Work(blank(prompt, first), 0, count, ()) for first, count in ((0, 20), (5, 8))]
+    (states, _), logits = fused.runner.trunk(works)
+    (all_states, _), wanted = off.runner.trunk(works)
+    assert len(states) == 0 and len(all_states) == 20
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+
+
+def blank(tokens: list[int], first_block: int) -> Request:
+    blocks = list(range(first_block, first_block + 5))
+    return Request("r", tokens, SamplingParams(), 0, 1, frozenset(), 0, blocks=blocks)
+
+
+def test_a_head_that_only_reads_leaves_the_same_keys_and_values(tiny: Tiny) -> None:
+    engine = Engine(model(tiny), dtype="float32", block_size=4, kv_bytes=1 << 17, kernels="on")
+    prompt, runner = [(5 * i) % 61 + 2 for i in range(20)], engine.runner
+    request = blank(prompt, 0)
+    (states,), _ = runner.trunk([Work(request, 0, 20, ())])
+    rows = [HeadRows(request, 1, prompt[1:], states[:-1])]
+    (cache,) = runner._head_caches
+    found = []
+    for run in (runner.head_pass, runner.fill_head):
+        cache.k.zero_(), cache.v.zero_()
+        run(0, rows)
+        found.append((cache.k.clone(), cache.v.clone()))
+    assert all(torch.equal(a, b) and a.any() for a, b in zip(*found, strict=True))
 
 
 def test_what_a_library_copies_is_no_room_for_blocks(

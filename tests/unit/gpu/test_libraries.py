@@ -35,8 +35,8 @@ def _small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     rows, length = q.shape[0], k.shape[0]
     seen = torch.ones(rows, length, dtype=torch.bool).tril(length - rows)
-    parts = (x.transpose(0, 1) for x in (q, k, v))
-    return scaled_dot_product_attention(*parts, attn_mask=seen, enable_gqa=True).transpose(0, 1)
+    q, k, v = (x.transpose(0, 1) for x in (q, k, v))
+    return scaled_dot_product_attention(q, k, v, attn_mask=seen, enable_gqa=True).transpose(0, 1)
 
 
 def draw(rows: int, length: int) -> tuple[Tensor, Tensor, Tensor]:
