@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -45,24 +45,30 @@ def by_flash3(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         "cu_seqlens_k": _edges(length, q.device), "max_seqlen_q": rows, "max_seqlen_k": length,
         "softmax_scale": q.shape[-1] ** -0.5,
     }  # fmt: skip
-    names = [argument.name for argument in operator.default._schema.arguments]
-    result: Tensor = operator(*(given.get(name) for name in names))[0]
+    # Builds differ in what they take; all that they share goes by name.
+    result: Tensor = operator.call(*(given.get(name) for name in operator.names))[0]
     return result
 
 
+class _Operator(NamedTuple):
+    call: Callable[..., Any]
+    names: tuple[str, ...]  # of its arguments
+
+
 @cache
-def _operator() -> Any:
+def _operator() -> _Operator | None:
     """Of the package flash-attn-3, or of an installed vLLM, which carries a build of it."""
-    found: dict[str, Callable[[], Any]] = {
+    loads: dict[str, Callable[[], Any]] = {
         "flash_attn_3": lambda: import_module("flash_attn_interface"),
         "_vllm_fa3_C": _load_from_vllm,
     }
-    for name, load in found.items():
+    for name, load in loads.items():
         try:
             load()
-            return getattr(torch.ops, name).fwd
+            found = getattr(torch.ops, name).fwd.default
         except (ImportError, OSError, AttributeError):  # absent, or made for another PyTorch
             continue
+        return _Operator(found, tuple(argument.name for argument in found._schema.arguments))
     return None
 
 
