@@ -18,7 +18,7 @@ from headstart.kernels.prompts import prompt_attention, tiles_of
 from headstart.models.attention import MAX_GATHERED_SLOTS, LayerCache, Span
 
 _TRIED = (1848, 2560)  # rows and slots: all that `by_cudnn` does, in shapes of its usual list
-_TOLERANCE = 0.1  # of the results' own spread; rounding makes up a fifth of it
+_TOLERANCE = 0.25  # of the results' spread: rounding makes 0.05, sums by other logarithms 1.3
 
 
 @dataclass
