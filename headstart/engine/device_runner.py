@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.gpu.forward import Kernels, Rows
-from headstart.gpu.prompts import ragged_rows
+from headstart.gpu.libraries import Library, choose_library
+from headstart.gpu.prompts import filling_rows, ragged_rows
 from headstart.gpu.recurrent import RecurrentSeats, ragged_recur, settle
 from headstart.gpu.rounds import Model
 from headstart.gpu.seats import signed
@@ -20,6 +22,7 @@ from headstart.models.int8 import add_int8, with_int8
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, StateSpan
+from headstart.models.trunk import Trunk
 from headstart.sampling.params import SamplingParams
 
 
@@ -27,6 +30,18 @@ class DeviceRunner(Runner):
     """Ragged batches through the kernels; `model` is what captured rounds need."""
 
     kernels = Kernels()
+    keeps_bits = False  # whether a row's bits must not depend on the rows beside it
+    library: Library | None = None  # for the attention of long prompts
+
+    def __init__(self, trunk: Trunk, *parts: Any, **sizes: Any):
+        super().__init__(trunk, *parts, **sizes)
+        if not self.keeps_bits:
+            config = trunk.config
+            self.library = choose_library(
+                config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
+            )
+        if self.library is not None:
+            self.note = f"long prompts attend by {self.library.name}"
 
     def _run_rows(
         self,
@@ -40,12 +55,16 @@ class DeviceRunner(Runner):
         if self._states:
             rows = replace(rows, recur=ragged_recur(self._states, states))
         tokens = self._numbers(ids)
+        if self.head is None and not self.keeps_bits and len(wanted) < len(ids):
+            kept = self._numbers(wanted or [0])  # a kernel wants a row at least
+            stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches, kept)
+            return stream, normed, self._logits(normed[: len(wanted)])
         stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)
         chosen = normed if len(wanted) == len(ids) else normed[self._numbers(wanted)]
         return stream, normed, self._logits(chosen)
 
     def _rows(self, spans: list[Span], positions: torch.Tensor) -> Rows:
-        return ragged_rows(spans, positions)
+        return ragged_rows(spans, positions, self.library)
 
     def _logits(self, normed: torch.Tensor) -> torch.Tensor:
         return self.trunk_model.logits(normed)
@@ -57,7 +76,18 @@ class DeviceRunner(Runner):
         assert self.head is not None
         return self.kernels.head(
             self.head.module(module + 1), ids[:, None], hidden[:, None],
-            ragged_rows(spans, positions), self.trunk_model.embed, self.trunk_model.rotary,
+            ragged_rows(spans, positions, self.library), self.trunk_model.embed,
+            self.trunk_model.rotary, self._head_caches[module],
+        )  # fmt: skip
+
+    def _fill_module(
+        self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
+        spans: list[Span],
+    ) -> None:  # fmt: skip
+        assert self.head is not None
+        self.kernels.fill_head(
+            self.head.module(module + 1), ids[:, None], hidden[:, None],
+            filling_rows(spans, positions), self.trunk_model.embed, self.trunk_model.rotary,
             self._head_caches[module],
         )  # fmt: skip
 

@@ -61,8 +61,12 @@ class Drafter:
         waiting = [r for r in requests if r.head.done and self._pending(r) >= limit]
         for module in range(self._head.num_modules):
             rows = [rows for r in waiting if (rows := self._final_rows(r, module)) is not None]
-            if rows:
+            if rows and self._feeds_next(module):
                 self._run(module, rows)
+            elif rows:
+                self._runner.fill_head(module, rows)
+                for part in rows:
+                    part.request.head.advance(module, len(part.tokens))
 
     def propose(self, drafting: dict[Request, int]) -> None:
         """Set `drafts` of each request to as many guesses as its number says."""
@@ -79,7 +83,7 @@ class Drafter:
             self._guess(active, normed[ends], module)
             for request, part, end in zip(active, rows, ends, strict=True):
                 last[request] = recycled[end : end + 1]
-                if not self._runner.is_parallel and module + 1 < self._head.num_modules:
+                if self._feeds_next(module):
                     guessed = max(0, part.start + len(part.tokens) - len(request.tokens))
                     extra[request] = recycled[end + 1 - guessed : end + 1]
             depth += 1
@@ -144,11 +148,15 @@ class Drafter:
             if part.start == track.done[module] and final > 0:
                 outputs = recycled[begin : begin + final]
                 track.advance(module, final)
-                if not self._runner.is_parallel and module + 1 < self._head.num_modules:
+                if self._feeds_next(module):
                     track.feed(module + 1, outputs)
                     self._save_boundaries(request, module + 1, part.start, outputs)
             begin += len(part.tokens)
         return normed, recycled, ends
+
+    def _feeds_next(self, module: int) -> bool:
+        """Whether another module goes on with what this one says."""
+        return not self._runner.is_parallel and module + 1 < self._head.num_modules
 
     def _guess(self, requests: list[Request], normed: torch.Tensor, module: int) -> None:
         for vocab in dict.fromkeys(request.draft_vocab for request in requests):

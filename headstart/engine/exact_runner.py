@@ -22,6 +22,7 @@ class ExactRunner(DeviceRunner):
     """Every logit of the trunk comes from one product, and every row is chosen in one way."""
 
     kernels: ExactKernels
+    keeps_bits = True
 
     def __init__(self, trunk: Trunk, *parts: Any, **sizes: Any):
         super().__init__(trunk, *parts, **sizes)

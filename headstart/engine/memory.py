@@ -12,6 +12,7 @@ from headstart.assembly.build import Built
 from headstart.assembly.host import available_bytes
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.errors import EngineError
+from headstart.models.attention import MAX_GATHERED_SLOTS
 from headstart.models.config import LayerKind, ModelConfig
 
 _GPU_SHARE = 0.5
@@ -146,6 +147,16 @@ def slot_values(config: ModelConfig, kind: LayerKind) -> int:
     return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in config.kept(kind))
 
 
+def prompt_bytes(built: Built) -> int:
+    """What a library that attends for long prompts may take beside the pass itself, on a GPU.
+
+    The keys and values of one context, gathered, and once more where they are filled up.
+    """
+    attending = [kind for kind in built.config.layers if kind.mixer != "delta"]
+    widest = max((slot_values(built.config, kind) for kind in attending), default=0)
+    return 2 * min(built.max_len, MAX_GATHERED_SLOTS) * widest * built.dtype.itemsize
+
+
 def _given(built: Built, options: EngineOptions) -> int | None:
     """Bytes for everything that requests need, if that is decided; None if it goes by use."""
     if options.kv_bytes is not None:
@@ -153,7 +164,10 @@ def _given(built: Built, options: EngineOptions) -> int | None:
     share = options.memory_fraction
     if share is None and built.device.type != "cpu":
         share = _GPU_SHARE
-    return None if share is None else int(_free_bytes(built.device) * share)
+    if share is None:
+        return None
+    taken = prompt_bytes(built) if built.device.type == "cuda" else 0
+    return int((_free_bytes(built.device) - taken) * share)
 
 
 def _budget(built: Built, options: EngineOptions, block: int, full: int, taken: int) -> int:

@@ -15,8 +15,8 @@ import torch
 
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
+from headstart.engine.slots import slots_of
 from headstart.engine.verifier import Chooser
-from headstart.models.alike import Places
 from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up
@@ -118,7 +118,7 @@ class Runner:
         return self.head is not None and self.head.layout.topology == "parallel"
 
     def trunk(self, works: Sequence[Work]) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """Run all rows; returns the states that feed a head, per work, and all logits needed."""
+        """Run all rows; returns the states that feed a head, if any, per work, and all logits."""
         ids: list[int] = []
         positions: list[int] = []
         spans: list[Span] = []
@@ -137,6 +137,8 @@ class Runner:
         stream, normed, logits = run(ids, positions, spans, wanted, own)
         before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
         states = stream if before else normed
+        if states.shape[0] < len(ids):  # nobody asks for those of other rows
+            return [states[:0] for _ in spans], logits
         return [states[s.start : s.stop] for s in spans], logits
 
     def _contexts(
@@ -214,6 +216,19 @@ class Runner:
         self, module: int, rows: Sequence[HeadRows]
     ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         """Run one module; returns states for the LM head, recycled states, and each last row."""
+        inputs, spans = self._head_inputs(module, rows)
+        normed, recycled = self._run_module(module, *inputs, spans)
+        return normed, recycled, [span.stop - 1 for span in spans]
+
+    def fill_head(self, module: int, rows: Sequence[HeadRows]) -> None:
+        """The same where only the module's own memory is wanted, not what it would say."""
+        inputs, spans = self._head_inputs(module, rows)
+        self._fill_module(module, *inputs, spans)
+
+    def _head_inputs(
+        self, module: int, rows: Sequence[HeadRows]
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], list[Span]]:
+        """Token ids, hidden states and rotary positions of all rows."""
         assert self.head is not None
         ids: list[int] = []
         positions: list[int] = []
@@ -226,24 +241,25 @@ class Runner:
                 self._span(part.request, start, part.start, len(part.tokens), first=module + 1)
             )
         hidden = rows[0].states if len(rows) == 1 else torch.cat([part.states for part in rows])
-        at = self._numbers(positions)
-        normed, recycled = self._run_module(module, self._numbers(ids), hidden, at, spans)
-        return normed, recycled, [span.stop - 1 for span in spans]
+        return (self._numbers(ids), hidden, self._numbers(positions)), spans
 
     def _run_module(
-        self,
-        module: int,
-        ids: torch.Tensor,
-        hidden: torch.Tensor,
-        positions: torch.Tensor,
+        self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
         spans: list[Span],
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
         """States for the LM head, and those that feed the next depth."""
         assert self.head is not None
         context = PagedContext(self._head_caches[module], spans)
         embedded, rotary = self.trunk_model.embed[ids], self.trunk_model.rotary
         normed, recycled = self.head.modules_[module](embedded, hidden, positions, rotary, context)
         return normed, recycled
+
+    def _fill_module(
+        self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,
+        spans: list[Span],
+    ) -> None:  # fmt: skip
+        """Write what the rows leave in the module's memory."""
+        self._run_module(module, ids, hidden, positions, spans)
 
     def _lm_head(self, module: int) -> Linear | Int8Linear:
         """The module's own where it has one, else the trunk's."""
@@ -277,32 +293,13 @@ class Runner:
         self.draft_vocabs[name] = DraftVocab(chosen, tuple(made[id(head)] for head in heads))
 
     def _span(self, request: Request, row: int, slot: int, count: int, *, first: int) -> Span:
-        return Span(
-            row,
-            row + count,
-            self._places(request, slot, slot + count),
-            self._places(request, first, slot + count),
+        new, context = (
+            slots_of(request.blocks, self.block_size, begin, slot + count, self._numbers)
+            for begin in (slot, first)
         )
-
-    def _places(self, request: Request, begin: int, end: int) -> Places:
-        """Physical slots of logical ones [begin, end)."""
-        size, blocks = self.block_size, request.blocks
-        lowest, highest = begin // size, (end - 1) // size
-        if blocks[highest] - blocks[lowest] == highest - lowest and _is_run(
-            blocks, lowest, highest
-        ):
-            offset = (blocks[lowest] - lowest) * size
-            return slice(begin + offset, end + offset)
-        used = torch.tensor(blocks[lowest : highest + 1])
-        slots = (used[:, None] * size + torch.arange(size)).view(-1)
-        return slots[begin - lowest * size : end - lowest * size].to(self.device)
+        return Span(row, row + count, new, context)
 
 
 def _state_span(span: Span, work: Work) -> StateSpan:
     assert work.states is not None
     return StateSpan(span.start, span.stop, work.states.source, work.states.keeps)
-
-
-def _is_run(blocks: list[int], lowest: int, highest: int) -> bool:
-    first = blocks[lowest]
-    return blocks[lowest : highest + 1] == list(range(first, first + highest - lowest + 1))

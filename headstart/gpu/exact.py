@@ -92,9 +92,11 @@ class ExactKernels(Kernels):
         return _joined(chosen, 0)[: logits.shape[0]]
 
     def trunk(
-        self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache]
-    ) -> tuple[Tensor, Tensor]:
+        self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache],
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`rows.attend` is one of `by_row`, which gets the rows that fill up, too."""
+        assert kept is None, "all rows go the same way"
         count = ids.shape[0]
         whole = Rows(filled(rows.positions), filled(rows.places, -1), rows.attend)
         stream, normed = super().trunk(trunk, filled(ids), whole, caches)

@@ -115,11 +115,13 @@ class Kernels:
         return choose_logits(self.whole(x, layer), heat, seeds, positions, token_ids)
 
     def trunk(
-        self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache]
-    ) -> tuple[Tensor, Tensor]:
-        """ids [M] -> the residual stream and its final norm, [M, D] each.
+        self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache],
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """ids [M] -> the residual stream and its final norm, [M, D] each; or of the rows `kept`.
 
-        There is a cache for every layer that attends.
+        There is a cache for every layer that attends. Once the last one has attended, rows that
+        nobody asks about need not go on.
         """
         layers = [layer for layer in trunk.layers if isinstance(layer, DecoderLayer)]
         norms = [*(layer.attention_norm for layer in layers[1:]), trunk.final_norm]
@@ -134,7 +136,10 @@ class Kernels:
                 num_recurrent += 1
             else:
                 mixed = self._attend(layer, normed, rows, next(attending), trunk.rotary)
-            partial = self._feed_behind(layer, stream, mixed, rows)
+            places = rows.places
+            if kept is not None and layer is layers[-1]:
+                stream, mixed, places = stream[kept], mixed[:, kept], places[kept]
+            partial = self._feed_behind(layer, stream, mixed, places)
             normed = add_norm(stream, partial, norm.factor, trunk.config.eps)
         return stream, normed
 
@@ -144,28 +149,54 @@ class Kernels:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """ids [B, R] and states [B, R, D] -> the state for the LM head and the recycled one."""
         layout, block = module.layout, module.block
-        pair = pair_rows(
-            ids, states, embed, (module.embed_norm.factor, module.hidden_norm.factor),
-            rows.positions, module.embed_norm.eps, embed_first=layout.fuse_order == "embed_first",
-            zero_first=layout.zero_embed_at_position_0,
-        )  # fmt: skip
-        fused = self.product(pair, module.fuse)
-        stream, normed = begin_norm(
-            fused, block.attention_norm.factor, block.attention_norm.eps, embed.dtype
-        )
+        stream, normed = self._enter_head(module, ids, states, rows, embed)
         mixed = self._attend(block, normed, rows, cache, module.rotary or rotary)
-        partial = self._feed_behind(block, stream, mixed, rows)
+        partial = self._feed_behind(block, stream, mixed, rows.places)
         if module.out_norm is None:
             stream += partial.sum(0).to(stream.dtype)
             return stream, stream
         normed = add_norm(stream, partial, module.out_norm.factor, module.out_norm.eps)
         return normed, normed if layout.recycled_hidden == "after_out_norm" else stream
 
+    def fill_head(
+        self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor,
+        rotary: RotaryTable, cache: LayerCache,
+    ) -> None:  # fmt: skip
+        """Keys and values of the same rows, where nobody asks what they would say."""
+        _, normed = self._enter_head(module, ids, states, rows, embed)
+        self._place(module.block, normed, rows, cache, module.rotary or rotary)
+
+    def _enter_head(
+        self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The stream that token and state are fused to, and its norm."""
+        layout, block = module.layout, module.block
+        pair = pair_rows(
+            ids, states, embed, (module.embed_norm.factor, module.hidden_norm.factor),
+            rows.positions, module.embed_norm.eps, embed_first=layout.fuse_order == "embed_first",
+            zero_first=layout.zero_embed_at_position_0,
+        )  # fmt: skip
+        fused = self.product(pair, module.fuse)
+        return begin_norm(fused, block.attention_norm.factor, block.attention_norm.eps, embed.dtype)
+
     def _attend(
         self, layer: DecoderLayer, normed: Tensor, rows: Rows, cache: LayerCache,
         rotary: RotaryTable,
     ) -> Tensor:  # fmt: skip
         """Partial sums of a layer's attention."""
+        attention = layer.attention
+        assert isinstance(attention, Attention), "other mixers are refused"
+        q, product = self._place(layer, normed, rows, cache, rotary)
+        seen = rows.attend(q, cache)
+        if attention.is_gated:
+            seen = gate_rows(seen, product, attention.dim)
+        return self.product(seen, attention.o)
+
+    def _place(
+        self, layer: DecoderLayer, normed: Tensor, rows: Rows, cache: LayerCache,
+        rotary: RotaryTable,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Keys and values go to the cache; the queries, and the product that all came from."""
         attention = layer.attention
         assert isinstance(attention, Attention), "other mixers are refused"
         norms = None
@@ -177,17 +208,14 @@ class Kernels:
             rows.positions, rows.places, cache.k, cache.v, attention.heads, each=self.heads_each,
             is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated,
         )  # fmt: skip
-        seen = rows.attend(q, cache)
-        if attention.is_gated:
-            seen = gate_rows(seen, product, attention.dim)
-        return self.product(seen, attention.o)
+        return q, product
 
     def _feed_behind(
-        self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, rows: Rows
+        self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, places: Tensor
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         normed = add_norm(stream, mixed, layer.mlp_norm.factor, layer.mlp_norm.eps)
-        return self.feed(normed, layer.mlp, rows.places)
+        return self.feed(normed, layer.mlp, places)
 
     def feed(self, x: Tensor, mlp: MLP | MoE, places: Tensor) -> Tensor:
         """Partial sums [S, M, N] of what follows the mixer in a layer."""

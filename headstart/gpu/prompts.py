@@ -14,14 +14,18 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headstart.gpu.exact import ExactKernels
 from headstart.gpu.forward import Rows
+from headstart.gpu.libraries import Library
 from headstart.gpu.transfer import on_device
 from headstart.kernels.prompts import prompt_attention, tiles_of
 from headstart.models.alike import Places
 from headstart.models.attention import LayerCache, Span
 
 
-def ragged_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
-    """Rows of one pass over `spans`, which follow one another without gaps."""
+def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | None = None) -> Rows:
+    """Rows of one pass over `spans`, which follow one another without gaps.
+
+    Long prompts go to the library, if there is one; the others to our kernel, in one launch.
+    """
     device = positions.device
     places = torch.cat([_as_tensor(span.new, device) for span in spans])
     contexts = [_as_tensor(span.context, device) for span in spans]
@@ -31,12 +35,38 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     row_edges, context_edges = (
         on_device([0, *accumulate(counts)], device, torch.int32) for counts in (queries, lengths)
     )
-    starts = [number for pair in tiles_of(queries) for number in pair]
-    tiles = on_device(starts, device, torch.int32).view(-1, 2)
+    long = [] if library is None else [span for span in spans if library.takes(span)]
+
+    def tiles_of_rows(counts: Sequence[int]) -> Tensor:
+        starts = [number for pair in tiles_of(counts) for number in pair]
+        return on_device(starts, device, torch.int32).view(-1, 2)
+
+    firsts = {span.start for span in long}
+    tiles = tiles_of_rows([0 if span.start in firsts else span.num_rows for span in spans])
 
     def attend(q: Tensor, cache: LayerCache) -> Tensor:
-        result = prompt_attention(q, cache.k, cache.v, context, tiles, row_edges, context_edges)
+        ready = [] if library is None else library.run(long, q, cache)
+        if len(ready) == len(spans) == 1:
+            return ready[0].flatten(1)
+        result = torch.empty_like(q)
+        own = tiles if len(ready) == len(long) else tiles_of_rows(queries)
+        if own.shape[0]:
+            prompt_attention(
+                q, cache.k, cache.v, context, own, row_edges, context_edges, into=result
+            )
+        for span, rows in zip(long, ready, strict=False):
+            result[span.start : span.stop] = rows
         return result.flatten(1)
+
+    return Rows(positions, places.to(torch.int32), attend)
+
+
+def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
+    """The same where keys and values are all that is wanted."""
+    places = torch.cat([_as_tensor(span.new, positions.device) for span in spans])
+
+    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        raise AssertionError("rows that fill the cache do not attend")
 
     return Rows(positions, places.to(torch.int32), attend)
 

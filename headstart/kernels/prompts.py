@@ -45,16 +45,16 @@ def tiles_of(num_rows: Sequence[int], tile: Tile = DEFAULT) -> list[tuple[int, i
 
 def prompt_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, tiles: Tensor,
-    row_edges: Tensor, context_edges: Tensor, tile: Tile = DEFAULT,
+    row_edges: Tensor, context_edges: Tensor, tile: Tile = DEFAULT, *, into: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [T, H, D], caches [slots, G, D], context [all contexts] int32 -> [T, H, D].
 
     tiles [programs, 2] int32 from `tiles_of`; row_edges and context_edges [B + 1] int32 say where
     each request begins. The last row of a request sees all of its context, the row before it
-    one slot less, and so on.
+    one slot less, and so on. `into`: where results go; rows without a tile are left alone.
     """
     _, heads, dim = q.shape
-    result = torch.empty_like(q)
+    result = torch.empty_like(q) if into is None else into
     _prompt[(tiles.shape[0], heads)](
         q, k_cache, v_cache, context, tiles, row_edges, context_edges, result,
         dim**-0.5 * _LOG2_E, HEADS=heads, KV_HEADS=k_cache.shape[1], DIM=dim,

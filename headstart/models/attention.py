@@ -22,6 +22,8 @@ MAX_LONE_ROWS = 17
 # In the mask of one product. A long prompt's would be gigabytes, and while those are given back to
 # the system no other thread, as a server's event loop, gets memory from it.
 _MASK_VALUES = 1 << 23
+# Of one context on a GPU, where they do not lie side by side and a library wants them so.
+MAX_GATHERED_SLOTS = 1 << 16
 
 
 class Context(Protocol):
@@ -77,6 +79,11 @@ class Span:
         return self.stop - self.start
 
     @property
+    def num_seen(self) -> int:
+        """Slots that the last row sees."""
+        return _count(self.context)
+
+    @property
     def first_slot(self) -> int:
         """Of the slots that the rows fill."""
         return self.new.start if isinstance(self.new, slice) else int(self.new[0])
@@ -88,7 +95,7 @@ class Span:
 
     def by_row(self) -> list[Span]:
         """Each row by itself, seeing the slots up to its own."""
-        before = _count(self.context) - self.num_rows
+        before = self.num_seen - self.num_rows
         return [
             Span(
                 self.start + row,
