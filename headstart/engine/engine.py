@@ -73,7 +73,7 @@ class Engine:
             measure_threads=self.options.threads is None,
             asks_for_kernels=self.options.kernels == "on",
             refuses_kernels=self.options.kernels == "off",
-            packs_floats=self.options.kernels != "off",
+            packs_floats=self.options.kernels == "auto",
         )  # fmt: skip
         if source is not None and self.built.head is None:
             raise ConfigError(

@@ -56,8 +56,7 @@ class HeadRows:
     states: torch.Tensor  # [n, hidden]
 
 
-# Rows that each request's head reads first, and how many drafts to make of them (the deepest chain
-# first), with which draft vocabulary -> each request's drafts.
+# Each request's first rows and number of drafts, most first; a draft vocabulary -> their drafts.
 DraftChain = Callable[[Sequence[HeadRows], Sequence[int], str | None], list[list[int]]]
 
 
