@@ -62,7 +62,7 @@ LIBRARIES = {
     "cudnn": Library("cuDNN", by_cudnn, 1024, 2048),
     "flash2": Library("FlashAttention 2", by_flash2, 256, 256),
 }
-PREFERRED = ("flash3", "cudnn")
+PREFERRED = ("cudnn",)
 
 
 def choose_library(
