@@ -1,14 +1,12 @@
 """How close a layer of experts comes to the time that reading its weights takes.
 
-PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--rows 1,2,4] [--cuts] [--ways]
+PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--rows 1,2,4] [--cuts]
     [--sort-rows 65,128,256]
 
 The floor is the bytes that must be read (the experts that were chosen, the shared one, the router)
 over the speed at which this GPU copies memory. The layer is checked against the plain module first.
 Rows differ from launch to launch, so that the L2 cache never holds what is read next. With --cuts
-other ways to cut the two products are tried; the best are to be entered in
-headstart/kernels/moe.py. With --ways the ways of headstart/kernels/moe_few.py are timed, and how
-the choice reads the shared expert's gate.
+other ways to cut the two products are tried, for headstart/kernels/moe.py and moe_vector.py.
 
 Of many rows the pairs of a row and an expert are sorted: for --sort-rows that is timed by itself
 and inside the layer, by the kernel, with several steps, and by PyTorch's operations. The last line
@@ -34,13 +32,13 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen before triton is imported
 
 from graph_timing import DEVICE, L2_BYTES, copy_speed, device_name, seconds
-from moe_ways import Chosen, measure_gates, measure_ways
 from torch import Tensor
 
-from headstart.gpu.experts import moe_terms, routing_of
+from headstart.gpu.experts import moe_terms, routing_of, terms_of
 from headstart.kernels import moe as kernels
 from headstart.kernels.linear import Shape
 from headstart.kernels.moe import ExpertWeights, expert_terms
+from headstart.kernels.moe_vector import FEW_ROWS, vector_terms
 from headstart.kernels.routing import choose_experts
 from headstart.kernels.rows import add_norm
 from headstart.kernels.sorting import Lists, sort_pairs, sort_plainly
@@ -51,6 +49,10 @@ CUTS = [
     Shape(outputs=n, inputs=k, warps=w, stages=s)
     for n, k, w, s in itertools.product((16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4, 5))
     if 2048 <= n * k <= 128 * 128
+]
+VECTOR_CUTS = [
+    Shape(outputs=n, inputs=4096 // n // part, warps=w)
+    for n, part, w in itertools.product((2, 4, 8), (1, 2, 4), (1, 2, 4))
 ]
 SORT_STEPS = (1024, 2048, 4096)
 SORT_REPEATS = 16 if DEVICE.type == "cuda" else 1  # so short that a graph's own start would show
@@ -158,6 +160,9 @@ def weights_of(block: MoE) -> ExpertWeights:
     )  # fmt: skip
 
 
+Chosen = tuple[Tensor, Tensor, Tensor]  # rows, their experts, the weights of those
+
+
 def chosen_by(block: MoE, all_x: list[Tensor]) -> list[Chosen]:
     routing = routing_of(block, weights_of(block).num_shared)
     result = []
@@ -173,7 +178,7 @@ def parts(block: MoE, layer: Layer, rows: int) -> dict[str, float]:
     routing = routing_of(block, weights.num_shared)
     logits = [(x.float() @ block.router.weight.t())[None] for x in all_x]
     choice = seconds([partial(choose_experts, y, routing) for y in logits])
-    said = seconds([partial(expert_terms, *k, weights) for k in chosen_by(block, all_x)])
+    said = seconds([partial(terms_of, *k, weights) for k in chosen_by(block, all_x)])
     return {"choice_us": choice * 1e6, "experts_us": said * 1e6}
 
 
@@ -211,8 +216,12 @@ def measure_sorts(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
 
 
 def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
-    """Each product's cut while the other keeps to one that always fits."""
+    """Each product's cut while the other keeps to one that fits; of few rows both at once."""
     known, weights = chosen_by(block, batches(block, layer, rows)), weights_of(block)
+    if rows <= FEW_ROWS:
+        for pair in itertools.product(VECTOR_CUTS[::stride], VECTOR_CUTS[::stride]):
+            took = seconds([partial(vector_terms, *k, weights, pair) for k in known])
+            print(f"vector {rows} rows: {took * 1e6:8.1f} us for both, {pair}", flush=True)
     usual = Shape(outputs=32, inputs=128, warps=4, stages=4)
     for name in ("gate_up", "down"):
         found = []
@@ -230,12 +239,6 @@ def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
             print(f"{name} {rows} rows: {best * 1e6:8.1f} us for both, {cut}", flush=True)
 
 
-def try_ways(block: MoE, layer: Layer, rows: int, speed: float) -> list[dict[str, Any]]:
-    known, weights = chosen_by(block, all_x := batches(block, layer, rows)), weights_of(block)
-    whole = partial(layer_seconds, block, layer, all_x)
-    return measure_ways(known, weights, whole, speed) + measure_gates(block, all_x)
-
-
 def numbers(text: str) -> list[int]:
     return [int(number) for number in text.split(",") if number]
 
@@ -245,11 +248,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="qwen3-next", choices=LAYERS)
     parser.add_argument("--rows", type=numbers, default="1,2,4,8,16,32,64")
-    parser.add_argument("--sort-rows", type=numbers, default="65,128,256", help="time their sorts")
+    parser.add_argument("--sort-rows", type=numbers, default="65,128,256",
+                        help="also time ways to sort the choices of so many")  # fmt: skip
     parser.add_argument("--cuts", action="store_true", help="try other cuts instead")
-    parser.add_argument("--ways", action="store_true", help="time other ways instead")
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
-    parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS, help="unsorted")
+    parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS,
+                        help="sort the choices of more rows than this")  # fmt: skip
     given = parser.parse_args()
     few = [rows for rows in given.sort_rows if rows <= given.scanned]
     if few:
@@ -271,10 +275,6 @@ def run(given: argparse.Namespace) -> None:
         return
     speed = copy_speed()
     print(f"a copy moves {speed / 1e12:.2f} TB/s")
-    if given.ways:
-        ways = [found for rows in given.rows for found in try_ways(block, layer, rows, speed)]
-        print(json.dumps({"device": device_name(), "shape": given.shape, "ways": ways}))
-        return
     print("rows experts      MB       us    floor  times  choice  experts")
     results = []
     for rows in given.rows:

@@ -28,7 +28,7 @@ SETTINGS = [
 
 
 def answers(folder: Path, device: str, dtype: str, drafts: int) -> tuple[list[list[int]], Engine]:
-    engine = Engine(folder, device=device, dtype=dtype, speculate=drafts, kv_bytes=1 << 24)
+    engine = Engine(folder, device=device, dtype=dtype, speculate=drafts, kv_bytes=1 << 26)
     results = engine.generate(PROMPTS, SETTINGS)
     engine.scheduler.check()
     return [result.outputs[0].token_ids for result in results], engine

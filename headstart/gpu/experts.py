@@ -6,14 +6,12 @@ import torch
 from torch import Tensor
 
 from headstart.kernels.linear import Shape, partial_linear
-from headstart.kernels.moe import MAX_SCANNED_ROWS, PROGRAMS, ExpertWeights
-from headstart.kernels.moe_few import few_terms
+from headstart.kernels.moe import MAX_SCANNED_ROWS, PROGRAMS, ExpertWeights, expert_terms
+from headstart.kernels.moe_vector import FEW_ROWS, vector_terms
 from headstart.kernels.routing import Routing, choose_experts
 from headstart.models.linear import Stack
 from headstart.models.moe import MoE
 
-# Of few rows; `benchmarks/gpu_moe.py --ways` measures the others, and launches that overlap.
-WAY, IS_CHAINED = "apart", False
 _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as the model
 
 
@@ -41,9 +39,16 @@ def _terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
     gate = (x, moe.shared_gate.weight) if moe.shared_gate is not None else None
     chosen, shares = choose_experts(
         _logits(x, moe.router.weight), routing_of(moe, weights.num_shared), moe.router.correction,
-        slots, gate, is_chained=IS_CHAINED,
+        slots, gate,
     )  # fmt: skip
-    return few_terms(x, chosen, shares, weights, WAY, is_chained=IS_CHAINED)
+    return terms_of(x, chosen, shares, weights)
+
+
+def terms_of(x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor:
+    """What the chosen experts say, in the way that was fastest for so many rows."""
+    if x.shape[0] <= FEW_ROWS:
+        return vector_terms(x, chosen, shares, weights)
+    return expert_terms(x, chosen, shares, weights)
 
 
 def routing_of(moe: MoE, num_shared: int) -> Routing:

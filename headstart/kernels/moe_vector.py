@@ -17,20 +17,16 @@ from torch import Tensor
 
 from headstart.kernels.linear import Shape
 from headstart.kernels.moe import ExpertWeights
-from headstart.kernels.routing import chained
 
-MOST_ROWS = 16
-CUTS = (Shape(outputs=4, inputs=2048, warps=4), Shape(outputs=16, inputs=512, warps=4))
+FEW_ROWS = 4  # on an H200 tiles of rows win from 16 on; between the two nothing was measured
+CUTS = (Shape(outputs=2, inputs=1024, warps=2), Shape(outputs=8, inputs=256, warps=2))
 
 
 def vector_terms(
     x: Tensor, chosen: Tensor, weights: Tensor, experts: ExpertWeights,
-    shapes: tuple[Shape, Shape] = CUTS, *, is_chained: bool = False,
+    shapes: tuple[Shape, Shape] = CUTS,
 ) -> Tensor:  # fmt: skip
-    """x [M, H], chosen and weights [M, C] -> terms [C, M, H] in fp32, as `expert_terms`.
-
-    is_chained: the first product, too, may be launched while the choice runs.
-    """
+    """x [M, H], chosen and weights [M, C] -> terms [C, M, H] in fp32, as `expert_terms`."""
     rows, choices = chosen.shape
     pairs, hidden, width = rows * choices, x.shape[1], experts.width
     assert x.is_contiguous() and chosen.is_contiguous() and weights.is_contiguous()
@@ -40,16 +36,18 @@ def vector_terms(
     sizes = (rows, hidden, width, experts.shared_width, experts.gate_up.shape[0])
     first, second = shapes
     deep = min(second.inputs, triton.next_power_of_2(width))
-    is_early, is_chained = x.is_cuda, is_chained and x.is_cuda
+    is_early = x.is_cuda
+    # May be launched before its forerunner has ended.
+    beside = {"launch_pdl": True} if is_early else {}
     _first[(triton.cdiv(width, first.outputs), pairs)](
         x, experts.gate_up, experts.shared_gate_up, chosen, inner, *sizes, CHOICES=choices,
         BLOCK_N=first.outputs, BLOCK_K=min(first.inputs, triton.next_power_of_2(hidden)),
-        IS_EARLY=is_early, IS_CHAINED=is_chained, num_warps=first.warps, **chained(is_chained),
+        IS_EARLY=is_early, num_warps=first.warps,
     )  # fmt: skip
     _second[(triton.cdiv(hidden, second.outputs), pairs)](
         inner, experts.down, experts.shared_down, chosen, weights, terms, *sizes, CHOICES=choices,
         BLOCK_N=second.outputs, BLOCK_K=deep, IS_EARLY=is_early, num_warps=second.warps,
-        **chained(is_early),
+        **beside,
     )  # fmt: skip
     return terms
 
@@ -57,10 +55,8 @@ def vector_terms(
 @triton.jit(do_not_specialize=["rows"])
 def _first(x, weight, shared, chosen, inner, rows, hidden, width, shared_width, num_experts,
            CHOICES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-           IS_EARLY: tl.constexpr, IS_CHAINED: tl.constexpr):  # fmt: skip
+           IS_EARLY: tl.constexpr):  # fmt: skip
     """silu(x G^T) * (x U^T) of one pair, for BLOCK_N columns of its expert."""
-    if IS_CHAINED:  # the second product looks at the choice before it waits for anything
-        tl.extra.cuda.gdc_wait()
     if IS_EARLY:
         tl.extra.cuda.gdc_launch_dependents()
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -39,15 +39,13 @@ class Routing:
 
 def choose_experts(
     partial: Tensor, routing: Routing, correction: Tensor | None = None,
-    slots: Tensor | None = None, gate: tuple[Tensor, Tensor] | None = None, *,
-    gate_step: int = 512, is_chained: bool = False,
+    slots: Tensor | None = None, gate: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """partial [S, M, E] sums up to the router's logits -> experts [M, C] int32, weights [M, C].
 
     correction [E] is added to the scores that choose, not to those that weigh. A row whose slot
     [M] is below 0 goes nowhere: its experts are -1. gate: rows x [M, K] and a weight [1, K] whose
-    sigmoid weighs the shared experts, read `gate_step` numbers at a time. is_chained: a GPU may
-    launch this while the kernel before it ends, and the next one while this runs.
+    sigmoid weighs the shared experts.
     """
     splits, rows, experts = partial.shape
     assert experts == routing.num_experts and partial.is_contiguous()
@@ -62,15 +60,9 @@ def choose_experts(
         TOP_K=routing.top_k, SHARED=routing.num_shared, IS_SIGMOID=routing.is_sigmoid,
         RENORMALISE=routing.renormalise, BLOCK_G=triton.next_power_of_2(routing.num_groups),
         BLOCK_E=triton.next_power_of_2(each), BLOCK_C=triton.next_power_of_2(routing.num_choices),
-        BLOCK_K=gate_step, IS_CHAINED=is_chained and partial.is_cuda,
-        num_warps=1 if experts <= 512 else 4, **chained(is_chained and partial.is_cuda),
+        BLOCK_K=512, num_warps=1 if experts <= 512 else 4,
     )  # fmt: skip
     return chosen, weights
-
-
-def chained(is_chained: bool) -> dict[str, bool]:
-    """What a launch that may begin before its forerunner has ended is told."""
-    return {"launch_pdl": True} if is_chained else {}
 
 
 @triton.jit
@@ -112,10 +104,7 @@ def _choose_experts(partial, correction, slots, x, gate, chosen, weights, rows, 
                     TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SHARED: tl.constexpr,
                     IS_SIGMOID: tl.constexpr, RENORMALISE: tl.constexpr, BLOCK_G: tl.constexpr,
                     BLOCK_E: tl.constexpr, BLOCK_C: tl.constexpr,
-                    BLOCK_K: tl.constexpr, IS_CHAINED: tl.constexpr):  # fmt: skip
-    if IS_CHAINED:
-        tl.extra.cuda.gdc_wait()
-        tl.extra.cuda.gdc_launch_dependents()
+                    BLOCK_K: tl.constexpr):  # fmt: skip
     row = tl.program_id(0)
     lane = tl.arange(0, BLOCK_G * BLOCK_E)  # each group begins at a power of two
     expert = lane // BLOCK_E * EACH + lane % BLOCK_E

@@ -12,11 +12,9 @@ import torch
 pytest.importorskip("triton")
 
 import gpu_moe
-import moe_ways
 from graph_timing import DEVICE, seconds_over
 
-from headstart.kernels import moe, moe_few
-from headstart.kernels.moe import ExpertWeights
+from headstart.kernels import moe
 from headstart.kernels.sorting import sort_plainly
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -37,26 +35,6 @@ def test_everything_is_timed_and_told_in_one_line(
     (found,) = told["sorts"]
     assert found["rows"] == 6 and set(found["sort_us"]) == set(found["layer_us"]) == WAYS
     assert min(found["sort_us"].values()) > 0
-
-
-def test_ways_are_timed_beside_each_other(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(moe_ways, "_TILED", [None])
-    monkeypatch.setattr(moe_ways, "_VECTORS", [None])
-    options = "--shape tiny --rows 1 --sort-rows 65 --ways"
-    monkeypatch.setattr(gpu_moe, "check", lambda *given: 0.0)
-    monkeypatch.setattr("sys.argv", ["gpu_moe.py", *options.split()])
-    gpu_moe.main()
-    told = json.loads(capsys.readouterr().out.splitlines()[-1])["ways"]
-    assert [found["way"] for found in told] == list(moe_ways.WAYS)
-    assert sorted(moe_ways.WAYS) == sorted(moe_few.WAYS)
-    wrong = ExpertWeights(*(torch.ones(2, 2, 2) for _ in range(2)))
-    monkeypatch.setattr(moe_ways, "few_terms", lambda *given: torch.ones(1, 1, 2))
-    monkeypatch.setattr(moe_ways, "expert_terms", lambda *given: torch.zeros(1, 1, 2) + 2)
-    known = [(torch.ones(1, 2), torch.zeros(1, 1, dtype=torch.int32), torch.ones(1, 1))]
-    with pytest.raises(SystemExit, match="apart None: 1 rows differ from apart by"):
-        moe_ways.measure_ways(known, wrong, lambda: 0.0, 1.0)
 
 
 def test_rows_that_are_not_sorted_are_not_timed(

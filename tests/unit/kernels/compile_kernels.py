@@ -25,7 +25,6 @@ from headstart.kernels import (
     losses,
     merging,
     moe,
-    moe_few,
     moe_vector,
     prompts,
     routing,
@@ -45,12 +44,8 @@ INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
 # A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
 EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
-LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order", "ready")}
-FEW = {"CHOICES": 11, "BLOCK_R": 16, "BLOCK_C": 16, "BLOCK_M": 16, "LINES": 8}
-FIRST = {"FIRST_N": 16, "FIRST_K": 128, "FIRST_EVEN": True}
-SECOND = {"SECOND_N": 32, "SECOND_K": 128, "SECOND_EVEN": True}
+LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
 VECTOR = {"CHOICES": 11, "IS_EARLY": True}
-CHAINED = {"IS_CHAINED": True}
 ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
@@ -66,8 +61,7 @@ KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32
          "correction": "*fp32", "least_sum": "fp32", "sizes": "*fp32", "scale": "fp32",
          "eps": "fp32"}  # fmt: skip
 TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
-           "down", "shared_down", "result", "shared", "inner", "gate", "cos", "sin", "bias",
-           "q_norm", "k_norm",
+           "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
            "embed_norm", "state_norm")  # fmt: skip
 
 
@@ -112,17 +106,14 @@ JOBS: list[Job] = [
     (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
     (moe._down, EXPERTS, LISTS),
-    (moe_few._first, {**FEW, **FIRST, "SHARE": 64, "IS_EARLY": True, **CHAINED}, LISTS),
-    (moe_few._second, {**FEW, **SECOND, "IS_EARLY": True}, LISTS),
-    (moe_few._both, {**FEW, **FIRST, **SECOND, "FIRST_PARTS": 32, "SECOND_PARTS": 64}, LISTS),
-    (moe_vector._first, {**VECTOR, **CHAINED, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),
-    (moe_vector._second, {**VECTOR, "BLOCK_N": 8, "BLOCK_K": 512}, LISTS),
+    (moe_vector._first, {**VECTOR, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),
+    (moe_vector._second, {**VECTOR, "BLOCK_N": 8, "BLOCK_K": 256}, LISTS),
     (sorting._sort, {"TILE": 16, "BLOCK": 1024, "BLOCK_T": 32}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
-                               "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1, **CHAINED}, LISTS),
+                               "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
                                "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,
-                               "gate": None, "IS_CHAINED": False}, LISTS),
+                               "gate": None}, LISTS),
     (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
                        "BLOCK_H": 32}, RINGS),
     (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 1024, "K_DIM": 64,

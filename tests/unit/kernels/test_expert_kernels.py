@@ -16,7 +16,7 @@ from headstart.gpu.experts import moe_terms, routing_of
 from headstart.kernels import moe as kernels
 from headstart.kernels.linear import Shape
 from headstart.kernels.moe import ExpertWeights, expert_terms
-from headstart.kernels.moe_few import _counters, few_terms
+from headstart.kernels.moe_vector import vector_terms
 from headstart.kernels.routing import choose_experts
 from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig
@@ -93,32 +93,35 @@ def test_many_rows_of_one_expert(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["ahead", "early", "one", "vector"])
-def test_other_ways_say_the_same(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two shared experts, the last one narrower, and a row of nobody; twice, as counters stay."""
+def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shared experts, the last one narrower, and a row of nobody."""
     block, x = make(KINDS["softmax, shared experts gated"]), random(3, HIDDEN)
     slots = torch.tensor([0, -1, 2], dtype=torch.int32, device=DEVICE)
+    found = moe_terms(x, block, slots)
+    asked: list[int] = []
+
+    def by_tiles(x: Tensor, *given: Tensor | ExpertWeights) -> Tensor:
+        asked.append(len(x))
+        return expert_terms(x, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(experts, "FEW_ROWS", 0)
+    monkeypatch.setattr(experts, "expert_terms", by_tiles)
     wanted = moe_terms(x, block, slots)
-    monkeypatch.setattr(experts, "WAY", way)
-    for _ in range(2):
-        found = moe_terms(x, block, slots)
-        assert not found[:, 1].any()
-        if way == "vector" or DEVICE != "cpu":  # other sums, or another cut of them
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
-        else:
-            assert torch.equal(found, wanted)
-    assert not _counters(x.device).any(), "the next launch would not wait"
+    assert asked == [3]
+    assert not found[:, 1].any()
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["ahead", "one"])
-def test_several_tiles_of_one_expert_by_other_ways(way: str) -> None:
-    x, chosen = random(19, HIDDEN), torch.ones(19, 1, dtype=torch.int32, device=DEVICE)
+@pytest.mark.parametrize("cuts", [(Shape(2, 16), Shape(4, 8)), (Shape(8, 32), Shape(2, 32))])
+def test_cuts_of_few_rows_change_only_the_order(cuts: tuple[Shape, Shape]) -> None:
+    x, chosen = random(2, HIDDEN), torch.tensor([[0], [1]], dtype=torch.int32, device=DEVICE)
     weights = ExpertWeights(random(2, 48, HIDDEN), random(2, HIDDEN, 24))
-    shares, cuts = random(19, 1, seed=5), (Shape(16, 32), Shape(32, 16))
-    wanted = expert_terms(x, chosen, shares, weights, cuts)
-    torch.testing.assert_close(few_terms(x, chosen, shares, weights, way, cuts), wanted)
-    other = few_terms(x, 1 - chosen, shares, weights, way, cuts)
-    assert (other - wanted).abs().max() > 1, "the control: another expert"
+    shares = random(2, 1, seed=5)
+    wanted = expert_terms(x, chosen, shares, weights)
+    found = vector_terms(x, chosen, shares, weights, cuts)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+    other = vector_terms(x, 1 - chosen, shares, weights, cuts)
+    assert (other - wanted).abs().max() > 1, "the control: the other expert"
 
 
 def test_more_rows_than_are_scanned_or_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
