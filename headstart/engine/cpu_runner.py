@@ -13,7 +13,8 @@ from headstart.cpu.chains import Chain, HeadKernels, Tokens
 from headstart.cpu.compiler import kept_in
 from headstart.cpu.drafts import best_of_rows
 from headstart.cpu.forward import TrunkKernels, matrices, places_of, seats_of
-from headstart.engine.runner import HeadRows, Runner
+from headstart.engine.head_rows import HeadRows
+from headstart.engine.runner import Runner
 from headstart.models.attention import Span
 from headstart.models.mtp import MTPModule
 from headstart.models.recurrence import StateSpan

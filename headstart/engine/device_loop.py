@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from headstart.engine.device_runner import DeviceRunner
+from headstart.engine.head_rows import HeadRows
 from headstart.engine.head_track import HeadTrack
 from headstart.engine.headless import Headless
 from headstart.engine.loop import Loop
@@ -21,7 +22,6 @@ from headstart.engine.outputs import Update
 from headstart.engine.request import Request, State
 from headstart.engine.round_costs import LiveRounds
 from headstart.engine.round_profile import profile_rounds
-from headstart.engine.runner import HeadRows
 from headstart.engine.scheduler import Work
 from headstart.engine.seatable import may_sit
 from headstart.engine.seating import Flight, Outcome, Seating

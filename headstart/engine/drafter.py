@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
+from headstart.engine.head_rows import HeadRows
 from headstart.engine.request import Request
-from headstart.engine.runner import HeadRows, Runner
+from headstart.engine.runner import Runner
 from headstart.sampling.choose import choose_drafts, draft_probs
 from headstart.sampling.rows import Row
 

@@ -108,15 +108,14 @@ class Engine:
     def _speculation(self, blocks: int) -> Speculation | None:
         if self.drafter is None:
             return None
-        costs = greedy = None
-        if self.options.speculate == "auto":
-            # Before the first request, while K/V memory is still scratch.
-            with torch.inference_mode():
-                costs, greedy = measure_both(
-                    self.runner, self.drafter, num_blocks=blocks,
-                    max_batch=self.options.max_running_requests,
-                    max_rows=self.options.num_rows, one_by_one=self.options.exact,
-                )  # fmt: skip
+        if self.options.speculate != "auto":
+            return Speculation(self.options, None, self.built.max_len)
+        with torch.inference_mode():  # before the first request: K/V memory is still scratch
+            costs, greedy = measure_both(
+                self.runner, self.drafter, num_blocks=blocks,
+                max_batch=self.options.max_running_requests, max_rows=self.options.num_rows,
+                one_by_one=self.options.exact,
+            )  # fmt: skip
         return Speculation(self.options, costs, self.built.max_len, greedy)
 
     @property

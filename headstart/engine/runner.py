@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from headstart.engine.head_rows import DraftChain, HeadRows
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.engine.slots import slots_of
@@ -44,20 +45,6 @@ class DraftVocab:
     @property
     def lm_head(self) -> Linear | Int8Linear:
         return self.lm_heads[0]
-
-
-@dataclass(frozen=True)
-class HeadRows:
-    """Rows of one request for one module of the head: slots [start, start + len(tokens))."""
-
-    request: Request
-    start: int
-    tokens: list[int]
-    states: torch.Tensor  # [n, hidden]
-
-
-# Each request's first rows and number of drafts, most first; a draft vocabulary -> their drafts.
-DraftChain = Callable[[Sequence[HeadRows], Sequence[int], str | None], list[list[int]]]
 
 
 class Runner:

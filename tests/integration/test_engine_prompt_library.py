@@ -19,9 +19,9 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import device_runner, memory
 from headstart.engine.engine import Engine
 from headstart.engine.exact_runner import ExactRunner
+from headstart.engine.head_rows import HeadRows
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
-from headstart.engine.runner import HeadRows
 from headstart.engine.scheduler import Work
 from headstart.gpu import cudnn
 from headstart.gpu.cudnn import by_cudnn
