@@ -28,8 +28,8 @@ from torch import Tensor
 
 from headstart.calibrate.shape_config import shape_config
 from headstart.engine.device_runner import DeviceRunner
-from headstart.engine.request import Request
 from headstart.engine.head_rows import HeadRows
+from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.gpu.libraries import LIBRARIES, Library, choose_library
 from headstart.gpu.prompts import ragged_rows

@@ -151,15 +151,13 @@ def fastest_form(weights: Weights) -> Callable[[Linear], nn.Module]:
 
 def why_not_compiled(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
     """What keeps a model from running through the compiled kernels of a CPU, or None."""
+    lm_head: nn.Module = trunk.lm_head
+    if type(lm_head) is Linear:  # asked before numba is loaded, which nobody may need
+        return "weights are not packed"
     if (missing := why_missing()) is not None:
         return missing
-    from headstart.cpu.linear import PackedFloat, PackedLinear
-
-    lm_head: nn.Module = trunk.lm_head
     if type(lm_head) is Int8Linear:
         return "kernels are off"
-    if not isinstance(lm_head, PackedLinear | PackedFloat):
-        return "weights are not packed"
     return _why_not_whole(trunk, head, dtype)
 
 

@@ -182,8 +182,10 @@ def _whole(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
     """All weights in one array, of which the parts keep views."""
     if len(parts) == 1:
         return parts[0].weight.numpy()[None]
-    whole = np.stack([part.weight.numpy() for part in parts])
-    for part, view in zip(parts, whole, strict=True):
+    first = parts[0].weight.numpy()
+    whole = np.empty((len(parts), *first.shape), first.dtype)
+    for part, view in zip(parts, whole, strict=True):  # one by one: each old one is let go
+        view[...] = part.weight.numpy()
         part.repack(torch.from_numpy(view))
     return whole
 

@@ -145,20 +145,20 @@ class _Profile:
 
     def draft_seconds(self, batch: int, drafts: int) -> float:
         requests = self._blank(batch, drafts)
-        hidden = self._runner.trunk_model.config.hidden
-        states = torch.zeros(1, hidden, dtype=self._runner.dtype, device=self._runner.device)
-        vocabs = {name: len(vocab.ids) for name, vocab in self._runner.draft_vocabs.items()}
+        runner = self._runner
+        size = (self._modules, runner.trunk_model.config.hidden)
+        boundary = torch.zeros(size, dtype=runner.dtype, device=runner.device)
+        vocabs = {name: len(vocab.ids) for name, vocab in runner.draft_vocabs.items()}
         largest = max(vocabs, key=lambda name: vocabs[name], default=None)
 
         def draft() -> None:
             for request in requests:
                 request.draft_vocab = largest  # what a draft costs at most
-                request.head.done = [self._context] * self._modules
-                request.head.states = [states] * self._modules
+                request.head.resume(self._context, boundary, parallel=runner.is_parallel)
             self._drafter.propose(dict.fromkeys(requests, drafts))
 
         works = self._works(requests, 0)
-        return self._seconds(draft, before=lambda: self._runner.trunk(works))
+        return self._seconds(draft, before=lambda: runner.trunk(works))
 
     def _blank(self, batch: int, drafts: int) -> list[Request]:
         """Requests of blank tokens that own the first blocks."""

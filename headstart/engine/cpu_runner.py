@@ -37,7 +37,7 @@ class CpuRunner(Runner):
         ]
         self._tokens: dict[str | None, Tokens] = {}  # by draft vocabulary
         self.chooser = _choose
-        if len(self._modules) == 1:
+        if len(modules) == len(self._modules) == 1:
             self.chain = self._chain
         self.note = self._warm_up()
 

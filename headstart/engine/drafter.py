@@ -8,7 +8,7 @@ write is temporary and lies behind `HeadTrack.done`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -95,7 +95,7 @@ class Drafter:
     def _chain(self, drafting: dict[Request, int]) -> list[Request]:
         """Make those drafts that can be made at once; returns the requests that are left."""
         chain = self._runner.chain
-        able = [r for r in drafting if chain is not None and drafting[r] and _is_greedy(r)]
+        able = [r for r in drafting if chain is not None and drafting[r] and r.takes_most_likely]
         for vocab in dict.fromkeys(request.draft_vocab for request in able):
             own = [request for request in able if request.draft_vocab == vocab]
             own.sort(key=lambda request: -drafting[request])
@@ -201,17 +201,15 @@ class Drafter:
             blocks = request.blocks[block : block + rows.shape[0]]
             self._runner.save_boundaries(blocks, module, rows)
 
+    def is_behind(self, requests: Iterable[Request], by: int) -> bool:
+        """Whether a head has more rows to read before a draft than a round leaves behind."""
+        return any(request.head.done and self._pending(request) > by for request in requests)
+
     def _pending(self, request: Request) -> int:
         return max(
             request.head.ready(module, len(request.tokens))
             for module in range(self._head.num_modules)
         )
-
-
-def _is_greedy(request: Request) -> bool:
-    """Whether every guess is the most likely token, whatever was guessed before."""
-    is_free = request.grammar is None and request.params.acceptance != "rejection"
-    return is_free and request.params.is_plain_greedy
 
 
 def _row(request: Request) -> Row:

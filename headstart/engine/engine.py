@@ -108,15 +108,15 @@ class Engine:
     def _speculation(self, blocks: int) -> Speculation | None:
         if self.drafter is None:
             return None
-        if self.options.speculate != "auto":
-            return Speculation(self.options, None, self.built.max_len)
+        options, length = self.options, self.built.max_len
+        if options.speculate != "auto":
+            return Speculation(options, None, length)
         with torch.inference_mode():  # before the first request: K/V memory is still scratch
             costs, greedy = measure_both(
-                self.runner, self.drafter, num_blocks=blocks,
-                max_batch=self.options.max_running_requests, max_rows=self.options.num_rows,
-                one_by_one=self.options.exact,
+                self.runner, self.drafter, num_blocks=blocks, one_by_one=options.exact,
+                max_batch=options.max_running_requests, max_rows=options.num_rows,
             )  # fmt: skip
-        return Speculation(self.options, costs, self.built.max_len, greedy)
+        return Speculation(options, costs, length, greedy)
 
     @property
     def notes(self) -> list[str]:

@@ -134,9 +134,11 @@ class Loop:
             for request, wanted in chosen.items()
             if wanted and (drafts := self.scheduler.look_ahead(request, wanted))
         }
+        # A head that reads a prompt, or what came while nobody drafted, says nothing about drafts.
+        is_usual = not self.drafter.is_behind(drafting, by=self.options.max_drafts + 1)
         drafting_started = time.perf_counter()
         self.drafter.propose(drafting)
-        if all(request.num_output > 1 for request in drafting):  # the first draft reads the prompt
+        if is_usual:
             self.speculation.observe_drafts(drafting, time.perf_counter() - drafting_started)
         self.drafter.catch_up([r for r in going if r not in drafting])
         self.stats.draft_reason = self.speculation.reason

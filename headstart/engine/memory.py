@@ -166,8 +166,9 @@ def _given(built: Built, options: EngineOptions) -> int | None:
         share = _GPU_SHARE
     if share is None:
         return None
-    taken = prompt_bytes(built) if built.device.type == "cuda" else 0
-    return int((_free_bytes(built.device) - taken) * share)
+    may_gather = built.device.type == "cuda" and options.kernels != "off" and not options.exact
+    taken = prompt_bytes(built) if may_gather else 0
+    return int(max(0, _free_bytes(built.device) - taken) * share)
 
 
 def _budget(built: Built, options: EngineOptions, block: int, full: int, taken: int) -> int:

@@ -85,7 +85,9 @@ class EngineOptions:
     )
     kernels: Literal["auto", "on", "off"] = field(
         default="auto",
-        metadata={"help": "fused kernels, captured rounds on a GPU; auto: where they fit"},
+        metadata={
+            "help": "fused on a GPU (captured rounds, too), compiled on a CPU; auto: where they fit"
+        },
     )
     layout: Literal["own", "vllm", "sglang"] = field(
         default="own", metadata={"help": "run the head as this engine does, to compare counters"}

@@ -78,6 +78,12 @@ class Request:
         self.tokens = list(self.prompt_ids)
 
     @property
+    def takes_most_likely(self) -> bool:
+        """Whether every token, and so every guess, is the most likely one, whatever came before."""
+        is_free = self.grammar is None and self.params.acceptance != "rejection"
+        return is_free and self.params.is_plain_greedy
+
+    @property
     def num_prompt(self) -> int:
         return len(self.prompt_ids)
 

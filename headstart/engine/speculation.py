@@ -21,7 +21,8 @@ _PROBE_EVERY = 64  # rounds without drafts until some are tried again, counted f
 _PROBE_SOON = 8  # the same after a try that paid,
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
-_DEEPER_EVERY = 16  # the same until one draft more is tried, where a draft costs what it costs
+_DEEPER_EVERY = 16  # the same until one draft more is tried, where a draft costs what it costs,
+_HOPELESS_EVERY = 256  # and until it is tried where it promises too little
 _ENOUGH = 32.0  # first drafts seen lately, to say what drafts will be worth
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
 
@@ -47,7 +48,8 @@ class Speculation:
         self._typical = 0  # K of the last round, of most requests: where a newcomer begins
         self._rounds_idle = 0  # rounds in which somebody did not draft, since the last try
         self._rounds_drafting = 0  # rounds in which somebody did, since the last without
-        self._rounds_shallow = 0  # rounds in which somebody could have drafted more, since a try
+        self._rounds_shallow = 0  # rounds in which somebody could have drafted more, since a try,
+        self._rounds_hopeless = 0  # and since a try of everybody
         self._quick_probes = 0  # in a row
         self._probe_after = _PROBE_EVERY
         self._probing: set[str] = set()  # whose tries have not come back
@@ -91,7 +93,7 @@ class Speculation:
 
     def _unseated(self, requests: Iterable[Request]) -> LiveCosts | None:
         """Costs of rounds in parts, by what kind of requests there are."""
-        greedy = all(request.params.is_plain_greedy for request in requests)
+        greedy = all(request.takes_most_likely for request in requests)
         return self._greedy_costs if greedy else self._costs
 
     def round_seconds(self, batch: int, num_drafts: int) -> float | None:
@@ -148,7 +150,7 @@ class Speculation:
         self._remember(best, automatic)
         tried = self._try_otherwise(costs, best, automatic)
         if tried is best and not is_seated:
-            tried = self._try_deeper(best, automatic)
+            tried = self._try_deeper(costs, best, automatic)
         return {**fixed, **tried}
 
     def _remember(self, best: dict[Request, int], rooms: dict[Request, int]) -> None:
@@ -229,22 +231,27 @@ class Speculation:
         return best
 
     def _try_deeper(
-        self, best: dict[Request, int], rooms: dict[Request, int]
+        self, costs: DraftCosts, best: dict[Request, int], rooms: dict[Request, int]
     ) -> dict[Request, int]:
         """How often a draft behind the last one is right is only known by making it."""
-        most = self._options.max_drafts
-        priors = self._overall.priors(most)
-        able = {
-            request: drafts + 1
-            for request, drafts in best.items()
-            if 0 < drafts < min(rooms[request], most)
-            and self._chain(request, priors[: drafts + 1])[-1] > self._break_even / 2
-        }
-        self._rounds_shallow += bool(able)
+        most, batch = self._options.max_drafts, len(best)
+        able = {r: k + 1 for r, k in best.items() if 0 < k < min(rooms[r], most)}
+        if not able:
+            return best
+        self._rounds_shallow += 1
+        self._rounds_hopeless += 1
         if self._rounds_shallow < _DEEPER_EVERY:
             return best
         self._rounds_shallow = 0
-        return {**best, **able}
+        if self._rounds_hopeless >= _HOPELESS_EVERY:
+            self._rounds_hopeless = 0
+            return {**best, **able}
+        priors, plain = self._overall.priors(most), costs.round_seconds(batch, 0)
+        for request, drafts in able.items():
+            more = costs.round_seconds(batch, drafts) - costs.round_seconds(batch, drafts - 1)
+            if self._chain(request, priors[:drafts])[-1] > more / plain / 2:
+                best = {**best, request: drafts}
+        return best
 
     def _fade(self, costs: DraftCosts, idle: Sequence[Request], *, with_costs: bool) -> None:
         if with_costs:

@@ -6,6 +6,7 @@ the one place that says which are tried, and in which order.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,7 +18,8 @@ from headstart.gpu.flash import by_flash2, by_flash3
 from headstart.kernels.prompts import prompt_attention, tiles_of
 from headstart.models.attention import MAX_GATHERED_SLOTS, LayerCache, Span
 
-_TRIED = (1848, 2560)  # rows and slots: all that `by_cudnn` does, in shapes of its usual list
+_LOG = logging.getLogger(__name__)
+_TRIED = (1800, 3400)  # rows and slots: filled up before and behind, and two pieces of context
 _TOLERANCE = 0.25  # of the results' spread: rounding makes 0.05, sums by other logarithms 1.3
 
 
@@ -53,6 +55,9 @@ class Library:
                 break
             except RuntimeError as error:  # a shape that it does not take after all
                 self.trouble = _first_line(error)
+                _LOG.warning(
+                    "%s is not used any more for long prompts: %s", self.name, self.trouble
+                )
         return results
 
 

@@ -112,6 +112,14 @@ def test_auto_starts_with_little_memory_and_short_texts(size: int, tiny: Tiny) -
     assert ids_of(run(engine, [[5, 6, 7]], seeded(max_tokens=9))) == ids_of(expected)
 
 
+@pytest.mark.parametrize("family", ["mimo_v2", "step3p5"])
+def test_profiling_heads_of_several_modules(family: str, tiny: Tiny) -> None:
+    """Regression: a module of a parallel head needs the states of several slots."""
+    engine = start(checkpoint(tiny, family), speculate="auto", slots=4000)
+    assert engine.built.head is not None and engine.built.head.num_modules > 1
+    assert len(run(engine, [PROMPT], seeded(max_tokens=12))[0].outputs[0].token_ids) == 12
+
+
 def test_profiling_covers_batches_and_drafts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cost, "_BUDGET_SECONDS", 60)  # a busy machine covers less in its time
     monkeypatch.setattr(cost, "_BATCHES", (1, 2, 4))

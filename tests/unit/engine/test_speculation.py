@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from headstart.engine.live_costs import LiveCosts
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.engine.speculation import Speculation
@@ -186,6 +187,28 @@ def test_live_times_overrule_a_profile_that_is_too_good() -> None:
         history.append(chosen)
     late = history[-500:]
     assert late.count(0) > 0.8 * len(late), late[-50:]
+
+
+def test_one_draft_more_is_tried_now_and_then() -> None:
+    """Second drafts are wrong for a while: K becomes 1, and 2 when they are right again."""
+    own, one = auto(Linear(row=0.02, draft=0.1)), request("a", 10**6)
+    early = [k["a"] for k in play(own, [one], 400, {one: lambda depth: depth < 1})][200:]
+    assert max(set(early), key=early.count) == 1
+    assert 2 <= early.count(2) <= len(early) // 8
+    late = [k["a"] for k in play(own, [one], 2600, {one: always})]
+    assert max(set(late[-200:]), key=late[-200:].count) >= 3
+
+
+def test_seated_requests_try_nothing_deeper() -> None:
+    own, one = auto(Linear(row=0.02, draft=0.1)), request("a", 10**6)
+    play(own, [one], 400, {one: lambda depth: depth < 1})
+
+    class Rounds(LiveCosts):
+        """Captured rounds, as far as `choose` looks."""
+
+    own.rounds = Rounds(Linear(row=0.02, draft=0.1))  # type: ignore[assignment]
+    chosen = [own.choose([one], num_running=1, is_seated=True)[one] for _ in range(200)]
+    assert set(chosen) <= {0, 1}
 
 
 def test_greedy_requests_have_costs_of_their_own() -> None:
