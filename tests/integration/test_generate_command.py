@@ -51,10 +51,10 @@ def test_comparing_reports_both_speeds_and_identical_texts(made: Path) -> None:
 def test_the_same_seed_gives_the_same_text_whatever_is_drafted(made: Path) -> None:
     options = ("--seed", "5", "--max-tokens", "24", "--ignore-eos", "--temperature", "0.9")
     texts = []
-    for drafts in ("0", "2", "auto"):
+    for drafts in ("0", "auto"):
         result = headstart("generate", str(made), "t9", "--json", "--speculate", drafts, *options)
         texts.append(json.loads(result.stdout)["token_ids"])
-    assert texts[0] == texts[1] == texts[2] and len(texts[0]) == 24
+    assert texts[0] == texts[1] and len(texts[0]) == 24
 
 
 def test_a_calibrated_checkpoint_accepts_exactly_what_its_cycle_predicts(made: Path) -> None:
