@@ -10,6 +10,7 @@ import torch
 
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
+from headstart.gpu.fla import choose_scan
 from headstart.gpu.forward import Kernels, Rows
 from headstart.gpu.libraries import Library, choose_library
 from headstart.gpu.prompts import filling_rows, ragged_rows
@@ -18,6 +19,7 @@ from headstart.gpu.rounds import Model
 from headstart.gpu.seats import signed
 from headstart.gpu.transfer import on_device
 from headstart.models.attention import Span
+from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.int8 import add_int8, with_int8
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
@@ -35,13 +37,18 @@ class DeviceRunner(Runner):
 
     def __init__(self, trunk: Trunk, *parts: Any, **sizes: Any):
         super().__init__(trunk, *parts, **sizes)
+        config, notes = trunk.config, []
+        self.scan: Scan = scan_texts  # for the long spans of recurrent layers
         if not self.keeps_bits:
-            config = trunk.config
             self.library = choose_library(
                 config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
             )
-        if self.library is not None:
-            self.note = f"long prompts attend by {self.library.name}"
+            if self.library is not None:
+                notes.append(f"long prompts attend by {self.library.name}")
+        if not self.keeps_bits and self._states and config.delta is not None:
+            self.scan, note = choose_scan(config.delta, self.dtype, self.device)
+            notes += [note] if note else []
+        self.note = "; ".join(notes)
 
     def _run_rows(
         self,
@@ -53,7 +60,7 @@ class DeviceRunner(Runner):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = self._rows(spans, self._numbers(positions))
         if self._states:
-            rows = replace(rows, recur=ragged_recur(self._states, states))
+            rows = replace(rows, recur=ragged_recur(self._states, states, self.scan))
         tokens = self._numbers(ids)
         if self.head is None and not self.keeps_bits and len(wanted) < len(ids):
             kept = self._numbers(wanted or [0])  # a kernel wants a row at least

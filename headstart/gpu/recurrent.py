@@ -17,6 +17,7 @@ from headstart.gpu.forward import Kernels, Recur
 from headstart.gpu.transfer import on_device
 from headstart.kernels.delta import DeltaSeats, Rings, convolve_round, delta_round, empty_rings
 from headstart.models.delta_config import DeltaConfig
+from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, first_rows
 
@@ -91,13 +92,19 @@ def round_recur(
     return recur
 
 
-def ragged_recur(states: list[LayerStates], spans: Sequence[StateSpan]) -> Recur:
-    """How rows of prompts go on, and of anything else that is ragged: as the plain modules do."""
+def ragged_recur(
+    states: list[LayerStates], spans: Sequence[StateSpan], scan: Scan = scan_texts
+) -> Recur:
+    """How rows of prompts go on, and of anything else that is ragged: as the plain modules do.
+
+    Long spans may be computed by another `scan` than theirs.
+    """
     numbers = first_rows(spans)
     starts = on_device(numbers, states[0].memory.device) if numbers else None
 
     def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
-        return net(x, None, SlotRecurrence(states[layer], spans, starts=starts)).unsqueeze(0)  # type: ignore[no-any-return]
+        context = SlotRecurrence(states[layer], spans, starts=starts, scan=scan)
+        return net(x, None, context).unsqueeze(0)  # type: ignore[no-any-return]
 
     return recur
 

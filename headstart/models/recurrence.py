@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from headstart.models.delta_config import DeltaConfig
-from headstart.models.delta_rule import DeltaRows, convolve, recur, scan
+from headstart.models.delta_rule import DeltaRows, Scan, convolve, recur, scan_texts
 
 # Fewer rows than this are faster one by one, and verified rows come to the same bits as single.
 _FEW_ROWS = 24
@@ -55,6 +55,17 @@ class StateSpan:
             keeps.append((done - before, carry))
         source = self.source if before == 0 else carry
         return StateSpan(start - first, stop - first, source, tuple(keeps))
+
+    def pieces(self) -> list[tuple[slice, list[int]]]:
+        """Its rows from one state that is kept to the next, and the slots that keep that."""
+        slots: dict[int, list[int]] = {}
+        for count, slot in self.keeps:
+            slots.setdefault(count, []).append(slot)
+        begins = [0, *slots]
+        return [
+            (slice(self.start + begin, self.start + count), slots[count])
+            for begin, count in zip(begins, slots, strict=False)
+        ]
 
 
 def first_rows(spans: Sequence[StateSpan]) -> list[int]:
@@ -97,6 +108,7 @@ class SlotRecurrence:
     one_by_one: bool = False
     # `first_rows` on the device. Equal in all layers; made by each of them if they are not given.
     starts: torch.Tensor | None = None
+    scan: Scan = scan_texts  # how long spans are computed
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         result = torch.zeros_like(rows)
@@ -115,9 +127,8 @@ class SlotRecurrence:
             for span in self.spans:
                 self._row_by_row(rows, [span], result, self._numbers([span.start]))
             return result
-        for span in self.spans:
-            if span.stop - span.start >= _FEW_ROWS:
-                self._in_chunks(rows, span, result)
+        if many := [span for span in self.spans if span.stop - span.start >= _FEW_ROWS]:
+            self._in_chunks(rows, many, result)
         if few := _short(self.spans):
             starts = self._numbers(first_rows(few)) if self.starts is None else self.starts
             self._row_by_row(rows, few, result, starts)
@@ -147,11 +158,16 @@ class SlotRecurrence:
                     if count == done + 1:
                         self.states.memory[slot] = memory[index]
 
-    def _in_chunks(self, rows: DeltaRows, span: StateSpan, result: torch.Tensor) -> None:
-        memory, begin = self._before(span), span.start
-        for count, slot in span.keeps:
-            own = slice(begin, span.start + count)
-            if own.start < own.stop:  # not where two slots keep the state after the same row
-                result[own], memory = scan(rows[own], memory)
-            self.states.memory[slot] = memory
-            begin = own.stop
+    def _in_chunks(self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor) -> None:
+        """Of every request the rows up to the next state that is kept, until all are done."""
+        memories = [self._before(span) for span in spans]
+        pieces = [span.pieces() for span in spans]
+        for step in range(max(map(len, pieces))):
+            active = [at for at, own in enumerate(pieces) if step < len(own)]
+            texts = [rows[pieces[at][step][0]] for at in active]
+            found = self.scan(texts, [memories[at] for at in active])
+            for at, (part, memory) in zip(active, found, strict=True):
+                own, slots = pieces[at][step]
+                result[own], memories[at] = part, memory
+                for slot in slots:
+                    self.states.memory[slot] = memory

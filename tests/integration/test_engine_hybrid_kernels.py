@@ -3,19 +3,23 @@ rejected and whoever has to stand up; interpreted here."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from engine_runs import assert_head_is_alive, ids_of
 from tiny_fixture import Tiny
+from torch import Tensor
 
 pytest.importorskip("triton")
 
 from kernel_runs import few_programs, start
 
+from headstart.engine import device_runner
 from headstart.engine.device_loop import DeviceLoop
 from headstart.errors import ConfigError
+from headstart.models.delta_rule import DeltaRows, scan_texts
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -82,3 +86,33 @@ def test_who_stands_up_goes_on_from_the_accepted_row(
         fused.step()
         fused.scheduler.check()
     assert fused.collect(name).outputs[0].token_ids == wanted[0]
+
+
+def test_long_prompts_are_read_by_the_library_that_was_chosen(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several at once, and behind a cached prefix, from whose snapshot it goes on."""
+    prompt = [(5 * i) % 61 + 2 for i in range(33)]
+    prompts = [prompt, [*range(2, 28)], [*prompt[:32], *range(9, 34)]]
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    asked: list[list[tuple[int, bool]]] = []
+
+    def spied(
+        texts: Sequence[DeltaRows], memories: Sequence[Tensor]
+    ) -> list[tuple[Tensor, Tensor]]:
+        asked.append([(t.num_rows, bool(m.any())) for t, m in zip(texts, memories, strict=True)])
+        return scan_texts(texts, memories)
+
+    monkeypatch.setattr(device_runner, "choose_scan", lambda *_: (spied, "read by spied"))
+    folder = model(tiny, "qwen3_5_text")
+    fused, plain = (
+        start(folder, kernels, max_batched_tokens=64, speculate=0) for kernels in ("on", "off")
+    )
+    found, wanted = (
+        [*e.generate(prompts[:2], params), *e.generate(prompts[2:], params)] for e in (fused, plain)
+    )
+    assert ids_of(found) == ids_of(wanted)
+    together, tails, behind = asked[0], asked[1], asked[2]
+    assert together == [(32, False), (24, False)] and tails == [(1, True), (2, True)]
+    assert behind == [(24, True)], "what the first prompt left is not computed again"
+    assert "read by spied" in fused.notes
