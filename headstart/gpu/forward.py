@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from headstart.gpu.experts import moe_terms
+from headstart.kernels import int8_choice, streamed
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
 from headstart.kernels.inputs import embed_rows, pair_rows
-from headstart.kernels.int8 import choose_int8, gated_int8, partial_int8
+from headstart.kernels.int8 import gated_int8, partial_int8
 from headstart.kernels.linear import gated_linear, partial_linear
 from headstart.kernels.rows import add_norm, begin_norm, gate_rows, place_qkv, silu_product
 from headstart.models.attention import LayerCache
@@ -68,7 +69,7 @@ class Kernels:
         def attend(q: Tensor, cache: LayerCache) -> Tensor:
             result = paged_attention(
                 q.view(seats, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
-                block_size=block_size, max_context=max_context, cut=_cut(seats),
+                block_size=block_size, max_context=max_context, cut=_cut(seats, rows),
                 first_slot=first_slot,
             )  # fmt: skip
             return result.view(seats * rows, -1)
@@ -83,6 +84,8 @@ class Kernels:
         limit = MAX_SKINNY_ROWS if layer.scales is None else MAX_CONVERTED_ROWS
         if x.shape[0] <= limit:
             return partial_linear(x, layer.weight, scales=layer.scales)
+        if streamed.takes(x, layer.weight):
+            return streamed.streamed_linear(x, layer.weight)
         return self.whole(x, layer).unsqueeze(0)
 
     def whole(self, x: Tensor, layer: Linear) -> Tensor:
@@ -97,6 +100,8 @@ class Kernels:
             return gated_int8(x, layer.int8.weight, layer.int8.scales)
         if x.shape[0] <= MAX_SKINNY_ROWS:
             return gated_linear(x, layer.weight, scales=layer.scales)
+        if streamed.takes(x, layer.weight):
+            return streamed.streamed_gated(x, layer.weight)
         return silu_product(self.whole(x, layer))
 
     def choose(
@@ -104,10 +109,12 @@ class Kernels:
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `layer` and the noise choose."""
-        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+        if layer.int8 is not None and x.shape[0] <= int8_choice.MAX_ROWS:
             rounded = layer.int8
             assert rounded.scales is not None
-            return choose_int8(x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids)
+            by_int8 = int8_choice.chooser_for(x)
+            if by_int8 is not None:
+                return by_int8(x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids)
         if x.shape[0] <= MAX_SKINNY_ROWS:
             return choose_rows(
                 x, layer.weight, heat, seeds, positions, token_ids, scales=layer.scales
@@ -224,7 +231,7 @@ class Kernels:
         return self.product(self.gated(x, mlp.gate_up), mlp.down)
 
 
-def _cut(seats: int) -> Cut:
+def _cut(seats: int, rows: int) -> Cut:
     """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
     if seats <= 2:
         return Cut(pieces=64, least=128, step=128, warps=4, stages=1)
@@ -232,6 +239,10 @@ def _cut(seats: int) -> Cut:
         return Cut(pieces=32, least=192, step=64, warps=4, stages=3)
     if seats <= 32:
         return Cut(pieces=16, least=1024, step=64, warps=4, stages=3)
+    if rows > 2:
+        # Triton 3.6 takes 128 registers for steps of 64 then, so that a processor has room for 4
+        # programs; 80 seats with 8 key/value heads run all at once where it has room for 5.
+        return Cut(pieces=8, least=4096, step=32, warps=4, stages=4)
     return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
 
 

@@ -22,6 +22,10 @@ from headstart.kernels.rows import silu_product
 
 _FINE = tl.constexpr(256.0)  # steps of the remainder per step of the rest
 
+MAX_CHOICES = 32  # rows; with more the two integer products take longer than a library in bf16
+_CHOOSING_FEW = Shape(outputs=64, inputs=256, stages=3)
+_CHOOSING_MORE = Shape(outputs=64, inputs=128, stages=4)
+
 
 def partial_int8(x: Tensor, weight: Tensor, scales: Tensor, shape: Shape | None = None) -> Tensor:
     """x [M, K], weight [N, K] int8, scales [N] fp32 -> [S, M, N] fp32: `linear.partial_linear`."""
@@ -54,7 +58,7 @@ def choose_int8(
     """`choice.choose_rows` with such weights."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    shape = shape or Shape(outputs=64, inputs=256, stages=3)
+    shape = shape or (_CHOOSING_FEW if rows <= 16 else _CHOOSING_MORE)
     whole, rest, sizes = integers(x)
     tiles = triton.cdiv(outputs, shape.outputs)
     best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)

@@ -21,6 +21,7 @@ from headstart.kernels import (
     delta,
     inputs,
     int8,
+    int8_choice,
     linear,
     losses,
     merging,
@@ -30,6 +31,7 @@ from headstart.kernels import (
     routing,
     rows,
     sorting,
+    streamed,
 )
 
 MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
@@ -41,6 +43,12 @@ WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
+# Two tiles of rows, as for 80 of them.
+STREAMED = {"x": "tensordesc<bf16[64, 128]>", "x_rest": "tensordesc<bf16[16, 128]>",
+            "weight": "tensordesc<bf16[64, 128]>"}  # fmt: skip
+STREAMED_TILE = {"BLOCK_M": 64, "REST": 16, "BLOCK_N": 64, "BLOCK_K": 128}
+STREAMED_INT8 = {"whole": "tensordesc<i8[64, 128]>", "whole_rest": "tensordesc<i8[16, 128]>",
+                 "weight": "tensordesc<i8[64, 128]>"}  # fmt: skip
 # A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
 EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
@@ -71,7 +79,7 @@ Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kin
 def attend(seats: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
     """Attention as it is launched for so many seats."""
     tile = max(16, triton.next_power_of_2(rows * group))
-    cut = _cut(seats)
+    cut = _cut(seats, rows)
     if is_fitted:
         cut = attention.fitted(cut, tile, dim, number_bytes=2)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
@@ -84,6 +92,7 @@ JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16}, {}),
     # 16 rows are all that one program has room for.
     *(attend(4, rows, **WIDE) for rows in (1, 4, 9, 16)),
+    attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
     (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
@@ -98,6 +107,11 @@ JOBS: list[Job] = [
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
     (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
     (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
+    (streamed._linear, {**STREAMED_TILE, "num_stages": 5}, {**STREAMED, "result": "*fp32"}),
+    (streamed._gated, {**STREAMED_TILE, "BLOCK_K": 64, "num_stages": 4},
+     {name: kind.replace("128", "64") for name, kind in STREAMED.items()}),
+    (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "num_stages": 4},
+     STREAMED_INT8),
     (int8._integers, {"BLOCK": 1024}, INTEGERS),
     (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 1024}, {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
