@@ -15,8 +15,10 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# Neighbours stay in one process, which makes their models once and compiles the CPU's kernels for
+# all; who is done takes over half of what others have left.
 test: check
-	$(BIN)/python -m pytest --numprocesses $(PARALLEL)
+	$(BIN)/python -m pytest --numprocesses $(PARALLEL) --dist worksteal
 
 # The page in a real Chromium: Debian's, unless there is one. Elsewhere these tests are skipped.
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)

@@ -17,6 +17,8 @@ def pytest_configure(config: pytest.Config) -> None:
     # One thread per test process, set before torch is imported: several workers share few cores,
     # and threads that spin while they wait for each other cost an order of magnitude.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # Processes that tests start would each compile the whole package again.
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Without a GPU, kernels run in Triton's interpreter, which is chosen before its import.
     if not Path("/dev/nvidia0").exists():
         os.environ.setdefault("TRITON_INTERPRET", "1")

@@ -23,6 +23,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     if not hasattr(interpreter, "_LangPatchScope"):
         return  # another release of Triton: slower, but right
     _prepare_once_per_launch(patch)
+    _work_out_types_once(patch)
     # Offsets into tensors of some kilobytes do not overflow; checking that takes a fourth.
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", options)
@@ -61,3 +62,37 @@ def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:
 
     patch.setattr(interpreter, "_patch_builtin", prepare_builtins)
     patch.setattr(interpreter, "_patch_lang", prepare_once)
+
+
+def _work_out_types_once(patch: pytest.MonkeyPatch) -> None:
+    """Shape, size and name of a value follow from its type, and there are few types."""
+    make_block, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+    find_format = interpreter._get_np_dtype
+    blocks: dict[Any, dict[str, Any]] = {}
+    formats: dict[str, Any] = {}
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        if type(element_ty) is not tl.dtype:  # pointers of one name may differ
+            return make_block(self, element_ty, shape)
+        key = (element_ty.name, *shape)
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = self.__dict__
+        self.__dict__.update(blocks[key])
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        if not hasattr(type, "fields_of_tensors"):
+            make_tensor(self, handle, type)
+            own = {name: value for name, value in self.__dict__.items() if name != "handle"}
+            del own["type"]  # or the type would hold itself
+            type.fields_of_tensors = own
+        self.__dict__.update(type.fields_of_tensors, handle=handle, type=type)
+
+    def format_of(kind: Any) -> Any:
+        if kind.name not in formats:
+            formats[kind.name] = find_format(kind)
+        return formats[kind.name]
+
+    patch.setattr(tl.block_type, "__init__", block)
+    patch.setattr(tl.tensor, "__init__", tensor)
+    patch.setattr(interpreter, "_get_np_dtype", format_of)

@@ -17,6 +17,8 @@ from headstart.errors import ConfigError
 from headstart.gpu import forward
 from headstart.models.linear import Linear
 
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
 
 def test_the_text_is_that_of_unrounded_weights(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = model(tiny)

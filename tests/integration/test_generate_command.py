@@ -7,13 +7,15 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from headstart.calibrate.agreement import walk
 from headstart.calibrate.calibrated import agreement_of
 from headstart.checkpoint.reader import Checkpoint
-from headstart.cli.main import main
+from headstart.cli.main import app, main
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
@@ -23,6 +25,13 @@ SHAPE = "layers=2,hidden=128,intermediate=128,heads=4,kv_heads=2,vocab=64"
 def headstart(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "headstart", *arguments]
     return subprocess.run(command, capture_output=True, text=True)
+
+
+def generated(*arguments: str, **options: str) -> Any:
+    """`headstart generate` in this process: starting another takes longer than the answer."""
+    result = CliRunner().invoke(app, ["generate", *arguments], **options)
+    assert result.exit_code == 0, result.output
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +61,7 @@ def test_the_same_seed_gives_the_same_text_whatever_is_drafted(made: Path) -> No
     options = ("--seed", "5", "--max-tokens", "24", "--ignore-eos", "--temperature", "0.9")
     texts = []
     for drafts in ("0", "auto"):
-        result = headstart("generate", str(made), "t9", "--json", "--speculate", drafts, *options)
+        result = generated(str(made), "t9", "--json", "--speculate", drafts, *options)
         texts.append(json.loads(result.stdout)["token_ids"])
     assert texts[0] == texts[1] and len(texts[0]) == 24
 
@@ -130,15 +139,13 @@ def test_misuse_is_one_line_and_exit_code_two(
 def test_a_chat_on_a_model_without_template_says_so_and_goes_on(made: Path, tmp_path: Path) -> None:
     bare = tmp_path / "bare"
     shutil.copytree(made, bare, ignore=shutil.ignore_patterns("chat_template.jinja"))
-    command = [sys.executable, "-m", "headstart", "generate", str(bare), "--no-prefix-caching"]
-    result = subprocess.run(command, capture_output=True, text=True, input="t3 t4\nt5\n")
-    assert result.returncode == 0
+    result = generated(str(bare), "--no-prefix-caching", input="t3 t4\nt5\n")
     assert result.stderr.count("has no chat template; give text or token ids") == 2
 
 
 def test_exact_is_a_flag(made: Path) -> None:
     options = ("--seed", "5", "--max-tokens", "24", "--ignore-eos", "--temperature", "0.9")
-    result = headstart("generate", str(made), "t9", "--json", "--exact", *options)
+    result = generated(str(made), "t9", "--json", "--exact", *options)
     engine = Engine(made, speculate=0, kv_bytes=1 << 22, exact=True)
     params = engine.prompts.default_params(seed=5, max_tokens=24, ignore_eos=True, temperature=0.9)
     (expected,) = engine.generate(["t9"], params)
