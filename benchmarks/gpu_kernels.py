@@ -1,9 +1,11 @@
-"""Which cut of the skinny products is fastest on this GPU, by weight shape and rows.
+"""Which cut of the products is fastest on this GPU, by weight shape and rows.
 
-PYTHONPATH=. python3 benchmarks/gpu_kernels.py [--rows 1,4,16]
+PYTHONPATH=. python3 benchmarks/gpu_kernels.py [--rows 1,4,16] [--only qkv,o] [--stride 4]
 
 Every weight is rotated over copies larger than the L2 cache, launches are captured in a graph.
-Prints the best cut of each shape, to be entered in headstart/kernels/linear.py, beside cuBLAS.
+Prints the best cuts of each shape beside cuBLAS: up to 16 rows for headstart/kernels/linear.py,
+up to 80 for streamed.py. `lm_head int8` is the LM head of drafts (int8.py, int8_choice.py), up to
+128 rows. cuBLAS has no sum of splits and no SiLU or arg-max behind it, which the others save.
 """
 
 from __future__ import annotations
@@ -18,11 +20,14 @@ import torch
 from graph_timing import L2_BYTES, seconds_over
 
 from headstart.kernels.choice import choose_rows
+from headstart.kernels.int8_choice import chooser_for
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
+from headstart.kernels.streamed import MAX_ROWS, streamed_gated, streamed_linear
 
 SHAPES = {
     "qkv": (6144, 4096), "o": (4096, 4096), "down": (4096, 11008), "fuse": (4096, 8192),
     "gate_up": (22016, 4096), "lm_head": (151680, 4096), "lm_head 32k": (32768, 4096),
+    "lm_head int8": (151680, 4096),
 }  # fmt: skip
 CUTS = [
     Shape(outputs=n, inputs=k, warps=w, stages=s)
@@ -30,6 +35,7 @@ CUTS = [
     if n * k * s * 2 <= 160 * 1024 and n * k >= 2048
 ]
 SPLITS = (1, 2, 4, 8)
+SKINNY = 16  # rows of headstart/kernels/linear.py
 
 
 def by_library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -37,20 +43,33 @@ def by_library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def candidates(name: str, stride: int) -> list[Shape]:
-    if name in ("gate_up", "lm_head", "lm_head 32k"):
+    if name == "gate_up" or name.startswith("lm_head"):
         return CUTS[::stride]
     split = [Shape(c.outputs, c.inputs, s, c.warps, c.stages) for c in CUTS for s in SPLITS]
     return [cut for cut in split if cut.outputs >= 32][::stride]
 
 
-def runner(name: str, x: torch.Tensor, cut: Shape) -> Callable[[torch.Tensor], Any]:
-    if name == "gate_up":
-        return lambda weight: gated_linear(x, weight, cut)
+def runner(name: str, x: torch.Tensor, cut: Shape) -> Callable[[torch.Tensor], Any] | None:
+    """What a cut is for, given a weight; None where no kernel of ours takes so many rows."""
+    rows = x.shape[0]
     if name.startswith("lm_head"):
-        heat = torch.zeros(x.shape[0], device="cuda")
-        seeds = torch.zeros(x.shape[0], dtype=torch.int64, device="cuda")
+        heat = torch.zeros(rows, device="cuda")
+        seeds = torch.zeros(rows, dtype=torch.int64, device="cuda")
+        if name == "lm_head int8":
+            chooser, scales = chooser_for(x), torch.ones(SHAPES[name][0], device="cuda")
+            if chooser is None:
+                return None
+            return lambda weight: chooser(x, weight, scales, heat, seeds, seeds, None, cut)
+        if rows > SKINNY:
+            return None
         return lambda weight: choose_rows(x, weight, heat, seeds, seeds, None, cut)
-    return lambda weight: partial_linear(x, weight, cut)
+    if rows > MAX_ROWS:
+        return None
+    if name == "gate_up":
+        gated = gated_linear if rows <= SKINNY else streamed_gated
+        return lambda weight: gated(x, weight, cut)
+    linear = partial_linear if rows <= SKINNY else streamed_linear
+    return lambda weight: linear(x, weight, cut)
 
 
 def main() -> None:
@@ -63,24 +82,29 @@ def main() -> None:
     for name, (outputs, inputs) in SHAPES.items():
         if given.only and name not in given.only.split(","):
             continue
-        size = outputs * inputs * 2
+        kind = torch.int8 if name.endswith("int8") else torch.bfloat16
+        size = outputs * inputs * kind.itemsize
         weights = [
-            torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
+            (torch.randn(outputs, inputs, device="cuda") * 40).to(kind)
             for _ in range(max(2, -(-L2_BYTES // size)))
         ]
+        in_bf16 = [weight.bfloat16() for weight in weights]
         for rows in (int(n) for n in given.rows.split(",")):
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)
-            library = seconds_over(partial(by_library, x), weights)
+            library = seconds_over(partial(by_library, x), in_bf16)
             found = []
             for cut in candidates(name, given.stride):
+                run = runner(name, x, cut)
+                if run is None:
+                    break
                 try:
-                    found.append((seconds_over(runner(name, x, cut), weights), cut))
+                    found.append((seconds_over(run, weights), cut))
                 except Exception as error:  # too much shared memory for this cut
                     if "OutOfResources" not in type(error).__name__:
                         raise
             found.sort(key=lambda pair: pair[0])
-            speed = size / library / 1e12
-            print(f"{name} {rows} rows: cuBLAS {library * 1e6:.1f} us {speed:.2f} TB/s")
+            speed = outputs * inputs * 2 / library / 1e12
+            print(f"{name} {rows} rows: cuBLAS in bf16 {library * 1e6:.1f} us {speed:.2f} TB/s")
             for best, cut in found[:3]:
                 print(f"   {best * 1e6:7.1f} us {size / best / 1e12:.2f} TB/s {cut}", flush=True)
 

@@ -78,7 +78,8 @@ def paged_attention(
             for at in range(0, rows, each)
         ]  # fmt: skip
         return torch.cat(parts, 1)
-    cuts = cut.pieces or triton.cdiv(max_context, cut.tokens)
+    # No more pieces than the longest context could have: programs without work take time, too.
+    cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
     tile = max(16, triton.next_power_of_2(rows * group))
     cut = fitted(cut, tile, block_d, q.element_size())
     partial = torch.empty(batch, kv_heads, cuts, tile, dim, dtype=torch.float32, device=q.device)
@@ -89,8 +90,10 @@ def paged_attention(
         first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
-        STEP=cut.step, num_warps=cut.warps, num_stages=cut.stages,
+        STEP=cut.step, IS_WHOLE=cuts == 1, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
+    if cuts == 1:
+        return result
     # Few requests must fill the GPU with programs; of many a program takes several lines.
     most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
     lines = min(most, triton.next_power_of_2(rows * group))
@@ -116,8 +119,8 @@ def _piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.conste
 def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stride, scale,
             first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
             GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-            PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
-            STEP: tl.constexpr):  # fmt: skip
+            PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
+            IS_WHOLE: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     part = tl.program_id(2)
@@ -125,14 +128,19 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
     length = first + ROWS  # slots that the last row sees
     each = _piece(length, tl.num_programs(2), LEAST, CUT, STEP)
     start = part * each
+    line = tl.arange(0, TILE)
+    row = line // GROUP
+    head = kv_head * GROUP + line % GROUP
+    is_line = line < ROWS * GROUP
+    at = tl.arange(0, BLOCK_D)
+    is_dim = at < DIM
+    place = ((request * ROWS + row) * HEADS + head) * DIM
+    if IS_WHOLE:  # nobody puts pieces together, so a place without a request is made zero here
+        if first < 0:
+            nothing = tl.zeros((TILE, BLOCK_D), dtype=result.dtype.element_ty)
+            mask = is_line[:, None] & is_dim[None, :]
+            tl.store(result + place[:, None] + at[None, :], nothing, mask)
     if (first >= 0) & (start < length):
-        line = tl.arange(0, TILE)
-        row = line // GROUP
-        head = kv_head * GROUP + line % GROUP
-        is_line = line < ROWS * GROUP
-        at = tl.arange(0, BLOCK_D)
-        is_dim = at < DIM
-        place = ((request * ROWS + row) * HEADS + head) * DIM
         query = tl.load(q + place[:, None] + at[None, :], is_line[:, None] & is_dim[None, :], 0.0)
         best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((TILE,), dtype=tl.float32)

@@ -130,7 +130,12 @@ def test_queries_may_have_gates() -> None:
 @pytest.mark.parametrize("first_slot", [0, 1])
 @pytest.mark.parametrize(
     "cut",
-    [Cut(tokens=16, step=16), Cut(tokens=64, step=32), Cut(pieces=5, least=20, step=16)],
+    [
+        Cut(tokens=16, step=16),
+        Cut(tokens=64, step=32),
+        Cut(pieces=5, least=20, step=16),
+        Cut(pieces=5, least=70, step=16),  # one piece, whoever it is
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("combining", [(1, 2), (16, 1)], ids=str)
@@ -138,6 +143,7 @@ def test_paged_attention(
     cut: Cut, first_slot: int, combining: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(attention, "_COMBINING", ((100, combining),))  # in several steps
+    monkeypatch.setattr(attention.torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
     rows, heads, kv_heads, dim, page = 3, 4, 2, 16, 4
     seen = torch.tensor([1, 37, -1, 62], dtype=torch.int32, device=DEVICE)
     k_cache, v_cache = random(2, 40 * page, kv_heads, dim).unbind()

@@ -1,0 +1,136 @@
+"""Which cut of attention over paged contexts is fastest on this GPU, by seats and rows.
+
+PYTHONPATH=. python3 benchmarks/gpu_attention.py [--seats 16,80] [--rows 1,2,4] [--context 3250]
+    [--heads 32] [--kv-heads 8] [--dim 128]
+
+Blocks of a seat lie anywhere in the cache, several caches are read in turn, and launches are
+captured in a graph. For each number of seats and rows: the cut that the engine takes, then the
+fastest others, in terabytes of keys and values per second; a result that differs is an error.
+Without a GPU the kernel runs in Triton's interpreter: try --seats 2 --context 40 --heads 2
+--kv-heads 1 --dim 16.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen before triton is imported
+
+from graph_timing import DEVICE, device_name, seconds
+from torch import Tensor
+
+from headstart.gpu.forward import _cut
+from headstart.kernels.attention import Cut, paged_attention
+
+PAGE = 16
+DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
+_CACHES = 4 if DEVICE.type == "cuda" else 1
+_SHOWN = 4
+STEPS = [(64, 4, 2), (64, 4, 3), (64, 4, 1), (32, 4, 4), (32, 4, 3), (128, 8, 2), (128, 4, 1)]
+PIECES = [(64, 128), (32, 192), (16, 512), (16, 1024), (8, 2048), (8, 4096)]
+
+
+@dataclass(frozen=True)
+class Contexts:
+    """Seats whose rows attend, and where their keys and values lie."""
+
+    q: Tensor
+    caches: list[tuple[Tensor, Tensor]]
+    tables: Tensor
+    seen: Tensor
+    context: int
+
+    @property
+    def num_bytes(self) -> int:
+        keys = self.caches[0][0]
+        return 2 * self.q.shape[0] * self.context * keys.shape[1] * keys.shape[2] * DTYPE.itemsize
+
+    def run(self, cut: Cut, at: int = 0) -> Tensor:
+        most = self.tables.shape[1] * PAGE
+        return paged_attention(
+            self.q, *self.caches[at], self.tables, self.seen, block_size=PAGE, max_context=most,
+            cut=cut,
+        )  # fmt: skip
+
+    def seconds(self, cut: Cut) -> float:
+        return seconds([partial(self.run, cut, at) for at in range(_CACHES)] * 3)
+
+
+def make(seats: int, rows: int, given: argparse.Namespace) -> Contexts:
+    each = -(-(given.context + rows) // PAGE)
+    draw = torch.Generator(DEVICE).manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=draw, device=DEVICE).to(DTYPE)
+
+    tables = torch.randperm(seats * each, generator=draw, device=DEVICE).view(seats, each).int()
+    shape = (seats * each * PAGE, given.kv_heads, given.dim)
+    caches = [(normal(*shape), normal(*shape)) for _ in range(_CACHES)]
+    seen = torch.full((seats,), given.context - rows, dtype=torch.int32, device=DEVICE)
+    return Contexts(
+        normal(seats, rows, given.heads, given.dim), caches, tables, seen, given.context
+    )
+
+
+def measure(contexts: Contexts, cuts: list[Cut]) -> list[dict[str, Any]]:
+    """Figures of each cut that runs, the first one's first and the others by speed."""
+    wanted = contexts.run(cuts[0])
+    rows: list[dict[str, Any]] = []
+    for cut in cuts:
+        try:
+            found = contexts.run(cut)
+        except Exception as error:  # too much shared memory for this cut
+            if "OutOfResources" not in type(error).__name__:
+                raise
+            continue
+        torch.testing.assert_close(found, wanted, rtol=0.02, atol=0.02)
+        took = contexts.seconds(cut)
+        speed = contexts.num_bytes / took / 1e12
+        rows.append(
+            {"cut": vars(cut), "us": round(took * 1e6, 1), "tb_per_second": round(speed, 2)}
+        )
+    return [rows[0], *sorted(rows[1:], key=lambda row: row["us"])]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seats", default="16,80")
+    parser.add_argument("--rows", default="1,2,4")
+    parser.add_argument("--context", type=int, default=3250)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--dim", type=int, default=128)
+    given = parser.parse_args()
+    others = [
+        Cut(pieces=pieces, least=least, step=step, warps=warps, stages=stages)
+        for (pieces, least), (step, warps, stages) in itertools.product(PIECES, STEPS)
+    ]
+    if DEVICE.type == "cpu":
+        others = others[:2]
+    results = []
+    print(device_name(), "torch", torch.__version__)
+    for seats, rows in itertools.product(
+        *(map(int, n.split(",")) for n in (given.seats, given.rows))
+    ):
+        found = measure(make(seats, rows, given), [_cut(seats, rows), *others])
+        results.append({"seats": seats, "rows": rows, "cuts": found})
+        for place, row in enumerate(found[: 1 + _SHOWN]):
+            name = "the engine's" if place == 0 else ""
+            print(f"{seats:4} seats, {rows} rows {row['us']:8} us {row['tb_per_second']:5} TB/s "
+                  f"{row['cut']} {name}", flush=True)  # fmt: skip
+    print(json.dumps({"device": device_name(), "torch": torch.__version__, "results": results}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Where the seconds of many requests go on a GPU: prompts, rounds, gaps; and a round's kernels.
+
+PYTHONPATH=. python3 benchmarks/gpu_timeline.py MODEL [--requests 80] [--speculate 3]
+    [--prompt 2500] [--answer 1500] [--profile-at 230]
+
+MODEL is a calibrated checkpoint. All requests come at once. The device's own events stand before
+and after each pass over prompts and each round, so the figures are of a run as it is, unlike those
+of benchmarks/gpu_round.py, which repeats one round. Then the same again, shorter, with the
+profiler over 30 rounds from step --profile-at on (0: not at all). The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import time
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+
+from headstart.calibrate.calibrated import agreement_of
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.engine import Engine
+from headstart.engine.loop import Loop
+from headstart.engine.seating import Seating
+from headstart.sampling.params import SamplingParams
+
+PROFILED_ROUNDS = 30
+_SHOWN = 24
+
+
+class Timeline:
+    """Events around what the loop gives the device, in its order."""
+
+    def __init__(self) -> None:
+        self.parts: list[tuple[str, Any, Any]] = []
+        self.steps = 0
+
+    def watch(self) -> None:
+        launch, step = Seating.launch, Loop.step
+
+        def timed_launch(seating: Seating, chosen: Any) -> bool:
+            count, before = len(seating.taken), _mark()
+            done = launch(seating, chosen)
+            if count:
+                self.parts.append((f"rounds of {seating.graphs.bucket(count)}", before, _mark()))
+            return done
+
+        def timed_step(loop: Loop) -> Any:
+            passes, before = loop.stats.steps, _mark()
+            updates = step(loop)
+            if loop.stats.steps > passes:
+                self.parts.append(("prompts", before, _mark()))
+            return updates
+
+        patch.object(Seating, "launch", timed_launch).start()
+        patch.object(Loop, "step", timed_step).start()
+
+    def summary(self) -> dict[str, Any]:
+        """Milliseconds and how many, by kind, and what lies between them."""
+        torch.cuda.synchronize()
+        sums: dict[str, list[float]] = defaultdict(list)
+        for kind, before, after in self.parts:
+            sums[kind].append(before.elapsed_time(after))
+        pairs = zip(self.parts, self.parts[1:], strict=False)
+        gaps = sum(max(0.0, first[2].elapsed_time(second[1])) for first, second in pairs)
+        kinds = {
+            kind: {"count": len(times), "ms": round(sum(times), 1),
+                   "median_ms": round(sorted(times)[len(times) // 2], 2)}
+            for kind, times in sums.items()
+        }  # fmt: skip
+        return {"kinds": kinds, "gaps_ms": round(gaps, 1)}
+
+
+def _mark() -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def play(engine: Engine, given: argparse.Namespace, answer: int, seed: int) -> float:
+    """Seconds until everybody has been answered."""
+    draw = random.Random(seed)
+    asked = [draw.choices(given.tokens, k=given.prompt) for _ in range(given.requests)]
+    params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
+    began = time.perf_counter()
+    engine.generate(asked, params)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def profiled(engine: Engine, given: argparse.Namespace) -> list[dict[str, Any]]:
+    """Kernels of some rounds in the middle of a run: milliseconds and launches per round."""
+    from torch.profiler import ProfilerActivity, profile
+
+    recorder, count, step = profile(activities=[ProfilerActivity.CUDA]), 0, DeviceLoop.step
+
+    def watched(loop: DeviceLoop) -> Any:
+        nonlocal count
+        count += 1
+        if count == given.profile_at:
+            torch.cuda.synchronize()
+            recorder.start()
+        updates = step(loop)
+        if count == given.profile_at + PROFILED_ROUNDS - 1:
+            torch.cuda.synchronize()
+            recorder.stop()
+        return updates
+
+    with patch.object(DeviceLoop, "step", watched):
+        play(engine, given, given.answer, seed=5)
+    events = sorted(recorder.key_averages(), key=lambda e: -e.self_device_time_total)
+    return [
+        {"kernel": event.key[:80], "launches": round(event.count / PROFILED_ROUNDS, 1),
+         "ms": round(event.self_device_time_total / 1e3 / PROFILED_ROUNDS, 3)}
+        for event in events[:_SHOWN] if event.self_device_time_total > 0
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model")
+    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--speculate", type=int, default=3)
+    parser.add_argument("--prompt", type=int, default=2500)
+    parser.add_argument("--answer", type=int, default=1500)
+    parser.add_argument("--profile-at", type=int, default=230)
+    given = parser.parse_args()
+    given.tokens = range(2, len(agreement_of(Path(given.model)).following))
+    timeline = Timeline()
+    timeline.watch()
+    engine = Engine(
+        given.model, speculate=given.speculate, max_running_requests=given.requests,
+        prefix_caching=False, max_model_len=given.prompt + given.answer + 64,
+    )  # fmt: skip
+    play(engine, given, 20, seed=99)
+    timeline.parts.clear()
+    seconds = play(engine, given, given.answer, seed=0)
+    found = timeline.summary()
+    found |= {"seconds": round(seconds, 3), "speculate": given.speculate,
+              "tokens_per_second": round(given.requests * given.answer / seconds)}  # fmt: skip
+    for kind, row in found["kinds"].items():
+        print(f"{kind:16} {row['count']:5} x {row['median_ms']:8} ms, {row['ms']:9} ms in all")
+    print(f"between them {found['gaps_ms']} ms; {found['tokens_per_second']} tokens/s", flush=True)
+    if given.profile_at:
+        found["kernels"] = profiled(engine, given)
+        for row in found["kernels"]:
+            print(f"  {row['ms']:8} ms in a round {row['launches']:6} x {row['kernel']}")
+    print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **found}))
+
+
+if __name__ == "__main__":
+    main()
