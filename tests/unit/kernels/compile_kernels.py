@@ -84,7 +84,8 @@ def attend(seats: int, rows: int, *, dim: int, group: int, is_fitted: bool = Tru
         cut = attention.fitted(cut, tile, dim, number_bytes=2)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
-             "STEP": cut.step, "IS_WHOLE": seats > 32, "num_warps": cut.warps, "num_stages": cut.stages}  # fmt: skip
+             "STEP": cut.step, "IS_WHOLE": seats > 32, "num_warps": cut.warps,
+             "num_stages": cut.stages}  # fmt: skip
     return attention._attend, fixed, {}
 
 
