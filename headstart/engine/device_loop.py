@@ -21,11 +21,12 @@ from headstart.engine.loop import Loop
 from headstart.engine.outputs import Update
 from headstart.engine.request import Request, State
 from headstart.engine.round_costs import LiveRounds
-from headstart.engine.round_profile import profile_rounds
+from headstart.engine.round_profile import profile_rounds, profiled_kinds
 from headstart.engine.scheduler import Work
 from headstart.engine.seatable import may_sit
 from headstart.engine.seating import Flight, Outcome, Seating
 from headstart.engine.verifier import Verdict
+from headstart.gpu.rounds import Kind, run_round
 from headstart.sampling.acceptance import origins
 from headstart.sampling.params import SamplingParams
 
@@ -68,6 +69,29 @@ class DeviceLoop(Loop):
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile and capture before the first request; K/V memory is still scratch."""
+        is_auto = self.speculation is not None and self.options.speculate == "auto"
+        drafts = self.options.max_drafts if self.drafter is not None else 0
+        kinds = profiled_kinds(self.seating, drafts) if is_auto else self.seating.kinds_of(drafts)
+        if self.runner.device.type == "cuda":
+            self._compile(kinds)
+        self._read_blank()
+        if is_auto and self.speculation is not None:
+            table = profile_rounds(self.seating, self.options.max_drafts)
+            self.speculation.rounds = LiveRounds(table, self.seating.graphs.bucket)
+        else:
+            self.seating.warm_up(kinds)
+
+    def _compile(self, kinds: Sequence[Kind]) -> None:
+        """All kernels of a pass over prompts and of these rounds, side by side."""
+        from headstart.gpu.compiling import compiled_together
+
+        with compiled_together():
+            self._read_blank()
+            for kind in kinds:
+                run_round(self.seating.graphs.model, self.seating.seats, kind)
+
+    def _read_blank(self) -> None:
+        """A short prompt that nobody asked, by trunk and head."""
         size = self.runner.block_size
         count = max(1, min(_WARM_ROWS, self.scheduler.pool.num_slots // 2))
         blank = Request("warm", [0] * count, SamplingParams(temperature=0), 0, 1, frozenset(), 0)
@@ -76,11 +100,6 @@ class DeviceLoop(Loop):
         if self.drafter is not None and count > 1:
             rows = HeadRows(blank, 1, blank.tokens[1:], states[:-1])
             self.runner.head_pass(0, [rows])
-        if self.speculation is not None and self.options.speculate == "auto":
-            table = profile_rounds(self.seating, self.options.max_drafts)
-            self.speculation.rounds = LiveRounds(table, self.seating.graphs.bucket)
-        else:
-            self.seating.warm_up(self.options.max_drafts if self.drafter is not None else 0)
 
     def _chosen(self) -> dict[Request, int]:
         """Drafts of everybody who sits."""

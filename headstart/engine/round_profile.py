@@ -26,6 +26,19 @@ _MARGIN = 64  # tokens that a seat may get while it is timed
 _REPEATS = 2
 
 
+def profiled_kinds(seating: Seating, max_drafts: int) -> list[Kind]:
+    """Rounds that `profile_rounds` runs, where there is memory for all."""
+    window = seating.kinds.window
+    late = [(0, window), (1, window)]
+    usual = [(drafts, drafts + 1 if drafts else 0) for drafts in MENU if drafts <= max_drafts]
+    return [Kind(count, *rows) for count in _counts(seating) for rows in (*usual, *late)]
+
+
+def _counts(seating: Seating) -> list[int]:
+    """Sizes that are timed."""
+    return sorted({seating.graphs.bucket(min(size, seating.seats.count)) for size in _SIZES})
+
+
 def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
     """Time rounds of blank requests, with short and with long contexts."""
     blank = _Blank(seating)
@@ -34,7 +47,7 @@ def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
     rounds: list[tuple[int, Curve]] = []
     context: list[tuple[int, Curve]] = []
     catch_up: list[tuple[int, float]] = []
-    for count in sorted({seating.graphs.bucket(min(s, seating.seats.count)) for s in _SIZES}):
+    for count in _counts(seating):
         short, long = (blank.fitting(count, tokens) for tokens in (_SHORT, _LONG))
         if short < 1:
             break

@@ -100,11 +100,16 @@ class Seating:
         kinds = Kinds(graphs, WINDOW, menu, widest=seats.window)
         return cls(runner, scheduler, seats, graphs, kinds, max_len)
 
-    def warm_up(self, drafts: int) -> None:
-        """Capture rounds of every size, while all seats are empty."""
-        for count in self.graphs.sizes():
-            for _ in range(2):  # as it is, which compiles; then captured
-                self.kinds.run(Kind(count, drafts, drafts + 1 if drafts else 0))
+    def kinds_of(self, drafts: int) -> list[Kind]:
+        """Rounds of every size."""
+        head_rows = drafts + 1 if drafts else 0
+        return [Kind(count, drafts, head_rows) for count in self.graphs.sizes()]
+
+    def warm_up(self, kinds: Sequence[Kind]) -> None:
+        """Capture rounds, while all seats are empty."""
+        for kind in kinds:
+            for _ in range(2):  # as it is; then captured
+                self.kinds.run(kind)
 
     def room(self) -> int:
         """How many more may sit: a seat each, and two blocks for the rounds ahead of everybody."""

@@ -1,0 +1,38 @@
+"""Kernels compiled side by side before the first of them runs.
+
+A start on a new machine has dozens to compile, half a second each. One after the other, when each
+is met, they would take longer than reading the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+from triton import AsyncCompileMode
+from triton.runtime.jit import JITFunction
+
+_THREADS = 8  # compilers hold Python's lock for a small part of their time
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Launches inside compile and do not run: what they would write is left as it is.
+
+    Everything is compiled when the block ends. Other operations run, on whatever numbers there
+    are, so none inside may use a kernel's result as an index.
+    """
+    launch = JITFunction.run
+
+    def compiled(self: Any, *given: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        return launch(self, *given, grid=grid, warmup=True, **options)
+
+    with (
+        ThreadPoolExecutor(_THREADS) as threads,
+        AsyncCompileMode(threads),
+        patch.object(JITFunction, "run", compiled),
+    ):
+        yield

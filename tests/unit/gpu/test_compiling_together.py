@@ -1,0 +1,62 @@
+"""Launches that compile and do not run, on a compiler that only takes notes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from triton.runtime._async_compile import active_mode
+from triton.runtime.jit import JITFunction
+
+from headstart.gpu.compiling import compiled_together
+
+
+def _kernel(x: Any) -> None:
+    pass
+
+
+def test_launches_inside_compile_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[bool, bool]] = []
+    compiled: list[int] = []
+
+    def run(self: Any, *given: Any, grid: Any, warmup: bool, **options: Any) -> None:
+        mode = active_mode.get()
+        seen.append((warmup, mode is not None))
+        if mode is not None:
+            rest = (lambda kernel: None,) * (mode.submit.__code__.co_argcount - 3)
+            mode.submit(len(seen), lambda: compiled.append(given[0]), *rest)
+
+    monkeypatch.setattr(JITFunction, "run", run)
+    kernel: Any = JITFunction(_kernel)
+    with compiled_together():
+        kernel[(1,)](5)
+        kernel[(1,)](6)
+    assert sorted(compiled) == [5, 6], "all is compiled when the block ends"
+    kernel[(1,)](7)
+    assert seen == [(True, True), (True, True), (False, False)]
+    assert JITFunction.run is run
+
+
+def test_an_error_leaves_launches_as_they_were() -> None:
+    launch = JITFunction.run
+    with pytest.raises(ZeroDivisionError), compiled_together():
+        _ = 1 / 0
+    assert JITFunction.run is launch and active_mode.get() is None
+
+
+def test_what_was_compiled_is_found_by_launches(tmp_path: Path) -> None:
+    script = Path(__file__).with_name("compile_together.py")
+    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True,
+        env={**own, "TRITON_CACHE_DIR": str(tmp_path)}, check=False,
+    )  # fmt: skip
+    assert run.returncode == 0, run.stderr[-3000:]
+    assert run.stdout.strip() == "['CompiledKernel', 'CompiledKernel']"
