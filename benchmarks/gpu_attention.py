@@ -35,7 +35,11 @@ PAGE = 16
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32
 _CACHES = 4 if DEVICE.type == "cuda" else 1
 _SHOWN = 4
-STEPS = [(64, 4, 2), (64, 4, 3), (64, 4, 1), (32, 4, 4), (32, 4, 3), (128, 8, 2), (128, 4, 1)]
+# tokens of a step, warps, stages, registers
+STEPS = [
+    (64, 4, 2, None), (64, 4, 2, 96), (64, 4, 3, None), (64, 4, 1, None), (32, 4, 4, None),
+    (32, 4, 3, 80), (128, 8, 2, None), (128, 4, 1, None),
+]  # fmt: skip
 PIECES = [(64, 128), (32, 192), (16, 512), (16, 1024), (8, 2048), (8, 4096)]
 
 
@@ -113,8 +117,8 @@ def main() -> None:
     parser.add_argument("--dim", type=int, default=128)
     given = parser.parse_args()
     others = [
-        Cut(pieces=pieces, least=least, step=step, warps=warps, stages=stages)
-        for (pieces, least), (step, warps, stages) in itertools.product(PIECES, STEPS)
+        Cut(pieces=pieces, least=least, step=step, warps=warps, stages=stages, registers=most)
+        for (pieces, least), (step, warps, stages, most) in itertools.product(PIECES, STEPS)
     ]
     if DEVICE.type == "cpu":
         others = others[:2]

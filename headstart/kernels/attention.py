@@ -30,6 +30,7 @@ class Cut:
     step: int = 64
     warps: int = 4
     stages: int = 2
+    registers: int | None = None  # of a thread at most; None: as many as the compiler likes
 
     def __post_init__(self) -> None:
         assert (self.pieces > 0) != (self.tokens > 0)
@@ -91,6 +92,7 @@ def paged_attention(
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
         STEP=cut.step, IS_WHOLE=cuts == 1, num_warps=cut.warps, num_stages=cut.stages,
+        maxnreg=cut.registers,
     )  # fmt: skip
     if cuts == 1:
         return result
