@@ -51,6 +51,13 @@ Head = Annotated[
     Path | None,
     typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
 ]
+TimedWeights = Annotated[
+    str,
+    typer.Option(
+        "--weights",
+        help="as-dtype, int8 (CPU) or fp8 (GPU): how the engine whose rounds are timed holds them.",
+    ),
+]
 Bandwidth = Annotated[
     float | None,
     typer.Option("--bandwidth", help="GB/s: costs from sizes instead of measuring them."),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,10 @@ from headstart.models.recurrence import StateSpan
 from headstart.models.trunk import Trunk
 from headstart.sampling.choose import choose
 from headstart.sampling.rows import Row
+
+_SILENT_SECONDS = 3.0  # more than loading what was compiled takes
+_COMPILING = "compiling kernels for this CPU, once per machine and format: about half a minute"
+_LOG = logging.getLogger(__name__)
 
 
 class CpuRunner(Runner):
@@ -45,6 +51,9 @@ class CpuRunner(Runner):
     def _warm_up(self) -> str:
         """Compile, or load what was compiled, before the first request waits for it."""
         started = time.perf_counter()
+        notice = Timer(_SILENT_SECONDS, _LOG.warning, [_COMPILING])
+        notice.daemon = True
+        notice.start()
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
         _, normed, _ = self._run_rows([0], [0], blank, [0], [])
         for module in self._modules:
@@ -54,6 +63,7 @@ class CpuRunner(Runner):
             start = Chain(1, 0, place, place, 1)
             self._modules[0].draft(self._numbers([0]), normed, [start], self._among(None))
         best_of_rows(np.zeros((1, 1), np.float32))
+        notice.cancel()
         seconds = time.perf_counter() - started
         return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
