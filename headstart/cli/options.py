@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -52,10 +52,10 @@ Head = Annotated[
     typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
 ]
 TimedWeights = Annotated[
-    str,
+    Literal["as-dtype", "int8", "fp8"],
     typer.Option(
         "--weights",
-        help="as-dtype, int8 (CPU) or fp8 (GPU): how the engine whose rounds are timed holds them.",
+        help="How the engine whose rounds are timed holds them: int8 on a CPU, fp8 on a GPU.",
     ),
 ]
 Bandwidth = Annotated[

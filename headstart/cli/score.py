@@ -63,7 +63,7 @@ def run(
     from headstart.cli.score_view import show
     from headstart.data.prompt_reader import PromptReader
     from headstart.engine.draft_vocabs import DraftVocabs
-    from headstart.engine.single_costs import single_costs, timed_weights
+    from headstart.engine.single_costs import single_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import WHOLE, score
@@ -79,7 +79,7 @@ def run(
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
     costs = single_costs(
         checkpoint, head, dict.fromkeys((None, largest)), device=device, dtype=dtype,
-        bandwidth=bandwidth, weights=timed_weights(weights),
+        bandwidth=bandwidth, weights=weights,
     )  # fmt: skip
     built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
     for note in dict.fromkeys((*costs.notes, *built.notes)):

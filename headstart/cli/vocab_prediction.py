@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from headstart.assembly.forms import Weights
     from headstart.checkpoint.reader import Checkpoint
     from headstart.vocab.draft_vocab import DraftVocab
     from headstart.vocab.making import Simulate
@@ -16,7 +17,7 @@ _MAX_ANSWERS = 128  # held-out answers that each size is tried on
 
 def predictor_of(
     checkpoint: Checkpoint, head: Path | None, device: str, dtype: str, bandwidth: float | None,
-    weights: str, sizes: Sequence[int],
+    weights: Weights, sizes: Sequence[int],
 ) -> Simulate | None:  # fmt: skip
     """Predicts acceptance length and speed of a vocabulary of one of these sizes.
 
@@ -25,7 +26,7 @@ def predictor_of(
     from headstart.assembly.build import build, has_head
     from headstart.data.prompt_reader import PromptReader
     from headstart.data.records import spread
-    from headstart.engine.single_costs import single_costs, timed_weights
+    from headstart.engine.single_costs import single_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import score
@@ -36,7 +37,7 @@ def predictor_of(
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
     costs = single_costs(
         checkpoint, head, sizes, device=device, dtype=dtype, bandwidth=bandwidth,
-        weights=timed_weights(weights),
+        weights=weights,
     )  # fmt: skip
     built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
     end_ids = PromptReader(checkpoint).end_ids

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import Timer
 from typing import Any
 
@@ -29,6 +30,18 @@ _COMPILING = "compiling kernels for this CPU, once per machine and format: about
 _LOG = logging.getLogger(__name__)
 
 
+@contextmanager
+def _told_if_it_takes_long() -> Iterator[None]:
+    """Who waits for a compiler learns what for."""
+    notice = Timer(_SILENT_SECONDS, _LOG.warning, [_COMPILING])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
 class CpuRunner(Runner):
     """All rows, those of prompts too, get bits that depend on the tokens before them alone."""
 
@@ -51,9 +64,12 @@ class CpuRunner(Runner):
     def _warm_up(self) -> str:
         """Compile, or load what was compiled, before the first request waits for it."""
         started = time.perf_counter()
-        notice = Timer(_SILENT_SECONDS, _LOG.warning, [_COMPILING])
-        notice.daemon = True
-        notice.start()
+        with _told_if_it_takes_long():
+            self._run_once()
+        seconds = time.perf_counter() - started
+        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
+
+    def _run_once(self) -> None:
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
         _, normed, _ = self._run_rows([0], [0], blank, [0], [])
         for module in self._modules:
@@ -63,9 +79,6 @@ class CpuRunner(Runner):
             start = Chain(1, 0, place, place, 1)
             self._modules[0].draft(self._numbers([0]), normed, [start], self._among(None))
         best_of_rows(np.zeros((1, 1), np.float32))
-        notice.cancel()
-        seconds = time.perf_counter() - started
-        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
     def _run_rows(
         self,

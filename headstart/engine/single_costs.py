@@ -10,7 +10,7 @@ import gc
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol, cast, get_args
+from typing import Protocol
 
 import torch
 
@@ -19,7 +19,6 @@ from headstart.assembly.forms import Weights
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.parts import make_parts
-from headstart.errors import ConfigError
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
 
@@ -82,14 +81,6 @@ class BandwidthCosts:
             built.config, bytes_per_weight=each, bandwidth=self.bandwidth * 1e9,
             draft_tokens=size, head=built.head.config,
         )  # fmt: skip
-
-
-def timed_weights(name: str) -> Weights:
-    """How weights are held, from a command line."""
-    found = next((each for each in get_args(Weights) if each == name), None)
-    if found is None:
-        raise ConfigError(f"--weights is {name!r}; expected one of {', '.join(get_args(Weights))}.")
-    return cast(Weights, found)
 
 
 def single_costs(
