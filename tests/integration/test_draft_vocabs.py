@@ -26,6 +26,7 @@ from headstart.cli.main import main
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import Record
+from headstart.engine import single_costs
 from headstart.engine.engine import Engine
 from headstart.errors import DataError, RequestError
 from headstart.sampling.params import SamplingParams
@@ -292,6 +293,25 @@ def test_the_command_makes_a_map_per_language_that_the_engine_takes(
     assert answer.stats.draft_vocab == "zh"
 
 
+def test_rounds_of_the_sizes_that_nobody_gave_are_timed(
+    model: Path, data: Path, vocab: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with a KeyError."""
+    asked: list[tuple[int | None, bool]] = []
+    of = single_costs.EngineCosts.of
+
+    def watched(costs: Any, built: Any, size: int | None, *, is_greedy: bool) -> Any:
+        asked.append((size, is_greedy))
+        return of(costs, built, size, is_greedy=is_greedy)
+
+    monkeypatch.setattr(single_costs.EngineCosts, "of", watched)
+    code, printed, errors = vocab(model, "--data", data, "--by", "none", "--json", "--dry-run")
+    assert code == 0, errors
+    (said,) = json.loads(printed)["maps"]
+    sizes = [one["size"] for one in said["candidates"]]
+    assert len(sizes) > 1 and asked == [(size, True) for size in sizes], "answers are greedy"
+
+
 def test_a_label_without_held_out_answers_takes_the_size_of_all(
     model: Path, data: Path, tmp_path: Path, vocab: Command
 ) -> None:
@@ -379,7 +399,7 @@ def test_what_needs_no_model_is_refused_before_one_is_loaded(
     def load(*arguments: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("headstart.cli.vocab.simulated", load)
+    monkeypatch.setattr("headstart.cli.vocab.predictor_of", load)
     words, expected, said = MISUSE[case]
     places = {"DATA": str(data), "OUT": str(tmp_path / "o.json")}
     code, _, errors = vocab(model, *(places.get(word, word) for word in words))

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_runs import VOCAB, assert_head_is_alive, checkpoint, make_prompts, run, soft, start
 from head_edits import edited, export
 from simulator_runs import records
@@ -22,7 +24,9 @@ from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import parts
+from headstart.engine import single_costs as costs_module
 from headstart.engine.cost import RoundCosts
+from headstart.engine.single_costs import single_costs
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams
@@ -216,6 +220,30 @@ def test_costs_are_measured_here_unless_a_bandwidth_is_given(
     assert len(seconds) == 4 and 0 < seconds[0] < seconds[3]
 
 
+def test_the_engine_that_was_timed_is_given_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
+    held: list[Any] = []
+    make = parts.make_runner
+
+    def watched(built: Any, options: Any, *rest: Any, **more: Any) -> Any:
+        runner = make(built, options, *rest, **more)
+        held.extend(map(weakref.ref, (runner, built.trunk)))
+        assert built.max_len <= 2048 and type(runner).__name__ == "CpuRunner"
+        return runner
+
+    monkeypatch.setattr(parts, "make_runner", watched)
+    threads = torch.get_num_threads()
+    costs = single_costs(
+        Checkpoint.open(model), None, (None, 20), device="cpu", dtype="float32", bandwidth=None
+    )
+    assert len(held) == 4 and not any(each() for each in held)
+    assert torch.get_num_threads() == threads
+    assert costs.notes is not None
+
+
 def test_measured_costs_are_those_of_the_engine(
     model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -235,9 +263,40 @@ def test_measured_costs_are_those_of_the_engine(
     whole, half = scored(
         model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", vocab=vocab
     )["results"]
-    assert timed == [("CpuRunner", VOCAB), ("CpuRunner", VOCAB // 2)]
+    assert timed == [("CpuRunner", VOCAB), ("CpuRunner", VOCAB // 2)] * 3, "in turn"
     for result, rows in ((whole, VOCAB), (half, VOCAB // 2)):  # greedy answers, greedy costs
         assert [s["round_seconds"] for s in result["speed"]] == [1, 1 + rows, 1 + 2 * rows]
+
+
+def test_costs_of_an_engine_with_int8_weights(
+    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
+    data = dataset(model, tmp_path / "data", answered[0.0][0])
+    held: list[str] = []
+    make = parts.make_runner
+
+    def watched(built: Any, *rest: Any, **more: Any) -> Any:
+        held.append(type(built.trunk.lm_head).__name__)
+        return make(built, *rest, **more)
+
+    monkeypatch.setattr(parts, "make_runner", watched)
+    options = {"limit": 2, "max_drafts": 2, "dtype": "float32"}
+    documents = [
+        scored(model, data, bandwidth=None, weights=weights, **options)
+        for weights in ("as-dtype", "int8")
+    ]
+    assert held == ["PackedFloat", "PackedLinear"]
+    assert [document["weights"] for document in documents] == ["as-dtype", "int8"]
+    lengths = [[s["acceptance_length"] for s in d["results"][0]["speed"]] for d in documents]
+    assert lengths[0] == lengths[1], "texts are scored with the weights as they are"
+    whole, quarter = (
+        scored(model, data, weights=weights, **options)["results"][0]["speed"]
+        for weights in ("as-dtype", "int8")
+    )
+    for one, other in zip(whole, quarter, strict=True):
+        assert other["round_seconds"] == pytest.approx(one["round_seconds"] / 4)
 
 
 def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path: Path) -> None:

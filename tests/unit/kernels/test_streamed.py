@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from kernel_inputs import DEVICE, layer_of, random
 
 pytest.importorskip("triton")
 
@@ -15,22 +15,10 @@ from headstart.kernels.int8_choice import choose_streamed, chooser_for
 from headstart.kernels.linear import Shape
 from headstart.kernels.streamed import streamed_gated, streamed_linear
 from headstart.models.int8 import Int8Rows, with_int8
-from headstart.models.linear import Linear
 from headstart.sampling import noise
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One tile, one that is full, and a second one that is begun and full.
 ROWS = [17, 32, 40, 64, 65, 80]
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def layer_of(outputs: int, inputs: int) -> Linear:
-    layer = Linear(0, 0)
-    layer.weight = torch.nn.Parameter(random(outputs, inputs), requires_grad=False)
-    return layer
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -59,6 +47,30 @@ def test_only_rows_and_matrices_that_gain_are_taken() -> None:
     assert taken == [17, 80]
     assert not streamed.takes(random(20, 64), weight.float()), "fp32 has no fast products"
     assert not streamed.takes(random(20, 60).to(half), random(8, 60).to(half)), "rows of 120 bytes"
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_capable"),
+    [((8, 0), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)],
+)
+def test_gpus_with_a_copy_engine_and_room(
+    capability: tuple[int, int], is_capable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = streamed.has_copy_engine.__wrapped__(torch.device("cuda", 0))
+    assert found == is_capable
+
+
+def test_products_of_half_precision_go_there() -> None:
+    x, layer, kernels = random(40, 64, seed=1).half() / 8, layer_of(80, 64), Kernels()
+    layer.weight = torch.nn.Parameter(layer.weight.half(), requires_grad=False)
+    plain = x.float() @ layer.weight.float().T
+    found = kernels.product(x, layer)
+    assert found.dtype == torch.float32, "sums of splits, not a library's result"
+    torch.testing.assert_close(found.sum(0), plain, rtol=2e-3, atol=2e-3)
+    gate, up = plain.chunk(2, -1)
+    wanted = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(kernels.gated(x, layer).float(), wanted, rtol=5e-3, atol=5e-3)
 
 
 def test_cuts_fill_a_gpu_once() -> None:
