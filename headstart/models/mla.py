@@ -123,15 +123,15 @@ class LatentAttention(nn.Module):
         key = rotate(key.unsqueeze(1), *rotation).squeeze(1)
         return q, torch.cat([self.kv_latent_norm(latent), key, *kept], dim=-1), index
 
-    def _ups(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What unfolds a latent into keys and values: [heads, nope, rank] and [heads, v, rank]."""
-        both = self.kv_up.view(self.heads, -1, self.config.kv_rank)
-        return both[:, : self.config.nope_dim], both[:, self.config.nope_dim :]
+    @property
+    def ups(self) -> torch.Tensor:
+        """What unfolds a latent, of each head: [heads, nope + v, rank]."""
+        return self.kv_up.view(self.heads, -1, self.config.kv_rank)
 
     def _absorbed(self, q: torch.Tensor, seen: list[tuple[Seen, Chosen]]) -> torch.Tensor:
         """[T, heads, v]; rows outside `seen` mean nothing."""
         config = self.config
-        for_keys, for_values = self._ups()
+        for_keys, for_values = torch.split(self.ups, [config.nope_dim, config.v_dim], dim=1)
         lifted = self._by_head(q[..., : config.nope_dim], for_keys)
         q = torch.cat([lifted, q[..., config.nope_dim :]], dim=-1) * config.entry**0.5
         gathered = q.new_zeros(*q.shape[:2], config.kv_rank)
@@ -151,11 +151,11 @@ class LatentAttention(nn.Module):
 
     def _unfolded(self, q: torch.Tensor, part: Seen, allowed: Chosen) -> torch.Tensor:
         """q [R, heads, nope + rope] -> [R, heads, v]."""
-        wide = max(self.config.qk_dim, self.config.v_dim)
+        wide = self.config.unfolded_dim
         q = pad(q * wide**0.5, (0, wide - q.shape[-1]))
-        keys, values = self._unfold(part.stored)
+        keys, values = self.unfold(part.stored)
         if part.own is not None:
-            own = self._unfold(part.own)
+            own = self.unfold(part.own)
             if allowed is None:
                 result = chained_attention(q, keys, values, *own, (len(q),))
             else:
@@ -168,16 +168,18 @@ class LatentAttention(nn.Module):
             result = attend_rows(q, keys, values)
         return result[..., : self.config.v_dim]
 
-    def _unfold(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Entries [..., E] -> keys and values [..., heads, D].
+    def unfold(
+        self, entries: torch.Tensor, heads: slice = slice(None)
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries [..., E] -> keys and values [..., heads, D] of some heads.
 
         The smaller ones are filled up with zeros: fused attention wants both of one size.
         """
-        config = self.config
+        config, ups = self.config, self.ups[heads]
         latents, key = torch.split(entries, [config.kv_rank, config.rope_dim], dim=-1)
-        both = (latents @ self.kv_up.t()).view(*entries.shape[:-1], self.heads, -1)
+        both = (latents @ ups.flatten(0, 1).t()).view(*entries.shape[:-1], len(ups), -1)
         keys, values = torch.split(both, [config.nope_dim, config.v_dim], dim=-1)
         shared = key.unsqueeze(-2).expand(*keys.shape[:-1], -1)
-        wide = max(config.qk_dim, config.v_dim)
+        wide = config.unfolded_dim
         keys = pad(torch.cat([keys, shared], dim=-1), (0, wide - config.qk_dim))
         return keys, pad(values, (0, wide - config.v_dim))

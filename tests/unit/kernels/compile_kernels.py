@@ -95,7 +95,7 @@ JOBS: list[Job] = [
     *(attend(4, rows, **WIDE) for rows in (1, 4, 9, 16)),
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
-    (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1}, {}),
+    (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
     (merging._merge, {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 16},
