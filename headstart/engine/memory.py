@@ -150,11 +150,10 @@ def slot_values(config: ModelConfig, kind: LayerKind) -> int:
 def prompt_bytes(built: Built) -> int:
     """What a library that attends for long prompts may take beside the pass itself, on a GPU.
 
-    The keys and values of one context, gathered, and once more where they are filled up. With
-    latent attention what all contexts of a pass are unfolded to, and the product that it comes from.
+    The keys and values of one context, gathered, and once more where they are filled up. Where
+    latents are unfolded for every prompt: keys, values, and the product that they come from.
     """
-    mla = built.config.mla
-    if mla is not None:
+    if built.config.mla is not None:
         from headstart.gpu.latent_prompts import MOST_UNFOLDED
 
         return 3 * MOST_UNFOLDED * built.dtype.itemsize

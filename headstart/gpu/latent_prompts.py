@@ -24,7 +24,7 @@ from headstart.gpu.transfer import on_device
 from headstart.models.attention import LayerCache, Span
 from headstart.models.mla import LatentAttention
 
-MOST_UNFOLDED = 1 << 28  # numbers of the keys of a pass, and as many of its values
+MOST_UNFOLDED = 1 << 27  # numbers of the keys of a pass, and as many of its values
 _FEW_ROWS = 16  # of a request
 
 

@@ -87,27 +87,26 @@ def _attend(lifted, q, entries, tables, seen, partial, sums, result, table_strid
     request = tl.program_id(1)
     part = tl.program_id(2)
     first = tl.load(seen + request)
-    length = first + ROWS  # slots that the last row sees
+    length = tl.where(first < 0, 0, first + ROWS)  # slots that the last row sees
     each = _piece(length, tl.num_programs(2), LEAST, CUT, STEP)
     start = part * each
     line = tl.program_id(0) * TILE + tl.arange(0, TILE)  # row by row, of each its heads
     is_line = line < ROWS * HEADS
     row = line // HEADS
-    place = request.to(tl.int64) * ROWS * HEADS + line
+    own = request.to(tl.int64) * ROWS * HEADS  # the request's first line
     at = tl.arange(0, BLOCK_R)
     turned = tl.arange(0, BLOCK_P)
     is_dim = at < RANK
     is_turned = turned < ROPE
     is_target = is_line[:, None] & is_dim[None, :]
-    # Nobody puts pieces together then, so a place without a request is made zero here.
-    if IS_WHOLE:  # noqa: SIM102 (this is decided while compiling, the other at run time)
-        if first < 0:
-            nothing = tl.zeros((TILE, BLOCK_R), dtype=result.dtype.element_ty)
-            tl.store(result + place[:, None] * RANK + at[None, :], nothing, is_target)
-    if (first >= 0) & (start < length):
-        query = tl.load(lifted + place[:, None] * RANK + at[None, :], is_target, 0.0)
-        turned_at = place[:, None] * QUERY + (QUERY - ROPE) + turned[None, :]
-        query_turned = tl.load(q + turned_at, is_line[:, None] & is_turned[None, :], 0.0)
+    # Where nobody puts pieces together, a place without a request walks over nothing: zeros.
+    if start < tl.maximum(length, IS_WHOLE):
+        line_at = line[:, None] * RANK + at[None, :]
+        query = tl.load(lifted + own * RANK + line_at, is_target, 0.0)
+        turned_at = line[:, None] * QUERY + (QUERY - ROPE) + turned[None, :]
+        query_turned = tl.load(
+            q + own * QUERY + turned_at, is_line[:, None] & is_turned[None, :], 0.0
+        )
         best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((TILE,), dtype=tl.float32)
         value = tl.zeros((TILE, BLOCK_R), dtype=tl.float32)
@@ -137,10 +136,9 @@ def _attend(lifted, q, entries, tables, seen, partial, sums, result, table_strid
         whole = tl.where(is_known, total, 1.0)
         value = value / whole[:, None]
         if IS_WHOLE:  # both ways out in one program would need more registers than there are
-            target = result + place[:, None] * RANK + at[None, :]
+            target = result + own * RANK + line_at
             tl.store(target, value.to(result.dtype.element_ty), is_target)
         else:
             base = (request.to(tl.int64) * tl.num_programs(2) + part) * tl.num_programs(0) * TILE
             tl.store(sums + base + line, tl.where(is_known, best + tl.log(whole), float("-inf")))
-            where = (base + line)[:, None] * RANK + at[None, :]
-            tl.store(partial + where, value, is_dim[None, :])
+            tl.store(partial + base * RANK + line_at, value, is_dim[None, :])

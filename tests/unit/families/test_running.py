@@ -65,4 +65,4 @@ def test_the_table_has_a_row_for_each_family_and_says_who_serves_it() -> None:
     table = markdown_table(list(rows.values())).splitlines()
     assert len(table) == len(rows) + 2
     (line,) = [line for line in table if line.startswith("| `deepseek_v3` |")]
-    assert "| complete | yes | plain | yes | vllm 0.7.3," in line
+    assert "| complete | yes | kernels | yes | vllm 0.7.3," in line
