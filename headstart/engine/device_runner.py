@@ -40,11 +40,10 @@ class DeviceRunner(Runner):
         super().__init__(trunk, *parts, **sizes)
         config, notes = trunk.config, []
         self.scan: Scan = scan_texts  # for the long spans of recurrent layers
-        if not self.keeps_bits:
-            heads, kv_heads, dim = config.num_heads, config.num_kv_heads, config.head_dim
-            if config.mla is not None:  # what latents are unfolded to
-                kv_heads, dim = heads, config.mla.unfolded_dim
-            self.library = choose_library(heads, kv_heads, dim, self.dtype, self.device)
+        if not self.keeps_bits and config.mla is None:
+            self.library = choose_library(
+                config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
+            )
             if self.library is not None:
                 notes.append(f"long prompts attend by {self.library.name}")
         if not self.keeps_bits and self._states and config.delta is not None:
@@ -76,8 +75,9 @@ class DeviceRunner(Runner):
         return self._ragged(spans, positions)
 
     def _ragged(self, spans: list[Span], positions: torch.Tensor) -> Rows:
-        make = ragged_rows if self.trunk_model.config.mla is None else latent_rows
-        return make(spans, positions, self.library)
+        if self.trunk_model.config.mla is not None:
+            return latent_rows(spans, positions)
+        return ragged_rows(spans, positions, self.library)
 
     def _logits(self, normed: torch.Tensor) -> torch.Tensor:
         return self.trunk_model.logits(normed)

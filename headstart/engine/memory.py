@@ -150,13 +150,13 @@ def slot_values(config: ModelConfig, kind: LayerKind) -> int:
 def prompt_bytes(built: Built) -> int:
     """What a library that attends for long prompts may take beside the pass itself, on a GPU.
 
-    The keys and values of one context, gathered, and once more where they are filled up. Where
-    latents are unfolded for every prompt: keys, values, and the product that they come from.
+    The keys and values of one context, gathered, and once more where they are filled up. Without
+    a library: what latents are unfolded to.
     """
     if built.config.mla is not None:
         from headstart.gpu.latent_prompts import MOST_UNFOLDED
 
-        return 3 * MOST_UNFOLDED * built.dtype.itemsize
+        return MOST_UNFOLDED * built.dtype.itemsize
     attending = [kind for kind in built.config.layers if kind.mixer != "delta"]
     widest = max((slot_values(built.config, kind) for kind in attending), default=0)
     return 2 * min(built.max_len, MAX_GATHERED_SLOTS) * widest * built.dtype.itemsize

@@ -279,7 +279,9 @@ def why_unsupported(config: ModelConfig) -> str | None:
     kinds = (*config.layers, config.head_layer)
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
-    dim = config.head_dim if config.mla is None else config.mla.unfolded_dim
-    if dim % 2 or dim > 256:
-        return f"the model has heads of size {dim}"
+    if config.mla is not None:
+        widest = max(config.mla.nope_dim, config.mla.rope_dim, config.mla.v_dim)
+        return f"the model has heads of size {widest}" if widest > 256 else None
+    if config.head_dim % 2 or config.head_dim > 256:
+        return f"the model has heads of size {config.head_dim}"
     return None

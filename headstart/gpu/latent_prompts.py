@@ -1,8 +1,8 @@
 """Rows of prompts in layers with latent attention, and of anything else that is ragged.
 
-The latents of a prompt's context are unfolded into keys and values, for all rows at once, and the
-rows attend as in other models. A few heads at a time where it would be too much memory. A few rows
-of a request, each by itself, are compared with the latents as they are.
+The latents of a prompt's context are unfolded into keys and values once, for all of its rows; some
+heads at a time where all of them would be too much memory. A few rows of a request, each by itself,
+are compared with the latents as they are.
 """
 
 from __future__ import annotations
@@ -13,32 +13,32 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from torch.nn.utils.rnn import pad_sequence
 
 from headstart.gpu.forward import Rows
 from headstart.gpu.latent import LatentAttend, paged_latent
-from headstart.gpu.libraries import Library
-from headstart.gpu.prompts import as_tensor, attend_ragged, filling_rows
+from headstart.gpu.prompts import as_tensor, filling_rows
 from headstart.gpu.transfer import on_device
+from headstart.kernels.latent_prompts import prompt_latents
+from headstart.kernels.prompts import tiles_of
 from headstart.models.attention import LayerCache, Span
 from headstart.models.mla import LatentAttention
 
-MOST_UNFOLDED = 1 << 27  # numbers of the keys of a pass, and as many of its values
+MOST_UNFOLDED = 1 << 28  # numbers of keys and values at a time
 _FEW_ROWS = 16  # of a request
 
 
-def latent_rows(spans: Sequence[Span], positions: Tensor, library: Library | None = None) -> Rows:
+def latent_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     """`ragged_rows` for latent attention."""
+    device = positions.device
     few = [span for span in spans if span.num_rows <= _FEW_ROWS]
     many = [span for span in spans if span.num_rows > _FEW_ROWS]
     rows = filling_rows(spans, positions)
     if not few or not many:
-        whole = _folded(few, positions.device) if few else _unfolding(many, positions, library)
-        return replace(rows, latent=whole)
+        return replace(rows, latent=_unfolding(many, device) if many else _folded(few, device))
     parts = [
-        (_rows_of(few, positions.device), _folded(few, positions.device)),
-        (_rows_of(many, positions.device), _unfolding(many, positions, library)),
+        (_rows_of(few, device), _folded(few, device)),
+        (_rows_of(many, device), _unfolding(many, device)),
     ]
 
     def attend(attention: LatentAttention, q: Tensor, cache: LayerCache) -> Tensor:
@@ -62,44 +62,37 @@ def _folded(spans: Sequence[Span], device: torch.device) -> LatentAttend:
     )  # fmt: skip
 
 
-def _unfolding(spans: Sequence[Span], positions: Tensor, library: Library | None) -> LatentAttend:
-    """All contexts one after another, and attention over that."""
-    device = positions.device
+def _unfolding(spans: Sequence[Span], device: torch.device) -> LatentAttend:
+    """All contexts one after another, unfolded; and attention over that."""
     context = torch.cat([as_tensor(span.context, device) for span in spans])
-    edges = [0, *accumulate(span.num_seen for span in spans)]
-    starts = [0, *accumulate(span.num_rows for span in spans)]
-    moved = [
-        Span(start, stop, slice(end - (stop - start), end), slice(begin, end))
-        for start, stop, begin, end in zip(starts, starts[1:], edges, edges[1:], strict=False)
-    ]
-    inner = attend_ragged(moved, device, library)
+    queries = [span.num_rows for span in spans]
+    row_edges, context_edges = (
+        on_device([0, *accumulate(counts)], device, torch.int32)
+        for counts in (queries, [span.num_seen for span in spans])
+    )
+    starts = [number for pair in tiles_of(queries) for number in pair]
+    tiles = on_device(starts, device, torch.int32).view(-1, 2)
 
     def attend(attention: LatentAttention, q: Tensor, cache: LayerCache) -> Tensor:
-        config = attention.config
-        q = _scaled(q, config.scale, config.unfolded_dim)
-        entries = cache.k[context]
-        each = heads_at_once(attention.heads, len(entries), config.unfolded_dim)
-        parts = []
+        config, ups, entries = attention.config, attention.ups, cache.k[context]
+        latents = entries[:, : config.kv_rank]
+        result = q.new_empty(*q.shape[:2], config.v_dim)
+        each = heads_at_once(attention.heads, len(entries), ups.shape[1])
         for first in range(0, attention.heads, each):
-            heads = slice(first, first + each)
-            unfolded = LayerCache(*attention.unfold(entries, heads))
-            own = inner(q[:, heads].contiguous(), unfolded)
-            parts.append(own.view(q.shape[0], -1, config.unfolded_dim)[..., : config.v_dim])
-        return (parts[0] if len(parts) == 1 else torch.cat(parts, 1)).flatten(1)
+            some = ups[first : first + each]
+            unfolded = torch.mm(latents, some.flatten(0, 1).t()).view(len(entries), *some.shape[:2])
+            prompt_latents(
+                q, unfolded, entries, tiles, row_edges, context_edges, result, scale=config.scale,
+                first_head=first,
+            )  # fmt: skip
+        return result.flatten(1)
 
     return attend
 
 
-def heads_at_once(heads: int, entries: int, dim: int) -> int:
-    """Heads whose keys and values are unfolded together."""
-    return min(heads, max(1, MOST_UNFOLDED // (entries * dim)))
-
-
-def _scaled(q: Tensor, scale: float, dim: int) -> Tensor:
-    """As whoever attends wants them: of the size of keys, scores to be divided by its root."""
-    factor = scale * dim**0.5
-    q = q if abs(factor - 1) < 1e-6 else q * factor
-    return q if q.shape[-1] == dim else pad(q, (0, dim - q.shape[-1]))
+def heads_at_once(heads: int, entries: int, each: int) -> int:
+    """Heads that are unfolded together, `each` numbers per entry."""
+    return min(heads, max(1, MOST_UNFOLDED // (entries * each)))
 
 
 def _rows_of(spans: Sequence[Span], device: torch.device) -> Tensor:

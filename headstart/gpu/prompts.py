@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from headstart.gpu.exact import ExactKernels
-from headstart.gpu.forward import Attend, Rows
+from headstart.gpu.forward import Rows
 from headstart.gpu.libraries import Library
 from headstart.gpu.transfer import on_device
 from headstart.kernels.prompts import prompt_attention, tiles_of
@@ -26,13 +26,8 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
 
     Long prompts go to the library, if there is one; the others to our kernel, in one launch.
     """
-    places = torch.cat([as_tensor(span.new, positions.device) for span in spans])
-    attend = attend_ragged(spans, positions.device, library)
-    return Rows(positions, places.to(torch.int32), attend)
-
-
-def attend_ragged(spans: Sequence[Span], device: torch.device, library: Library | None) -> Attend:
-    """How the rows of `spans` attend."""
+    device = positions.device
+    places = torch.cat([as_tensor(span.new, device) for span in spans])
     contexts = [as_tensor(span.context, device) for span in spans]
     context = torch.cat(contexts).to(torch.int32)
     queries = [span.num_rows for span in spans]
@@ -63,7 +58,7 @@ def attend_ragged(spans: Sequence[Span], device: torch.device, library: Library 
             result[span.start : span.stop] = rows
         return result.flatten(1)
 
-    return attend
+    return Rows(positions, places.to(torch.int32), attend)
 
 
 def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:

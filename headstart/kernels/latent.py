@@ -75,7 +75,7 @@ def cut_for(requests: int, lines: int, number_bytes: int) -> Cut:
     pieces = max(1, _PROCESSORS // (requests * triton.cdiv(lines, tile)))
     if number_bytes > 2:
         return Cut(pieces=pieces, least=64, step=16, warps=8, stages=1)
-    return Cut(pieces=pieces, least=64, step=32, warps=8, stages=2)
+    return Cut(pieces=pieces, least=64, step=32, warps=8, stages=3)
 
 
 @triton.jit(do_not_specialize=["first_slot"])

@@ -125,7 +125,7 @@ class LatentAttention(nn.Module):
 
     @property
     def ups(self) -> torch.Tensor:
-        """What unfolds a latent, of each head: [heads, nope + v, rank]."""
+        """What unfolds a latent into keys, then values: [heads, nope + v, rank]."""
         return self.kv_up.view(self.heads, -1, self.config.kv_rank)
 
     def _absorbed(self, q: torch.Tensor, seen: list[tuple[Seen, Chosen]]) -> torch.Tensor:
@@ -151,11 +151,11 @@ class LatentAttention(nn.Module):
 
     def _unfolded(self, q: torch.Tensor, part: Seen, allowed: Chosen) -> torch.Tensor:
         """q [R, heads, nope + rope] -> [R, heads, v]."""
-        wide = self.config.unfolded_dim
+        wide = max(self.config.qk_dim, self.config.v_dim)
         q = pad(q * wide**0.5, (0, wide - q.shape[-1]))
-        keys, values = self.unfold(part.stored)
+        keys, values = self._unfold(part.stored)
         if part.own is not None:
-            own = self.unfold(part.own)
+            own = self._unfold(part.own)
             if allowed is None:
                 result = chained_attention(q, keys, values, *own, (len(q),))
             else:
@@ -168,18 +168,16 @@ class LatentAttention(nn.Module):
             result = attend_rows(q, keys, values)
         return result[..., : self.config.v_dim]
 
-    def unfold(
-        self, entries: torch.Tensor, heads: slice = slice(None)
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Entries [..., E] -> keys and values [..., heads, D] of some heads.
+    def _unfold(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Entries [..., E] -> keys and values [..., heads, D].
 
         The smaller ones are filled up with zeros: fused attention wants both of one size.
         """
-        config, ups = self.config, self.ups[heads]
+        config = self.config
         latents, key = torch.split(entries, [config.kv_rank, config.rope_dim], dim=-1)
-        both = (latents @ ups.flatten(0, 1).t()).view(*entries.shape[:-1], len(ups), -1)
+        both = (latents @ self.kv_up.t()).view(*entries.shape[:-1], self.heads, -1)
         keys, values = torch.split(both, [config.nope_dim, config.v_dim], dim=-1)
         shared = key.unsqueeze(-2).expand(*keys.shape[:-1], -1)
-        wide = config.unfolded_dim
+        wide = max(config.qk_dim, config.v_dim)
         keys = pad(torch.cat([keys, shared], dim=-1), (0, wide - config.qk_dim))
         return keys, pad(values, (0, wide - config.v_dim))

@@ -37,11 +37,6 @@ class MlaConfig:
         return self.nope_dim + self.rope_dim
 
     @property
-    def unfolded_dim(self) -> int:
-        """Of a head's keys and values, the smaller ones filled up: fused attention wants one."""
-        return max(self.qk_dim, self.v_dim)
-
-    @property
     def entry(self) -> int:
         """Numbers that are kept of a token: its latent and its rotated key."""
         return self.kv_rank + self.rope_dim

@@ -22,7 +22,6 @@ from headstart.gpu.latent import paged_latent
 from headstart.gpu.latent_prompts import heads_at_once, latent_rows
 from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
 from headstart.models.config import model_config
-from headstart.models.mla import LatentAttention
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -98,7 +97,7 @@ def _nobody(q: torch.Tensor, cache: LayerCache) -> torch.Tensor:
     raise AssertionError("there are no keys and values")
 
 
-@pytest.mark.parametrize("most", [1 << 27, 1], ids=["at once", "head by head"])
+@pytest.mark.parametrize("most", [1 << 28, 1], ids=["at once", "head by head"])
 @pytest.mark.parametrize("counts", [(20,), (2, 1), (3, 20, 1, 18)], ids=str)
 def test_ragged_rows_get_the_plain_states(
     counts: tuple[int, ...], most: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
@@ -120,20 +119,9 @@ def test_ragged_rows_get_the_plain_states(
 
 
 def test_as_many_heads_are_unfolded_as_there_is_room_for() -> None:
-    assert heads_at_once(128, 512, 192) == 128
-    assert heads_at_once(128, 1 << 16, 192) == 10
-    assert heads_at_once(128, 1 << 22, 192) == 1
-
-
-def test_some_heads_unfold_as_all_of_them() -> None:
-    mla = model_config(TINY_CONFIGS["deepseek_v3"]).mla
-    assert mla is not None
-    attention = LatentAttention(32, 4, mla)
-    attention.kv_up.normal_()
-    entries = torch.randn(3, mla.entry)
-    for whole, part in zip(attention.unfold(entries), attention.unfold(entries, slice(1, 3)),
-                           strict=True):  # fmt: skip
-        torch.testing.assert_close(part, whole[:, 1:3])
+    assert heads_at_once(128, 512, 256) == 128
+    assert heads_at_once(128, 1 << 16, 256) == 16
+    assert heads_at_once(128, 1 << 22, 256) == 1
 
 
 def test_models_with_an_indexer_are_refused() -> None:
