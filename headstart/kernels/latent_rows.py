@@ -95,11 +95,12 @@ def _by_head(
     result = torch.empty(rows, heads, outputs, dtype=x.dtype, device=x.device)
     tile = tile_rows(rows)
     columns = min(64, max(16, triton.next_power_of_2(outputs)))
+    deep = 128 if x.element_size() == 2 else 32  # products of fp32 keep both sides in registers
     grid = (triton.cdiv(outputs, columns), heads, triton.cdiv(rows, tile))
     _products[grid](
         x, ups, result, rows, offset, HEADS=heads, WIDTH=width, MATRIX=ups.stride(0),
         INPUTS=inputs, OUTPUTS=outputs, BY_INPUT=strides[0], BY_OUTPUT=strides[1],
-        BLOCK_M=tile, BLOCK_N=columns, BLOCK_K=min(128, max(16, triton.next_power_of_2(inputs))),
+        BLOCK_M=tile, BLOCK_N=columns, BLOCK_K=min(deep, max(16, triton.next_power_of_2(inputs))),
         num_warps=4, num_stages=3,
     )  # fmt: skip
     return result
