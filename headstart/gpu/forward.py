@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headstart.gpu.experts import moe_terms
-from headstart.gpu.latent import LatentAttend, finish_queries, paged_latent, place_latents
+from headstart.gpu.latent import LatentAttend, paged_latent, place_latents, queries_of
 from headstart.kernels import int8_choice, streamed
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
@@ -206,8 +206,8 @@ class Kernels:
             assert rows.latent is not None
             turn = _turn(rotary, rows)
             source = place_latents(self.product, attention, normed, turn, rows.places, cache)
-            q = finish_queries(self.product, attention, source, turn, cache.k.dtype)
-            return self.product(rows.latent(attention, q, cache), attention.o)
+            queries = queries_of(self.product, attention, source, turn)
+            return self.product(rows.latent(queries, cache), attention.o)
         assert isinstance(attention, Attention), "other mixers are refused"
         q, product = self._place(layer, normed, rows, cache, rotary)
         seen = rows.attend(q, cache)

@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from headstart.gpu.forward import Rows
-from headstart.gpu.latent import LatentAttend, paged_latent
+from headstart.gpu.latent import LatentAttend, Queries, paged_latent
 from headstart.gpu.prompts import as_tensor, filling_rows
 from headstart.gpu.transfer import on_device
 from headstart.kernels.latent_prompts import prompt_latents
 from headstart.kernels.prompts import tiles_of
 from headstart.models.attention import LayerCache, Span
-from headstart.models.mla import LatentAttention
 
 MOST_UNFOLDED = 1 << 28  # numbers of keys and values at a time
 _FEW_ROWS = 16  # of a request
@@ -41,10 +40,11 @@ def latent_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
         (_rows_of(many, device), _unfolding(many, device)),
     ]
 
-    def attend(attention: LatentAttention, q: Tensor, cache: LayerCache) -> Tensor:
-        result = q.new_empty(q.shape[0], attention.heads * attention.config.v_dim)
+    def attend(queries: Queries, cache: LayerCache) -> Tensor:
+        width = queries.attention.heads * queries.attention.config.v_dim
+        result = cache.k.new_empty(positions.shape[0], width)
         for own, part in parts:
-            result[own] = part(attention, q[own], cache)
+            result[own] = part(queries.of(own), cache)
         return result
 
     return replace(rows, latent=attend)
@@ -73,8 +73,9 @@ def _unfolding(spans: Sequence[Span], device: torch.device) -> LatentAttend:
     starts = [number for pair in tiles_of(queries) for number in pair]
     tiles = on_device(starts, device, torch.int32).view(-1, 2)
 
-    def attend(attention: LatentAttention, q: Tensor, cache: LayerCache) -> Tensor:
-        config, ups, entries = attention.config, attention.ups, cache.k[context]
+    def attend(queries: Queries, cache: LayerCache) -> Tensor:
+        attention, config = queries.attention, queries.attention.config
+        q, ups, entries = queries.finished(cache.k.dtype), attention.ups, cache.k[context]
         latents = entries[:, : config.kv_rank]
         result = q.new_empty(*q.shape[:2], config.v_dim)
         each = heads_at_once(attention.heads, len(entries), ups.shape[1])

@@ -23,28 +23,30 @@ _PROCESSORS = 132
 
 
 def latent_attention(
-    lifted: Tensor, q: Tensor, entries: Tensor, tables: Tensor, seen: Tensor, *, scale: float,
+    lifted: Tensor, turned: Tensor, entries: Tensor, tables: Tensor, seen: Tensor, *, scale: float,
     block_size: int, max_context: int, cut: Cut, first_slot: int = 0,
 ) -> Tensor:  # fmt: skip
-    """lifted [B, R, H, C], q [B, R, H, ...], entries [slots, E] -> gathered latents [B, R, H, C].
+    """lifted [B, R, H, C], turned [B, R, H, P], entries [slots, E] -> gathered [B, R, H, C].
 
-    Of q the last P numbers are compared with rotated keys. tables, seen, max_context and
-    first_slot are those of `paged_attention`.
+    Both parts of a query are compared with an entry, its latent is what is gathered. tables, seen,
+    max_context and first_slot are those of `paged_attention`.
     """
     batch, rows, heads, rank = lifted.shape
-    rope = entries.shape[1] - rank
+    rope = turned.shape[3]
     lines = rows * heads
-    tile = tile_lines(lines, q.element_size())
+    tile = tile_lines(lines, lifted.element_size())
     tiles = triton.cdiv(lines, tile)
     block_r, block_p = (max(16, triton.next_power_of_2(size)) for size in (rank, rope))
     cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
-    partial = torch.empty(batch, cuts, tiles * tile, rank, dtype=torch.float32, device=q.device)
-    sums = torch.empty(batch, cuts, tiles * tile, dtype=torch.float32, device=q.device)
+    partial = torch.empty(
+        batch, cuts, tiles * tile, rank, dtype=torch.float32, device=lifted.device
+    )
+    sums = torch.empty(batch, cuts, tiles * tile, dtype=torch.float32, device=lifted.device)
     result = torch.empty_like(lifted)
     _attend[(tiles, batch, cuts)](
-        lifted, q, entries, tables, seen, partial, sums, result, tables.stride(0), scale,
+        lifted, turned, entries, tables, seen, partial, sums, result, tables.stride(0), scale,
         first_slot,
-        ROWS=rows, HEADS=heads, RANK=rank, ROPE=rope, QUERY=q.shape[-1], BLOCK_R=block_r,
+        ROWS=rows, HEADS=heads, RANK=rank, ROPE=rope, BLOCK_R=block_r,
         BLOCK_P=block_p, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
         STEP=cut.step, IS_WHOLE=cuts == 1, num_warps=cut.warps, num_stages=cut.stages,
     )  # fmt: skip
@@ -79,9 +81,9 @@ def cut_for(requests: int, lines: int, number_bytes: int) -> Cut:
 
 
 @triton.jit(do_not_specialize=["first_slot"])
-def _attend(lifted, q, entries, tables, seen, partial, sums, result, table_stride, scale,
+def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_stride, scale,
             first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr,
-            ROPE: tl.constexpr, QUERY: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
+            ROPE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
             TILE: tl.constexpr, PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
             STEP: tl.constexpr, IS_WHOLE: tl.constexpr):  # fmt: skip
     request = tl.program_id(1)
@@ -95,18 +97,16 @@ def _attend(lifted, q, entries, tables, seen, partial, sums, result, table_strid
     row = line // HEADS
     own = request.to(tl.int64) * ROWS * HEADS  # the request's first line
     at = tl.arange(0, BLOCK_R)
-    turned = tl.arange(0, BLOCK_P)
+    turned_at = tl.arange(0, BLOCK_P)
     is_dim = at < RANK
-    is_turned = turned < ROPE
+    is_turned = turned_at < ROPE
     is_target = is_line[:, None] & is_dim[None, :]
     # Where nobody puts pieces together, a place without a request walks over nothing: zeros.
     if start < tl.maximum(length, IS_WHOLE):
         line_at = line[:, None] * RANK + at[None, :]
         query = tl.load(lifted + own * RANK + line_at, is_target, 0.0)
-        turned_at = line[:, None] * QUERY + (QUERY - ROPE) + turned[None, :]
-        query_turned = tl.load(
-            q + own * QUERY + turned_at, is_line[:, None] & is_turned[None, :], 0.0
-        )
+        source = turned + own * ROPE + line[:, None] * ROPE + turned_at[None, :]
+        query_turned = tl.load(source, is_line[:, None] & is_turned[None, :], 0.0)
         best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((TILE,), dtype=tl.float32)
         value = tl.zeros((TILE, BLOCK_R), dtype=tl.float32)
@@ -118,7 +118,7 @@ def _attend(lifted, q, entries, tables, seen, partial, sums, result, table_strid
             entry = entries + (block.to(tl.int64) * PAGE + slot % PAGE)[:, None] * (RANK + ROPE)
             # Beyond the piece the first block is read, and masked below.
             latents = tl.load(entry + at[None, :], is_dim[None, :], 0.0)
-            keys = tl.load(entry + RANK + turned[None, :], is_turned[None, :], 0.0)
+            keys = tl.load(entry + RANK + turned_at[None, :], is_turned[None, :], 0.0)
             scores = tl.dot(query, tl.trans(latents), input_precision="ieee")
             scores = tl.dot(query_turned, tl.trans(keys), scores, input_precision="ieee") * scale
             is_seen = (slot[None, :] <= first + row[:, None]) & (slot[None, :] >= first_slot)

@@ -34,10 +34,12 @@ def prompt_latents(
     block_n, block_p, block_v = (
         max(16, triton.next_power_of_2(size)) for size in (nope, rope, v_dim)
     )
+    # Steps of wider heads, as GLM-4.7-Flash has them, would not fit into the registers.
+    tokens = tile.tokens if max(block_n, block_v) <= 128 else min(tile.tokens, 32)
     _prompt[(tiles.shape[0], some)](
         q, unfolded, entries, tiles, row_edges, context_edges, result, scale * LOG2_E, first_head,
         HEADS=heads, SOME=some, NOPE=nope, ROPE=rope, VALUE=v_dim, ENTRY=entries.shape[1],
-        BLOCK_N=block_n, BLOCK_P=block_p, BLOCK_V=block_v, BLOCK_M=tile.rows, STEP=tile.tokens,
+        BLOCK_N=block_n, BLOCK_P=block_p, BLOCK_V=block_v, BLOCK_M=tile.rows, STEP=tokens,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
 

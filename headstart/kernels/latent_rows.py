@@ -1,4 +1,4 @@
-"""Work around latent attention: latents normed and kept, queries turned, products of every head.
+"""Rows of latent attention: latents normed and kept, queries turned.
 
 M rows, S splits, H heads; Q numbers of the queries' latent, C of the kept latent, P of the rotated
 key and of the rotated part of a query, whose other part has N.
@@ -12,8 +12,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from headstart.kernels.linear import tile_rows
 
 _HEADS_EACH = 8  # of a program that turns queries
 
@@ -67,47 +65,8 @@ def turn_queries(partial: Tensor, heads: int, dim: int, turn: Turn, dtype: torch
     return q
 
 
-def lift_queries(q: Tensor, ups: Tensor, nope: int) -> Tensor:
-    """q [M, H, N + P] -> [M, H, C], so that they can be compared with latents.
-
-    The first N numbers go through the keys' part of ups [H, N + V, C].
-    """
-    rank = ups.shape[2]
-    return _by_head(q, ups, 0, (nope, rank), (rank, 1))
-
-
-def lower_latents(gathered: Tensor, ups: Tensor, nope: int) -> Tensor:
-    """gathered [M, H, C] -> values [M, H, V]: through the rest of ups [H, N + V, C]."""
-    _, inner, rank = ups.shape
-    return _by_head(gathered, ups, nope * rank, (rank, inner - nope), (1, rank))
-
-
-def _by_head(
-    x: Tensor, ups: Tensor, offset: int, sizes: tuple[int, int], strides: tuple[int, int]
-) -> Tensor:
-    """The first numbers of x [M, H, ...] by a matrix of each head, which lies at `offset` in ups.
-
-    sizes and strides are those of inputs and outputs.
-    """
-    assert x.is_contiguous() and ups.is_contiguous()
-    rows, heads, width = x.shape
-    inputs, outputs = sizes
-    result = torch.empty(rows, heads, outputs, dtype=x.dtype, device=x.device)
-    tile = tile_rows(rows)
-    columns = min(64, max(16, triton.next_power_of_2(outputs)))
-    deep = 128 if x.element_size() == 2 else 32  # products of fp32 keep both sides in registers
-    grid = (triton.cdiv(outputs, columns), heads, triton.cdiv(rows, tile))
-    _products[grid](
-        x, ups, result, rows, offset, HEADS=heads, WIDTH=width, MATRIX=ups.stride(0),
-        INPUTS=inputs, OUTPUTS=outputs, BY_INPUT=strides[0], BY_OUTPUT=strides[1],
-        BLOCK_M=tile, BLOCK_N=columns, BLOCK_K=min(deep, max(16, triton.next_power_of_2(inputs))),
-        num_warps=4, num_stages=3,
-    )  # fmt: skip
-    return result
-
-
 @triton.jit
-def _summed(partial, where, mask, step, SPLITS: tl.constexpr):
+def summed(partial, where, mask, step, SPLITS: tl.constexpr):
     """Numbers of a product, its splits added up."""
     sums = tl.load(partial + where, mask, 0.0).to(tl.float32)
     for split in tl.static_range(1, SPLITS):
@@ -116,7 +75,7 @@ def _summed(partial, where, mask, step, SPLITS: tl.constexpr):
 
 
 @triton.jit
-def _rotated(low, high, cos, sin, first_at, second_at, mask):
+def rotated(low, high, cos, sin, first_at, second_at, mask):
     """Pairs of numbers, turned; cos and sin are the row's."""
     cos_low = tl.load(cos + first_at, mask, 1.0).to(tl.float32)
     cos_high = tl.load(cos + second_at, mask, 1.0).to(tl.float32)
@@ -137,7 +96,7 @@ def _keep_latents(partial, q_norm, kv_norm, cos, sin, positions, slots, latent, 
         at = tl.arange(0, BLOCK_Q)
         mask = at < Q_RANK
         # Rounded here, where a plain product would have rounded.
-        x = _summed(partial, row * width + at, mask, step, SPLITS).to(kind).to(tl.float32)
+        x = summed(partial, row * width + at, mask, step, SPLITS).to(kind).to(tl.float32)
         scale = tl.rsqrt(tl.sum(x * x, 0) / Q_RANK + eps)
         gain = tl.load(q_norm + at, mask, 0.0).to(tl.float32)
         tl.store(latent + row * Q_RANK + at, (x * scale * gain).to(kind), mask)
@@ -148,7 +107,7 @@ def _keep_latents(partial, q_norm, kv_norm, cos, sin, positions, slots, latent, 
             target = entries + slot * (RANK + ROPE)
             at = tl.arange(0, BLOCK_R)
             mask = at < RANK
-            x = _summed(partial, begin + at, mask, step, SPLITS).to(kind).to(tl.float32)
+            x = summed(partial, begin + at, mask, step, SPLITS).to(kind).to(tl.float32)
             scale = tl.rsqrt(tl.sum(x * x, 0) / RANK + eps)
             gain = tl.load(kv_norm + at, mask, 0.0).to(tl.float32)
             tl.store(target + at, (x * scale * gain).to(kind), mask)
@@ -159,10 +118,10 @@ def _keep_latents(partial, q_norm, kv_norm, cos, sin, positions, slots, latent, 
             if IS_INTERLEAVED:
                 first_at = 2 * pair
                 second_at = 2 * pair + 1
-            low = _summed(partial, begin + RANK + first_at, is_pair, step, SPLITS)
-            high = _summed(partial, begin + RANK + second_at, is_pair, step, SPLITS)
+            low = summed(partial, begin + RANK + first_at, is_pair, step, SPLITS)
+            high = summed(partial, begin + RANK + second_at, is_pair, step, SPLITS)
             position = tl.load(positions + row).to(tl.int64) * ROPE
-            low, high = _rotated(
+            low, high = rotated(
                 low.to(kind).to(tl.float32), high.to(kind).to(tl.float32), cos + position,
                 sin + position, first_at, second_at, is_pair,
             )  # fmt: skip
@@ -183,7 +142,7 @@ def _turn_queries(partial, cos, sin, positions, q, rows, width, SPLITS: tl.const
     target = q + (row * HEADS + head) * DIM
     at = tl.arange(0, BLOCK_N)[None, :]
     mask = (head < HEADS) & (at < DIM - ROPE)
-    x = _summed(partial, source + at, mask, step, SPLITS)
+    x = summed(partial, source + at, mask, step, SPLITS)
     tl.store(target + at, x.to(kind), mask)
     pair = tl.arange(0, BLOCK_P)[None, :]
     is_pair = pair < ROPE // 2
@@ -193,34 +152,12 @@ def _turn_queries(partial, cos, sin, positions, q, rows, width, SPLITS: tl.const
         first_at = 2 * pair
         second_at = 2 * pair + 1
     mask = (head < HEADS) & is_pair
-    low = _summed(partial, source + (DIM - ROPE) + first_at, mask, step, SPLITS)
-    high = _summed(partial, source + (DIM - ROPE) + second_at, mask, step, SPLITS)
+    low = summed(partial, source + (DIM - ROPE) + first_at, mask, step, SPLITS)
+    high = summed(partial, source + (DIM - ROPE) + second_at, mask, step, SPLITS)
     position = tl.load(positions + row).to(tl.int64) * ROPE
-    low, high = _rotated(
+    low, high = rotated(
         low.to(kind).to(tl.float32), high.to(kind).to(tl.float32), cos + position, sin + position,
         first_at, second_at, is_pair,
     )  # fmt: skip
     tl.store(target + (DIM - ROPE) + first_at, low.to(kind), mask)
     tl.store(target + (DIM - ROPE) + second_at, high.to(kind), mask)
-
-
-@triton.jit(do_not_specialize=["rows"])
-def _products(x, ups, result, rows, offset, HEADS: tl.constexpr, WIDTH: tl.constexpr,
-              MATRIX: tl.constexpr, INPUTS: tl.constexpr, OUTPUTS: tl.constexpr,
-              BY_INPUT: tl.constexpr, BY_OUTPUT: tl.constexpr, BLOCK_M: tl.constexpr,
-              BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
-    column = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    head = tl.program_id(1).to(tl.int64)
-    row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
-    source = x + (row[None, :].to(tl.int64) * HEADS + head) * WIDTH
-    matrix = ups + offset + head * MATRIX + column[:, None] * BY_OUTPUT
-    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.float32)
-    for first in range(0, INPUTS, BLOCK_K):
-        inner = first + tl.arange(0, BLOCK_K)
-        w_mask = (column[:, None] < OUTPUTS) & (inner[None, :] < INPUTS)
-        w = tl.load(matrix + inner[None, :] * BY_INPUT, w_mask, 0.0)
-        v = tl.load(source + inner[:, None], (row[None, :] < rows) & (inner[:, None] < INPUTS), 0.0)
-        sums = tl.dot(w, v, sums, input_precision="ieee")
-    target = result + (row[None, :].to(tl.int64) * HEADS + head) * OUTPUTS + column[:, None]
-    mask = (column[:, None] < OUTPUTS) & (row[None, :] < rows)
-    tl.store(target, sums.to(result.dtype.element_ty), mask)

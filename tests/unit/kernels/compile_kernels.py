@@ -23,6 +23,7 @@ from headstart.kernels import (
     int8,
     int8_choice,
     latent,
+    latent_heads,
     latent_prompts,
     latent_rows,
     linear,
@@ -42,7 +43,14 @@ MAX_SPILLED_BYTES = 64  # of one thread: none today, but another compiler may pu
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
 LATENT = {"HEADS": 128, "RANK": 512, "ROPE": 64}  # DeepSeek-V3's
-BY_HEAD = {"HEADS": 128, "MATRIX": 256 * 512, "BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 128}
+BY_HEAD = {
+    "HEADS": 128,
+    "RANK": 512,
+    "NOPE": 128,
+    "MATRIX": 256 * 512,
+    "BLOCK_N": 64,
+    "BLOCK_K": 128,
+}
 OPTIONS = {"num_warps": 4, "num_stages": 3}  # where a job has none of its own
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
@@ -75,7 +83,8 @@ KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32
          "eps": "fp32"}  # fmt: skip
 TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
            "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
-           "embed_norm", "state_norm", "kv_norm", "lifted", "entries", "latent", "ups")  # fmt: skip
+           "embed_norm", "state_norm", "kv_norm", "lifted", "turned", "entries", "latent", "ups",
+           "gathered")  # fmt: skip
 
 
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
@@ -98,11 +107,11 @@ def attend_latents(seats: int, rows: int, *, number_bytes: int = 2) -> Job:
     """Latent attention as it is launched for DeepSeek-V3."""
     lines = rows * LATENT["HEADS"]
     cut = latent.cut_for(seats, lines, number_bytes)
-    fixed = {**LATENT, "ROWS": rows, "QUERY": 192, "BLOCK_R": 512, "BLOCK_P": 64,
+    fixed = {**LATENT, "ROWS": rows, "BLOCK_R": 512, "BLOCK_P": 64,
              "TILE": latent.tile_lines(lines, number_bytes), "PAGE": 16, "LEAST": cut.least,
              "CUT": cut.tokens, "STEP": cut.step, "IS_WHOLE": cut.pieces == 1,
              "num_warps": cut.warps, "num_stages": cut.stages}  # fmt: skip
-    wide = dict.fromkeys(("lifted", "q", "entries", "result"), "*fp32")
+    wide = dict.fromkeys(("lifted", "turned", "entries", "result"), "*fp32")
     return latent._attend, fixed, wide if number_bytes > 2 else {}
 
 
@@ -123,10 +132,9 @@ JOBS: list[Job] = [
                                  "BLOCK_P": 32}, {}),
     (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
                                  "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
-    (latent_rows._products, {**BY_HEAD, "WIDTH": 192, "INPUTS": 128, "OUTPUTS": 512,
-                             "BY_INPUT": 512, "BY_OUTPUT": 1}, {}),
-    (latent_rows._products, {**BY_HEAD, "WIDTH": 512, "INPUTS": 512, "OUTPUTS": 128,
-                             "BY_INPUT": 1, "BY_OUTPUT": 512}, {}),
+    *((latent_heads._lift, {**BY_HEAD, "BLOCK_M": rows, "SPLITS": 2, "ROPE": 64,
+                            "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}) for rows in (16, 64)),
+    (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
     (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),

@@ -12,13 +12,8 @@ pytest.importorskip("triton")
 from headstart.kernels import latent
 from headstart.kernels.attention import Cut
 from headstart.kernels.latent import cut_for, latent_attention, tile_lines
-from headstart.kernels.latent_rows import (
-    Turn,
-    keep_latents,
-    lift_queries,
-    lower_latents,
-    turn_queries,
-)
+from headstart.kernels.latent_heads import lift_queries, lower_latents
+from headstart.kernels.latent_rows import Turn, keep_latents, turn_queries
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -51,16 +46,16 @@ def test_rows_gather_the_latents_that_they_see(
     entries = random(40 * PAGE, rank + rope)
     tables = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:36].view(2, 18)
     tables = torch.cat([tables, tables.flip(0)]).to(DEVICE, torch.int32)
-    lifted, q = random(4, rows, heads, rank), random(4, rows, heads, 10 + rope)
+    lifted, turned = random(4, rows, heads, rank), random(4, rows, heads, rope)
     found = latent_attention(
-        lifted, q, entries, tables, seen, scale=0.3, block_size=PAGE, max_context=66, cut=cut,
+        lifted, turned, entries, tables, seen, scale=0.3, block_size=PAGE, max_context=66, cut=cut,
         first_slot=first_slot,
     )  # fmt: skip
     for b, first in enumerate(seen.tolist()):
         for r in range(rows if first >= 0 else 0):
             logical = torch.arange(first_slot, first + r + 1, device=DEVICE)
             kept = entries[tables[b, logical // PAGE].long() * PAGE + logical % PAGE]
-            query = torch.cat([lifted[b, r], q[b, r, :, 10:]], -1)
+            query = torch.cat([lifted[b, r], turned[b, r]], -1)
             wanted = (query @ kept.T * 0.3).softmax(-1) @ kept[:, :rank]
             torch.testing.assert_close(found[b, r], wanted, rtol=1e-4, atol=1e-4)
     assert not found[2].any()
@@ -101,14 +96,25 @@ def test_latents_are_normed_keys_turned_and_both_kept(
     torch.testing.assert_close(q, reference, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("rows", "nope", "v", "rank"), [(1, 12, 8, 40), (37, 16, 70, 150)])
-def test_every_head_has_its_own_products(rows: int, nope: int, v: int, rank: int) -> None:
-    heads = 3
-    ups, q = random(heads, nope + v, rank), random(rows, heads, nope + 6)
+@pytest.mark.parametrize("is_interleaved", [False, True], ids=["halves", "neighbours"])
+@pytest.mark.parametrize(("rows", "nope", "v", "rank"), [(1, 12, 8, 40), (37, 150, 70, 150)])
+def test_every_head_has_its_own_products(
+    rows: int, nope: int, v: int, rank: int, is_interleaved: bool
+) -> None:
+    heads, rope = 3, 6
+    ups, partial = random(heads, nope + v, rank), random(2, rows, heads * (nope + rope) + 5)
+    config = RopeConfig("default", 1e4, rope, is_interleaved=is_interleaved)
+    rotary = RotaryTable(config, 64, torch.float32).to(DEVICE)
+    positions = torch.arange(rows, device=DEVICE) + 9
+    turn = Turn(rotary.cos, rotary.sin, is_interleaved, positions)
+    found, turned = lift_queries(partial, ups, nope, turn)
+    q = partial.sum(0)[:, : heads * (nope + rope)].view(rows, heads, -1)
     lifted = torch.einsum("mhn,hnc->mhc", q[..., :nope], ups[:, :nope]).contiguous()
-    torch.testing.assert_close(lift_queries(q, ups, nope), lifted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found, lifted, rtol=1e-4, atol=1e-3)
+    wanted = rotate(q[..., nope:], *rotary.at(positions))
+    torch.testing.assert_close(turned, wanted, rtol=1e-4, atol=1e-5)
     lowered = torch.einsum("mhc,hvc->mhv", lifted, ups[:, nope:])
-    torch.testing.assert_close(lower_latents(lifted, ups, nope), lowered, rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(lower_latents(lifted, ups, nope), lowered, rtol=1e-4, atol=1e-2)
 
 
 def test_few_requests_are_cut_into_more_pieces() -> None:
