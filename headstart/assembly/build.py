@@ -198,6 +198,11 @@ def _names(checkpoint: Checkpoint) -> dict[str, str]:
     return {"prefix": trunk_prefix(checkpoint, owner), "lm_head": lm_head}
 
 
+def has_head(checkpoint: Checkpoint, folder: Path | None = None) -> bool:
+    """Whether `build` would give a head, told without loading anything."""
+    return _find_head(checkpoint, folder, []) is not None
+
+
 def _find_head(checkpoint: Checkpoint, folder: Path | None, notes: list[str]) -> Head | None:
     """The head that was asked for, else the checkpoint's own, else none (and a note)."""
     if folder is not None:

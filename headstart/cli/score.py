@@ -57,24 +57,31 @@ def run(
     checkpoint = Checkpoint.open(local_folder(model))
     records = open_records(data, split, checkpoint, limit)  # before torch is imported
 
-    from headstart.assembly.build import build
+    from headstart.assembly.build import build, has_head
     from headstart.cli.progress import counted_progress
     from headstart.cli.score_view import show
     from headstart.data.prompt_reader import PromptReader
     from headstart.engine.draft_vocabs import DraftVocabs
-    from headstart.engine.single_costs import single_costs
+    from headstart.engine.single_costs import bandwidth_costs, engine_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import WHOLE, score
 
     plan = make_plan(records, temperature, rule)
     maps = DraftVocabs.open(vocab, checkpoint)
-    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
-    if built.head is None:
+    largest = max((len(each.ids) for each in maps.by_name.values()), default=None)
+    if not has_head(checkpoint, head):
         raise HeadNotFound(
             f"{checkpoint.folder} has no head to score. Give one with --head, or make one with "
             "`headstart graft`."
         )
+    if bandwidth is None:  # before the model is loaded as scoring wants it
+        costs = engine_costs(
+            checkpoint, head, dict.fromkeys((None, largest)), device=device, dtype=dtype
+        )
+    built = build(checkpoint, head, device=device, dtype=dtype)
+    if bandwidth is not None:
+        costs = bandwidth_costs(built, bandwidth)
     for note in built.notes:
         print(f"note: {note}", file=sys.stderr)
     prompts = PromptReader(checkpoint)
@@ -98,8 +105,8 @@ def run(
     results = []
     for way, scores in found.items():
         own = maps if way != WHOLE else None
-        sizes = own.by_name.values() if own is not None else ()
-        speeds = predict(scores.overall.lengths, single_costs(built, sizes, bandwidth))
+        is_greedy = plan.params.temperature == 0
+        speeds = predict(scores.overall.lengths, costs(None if own is None else largest, is_greedy))
         result = {"vocabulary": way, **scores.as_json()}
         if own is not None:
             result["coverage"] = _coverage(records, ways[way])

@@ -98,7 +98,7 @@ def run(
         if data is not None:
             Dataset.open(data)  # before a tokenizer is loaded
         wanted = _sizes(size, sizes)
-        predict = partial(simulated, checkpoint, head, device, dtype, bandwidth)
+        predict = partial(simulated, checkpoint, head, wanted, device, dtype, bandwidth)
         made, notes = _made(checkpoint, data, text or [], by, wanted, min_tokens, only, predict)
         vocabs = [each.vocab for each in made]
     vocabs = [vocab for vocab in vocabs if only in (None, vocab.name)] or _absent(only, vocabs)
@@ -118,21 +118,26 @@ def run(
 
 
 def simulated(
-    checkpoint: Checkpoint, head: Path | None, device: str, dtype: str, bandwidth: float | None
-) -> Simulate | None:
+    checkpoint: Checkpoint, head: Path | None, sizes: tuple[int, ...], device: str, dtype: str,
+    bandwidth: float | None,
+) -> Simulate | None:  # fmt: skip
     """Predicts acceptance length and speed of a vocabulary; None where there is no head for it."""
-    from headstart.assembly.build import build
+    from headstart.assembly.build import build, has_head
     from headstart.data.prompt_reader import PromptReader
     from headstart.data.records import spread
-    from headstart.engine.single_costs import single_costs
+    from headstart.engine.single_costs import bandwidth_costs, engine_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import score
     from headstart.vocab.making import Prediction
 
-    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
-    if built.head is None:
+    if not has_head(checkpoint, head):
         return None
+    if bandwidth is None:  # before the model is loaded as scoring wants it
+        costs = engine_costs(checkpoint, head, sizes, device=device, dtype=dtype)
+    built = build(checkpoint, head, device=device, dtype=dtype)
+    if bandwidth is not None:
+        costs = bandwidth_costs(built, bandwidth)
     end_ids = PromptReader(checkpoint).end_ids
 
     def simulate(vocab: DraftVocab, answers: Any) -> Prediction:
@@ -141,8 +146,8 @@ def simulated(
         found = score(
             built, records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=end_ids
         )[vocab.name]  # fmt: skip
-        speeds = predict(found.overall.lengths, single_costs(built, [vocab], bandwidth))
-        fastest = best(speeds)
+        own = costs(len(vocab.ids), plan.params.temperature == 0)
+        fastest = best(predict(found.overall.lengths, own))
         return Prediction(fastest.acceptance_length, fastest.speed_up, fastest.drafts)
 
     return simulate

@@ -20,18 +20,13 @@ from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.engine.admission import Admission
-from headstart.engine.cost import measure_both
 from headstart.engine.draft_vocabs import DraftVocabs, Source
-from headstart.engine.draft_weights import drafts_in_int8
-from headstart.engine.drafter import Drafter
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.groups import Groups
-from headstart.engine.memory import plan_memory
 from headstart.engine.options import EngineOptions, engine_options
 from headstart.engine.outputs import Result, Update
-from headstart.engine.parts import make_loop, make_runner, make_scheduler, uses_kernels
+from headstart.engine.parts import make_parts
 from headstart.engine.request import State
-from headstart.engine.speculation import Speculation
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.sampling.params import SamplingParams
 
@@ -81,42 +76,18 @@ class Engine:
                 "the model has none). Leave it out."
             )
         self.options = self.options.resolved(self.built.device.type)
-        fused = uses_kernels(self.built, self.options)
-        self.memory = plan_memory(self.built, self.options, fused=fused)
-        self.scheduler = make_scheduler(self.options, self.memory)
-        self.pool = self.scheduler.pool
-        self.runner = make_runner(self.built, self.options, self.memory, fused=fused)
-        self.runner.drafts_in_int8 = drafts_in_int8(self.built, self.options, fused=fused)
-        if self.built.head is not None:
-            for name, vocab in self.draft_vocabs.by_name.items():
-                self.runner.add_draft_vocab(name, vocab.ids)
-        self.drafter = Drafter(self.runner) if self.built.head is not None else None
         self.prompts = PromptReader(checkpoint)
+        parts = make_parts(self.built, self.options, self.draft_vocabs.by_name)
+        self.memory, self.runner, self.loop = parts.memory, parts.runner, parts.loop
+        self.scheduler, self.pool = parts.scheduler, parts.scheduler.pool
+        self.drafter, self.speculation = parts.drafter, parts.speculation
         self.admission = Admission(
             self.built, self.prompts, self.options, num_slots=self.pool.num_slots
         )
         self.prompts.most_tokens = self.admission.longest
-        self.speculation = self._speculation(self.memory.num_blocks)
-        self.loop = make_loop(
-            self.built, self.options, self.scheduler, self.runner, self.drafter, self.speculation,
-            fused=fused,
-        )  # fmt: skip
         self.stats = self.loop.stats
         self._groups = Groups()
         self._arrivals = 0
-
-    def _speculation(self, blocks: int) -> Speculation | None:
-        if self.drafter is None:
-            return None
-        options, length = self.options, self.built.max_len
-        if options.speculate != "auto":
-            return Speculation(options, None, length)
-        with torch.inference_mode():  # before the first request: K/V memory is still scratch
-            costs, greedy = measure_both(
-                self.runner, self.drafter, num_blocks=blocks, one_by_one=options.exact,
-                max_batch=options.max_running_requests, max_rows=options.num_rows,
-            )  # fmt: skip
-        return Speculation(options, costs, length, greedy)
 
     @property
     def notes(self) -> list[str]:

@@ -1,15 +1,20 @@
-"""Which runner and which loop an engine gets: plain, or with fused kernels and captured rounds."""
+"""What an engine is made of: plain, or with fused kernels and captured rounds."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 
 from headstart.assembly.build import Built, why_not_compiled
+from headstart.engine.cost import measure_both
 from headstart.engine.draft_choice import MENU
+from headstart.engine.draft_weights import drafts_in_int8
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
-from headstart.engine.memory import Memory, seat_drafts
+from headstart.engine.memory import Memory, plan_memory, seat_drafts
 from headstart.engine.options import EngineOptions
 from headstart.engine.pauses import keep_pauses_short
 from headstart.engine.runner import Runner
@@ -18,8 +23,38 @@ from headstart.engine.speculation import Speculation
 from headstart.engine.state_plan import StatePlan
 from headstart.engine.state_pool import StatePool
 from headstart.errors import ConfigError
+from headstart.vocab.draft_vocab import DraftVocab
 
 _WIDEST_FP32 = 128  # of heads: wider ones do not fit into a GPU's shared memory
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Everything behind an engine's requests; `drafter` and `speculation` where it has a head."""
+
+    memory: Memory
+    scheduler: Scheduler
+    runner: Runner
+    drafter: Drafter | None
+    speculation: Speculation | None
+    loop: Loop
+
+
+def make_parts(built: Built, options: EngineOptions, vocabs: Mapping[str, DraftVocab]) -> Parts:
+    """Memory first, then what computes, then who decides; all is warm and timed at the end."""
+    fused = uses_kernels(built, options)
+    memory = plan_memory(built, options, fused=fused)
+    scheduler = make_scheduler(options, memory)
+    runner = make_runner(built, options, memory, fused=fused)
+    runner.drafts_in_int8 = drafts_in_int8(built, options, fused=fused)
+    drafter = speculation = None
+    if built.head is not None:
+        for name, vocab in vocabs.items():
+            runner.add_draft_vocab(name, vocab.ids)
+        drafter = Drafter(runner)
+        speculation = make_speculation(built, options, memory, drafter, runner)
+    loop = make_loop(built, options, scheduler, runner, drafter, speculation, fused=fused)
+    return Parts(memory, scheduler, runner, drafter, speculation, loop)
 
 
 def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
@@ -93,6 +128,19 @@ def make_runner(built: Built, options: EngineOptions, memory: Memory, *, fused: 
         built.trunk, built.head, num_blocks=memory.num_blocks, block_size=options.block_size,
         dtype=built.dtype, is_exact=options.exact and not fused, num_states=memory.num_states,
     )  # fmt: skip
+
+
+def make_speculation(
+    built: Built, options: EngineOptions, memory: Memory, drafter: Drafter, runner: Runner
+) -> Speculation:
+    if options.speculate != "auto":
+        return Speculation(options, None, built.max_len)
+    with torch.inference_mode():  # before the first request: K/V memory is still scratch
+        costs, greedy = measure_both(
+            runner, drafter, num_blocks=memory.num_blocks, one_by_one=options.exact,
+            max_batch=options.max_running_requests, max_rows=options.num_rows,
+        )  # fmt: skip
+    return Speculation(options, costs, built.max_len, greedy)
 
 
 def make_loop(

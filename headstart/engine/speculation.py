@@ -96,9 +96,11 @@ class Speculation:
         greedy = all(request.takes_most_likely for request in requests)
         return self._greedy_costs if greedy else self._costs
 
-    def round_seconds(self, batch: int, num_drafts: int) -> float | None:
+    def round_seconds(
+        self, batch: int, num_drafts: int, *, is_greedy: bool = False
+    ) -> float | None:
         """What a round costs in which everybody drafts so many; None where nothing was profiled."""
-        costs = self.rounds or self._costs
+        costs = self.rounds or (self._greedy_costs if is_greedy else self._costs)
         return costs.round_seconds(batch, num_drafts) if costs is not None else None
 
     def prospect(self, batch: int, context: int) -> float | None:

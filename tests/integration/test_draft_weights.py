@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from headstart.errors import ConfigError
 from headstart.gpu import forward
+from headstart.kernels import int8_choice
 from headstart.models.linear import Linear
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -33,8 +34,10 @@ def test_the_text_is_that_of_unrounded_weights(tiny: Tiny, monkeypatch: pytest.M
 
         return run
 
-    for name in ("choose_int8", "partial_int8", "gated_int8"):
-        monkeypatch.setattr(forward, name, counted(name, getattr(forward, name)))
+    for place, name in (
+        (int8_choice, "choose_int8"), (forward, "partial_int8"), (forward, "gated_int8"),
+    ):  # fmt: skip
+        monkeypatch.setattr(place, name, counted(name, getattr(place, name)))
     found = rounded.generate(PROMPTS[:2], settings()[:2])
     assert all(used[name] > 0 for name in ("choose_int8", "partial_int8", "gated_int8"))
     assert ids_of(found) == wanted

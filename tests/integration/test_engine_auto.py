@@ -9,7 +9,7 @@ from engine_runs import PROMPT, checkpoint, greedy, ids_of, make_prompts, run, s
 from tiny_fixture import Tiny
 
 from headstart.engine import cost
-from headstart.engine import engine as engine_module
+from headstart.engine import parts as parts_module
 from headstart.engine.cost import RoundCosts
 from headstart.engine.engine import Engine
 
@@ -23,7 +23,7 @@ PAYS_FOR_FEW = RoundCosts(
 @pytest.fixture
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
-    monkeypatch.setattr(engine_module, "measure_both", lambda *_, **__: (PAYS_FOR_FEW, None))
+    monkeypatch.setattr(parts_module, "measure_both", lambda *_, **__: (PAYS_FOR_FEW, None))
     monkeypatch.setattr("headstart.engine.corrections.Corrections.observe", lambda *_: None)
 
 

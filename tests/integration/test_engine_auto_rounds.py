@@ -13,8 +13,8 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.engine import engine as engine_module
 from headstart.engine import memory, round_profile, seating
+from headstart.engine import parts as parts_module
 from headstart.engine.cost import NEVER_PAYS
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
@@ -38,7 +38,7 @@ COSTS = RoundTable(((1, ((0, 1.0), (1, 1.15))),))
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here."""
-    monkeypatch.setattr(engine_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
+    monkeypatch.setattr(parts_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
 
 
 def model(tiny: Tiny) -> Path:

@@ -13,8 +13,8 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.engine import engine as engine_module
 from headstart.engine import headless, memory, seating
+from headstart.engine import parts as parts_module
 from headstart.engine.cost import NEVER_PAYS
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
@@ -43,7 +43,7 @@ CHEAP = RoundTable(((1, ((0, 1.0), (1, 1.05))),))  # the control: drafts always 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here; the head may be four tokens behind."""
-    monkeypatch.setattr(engine_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
+    monkeypatch.setattr(parts_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
     monkeypatch.setattr(seating, "WINDOW", 4)
     monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
 

@@ -73,7 +73,7 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
     k, size, rows, blocks, states = SHAPES[shape]
     with pytest.MonkeyPatch.context() as patch:
         memory = Memory(blocks, 0, states, 0)
-        patch.setattr("headstart.engine.engine.plan_memory", lambda *_, **__: memory)
+        patch.setattr("headstart.engine.parts.plan_memory", lambda *_, **__: memory)
         return start(folder, speculate=k, block_size=size, max_batched_tokens=rows, **settings)
 
 

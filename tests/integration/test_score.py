@@ -21,6 +21,8 @@ from headstart.cli import score as command
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
+from headstart.engine import parts
+from headstart.engine.cost import RoundCosts
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams
@@ -212,6 +214,30 @@ def test_costs_are_measured_here_unless_a_bandwidth_is_given(
     assert result["overall"]["answers"] == 2
     seconds = [speed["round_seconds"] for speed in result["speed"]]
     assert len(seconds) == 4 and 0 < seconds[0] < seconds[3]
+
+
+def test_measured_costs_are_those_of_the_engine(
+    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    data = dataset(model, tmp_path / "data", answered[0.0][0])
+    timed: list[tuple[str, float]] = []
+
+    def made_up(runner: Any, drafter: Any, **_: Any) -> tuple[RoundCosts, RoundCosts]:
+        rows = max((len(vocab.ids) for vocab in runner.draft_vocabs.values()), default=VOCAB)
+        timed.append((type(runner).__name__, rows))
+        costs = [RoundCosts(((1, ((0, 1.0), (8, 1.0))),), ((1, each * rows),)) for each in (9, 1)]
+        return costs[0], costs[1]  # a draft takes as many seconds as it has tokens, or nine times
+
+    monkeypatch.setattr(parts, "measure_both", made_up)
+    vocab = tmp_path / "vocab.json"
+    write([DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="half", vocab_size=VOCAB)], vocab)
+    whole, half = scored(
+        model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", vocab=vocab
+    )["results"]
+    assert timed == [("CpuRunner", VOCAB), ("CpuRunner", VOCAB // 2)]
+    for result, rows in ((whole, VOCAB), (half, VOCAB // 2)):  # greedy answers, greedy costs
+        assert [s["round_seconds"] for s in result["speed"]] == [1, 1 + rows, 1 + 2 * rows]
 
 
 def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path: Path) -> None:
