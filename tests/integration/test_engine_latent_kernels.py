@@ -19,6 +19,7 @@ from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.options import EngineOptions
 from headstart.engine.parts import uses_kernels
 from headstart.errors import ConfigError
+from headstart.models.mla import LatentAttention
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -59,13 +60,14 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(
 
 
 def test_a_request_that_stays_with_the_host_gets_its_plain_text(tiny: Tiny) -> None:
-    """Its rows are few, and lie beside those of a prompt."""
+    """Its rows are few, and lie beside those of a prompt. Here drafts come from rounded weights."""
     each = [replace(SETTINGS[0], repetition_penalty=1.1), SETTINGS[1]]
-    found, wanted = (
-        start(model(tiny), kernels, speculate=1).generate(PROMPTS, each)
-        for kernels in ("on", "off")
-    )
-    assert ids_of(found) == ids_of(wanted)
+    wanted = ids_of(start(model(tiny), "off", speculate=0).generate(PROMPTS, each))
+    fused = start(model(tiny), "on", speculate=1, draft_weights="int8")
+    assert ids_of(fused.generate(PROMPTS, each)) == wanted
+    assert fused.built.head is not None
+    block = fused.built.head.module(1).block
+    assert isinstance(block.attention, LatentAttention) and block.attention.compress.int8
 
 
 def test_exact_is_refused_on_a_gpu(tiny: Tiny) -> None:
