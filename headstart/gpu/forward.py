@@ -29,6 +29,7 @@ from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
+from headstart.models.mla_config import MlaConfig
 from headstart.models.mlp import MLP
 from headstart.models.moe import MoE
 from headstart.models.mtp import MTPModule
@@ -37,6 +38,8 @@ from headstart.models.trunk import Trunk
 
 # Up to so many rows reading the weights takes the time; beyond, arithmetic: libraries do it best.
 MAX_SKINNY_ROWS = 16
+# What a program of latent attention has room for, in registers and in shared memory.
+_WIDEST_LATENT, _WIDEST_TURNED = 512, 64
 
 Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
 # a recurrent layer, its number among them, its rows [M, D] -> partial sums [S, M, D]
@@ -266,6 +269,13 @@ def _cut(seats: int, rows: int) -> Cut:
     return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
 
 
+def _why_no_latents(config: MlaConfig) -> str | None:
+    if config.kv_rank > _WIDEST_LATENT or config.rope_dim > _WIDEST_TURNED:
+        return f"the model keeps latents of {config.kv_rank} + {config.rope_dim} numbers"
+    widest = max(config.nope_dim, config.v_dim)
+    return f"the model has heads of size {widest}" if widest > 256 else None
+
+
 def why_unsupported(config: ModelConfig) -> str | None:
     """What in a trunk or a head the kernels cannot run, or None."""
     if config.mla is not None and config.mla.index is not None:
@@ -280,8 +290,7 @@ def why_unsupported(config: ModelConfig) -> str | None:
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
     if config.mla is not None:
-        widest = max(config.mla.nope_dim, config.mla.rope_dim, config.mla.v_dim)
-        return f"the model has heads of size {widest}" if widest > 256 else None
+        return _why_no_latents(config.mla)
     if config.head_dim % 2 or config.head_dim > 256:
         return f"the model has heads of size {config.head_dim}"
     return None

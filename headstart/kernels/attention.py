@@ -22,7 +22,10 @@ _COMBINING = ((4, (1, 32)), (32, (4, 4)), (1 << 30, (16, 1)))
 
 @dataclass(frozen=True)
 class Cut:
-    """How contexts are cut up: into how many pieces, tokens per step, warps, stages."""
+    """How contexts are cut up: into how many pieces, tokens per step, warps, stages.
+
+    `lines`: queries of a program, where they are not all that share a key.
+    """
 
     pieces: int = 0  # at most; fewer where they would have less than `least` tokens
     least: int = 1
@@ -30,6 +33,7 @@ class Cut:
     step: int = 64
     warps: int = 4
     stages: int = 2
+    lines: int = 0
 
     def __post_init__(self) -> None:
         assert (self.pieces > 0) != (self.tokens > 0)

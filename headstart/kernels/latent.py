@@ -34,7 +34,7 @@ def latent_attention(
     batch, rows, heads, rank = lifted.shape
     rope = turned.shape[3]
     lines = rows * heads
-    tile = tile_lines(lines, lifted.element_size())
+    tile = cut.lines or tile_lines(lines, lifted.element_size())
     tiles = triton.cdiv(lines, tile)
     block_r, block_p = (max(16, triton.next_power_of_2(size)) for size in (rank, rope))
     cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
@@ -76,11 +76,11 @@ def cut_for(requests: int, lines: int, number_bytes: int) -> Cut:
     tile = tile_lines(lines, number_bytes)
     pieces = max(1, _PROCESSORS // (requests * triton.cdiv(lines, tile)))
     if number_bytes > 2:
-        return Cut(pieces=pieces, least=64, step=16, warps=8, stages=1)
-    return Cut(pieces=pieces, least=64, step=32, warps=8, stages=3)
+        return Cut(pieces=pieces, least=64, step=16, warps=8, stages=1, lines=tile)
+    return Cut(pieces=pieces, least=64, step=32, warps=8, stages=3, lines=tile)
 
 
-@triton.jit(do_not_specialize=["first_slot"])
+@triton.jit(do_not_specialize=["first_slot", "table_stride"])
 def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_stride, scale,
             first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr,
             ROPE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,

@@ -124,7 +124,12 @@ def test_as_many_heads_are_unfolded_as_there_is_room_for() -> None:
     assert heads_at_once(128, 1 << 22, 256) == 1
 
 
-def test_models_with_an_indexer_are_refused() -> None:
-    assert why_unsupported(model_config(TINY_CONFIGS["glm4_moe_lite"])) is None
+def test_what_there_are_no_kernels_for_is_refused() -> None:
+    config = model_config(TINY_CONFIGS["glm4_moe_lite"])
+    assert why_unsupported(config) is None and config.mla is not None
+    wide = replace(config, mla=replace(config.mla, kv_rank=576))
+    assert why_unsupported(wide) == "the model keeps latents of 576 + 64 numbers"
+    wide = replace(config, mla=replace(config.mla, v_dim=320))
+    assert why_unsupported(wide) == "the model has heads of size 320"
     reason = why_unsupported(model_config(TINY_CONFIGS["deepseek_v32"]))
     assert reason == "deepseek_v32 models choose what a row sees by an indexer"

@@ -108,7 +108,7 @@ def attend_latents(seats: int, rows: int, *, number_bytes: int = 2) -> Job:
     lines = rows * LATENT["HEADS"]
     cut = latent.cut_for(seats, lines, number_bytes)
     fixed = {**LATENT, "ROWS": rows, "BLOCK_R": 512, "BLOCK_P": 64,
-             "TILE": latent.tile_lines(lines, number_bytes), "PAGE": 16, "LEAST": cut.least,
+             "TILE": cut.lines, "PAGE": 16, "LEAST": cut.least,
              "CUT": cut.tokens, "STEP": cut.step, "IS_WHOLE": cut.pieces == 1,
              "num_warps": cut.warps, "num_stages": cut.stages}  # fmt: skip
     wide = dict.fromkeys(("lifted", "turned", "entries", "result"), "*fp32")
