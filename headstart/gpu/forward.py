@@ -13,7 +13,13 @@ import torch
 from torch import Tensor
 
 from headstart.gpu.experts import moe_terms
-from headstart.gpu.latent import LatentAttend, paged_latent, place_latents, queries_of
+from headstart.gpu.latent import (
+    LatentAttend,
+    paged_latent,
+    place_latents,
+    queries_of,
+    why_no_latents,
+)
 from headstart.kernels import int8_choice, streamed
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
@@ -29,7 +35,6 @@ from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
-from headstart.models.mla_config import MlaConfig
 from headstart.models.mlp import MLP
 from headstart.models.moe import MoE
 from headstart.models.mtp import MTPModule
@@ -38,8 +43,6 @@ from headstart.models.trunk import Trunk
 
 # Up to so many rows reading the weights takes the time; beyond, arithmetic: libraries do it best.
 MAX_SKINNY_ROWS = 16
-# What a program of latent attention has room for, in registers and in shared memory.
-_WIDEST_LATENT, _WIDEST_TURNED = 512, 64
 
 Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
 # a recurrent layer, its number among them, its rows [M, D] -> partial sums [S, M, D]
@@ -269,17 +272,8 @@ def _cut(seats: int, rows: int) -> Cut:
     return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
 
 
-def _why_no_latents(config: MlaConfig) -> str | None:
-    if config.kv_rank > _WIDEST_LATENT or config.rope_dim > _WIDEST_TURNED:
-        return f"the model keeps latents of {config.kv_rank} + {config.rope_dim} numbers"
-    widest = max(config.nope_dim, config.v_dim)
-    return f"the model has heads of size {widest}" if widest > 256 else None
-
-
 def why_unsupported(config: ModelConfig) -> str | None:
     """What in a trunk or a head the kernels cannot run, or None."""
-    if config.mla is not None and config.mla.index is not None:
-        return f"{config.model_type} models choose what a row sees by an indexer"
     if config.o_bias or config.mlp_bias:
         return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows) or config.sliding is not None:
@@ -290,7 +284,7 @@ def why_unsupported(config: ModelConfig) -> str | None:
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
     if config.mla is not None:
-        return _why_no_latents(config.mla)
+        return why_no_latents(config.mla, config.model_type)
     if config.head_dim % 2 or config.head_dim > 256:
         return f"the model has heads of size {config.head_dim}"
     return None

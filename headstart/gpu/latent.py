@@ -19,7 +19,10 @@ from headstart.kernels.latent_rows import Turn, keep_latents, turn_queries
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
-from headstart.models.mla_config import LATENT_EPS
+from headstart.models.mla_config import LATENT_EPS, MlaConfig
+
+# What a program has room for, in registers and in shared memory.
+_WIDEST_LATENT, _WIDEST_TURNED, _WIDEST_HEAD = 512, 64, 256
 
 Product = Callable[[Tensor, Linear], Tensor]  # x [M, K] -> partial sums [S, M, N]
 
@@ -92,3 +95,13 @@ def paged_latent(
 
 def _cut(requests: int, lines: int, number_bytes: int) -> Cut:
     return cut_for(requests, lines, number_bytes)
+
+
+def why_no_latents(config: MlaConfig, model_type: str) -> str | None:
+    """What in latent attention the kernels cannot run, or None."""
+    if config.index is not None:
+        return f"{model_type} models choose what a row sees by an indexer"
+    if config.kv_rank > _WIDEST_LATENT or config.rope_dim > _WIDEST_TURNED:
+        return f"the model keeps latents of {config.kv_rank} + {config.rope_dim} numbers"
+    widest = max(config.nope_dim, config.v_dim)
+    return f"the model has heads of size {widest}" if widest > _WIDEST_HEAD else None
