@@ -14,6 +14,7 @@ from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.errors import EngineError
 from headstart.models.attention import MAX_GATHERED_SLOTS
 from headstart.models.config import LayerKind, ModelConfig
+from headstart.models.mla_config import MOST_UNFOLDED
 
 _GPU_SHARE = 0.5
 # On a CPU memory is everybody's: enough for requests of usual length, and not more than this
@@ -154,8 +155,6 @@ def prompt_bytes(built: Built) -> int:
     a library: what latents are unfolded to.
     """
     if built.config.mla is not None:
-        from headstart.gpu.latent_prompts import MOST_UNFOLDED
-
         return MOST_UNFOLDED * built.dtype.itemsize
     attending = [kind for kind in built.config.layers if kind.mixer != "delta"]
     widest = max((slot_values(built.config, kind) for kind in attending), default=0)

@@ -21,17 +21,15 @@ from headstart.gpu.prompts import as_tensor, filling_rows
 from headstart.gpu.transfer import on_device
 from headstart.kernels.latent_prompts import prompt_latents
 from headstart.kernels.prompts import tiles_of
-from headstart.models.attention import LayerCache, Span
-
-MOST_UNFOLDED = 1 << 28  # numbers of keys and values at a time
-_FEW_ROWS = 16  # of a request
+from headstart.models.attention import MAX_LONE_ROWS, LayerCache, Span
+from headstart.models.mla_config import MOST_UNFOLDED
 
 
 def latent_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     """`ragged_rows` for latent attention."""
     device = positions.device
-    few = [span for span in spans if span.num_rows <= _FEW_ROWS]
-    many = [span for span in spans if span.num_rows > _FEW_ROWS]
+    few = [span for span in spans if span.num_rows <= MAX_LONE_ROWS]
+    many = [span for span in spans if span.num_rows > MAX_LONE_ROWS]
     rows = filling_rows(spans, positions)
     if not few or not many:
         return replace(rows, latent=_unfolding(many, device) if many else _folded(few, device))
