@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from graph_timing import L2_BYTES, seconds_over
 
+from headstart.gpu.forward import MAX_SKINNY_ROWS
 from headstart.kernels.choice import choose_rows
 from headstart.kernels.int8_choice import chooser_for
 from headstart.kernels.linear import Shape, gated_linear, partial_linear
@@ -35,7 +36,6 @@ CUTS = [
     if n * k * s * 2 <= 160 * 1024 and n * k >= 2048
 ]
 SPLITS = (1, 2, 4, 8)
-SKINNY = 16  # rows of headstart/kernels/linear.py
 
 
 def by_library(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -60,15 +60,15 @@ def runner(name: str, x: torch.Tensor, cut: Shape) -> Callable[[torch.Tensor], A
             if chooser is None:
                 return None
             return lambda weight: chooser(x, weight, scales, heat, seeds, seeds, None, cut)
-        if rows > SKINNY:
+        if rows > MAX_SKINNY_ROWS:
             return None
         return lambda weight: choose_rows(x, weight, heat, seeds, seeds, None, cut)
     if rows > MAX_ROWS:
         return None
     if name == "gate_up":
-        gated = gated_linear if rows <= SKINNY else streamed_gated
+        gated = gated_linear if rows <= MAX_SKINNY_ROWS else streamed_gated
         return lambda weight: gated(x, weight, cut)
-    linear = partial_linear if rows <= SKINNY else streamed_linear
+    linear = partial_linear if rows <= MAX_SKINNY_ROWS else streamed_linear
     return lambda weight: linear(x, weight, cut)
 
 

@@ -38,7 +38,6 @@ class Timeline:
 
     def __init__(self) -> None:
         self.parts: list[tuple[str, Any, Any]] = []
-        self.steps = 0
 
     def watch(self) -> None:
         launch, step = Seating.launch, Loop.step

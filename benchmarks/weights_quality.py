@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 
-from headstart.assembly.build import FORMS, fastest_form
+from headstart.assembly.forms import FORMS, fastest_form
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work

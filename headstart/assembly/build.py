@@ -5,19 +5,23 @@ Engine, training and scoring all load a model here, so that they run the same th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 import torch
-from torch import nn
 
+from headstart.assembly.forms import (
+    FORMS,
+    Weights,
+    can_compile,
+    fastest_form,
+    why_not_compiled,
+)
 from headstart.assembly.stored_head import Layout, load_stored_head
 from headstart.assembly.threads import set_threads
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
-from headstart.cpu.compiler import why_missing
 from headstart.errors import ConfigError, UnsupportedFamily, some
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
@@ -27,20 +31,16 @@ from headstart.heads.quantization import dequantized, is_quantized, is_scale, sc
 from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.exact import make_exact
-from headstart.models.fp8 import Fp8Linear
-from headstart.models.linear import Int8Linear, Linear, quantize
+from headstart.models.linear import Int8Linear, quantize
 from headstart.models.loading import load_trunk, materialize
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
 from headstart.models.tuning import tune
 
-Weights = Literal["as-dtype", "int8", "fp8"]
-
 _DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
     "float16": torch.float16,
 }  # fmt: skip
-FORMS: dict[str, Callable[[Linear], nn.Module]] = {"int8": Int8Linear, "fp8": Fp8Linear}
 # Scales of what this engine keeps in full precision: activations, keys and values.
 _UNUSED_SCALES = {
     "activations": ("input_scale", "input_global_scale"),
@@ -118,7 +118,7 @@ def build(
             quantize(module, form)
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
-    elif packs_floats and not by_blocks and _can_compile(trunk, head, kind):
+    elif packs_floats and not by_blocks and can_compile(trunk, head, kind):
         from headstart.cpu.linear import PackedFloat
 
         for module in modules:
@@ -136,47 +136,6 @@ def build(
         if reason is not None or isinstance(trunk.lm_head, Int8Linear):
             tune(*(modules[1:] if by_blocks else modules))
     return Built(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
-
-
-def fastest_form(weights: Weights) -> Callable[[Linear], nn.Module]:
-    """How matrices are held: int8 by the compiled kernels, where this machine has numba."""
-    if weights != "int8":
-        return FORMS[weights]
-    if why_missing() is not None:
-        return FORMS[weights]
-    from headstart.cpu.linear import PackedLinear
-
-    return PackedLinear
-
-
-def why_not_compiled(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
-    """What keeps a model from running through the compiled kernels of a CPU, or None."""
-    lm_head: nn.Module = trunk.lm_head
-    if type(lm_head) is Linear:  # asked before numba is loaded, which nobody may need
-        return "weights are not packed"
-    if (missing := why_missing()) is not None:
-        return missing
-    if type(lm_head) is Int8Linear:
-        return "kernels are off"
-    return _why_not_whole(trunk, head, dtype)
-
-
-def _can_compile(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> bool:
-    """Whether whole passes of a model with float32 weights could be compiled on this machine."""
-    on_cpu = trunk.embed.device.type == "cpu"
-    return on_cpu and why_missing() is None and _why_not_whole(trunk, head, dtype) is None
-
-
-def _why_not_whole(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> str | None:
-    """What of a model the compiled kernels cannot do, or None."""
-    if dtype != torch.float32:
-        return f"numbers are {dtype}"
-    from headstart.cpu.forward import why_unsupported
-
-    reason = why_unsupported(trunk.config, trunk.config.layers)
-    if reason is None and head is not None:
-        reason = why_unsupported(head.config, [head.config.head_layer])
-    return reason
 
 
 def _config(checkpoint: Checkpoint) -> ModelConfig:

@@ -62,7 +62,7 @@ def run(
     from headstart.cli.score_view import show
     from headstart.data.prompt_reader import PromptReader
     from headstart.engine.draft_vocabs import DraftVocabs
-    from headstart.engine.single_costs import bandwidth_costs, engine_costs
+    from headstart.engine.single_costs import single_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import WHOLE, score
@@ -75,14 +75,13 @@ def run(
             f"{checkpoint.folder} has no head to score. Give one with --head, or make one with "
             "`headstart graft`."
         )
-    if bandwidth is None:  # before the model is loaded as scoring wants it
-        costs = engine_costs(
-            checkpoint, head, dict.fromkeys((None, largest)), device=device, dtype=dtype
-        )
-    built = build(checkpoint, head, device=device, dtype=dtype)
-    if bandwidth is not None:
-        costs = bandwidth_costs(built, bandwidth)
-    for note in built.notes:
+    # Before the model is loaded as scoring wants it: an engine holds it otherwise.
+    costs = single_costs(
+        checkpoint, head, dict.fromkeys((None, largest)), device=device, dtype=dtype,
+        bandwidth=bandwidth,
+    )  # fmt: skip
+    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
+    for note in dict.fromkeys((*costs.notes, *built.notes)):
         print(f"note: {note}", file=sys.stderr)
     prompts = PromptReader(checkpoint)
     ways: dict[str, VocabOf] = {WHOLE: lambda record: None}
@@ -103,10 +102,11 @@ def run(
     if plan.method == "formula":
         document["formula"] = plan.formula
     results = []
+    is_greedy = plan.params.is_greedy and plan.rule == "match"
     for way, scores in found.items():
         own = maps if way != WHOLE else None
-        is_greedy = plan.params.temperature == 0
-        speeds = predict(scores.overall.lengths, costs(None if own is None else largest, is_greedy))
+        size = None if own is None else largest
+        speeds = predict(scores.overall.lengths, costs.of(built, size, is_greedy=is_greedy))
         result = {"vocabulary": way, **scores.as_json()}
         if own is not None:
             result["coverage"] = _coverage(records, ways[way])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -98,7 +98,7 @@ def run(
         if data is not None:
             Dataset.open(data)  # before a tokenizer is loaded
         wanted = _sizes(size, sizes)
-        predict = partial(simulated, checkpoint, head, wanted, device, dtype, bandwidth)
+        predict = partial(simulated, checkpoint, head, device, dtype, bandwidth)
         made, notes = _made(checkpoint, data, text or [], by, wanted, min_tokens, only, predict)
         vocabs = [each.vocab for each in made]
     vocabs = [vocab for vocab in vocabs if only in (None, vocab.name)] or _absent(only, vocabs)
@@ -118,14 +118,17 @@ def run(
 
 
 def simulated(
-    checkpoint: Checkpoint, head: Path | None, sizes: tuple[int, ...], device: str, dtype: str,
-    bandwidth: float | None,
+    checkpoint: Checkpoint, head: Path | None, device: str, dtype: str, bandwidth: float | None,
+    sizes: Sequence[int],
 ) -> Simulate | None:  # fmt: skip
-    """Predicts acceptance length and speed of a vocabulary; None where there is no head for it."""
+    """Predicts acceptance length and speed of a vocabulary of one of these sizes.
+
+    None where there is no head for it.
+    """
     from headstart.assembly.build import build, has_head
     from headstart.data.prompt_reader import PromptReader
     from headstart.data.records import spread
-    from headstart.engine.single_costs import bandwidth_costs, engine_costs
+    from headstart.engine.single_costs import single_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import score
@@ -133,11 +136,9 @@ def simulated(
 
     if not has_head(checkpoint, head):
         return None
-    if bandwidth is None:  # before the model is loaded as scoring wants it
-        costs = engine_costs(checkpoint, head, sizes, device=device, dtype=dtype)
-    built = build(checkpoint, head, device=device, dtype=dtype)
-    if bandwidth is not None:
-        costs = bandwidth_costs(built, bandwidth)
+    # Before the model is loaded as scoring wants it: an engine holds it otherwise.
+    costs = single_costs(checkpoint, head, sizes, device=device, dtype=dtype, bandwidth=bandwidth)
+    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
     end_ids = PromptReader(checkpoint).end_ids
 
     def simulate(vocab: DraftVocab, answers: Any) -> Prediction:
@@ -146,7 +147,7 @@ def simulated(
         found = score(
             built, records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=end_ids
         )[vocab.name]  # fmt: skip
-        own = costs(len(vocab.ids), plan.params.temperature == 0)
+        own = costs.of(built, len(vocab.ids), is_greedy=plan.params.is_greedy)
         fastest = best(predict(found.overall.lengths, own))
         return Prediction(fastest.acceptance_length, fastest.speed_up, fastest.drafts)
 
@@ -161,7 +162,7 @@ def _made(
     sizes: tuple[int, ...],
     min_tokens: int,
     only: str | None,
-    predictor: Callable[[], Simulate | None],
+    predictor: Callable[[Sequence[int]], Simulate | None],
 ) -> tuple[list[Made], list[str]]:
     from headstart.data.fingerprints import tokenizer_sha
     from headstart.data.prompt_reader import PromptReader
@@ -204,7 +205,7 @@ def _made(
     chosen = [group for group in groups if only in (None, group.name)]
     if not chosen:
         _absent(only, groups)
-    simulate = predictor() if heldout else None
+    simulate = predictor(sizes) if heldout else None
     made, more = _sized_groups(chosen, groups, trait, sizes, simulate)
     return made, [*notes, *more, *(each.note for each in made if each.note is not None)]
 

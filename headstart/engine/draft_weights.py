@@ -12,7 +12,7 @@ from headstart.errors import ConfigError
 
 
 def drafts_in_int8(built: Built, options: EngineOptions, *, fused: bool) -> bool:
-    """Whether an int8 copy of the LM head drafts, for as few rows as it is faster for."""
+    """Whether an int8 copy of the LM head drafts, for as many rows as it is faster for."""
     if options.draft_weights == "int8" and (why := _why_not(built, options, fused=fused)):
         raise ConfigError(f"draft_weights int8 was asked for and {why}. Leave it out.")
     if built.head is None or options.draft_weights == "as-dtype" or options.weights != "as-dtype":

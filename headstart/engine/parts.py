@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from headstart.assembly.build import Built, why_not_compiled
+from headstart.assembly.build import Built
+from headstart.assembly.forms import why_not_compiled
 from headstart.engine.cost import measure_both
 from headstart.engine.draft_choice import MENU
 from headstart.engine.draft_weights import drafts_in_int8

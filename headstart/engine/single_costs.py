@@ -6,9 +6,11 @@ taken first, from a model of their own that is given up again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import gc
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -16,12 +18,21 @@ from headstart.assembly.build import Built, build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.parts import make_parts
-from headstart.engine.speculation import Speculation
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
 
-# Costs by size of the draft vocabulary (None: all tokens) and whether requests are greedy.
-SingleCosts = Callable[[int | None, bool], Costs]
+_MAX_LEN = 2048  # tokens that there is K/V memory for while rounds are timed
+
+
+class SingleCosts(Protocol):
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was decided on the way, for people."""
+        ...
+
+    def of(self, built: Built, size: int | None, *, is_greedy: bool) -> Costs:
+        """Of a model with a draft vocabulary of so many tokens; None: with all of them."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -35,53 +46,79 @@ class RoundTimes:
         return self.seconds[drafts]
 
 
-def engine_costs(
-    checkpoint: Checkpoint, head: Path | None, sizes: Iterable[int | None], *, device: str,
-    dtype: str,
-) -> SingleCosts:  # fmt: skip
-    """Rounds of the engine timed on this device, for draft vocabularies of these sizes.
+@dataclass(frozen=True)
+class EngineCosts:
+    """Rounds of the engine, timed on this device, for the sizes that were asked for."""
 
-    Time does not depend on which tokens they hold. The number of CPU threads is measured, too.
+    times: dict[tuple[int | None, bool], RoundTimes]
+    notes: tuple[str, ...]
+
+    def of(self, built: Built, size: int | None, *, is_greedy: bool) -> Costs:
+        return self.times[size, is_greedy]
+
+
+@dataclass(frozen=True)
+class BandwidthCosts:
+    """Bytes that are read, at so many GB/s."""
+
+    bandwidth: float
+    notes: tuple[str, ...] = ()
+
+    def of(self, built: Built, size: int | None, *, is_greedy: bool) -> Costs:
+        assert built.head is not None
+        return from_bandwidth(
+            built.config, bytes_per_weight=built.dtype.itemsize, bandwidth=self.bandwidth * 1e9,
+            draft_tokens=size, head=built.head.config,
+        )  # fmt: skip
+
+
+def single_costs(
+    checkpoint: Checkpoint, head: Path | None, sizes: Iterable[int | None], *, device: str,
+    dtype: str, bandwidth: float | None,
+) -> SingleCosts:  # fmt: skip
+    """Timed here, for draft vocabularies of these sizes, unless a bandwidth is given.
+
+    Time does not depend on which tokens a vocabulary holds.
     """
+    if bandwidth is not None:
+        return BandwidthCosts(bandwidth)
+    threads = torch.get_num_threads()
     built = build(
         checkpoint, head, device=device, dtype=dtype, measure_threads=True, packs_floats=True
     )
+    short, notes = replace(built, max_len=min(built.max_len, _MAX_LEN)), built.notes
+    is_gpu = built.device.type == "cuda"
     times = {}
     for size in sizes:
-        for is_greedy, found in _timed(built, size).items():
+        for is_greedy, found in _timed(short, size).items():
             times[size, is_greedy] = found
-    if built.device.type == "cuda":
-        del built
-        torch.cuda.empty_cache()  # for the model that is loaded next
-    return lambda size, is_greedy: times[size, is_greedy]
-
-
-def bandwidth_costs(built: Built, bandwidth: float) -> SingleCosts:
-    """From bytes that are read, at so many GB/s."""
-    assert built.head is not None
-    own = built.head.config
-
-    def costs(size: int | None, is_greedy: bool) -> Costs:
-        return from_bandwidth(
-            built.config, bytes_per_weight=built.dtype.itemsize, bandwidth=bandwidth * 1e9,
-            draft_tokens=size, head=own,
-        )  # fmt: skip
-
-    return costs
+        _tidy(is_gpu)
+    del built, short
+    _tidy(is_gpu)
+    torch.set_num_threads(threads)  # what scores texts computes otherwise
+    return EngineCosts(times, notes)
 
 
 def _timed(built: Built, size: int | None) -> dict[bool, RoundTimes]:
+    """Numbers only: nothing that would keep the engine's memory."""
     options = EngineOptions(speculate="auto", max_running_requests=1, prefix_caching=False)
     vocabs = {} if size is None else {"timed": DraftVocab(ids=tuple(range(size)), name="timed")}
     speculation = make_parts(built, options.resolved(built.device.type), vocabs).speculation
     assert speculation is not None
-    return {is_greedy: _times(speculation, is_greedy) for is_greedy in (False, True)}
+    times = {}
+    for is_greedy in (False, True):
+        seconds = [
+            speculation.round_seconds(1, drafts, is_greedy=is_greedy)
+            for drafts in range(MAX_DRAFTS + 1)
+        ]
+        known = tuple(number for number in seconds if number is not None)
+        assert len(known) == len(seconds), "`auto` times every number of drafts"
+        times[is_greedy] = RoundTimes(known)
+    return times
 
 
-def _times(speculation: Speculation, is_greedy: bool) -> RoundTimes:
-    """Numbers only: nothing that would keep the engine's memory."""
-    seconds = [
-        speculation.round_seconds(1, drafts, is_greedy=is_greedy)
-        for drafts in range(MAX_DRAFTS + 1)
-    ]
-    return RoundTimes(tuple(number for number in seconds if number is not None))
+def _tidy(is_gpu: bool) -> None:
+    """A runner may hold itself; and memory that is only cached would count as taken."""
+    gc.collect()
+    if is_gpu:
+        torch.cuda.empty_cache()

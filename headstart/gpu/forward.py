@@ -41,7 +41,8 @@ from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 
-# Up to so many rows reading the weights takes the time; beyond, arithmetic: libraries do it best.
+# Up to so many rows each weight is multiplied as it comes; more want larger tiles (`streamed`), and
+# from some point on arithmetic takes the time, which libraries do best.
 MAX_SKINNY_ROWS = 16
 
 Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
@@ -65,7 +66,7 @@ class Rows:
 
 
 class Kernels:
-    """Products by the skinny kernels for few rows, by the library for many."""
+    """Products by our kernels while reading weights takes the time, then by the library."""
 
     heads_each: int | None = None  # of a program that finishes q, k, v; None: by how many rows
     choose_truncated = staticmethod(choose_truncated)
@@ -121,12 +122,10 @@ class Kernels:
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `layer` and the noise choose."""
-        if layer.int8 is not None and x.shape[0] <= int8_choice.MAX_ROWS:
-            rounded = layer.int8
+        rounded = layer.int8
+        if rounded is not None and (by_int8 := int8_choice.chooser_for(x)) is not None:
             assert rounded.scales is not None
-            by_int8 = int8_choice.chooser_for(x)
-            if by_int8 is not None:
-                return by_int8(x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids)
+            return by_int8(x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids)
         if x.shape[0] <= MAX_SKINNY_ROWS:
             return choose_rows(
                 x, layer.weight, heat, seeds, positions, token_ids, scales=layer.scales

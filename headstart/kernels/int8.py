@@ -22,7 +22,7 @@ from headstart.kernels.rows import silu_product
 
 _FINE = tl.constexpr(256.0)  # steps of the remainder per step of the rest
 
-MAX_CHOICES = 32  # rows; with more the two integer products take longer than a library in bf16
+MAX_CHOICES = 32  # rows; with more the two integer products gain nothing over a library in bf16
 _CHOOSING_FEW = Shape(outputs=64, inputs=256, stages=3)
 _CHOOSING_MORE = Shape(outputs=64, inputs=128, stages=4)
 

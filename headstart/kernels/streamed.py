@@ -1,7 +1,7 @@
 """x W^T for some rows, 17 to 80: the weights are still what takes the time, and are read once.
 
 More rows than `linear.py` is for want larger tiles, whose addresses would fill the registers. Here
-the GPU's copy engine fetches tiles by descriptors instead (Hopper and later). As there, the inner
+the GPU's copy engine fetches tiles by descriptors instead (from Hopper on). As there, the inner
 dimension may be cut into splits, whose sums are added by whoever reads them, in a fixed order.
 
 A tile has 32 or 64 rows; a second, smaller one takes what is left, since multiplying rows that are
@@ -26,7 +26,7 @@ from headstart.kernels.linear import Shape, splits_for
 _TILES = ((32, 0), (64, 0), (64, 16))
 MIN_ROWS, MAX_ROWS = 17, sum(_TILES[-1])
 _COPIED = 8  # numbers of 16 bits: what the copy engine fetches at least
-_HOPPER = (9, 0)
+_CAPABLE = (9, 10)  # Hopper, and Blackwell's data centre GPUs: others have less shared memory
 _PROCESSORS = 128  # that a GPU of this size has, or a few more
 
 
@@ -72,8 +72,8 @@ def takes(x: Tensor, weight: Tensor) -> bool:
 
 @cache
 def has_copy_engine(device: torch.device) -> bool:
-    """Whether descriptors work there; the interpreter knows them, too."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _HOPPER
+    """Whether descriptors work there, with room for the tiles; the interpreter has both."""
+    return device.type != "cuda" or torch.cuda.get_device_capability(device)[0] in _CAPABLE
 
 
 def shape_for(outputs: int, inputs: int) -> Shape:
@@ -90,6 +90,7 @@ def _tiles_for(rows: int) -> tuple[int, int]:
 
 def _tiles(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     """What the copy engine needs to know; beyond the matrix it reads zeros."""
+    assert matrix.is_contiguous()
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 

@@ -1,4 +1,4 @@
-"""Int8 rows with one scale each beside the weights themselves, for what drafts a few rows.
+"""Int8 rows with one scale each beside the weights themselves, for what drafts.
 
 Reading half the bytes pays while reading takes the time; many rows, such as a prompt's, go through
 the weights as they are. `linear.Int8Linear` is what a CPU computes with.

@@ -48,7 +48,7 @@ class Linear(nn.Module):
 
     bias: nn.Parameter | None
     scales: torch.Tensor | None  # one per output where `weight` is quantised
-    int8: Linear | None  # the same in 8 bits, for what drafts a few rows
+    int8: Linear | None  # the same in 8 bits, for what drafts
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False):
         super().__init__()

@@ -60,6 +60,7 @@ class StateSpan:
         """Its rows from one state that is kept to the next, and the slots that keep that."""
         slots: dict[int, list[int]] = {}
         for count, slot in self.keeps:
+            assert count > 0, "the state before the first row is kept already"
             slots.setdefault(count, []).append(slot)
         begins = [0, *slots]
         return [

@@ -26,6 +26,7 @@ from headstart.cli.main import main
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import Record
+from headstart.engine import single_costs
 from headstart.engine.engine import Engine
 from headstart.errors import DataError, RequestError
 from headstart.sampling.params import SamplingParams
@@ -290,6 +291,25 @@ def test_the_command_makes_a_map_per_language_that_the_engine_takes(
     engine = start(model, speculate=2, draft_vocab=str(out))
     (answer,) = run(engine, [ZH_PROMPT], seeded(max_tokens=4))
     assert answer.stats.draft_vocab == "zh"
+
+
+def test_rounds_of_the_sizes_that_nobody_gave_are_timed(
+    model: Path, data: Path, vocab: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with a KeyError."""
+    asked: list[tuple[int | None, bool]] = []
+    of = single_costs.EngineCosts.of
+
+    def watched(costs: Any, built: Any, size: int | None, *, is_greedy: bool) -> Any:
+        asked.append((size, is_greedy))
+        return of(costs, built, size, is_greedy=is_greedy)
+
+    monkeypatch.setattr(single_costs.EngineCosts, "of", watched)
+    code, printed, errors = vocab(model, "--data", data, "--by", "none", "--json", "--dry-run")
+    assert code == 0, errors
+    (said,) = json.loads(printed)["maps"]
+    sizes = [one["size"] for one in said["candidates"]]
+    assert len(sizes) > 1 and asked == [(size, True) for size in sizes], "answers are greedy"
 
 
 def test_a_label_without_held_out_answers_takes_the_size_of_all(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_runs import VOCAB, assert_head_is_alive, checkpoint, make_prompts, run, soft, start
 from head_edits import edited, export
 from simulator_runs import records
@@ -23,6 +25,7 @@ from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import parts
 from headstart.engine.cost import RoundCosts
+from headstart.engine.single_costs import single_costs
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams
@@ -214,6 +217,29 @@ def test_costs_are_measured_here_unless_a_bandwidth_is_given(
     assert result["overall"]["answers"] == 2
     seconds = [speed["round_seconds"] for speed in result["speed"]]
     assert len(seconds) == 4 and 0 < seconds[0] < seconds[3]
+
+
+def test_the_engine_that_was_timed_is_given_up(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    held: list[Any] = []
+    make = parts.make_runner
+
+    def watched(built: Any, options: Any, *rest: Any, **more: Any) -> Any:
+        runner = make(built, options, *rest, **more)
+        held.extend(map(weakref.ref, (runner, built.trunk)))
+        assert built.max_len <= 2048 and type(runner).__name__ == "CpuRunner"
+        return runner
+
+    monkeypatch.setattr(parts, "make_runner", watched)
+    threads = torch.get_num_threads()
+    costs = single_costs(
+        Checkpoint.open(model), None, (None, 20), device="cpu", dtype="float32", bandwidth=None
+    )
+    assert len(held) == 4 and not any(each() for each in held)
+    assert torch.get_num_threads() == threads
+    assert costs.notes is not None
 
 
 def test_measured_costs_are_those_of_the_engine(

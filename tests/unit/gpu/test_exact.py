@@ -181,14 +181,15 @@ def launches(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, kernels: Kernels, coun
 def test_launches_are_the_same_for_any_number_of_rows(
     monkeypatch: pytest.MonkeyPatch, tiny: Tiny
 ) -> None:
-    counted = [
-        launches(monkeypatch, tiny, ExactKernels(POSITIONS), count)
-        for count in (1, 2, 5, 16, 17, 40, 64)
-    ]
+    whole, counted = (
+        [launches(monkeypatch, tiny, ExactKernels(positions), n) for n in (1, 2, 5, 16, 17, 40, 64)]
+        for positions in (POSITIONS, 5 * POSITIONS)  # one piece of every context, and several
+    )
+    assert all(found == whole[0] for found in whole)
     assert all(found == counted[0] for found in counted)
-    assert {"_linear", "_gated", "_place_qkv", "_attend", "_combine", "_best_of_logits"} <= {
-        name for name, *_ in counted[0]
-    }
+    names, of_whole = ({name for name, *_ in found[0]} for found in (counted, whole))
+    assert {"_linear", "_gated", "_place_qkv", "_attend", "_combine", "_best_of_logits"} <= names
+    assert of_whole == names - {"_combine"}
     plain = [launches(monkeypatch, tiny, Kernels(), count) for count in (1, 40)]
     assert plain[0] != plain[1], "the control: usually they are chosen by the number of rows"
     for part in ("round", "prompt"):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+from unittest.mock import patch
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,6 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.kernels import choice
+from headstart.kernels import int8 as int8_kernels
 from headstart.kernels.int8 import choose_int8, gated_int8, integers, partial_int8
 from headstart.kernels.linear import Shape
 from headstart.models.int8 import Int8Rows, add_int8, with_int8
@@ -72,6 +76,27 @@ def test_choices_are_the_samplers(rows: int, monkeypatch: pytest.MonkeyPatch) ->
     sums = logits * heat[:, None] + noise.gumbel(seeds, positions, ids)
     sums[0] = logits[0]
     assert found.tolist() == ids[sums.argmax(-1)].tolist()
+
+
+@pytest.mark.parametrize("rows", [16, 17, 32])
+def test_choices_by_the_cuts_of_their_rows(rows: int) -> None:
+    rounded, x = Int8Rows(layer_of(150, 96)), random(rows, 96, seed=1)
+    numbers = torch.zeros(rows, dtype=torch.int64, device=DEVICE)
+    cuts = []
+    plain = int8_kernels._best_of_tile
+
+    class Watched:
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            def launch(*given: Any, **sizes: Any) -> None:
+                cuts.append((sizes["BLOCK_M"], sizes["BLOCK_K"]))
+                plain[grid](*given, **sizes)
+
+            return launch
+
+    with patch.object(int8_kernels, "_best_of_tile", Watched()):
+        found = choose_int8(x, rounded.weight, rounded.scales, numbers.float(), numbers, numbers)
+    assert found.tolist() == (x @ restored(rounded).T).argmax(-1).tolist()
+    assert cuts == [(16, 256) if rows <= 16 else (32, 128)]
 
 
 def test_the_copy_stands_beside_the_weights() -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -164,6 +167,30 @@ def test_paged_attention(
             wanted = torch.einsum("hs,shd->hd", shares, values)
             torch.testing.assert_close(found[b, r], wanted, rtol=1e-4, atol=1e-4)
     assert not found[2].any()
+
+
+@pytest.mark.parametrize(("context", "pieces"), [(60, 1), (130, 3), (2000, 8)])
+def test_no_more_pieces_than_contexts_could_have(context: int, pieces: int) -> None:
+    grids: dict[str, list[Any]] = {"_attend": [], "_combine": []}
+
+    class Watched:
+        def __init__(self, name: str):
+            self.name = name
+
+        def __getitem__(self, grid: tuple[int, ...]) -> Any:
+            return lambda *_, **__: grids[self.name].append(grid)
+
+    q, cache = random(2, 1, 2, 16), random(64, 1, 16)
+    tables = torch.zeros(2, 4, dtype=torch.int32, device=DEVICE)
+    with ExitStack() as patched:
+        for name in grids:
+            patched.enter_context(patch.object(attention, name, Watched(name)))
+        paged_attention(
+            q, cache, cache, tables, tables[:, 0], block_size=4, max_context=context,
+            cut=Cut(pieces=8, least=64, step=16),
+        )  # fmt: skip
+    assert grids["_attend"] == [(2, 1, pieces)]
+    assert len(grids["_combine"]) == int(pieces > 1), "one piece is the result"
 
 
 def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

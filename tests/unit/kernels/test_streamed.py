@@ -61,6 +61,30 @@ def test_only_rows_and_matrices_that_gain_are_taken() -> None:
     assert not streamed.takes(random(20, 60).to(half), random(8, 60).to(half)), "rows of 120 bytes"
 
 
+@pytest.mark.parametrize(
+    ("capability", "is_capable"),
+    [((8, 0), False), ((9, 0), True), ((10, 0), True), ((12, 0), False)],
+)
+def test_gpus_with_a_copy_engine_and_room(
+    capability: tuple[int, int], is_capable: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    found = streamed.has_copy_engine.__wrapped__(torch.device("cuda", 0))
+    assert found == is_capable
+
+
+def test_products_of_half_precision_go_there() -> None:
+    x, layer, kernels = random(40, 64, seed=1).half() / 8, layer_of(80, 64), Kernels()
+    layer.weight = torch.nn.Parameter(layer.weight.half(), requires_grad=False)
+    plain = x.float() @ layer.weight.float().T
+    found = kernels.product(x, layer)
+    assert found.dtype == torch.float32, "sums of splits, not a library's result"
+    torch.testing.assert_close(found.sum(0), plain, rtol=2e-3, atol=2e-3)
+    gate, up = plain.chunk(2, -1)
+    wanted = torch.nn.functional.silu(gate) * up
+    torch.testing.assert_close(kernels.gated(x, layer).float(), wanted, rtol=5e-3, atol=5e-3)
+
+
 def test_cuts_fill_a_gpu_once() -> None:
     for outputs, inputs in [(6144, 4096), (4096, 4096), (4096, 11008), (22016, 4096), (512, 2048)]:
         cut = streamed.shape_for(outputs, inputs)
