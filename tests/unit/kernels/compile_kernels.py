@@ -51,6 +51,7 @@ BY_HEAD = {
     "BLOCK_N": 64,
     "BLOCK_K": 128,
 }
+UNFOLDED = {"ROPE": 64, "ENTRY": 576, "BLOCK_P": 64, "BLOCK_M": 64, "num_stages": 2}
 OPTIONS = {"num_warps": 4, "num_stages": 3}  # where a job has none of its own
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
@@ -84,7 +85,7 @@ KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32
 TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
            "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
            "embed_norm", "state_norm", "kv_norm", "lifted", "turned", "entries", "latent", "ups",
-           "gathered")  # fmt: skip
+           "gathered", "unfolded")  # fmt: skip
 
 
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
@@ -138,10 +139,11 @@ JOBS: list[Job] = [
     (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
-    (latent_prompts._prompt, {"HEADS": 128, "SOME": 128, "NOPE": 128, "ROPE": 64, "VALUE": 128,
-                              "ENTRY": 576, "BLOCK_N": 128, "BLOCK_P": 64, "BLOCK_V": 128,
-                              "BLOCK_M": 64, "STEP": 64, "num_stages": 2},
-     {"tiles": "*i32", "unfolded": "*bf16"}),
+    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 128, "SOME": 128, "NOPE": 128, "VALUE": 128,
+                              "BLOCK_N": 128, "BLOCK_V": 128, "STEP": 64}, {"tiles": "*i32"}),
+    # Heads of GLM-4.7-Flash.
+    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 20, "SOME": 20, "NOPE": 192, "VALUE": 256,
+                              "BLOCK_N": 256, "BLOCK_V": 256, "STEP": 32}, {"tiles": "*i32"}),
     (merging._merge, {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 16},
      {"other": "*bf16", "other_sums": "*fp32"}),
     (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),

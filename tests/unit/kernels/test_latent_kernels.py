@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 import torch
 from torch import Tensor
@@ -13,7 +15,9 @@ from headstart.kernels import latent
 from headstart.kernels.attention import Cut
 from headstart.kernels.latent import cut_for, latent_attention, tile_lines
 from headstart.kernels.latent_heads import lift_queries, lower_latents
+from headstart.kernels.latent_prompts import prompt_latents
 from headstart.kernels.latent_rows import Turn, keep_latents, turn_queries
+from headstart.kernels.prompts import Tile, tiles_of
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -115,6 +119,40 @@ def test_every_head_has_its_own_products(
     torch.testing.assert_close(turned, wanted, rtol=1e-4, atol=1e-5)
     lowered = torch.einsum("mhc,hvc->mhv", lifted, ups[:, nope:])
     torch.testing.assert_close(lower_latents(lifted, ups, nope), lowered, rtol=1e-4, atol=1e-2)
+
+
+@pytest.mark.parametrize("each", [3, 2], ids=["all heads", "some heads"])
+def test_prompts_attend_over_unfolded_latents(each: int) -> None:
+    """In several steps, with and without a mask; the second and third request go on."""
+    heads, nope, rope, v, rank, scale = 3, 10, 6, 12, 8, 0.4
+    num_rows, lengths = [5, 37, 1], [5, 70, 33]
+    q, entries = random(sum(num_rows), heads, nope + rope), random(sum(lengths), rank + rope)
+    unfolded = random(sum(lengths), heads, nope + v)
+    tile = Tile(rows=16, tokens=16)
+
+    def edges(counts: list[int]) -> Tensor:
+        return torch.tensor([0, *accumulate(counts)], dtype=torch.int32, device=DEVICE)
+
+    tiles = torch.tensor(tiles_of(num_rows, tile), dtype=torch.int32, device=DEVICE)
+    found = torch.full((len(q), heads, v), torch.nan, device=DEVICE)
+    for first in range(0, heads, each):
+        some = unfolded[:, first : first + each].contiguous()
+        prompt_latents(
+            q, some, entries, tiles, edges(num_rows), edges(lengths), found, scale=scale,
+            first_head=first, tile=tile,
+        )  # fmt: skip
+    keys = torch.cat(
+        [unfolded[..., :nope], entries[:, None, rank:].expand(-1, heads, -1)], -1
+    ).split(lengths)
+    values, queries = unfolded[..., nope:].split(lengths), q.split(num_rows)
+    wanted = [_causal(*parts, scale=scale) for parts in zip(queries, keys, values, strict=True)]
+    torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-4, atol=1e-4)
+
+
+def _causal(q: Tensor, k: Tensor, v: Tensor, *, scale: float) -> Tensor:
+    scores = torch.einsum("mhd,nhd->hmn", q, k) * scale
+    hidden = torch.ones_like(scores, dtype=torch.bool).triu(len(k) - len(q) + 1)
+    return torch.einsum("hmn,nhv->mhv", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
 
 
 def test_few_requests_are_cut_into_more_pieces() -> None:
