@@ -15,14 +15,13 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from runpy import run_path
 from typing import Any
 
 import torch
-from graph_timing import DEVICE, device_name, seconds, timed
+from graph_timing import DEVICE, device_name, seconds, timed, wall
 from random_models import random_model
 from torch import Tensor
 
@@ -54,15 +53,6 @@ PROMPTS = {"16 x 2500": [2500 // SCALE] * 16, "30000": [30000 // SCALE]}
 
 def say(**row: Any) -> None:
     print(json.dumps({k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}))
-
-
-def wall(run: Callable[[], Any]) -> float:
-    """Seconds of one call until the device is done."""
-    started = time.perf_counter()
-    run()
-    if IS_GPU:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def compare_attention(config: ModelConfig, libraries: dict[str, Library | None]) -> None:

@@ -21,7 +21,7 @@ from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
-from graph_timing import DEVICE, device_name
+from graph_timing import DEVICE, device_name, wall
 from torch import Tensor
 
 from headstart.gpu.fla import FlaScan, try_library
@@ -92,15 +92,6 @@ def random_texts(rows: list[int]) -> tuple[list[DeltaRows], list[Tensor]]:
         for count in rows
     ]
     return texts, [normal(heads, k_dim, v_dim) for _ in rows]
-
-
-def wall(run: Callable[[], Any]) -> float:
-    """Seconds of one call until the device is done."""
-    started = time.perf_counter()
-    run()
-    if IS_GPU:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def median_ms(run: Callable[[], Any]) -> float:

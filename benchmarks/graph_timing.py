@@ -53,6 +53,15 @@ def timed(run: Callable[[], Any], repeats: int = _REPLAYS) -> float:
     return statistics.median(times)
 
 
+def wall(run: Callable[[], Any]) -> float:
+    """Seconds of one call until the device is done, the host's time included."""
+    started = time.perf_counter()
+    run()
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
 def seconds_over(run: Callable[[Copy], Any], copies: Sequence[Copy]) -> float:
     """Of one run, which gets one copy after another: together they are more than a cache holds."""
     rounds = max(1, _LEAST_LAUNCHES // len(copies))

@@ -134,10 +134,17 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
     console = Console(highlight=False)
     console = console if console.is_terminal else Console(highlight=False, width=wide)
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for name in ("", "tokens/s without", "with MTP", "speed-up", "acceptance by depth", "length"):
+    for name in (
+        "",
+        "tokens/s without",
+        "with MTP",
+        "speed-up",
+        "accepted per round, by depth",
+        "length",
+    ):
         table.add_column(name, justify="left" if not name else "right")
     for one in races:
-        depths = " / ".join(f"{rate:.2f}" for rate in one.acceptance.cumulative) or "no drafts"
+        depths = " / ".join(f"{rate:.2f}" for rate in one.acceptance.per_round) or "no drafts"
         rates = (f"{one.rates[side]:.1f}" for side in SIDES)
         length = f"{one.acceptance.length:.2f}"
         table.add_row(one.category, *rates, f"{one.speed_up:.2f}x", depths, length)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +13,7 @@ from headstart.cli.options import Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError
+from headstart.sampling.params import SamplingParams
 
 
 def run(
@@ -43,20 +44,20 @@ def run(
     json_output: Json = False,
 ) -> None:
     _check(prompt, options, compare=compare, json_output=json_output)
+    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    changes |= {"max_tokens": max_tokens, "seed": seed, "stop": tuple(stop or ())}
+    SamplingParams(**changes)  # what is wrong is said before a model is loaded
     limit_spinning()
     from headstart.cli.chat import answer, converse, loading
     from headstart.engine.compare import compare_runs
     from headstart.engine.engine import Engine
 
-    given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    changes = {name: value for name, value in given.items() if value is not None}
     with loading(model):
         engine = Engine(model, head, options=options)
     for note in engine.notes:
         print(f"note: {note}", file=sys.stderr)
-    params = engine.prompts.default_params(
-        max_tokens=max_tokens, seed=seed, stop=tuple(stop or ()), ignore_eos=ignore_eos, **changes
-    )
+    params = engine.prompts.default_params(ignore_eos=ignore_eos, **changes)
     if compare and engine.built.head is None:
         raise ConfigError("--compare needs a head and the model has none; give one with --head.")
     if prompt is None:

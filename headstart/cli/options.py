@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Callable
 from functools import wraps
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -50,6 +50,13 @@ Dtype = Annotated[
 Head = Annotated[
     Path | None,
     typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
+]
+TimedWeights = Annotated[
+    Literal["as-dtype", "int8", "fp8"],
+    typer.Option(
+        "--weights",
+        help="How the engine whose rounds are timed holds them: int8 on a CPU, fp8 on a GPU.",
+    ),
 ]
 Bandwidth = Annotated[
     float | None,

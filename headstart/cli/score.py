@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model
+from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model, TimedWeights
 from headstart.cli.spinning import limit_spinning
 from headstart.errors import ConfigError, HeadNotFound
 
@@ -42,6 +42,7 @@ def run(
         int | None, typer.Option("--limit", help="Score this many answers at most.")
     ] = None,
     bandwidth: Bandwidth = None,
+    weights: TimedWeights = "as-dtype",
     device: Device = "auto",
     dtype: Dtype = "auto",
     json_output: Json = False,
@@ -78,7 +79,7 @@ def run(
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
     costs = single_costs(
         checkpoint, head, dict.fromkeys((None, largest)), device=device, dtype=dtype,
-        bandwidth=bandwidth,
+        bandwidth=bandwidth, weights=weights,
     )  # fmt: skip
     built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
     for note in dict.fromkeys((*costs.notes, *built.notes)):
@@ -98,6 +99,7 @@ def run(
         "temperature": plan.params.temperature, "explanation": plan.reason,
         "device": str(built.device), "dtype": str(built.dtype).removeprefix("torch."),
         "costs": "measured here" if bandwidth is None else f"from {bandwidth:g} GB/s",
+        "weights": weights,
     }  # fmt: skip
     if plan.method == "formula":
         document["formula"] = plan.formula

@@ -38,7 +38,8 @@ def show(document: dict[str, Any]) -> None:
         fastest = result["speed"][result["best_drafts"]]
         console.print(
             f"best K: [bold]{fastest['drafts']}[/], {fastest['speed_up']:.2f} times as fast as "
-            f"without drafts (one request at a time, costs {document['costs']})",
+            f"without drafts (one request at a time, costs {document['costs']}, "
+            f"{document['dtype'] if document['weights'] == 'as-dtype' else document['weights']})",
             soft_wrap=True,
         )
 

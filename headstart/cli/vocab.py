@@ -11,8 +11,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.options import Bandwidth, Device, DryRun, Dtype, Json, Model, Overwrite
+from headstart.cli.options import (
+    Bandwidth,
+    Device,
+    DryRun,
+    Dtype,
+    Json,
+    Model,
+    Overwrite,
+    TimedWeights,
+)
 from headstart.cli.spinning import limit_spinning
+from headstart.cli.vocab_prediction import predictor_of
 from headstart.cli.vocab_view import facts, table
 from headstart.errors import ConfigError, DataError, some
 
@@ -23,7 +33,6 @@ if TYPE_CHECKING:
     from headstart.vocab.making import Made, Simulate
 
 _BY = ("language", "category", "none")
-_MAX_ANSWERS = 128  # held-out answers that each size is tried on
 
 
 def run(
@@ -62,6 +71,7 @@ def run(
         typer.Option("--head", "--draft-model", help="A head to try sizes with; else the model's."),
     ] = None,
     bandwidth: Bandwidth = None,
+    weights: TimedWeights = "as-dtype",
     device: Device = "auto",
     dtype: Dtype = "auto",
     format: Annotated[
@@ -98,7 +108,7 @@ def run(
         if data is not None:
             Dataset.open(data)  # before a tokenizer is loaded
         wanted = _sizes(size, sizes)
-        predict = partial(simulated, checkpoint, head, device, dtype, bandwidth)
+        predict = partial(predictor_of, checkpoint, head, device, dtype, bandwidth, weights)
         made, notes = _made(checkpoint, data, text or [], by, wanted, min_tokens, only, predict)
         vocabs = [each.vocab for each in made]
     vocabs = [vocab for vocab in vocabs if only in (None, vocab.name)] or _absent(only, vocabs)
@@ -115,43 +125,6 @@ def run(
         print("dry run: nothing was written", file=sys.stderr)
     else:
         print(f"wrote {out}")
-
-
-def simulated(
-    checkpoint: Checkpoint, head: Path | None, device: str, dtype: str, bandwidth: float | None,
-    sizes: Sequence[int],
-) -> Simulate | None:  # fmt: skip
-    """Predicts acceptance length and speed of a vocabulary of one of these sizes.
-
-    None where there is no head for it.
-    """
-    from headstart.assembly.build import build, has_head
-    from headstart.data.prompt_reader import PromptReader
-    from headstart.data.records import spread
-    from headstart.engine.single_costs import single_costs
-    from headstart.simulate.cost import best, predict
-    from headstart.simulate.plan import make_plan
-    from headstart.simulate.scoring import score
-    from headstart.vocab.making import Prediction
-
-    if not has_head(checkpoint, head):
-        return None
-    # Before the model is loaded as scoring wants it: an engine holds it otherwise.
-    costs = single_costs(checkpoint, head, sizes, device=device, dtype=dtype, bandwidth=bandwidth)
-    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
-    end_ids = PromptReader(checkpoint).end_ids
-
-    def simulate(vocab: DraftVocab, answers: Any) -> Prediction:
-        records = spread(list(answers), _MAX_ANSWERS)
-        plan = make_plan(records, None, "match")
-        found = score(
-            built, records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=end_ids
-        )[vocab.name]  # fmt: skip
-        own = costs.of(built, len(vocab.ids), is_greedy=plan.params.is_greedy)
-        fastest = best(predict(found.overall.lengths, own))
-        return Prediction(fastest.acceptance_length, fastest.speed_up, fastest.drafts)
-
-    return simulate
 
 
 def _made(

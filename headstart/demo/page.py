@@ -24,15 +24,13 @@ def write_page(path: Path, races: list[Race], facts: Mapping[str, object]) -> No
     categories = [one.category for one in races]
     speeds = {NAMES[side]: [one.rates[side] for one in races] for side in SIDES}
     page.bar_chart("Speed", categories, speeds, "tokens per second")
-    depths = max(len(one.acceptance.cumulative) for one in races)
+    depths = max(len(one.acceptance.per_round) for one in races)
     by_depth = {
-        one.category: [(k, rate) for k, rate in enumerate(one.acceptance.cumulative, 1)]
+        one.category: [(k, rate) for k, rate in enumerate(one.acceptance.per_round, 1)]
         for one in races
     }
     if depths:
-        page.line_chart(
-            "Acceptance", by_depth, "depth of the draft", "cumulative share of drafts accepted"
-        )
+        page.line_chart("Acceptance", by_depth, "depth of the draft", "drafts accepted per round")
     page.table(
         ["question", "tokens", *NAMES.values(), "speed-up", "acceptance length", "texts"],
         [_row(one) for one in races],

@@ -54,6 +54,7 @@ class Comparison:
     drafted_tokens_per_second: float
     num_tokens: int
     cumulative_acceptance: list[float]
+    accepted_per_round: list[float]  # by depth; their sum and 1 are the length
     acceptance_length: float
     divergence: Divergence | None
     text: str
@@ -66,14 +67,14 @@ class Comparison:
         return {**asdict(self), "speed_up": self.speed_up, "equal": self.divergence is None}
 
     def describe(self) -> str:
-        depths = " / ".join(f"{rate:.2f}" for rate in self.cumulative_acceptance) or "no drafts"
+        depths = " / ".join(f"{rate:.2f}" for rate in self.accepted_per_round) or "no drafts"
         lines = [
             self.text,
             "",
             f"without drafts   {self.plain_tokens_per_second:8.1f} tokens/s",
             f"with drafts      {self.drafted_tokens_per_second:8.1f} tokens/s",
             f"speed-up         {self.speed_up:8.2f}x",
-            f"acceptance       {depths} cumulative by depth, length {self.acceptance_length:.2f}",
+            f"accepted         {depths} per round by depth, length {self.acceptance_length:.2f}",
         ]
         if self.divergence is None:
             lines.append(f"texts            identical ({self.num_tokens} tokens)")
@@ -105,6 +106,7 @@ def compare_runs(engine: Engine, prompt: Prompt, params: SamplingParams) -> Comp
         len(other.token_ids) / min(seconds["drafted"]),
         len(one.token_ids),
         acceptance.cumulative,
+        acceptance.per_round,
         acceptance.length,
         find_divergence(
             engine, answers["plain"].prompt_token_ids, params, one.token_ids, other.token_ids

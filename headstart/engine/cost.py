@@ -27,7 +27,8 @@ from headstart.sampling.params import SamplingParams
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 _REPEATS = 3
 _QUICK_SECONDS = 0.05  # a round in which the choice of tokens counts
-_BUDGET_SECONDS = 1.0  # larger batches than fit into this are extrapolated
+_BUDGET_SECONDS = 1.0  # larger batches than fit into this are extrapolated,
+_LEAST_BATCH = 8  # but of quick rounds not from smaller ones: that batching pays must be seen
 SAMPLED, GREEDY = SamplingParams(temperature=1), SamplingParams(temperature=0)
 _CONTEXT = 32  # tokens of context while measuring, where there is room for them
 
@@ -81,7 +82,13 @@ def measure(
     spent = last = 0.0
     for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
         drafts = [count for count in MENU if profile.has_room(batch, count)]
-        if drafts in ([], [0]) or spent + 2 * last > _BUDGET_SECONDS:
+        if spent + 2 * last > _BUDGET_SECONDS:
+            # A few numbers of drafts say enough of the one batch that is still timed.
+            is_quick = verification[0][1][0][1] < _QUICK_SECONDS
+            drafts = drafts[:3] if batch == _LEAST_BATCH and is_quick else []
+            if batch < _LEAST_BATCH:
+                continue
+        if drafts in ([], [0]):
             break
         started = time.perf_counter()
         curve = [(count, profile.verify_seconds(batch, count)) for count in drafts]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer
 from typing import Any
 
 import numpy as np
@@ -21,6 +24,22 @@ from headstart.models.recurrence import StateSpan
 from headstart.models.trunk import Trunk
 from headstart.sampling.choose import choose
 from headstart.sampling.rows import Row
+
+_SILENT_SECONDS = 3.0  # more than loading what was compiled takes
+_COMPILING = "compiling kernels for this CPU, once per machine and format: about half a minute"
+_LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def _told_if_it_takes_long() -> Iterator[None]:
+    """Who waits for a compiler learns what for."""
+    notice = Timer(_SILENT_SECONDS, _LOG.warning, [_COMPILING])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
 
 
 class CpuRunner(Runner):
@@ -45,6 +64,12 @@ class CpuRunner(Runner):
     def _warm_up(self) -> str:
         """Compile, or load what was compiled, before the first request waits for it."""
         started = time.perf_counter()
+        with _told_if_it_takes_long():
+            self._run_once()
+        seconds = time.perf_counter() - started
+        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
+
+    def _run_once(self) -> None:
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
         _, normed, _ = self._run_rows([0], [0], blank, [0], [])
         for module in self._modules:
@@ -54,8 +79,6 @@ class CpuRunner(Runner):
             start = Chain(1, 0, place, place, 1)
             self._modules[0].draft(self._numbers([0]), normed, [start], self._among(None))
         best_of_rows(np.zeros((1, 1), np.float32))
-        seconds = time.perf_counter() - started
-        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
     def _run_rows(
         self,

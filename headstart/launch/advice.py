@@ -11,6 +11,7 @@ import shlex
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
+from headstart.heads.formats.headstart import MODEL_TYPE as HEAD_MODEL_TYPE
 from headstart.heads.inspection import Report
 from headstart.launch.options import LaunchOptions
 
@@ -95,6 +96,11 @@ def require_head(report: Report) -> None:
         count = len(report.head.missing)
         found += f" ({count} tensors missing, first {report.head.missing[0]})"
     pasted = shlex.quote(str(name))
+    if report.model_type == HEAD_MODEL_TYPE:
+        raise LaunchError(
+            f"{name} is a head without its model. Launch the model with it: `headstart launch "
+            f"MODEL --head {pasted}`."
+        )
     if state in ("partial", "declared-but-missing"):
         raise LaunchError(
             f"{found}. Fine-tuning or quantising lost it: `headstart restore {pasted} "

@@ -47,6 +47,7 @@ def _speculation(plan: Plan) -> dict[str, str]:
             "draft_top_k above 1: a tree, documented without the overlap scheduler; page sizes "
             "above 1 need the flashinfer, fa3 or triton attention backend"
         )
+    _check_token_map(plan)
     plan.add("--speculative-token-map", options.token_map)
     if plan.family_name == "inkling" and plan.report.config.get("mtp_local_layer_ids"):
         plan.add("--enable-multi-layer-eagle", True)
@@ -59,6 +60,21 @@ def _speculation(plan: Plan) -> dict[str, str]:
             )
         plan.notes.append("one draft runner per module: SGLang enables multi-layer EAGLE itself")
     return _adaptive(plan)
+
+
+def _check_token_map(plan: Plan) -> None:
+    """SGLang reads a file of torch's, or one in a repository of the hub: OWNER/NAME/FILE.pt."""
+    path = plan.options.token_map
+    if path is None:
+        return
+    if path.suffix != ".pt":
+        plan.refuse(
+            "token_map", f"reads token ids from a .pt file, not from {path}",
+            f"`headstart vocab {plan.report.path} --from {path} --out FILE.pt` makes one.",
+        )  # fmt: skip
+    is_on_hub = len(path.parts) == 3 and not path.is_absolute()
+    if not path.is_file() and not is_on_hub:
+        plan.warnings.append(f"token map: there is no file {path} on this machine")
 
 
 def _is_multi_layer(plan: Plan) -> bool:

@@ -399,7 +399,7 @@ def test_what_needs_no_model_is_refused_before_one_is_loaded(
     def load(*arguments: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("headstart.cli.vocab.simulated", load)
+    monkeypatch.setattr("headstart.cli.vocab.predictor_of", load)
     words, expected, said = MISUSE[case]
     places = {"DATA": str(data), "OUT": str(tmp_path / "o.json")}
     code, _, errors = vocab(model, *(places.get(word, word) for word in words))

@@ -38,6 +38,9 @@ def test_texts_that_are_the_same_have_no_divergence(engine: Engine) -> None:
     assert report.divergence is None
     assert report.as_json()["equal"] is True
     assert "identical (24 tokens)" in report.describe()
+    assert report.acceptance_length == pytest.approx(1 + sum(report.accepted_per_round))
+    rates = " / ".join(f"{rate:.2f}" for rate in report.accepted_per_round)
+    assert rates and f"{rates} per round by depth" in report.describe()
 
 
 def test_a_divergence_is_reported_as_often_as_asked_and_stops_nothing(

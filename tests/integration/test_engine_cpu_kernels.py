@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,26 @@ def test_what_kernels_cannot_run_is_said_and_runs_plainly(tiny: Tiny, case: str)
     assert len(notes) == 1
     assert re.search(reason, notes[0])
     assert len(run(engine, PROMPTS[:1], greedy(4))[0].outputs[0].token_ids) == 4
+
+
+def test_who_waits_for_the_compiler_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("numba")
+    from headstart.engine import cpu_runner
+
+    with cpu_runner._told_if_it_takes_long():
+        pass
+    monkeypatch.setattr(cpu_runner, "_SILENT_SECONDS", 0.0)
+    with pytest.raises(ValueError, match="wrong"), cpu_runner._told_if_it_takes_long():
+        while not caplog.records:
+            time.sleep(0.01)
+        raise ValueError("wrong")
+    monkeypatch.setattr(cpu_runner, "_SILENT_SECONDS", 0.2)
+    with pytest.raises(ValueError, match="wrong"), cpu_runner._told_if_it_takes_long():
+        raise ValueError("wrong")
+    time.sleep(0.4)
+    assert [record.message for record in caplog.records] == [cpu_runner._COMPILING]
 
 
 def test_without_numba_torch_computes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

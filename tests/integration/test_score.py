@@ -24,6 +24,7 @@ from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import parts
+from headstart.engine import single_costs as costs_module
 from headstart.engine.cost import RoundCosts
 from headstart.engine.single_costs import single_costs
 from headstart.errors import ConfigError, DataError, HeadNotFound
@@ -223,6 +224,7 @@ def test_the_engine_that_was_timed_is_given_up(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("numba")
+    monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
     held: list[Any] = []
     make = parts.make_runner
 
@@ -261,9 +263,40 @@ def test_measured_costs_are_those_of_the_engine(
     whole, half = scored(
         model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", vocab=vocab
     )["results"]
-    assert timed == [("CpuRunner", VOCAB), ("CpuRunner", VOCAB // 2)]
+    assert timed == [("CpuRunner", VOCAB), ("CpuRunner", VOCAB // 2)] * 3, "in turn"
     for result, rows in ((whole, VOCAB), (half, VOCAB // 2)):  # greedy answers, greedy costs
         assert [s["round_seconds"] for s in result["speed"]] == [1, 1 + rows, 1 + 2 * rows]
+
+
+def test_costs_of_an_engine_with_int8_weights(
+    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("numba")
+    monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
+    data = dataset(model, tmp_path / "data", answered[0.0][0])
+    held: list[str] = []
+    make = parts.make_runner
+
+    def watched(built: Any, *rest: Any, **more: Any) -> Any:
+        held.append(type(built.trunk.lm_head).__name__)
+        return make(built, *rest, **more)
+
+    monkeypatch.setattr(parts, "make_runner", watched)
+    options = {"limit": 2, "max_drafts": 2, "dtype": "float32"}
+    documents = [
+        scored(model, data, bandwidth=None, weights=weights, **options)
+        for weights in ("as-dtype", "int8")
+    ]
+    assert held == ["PackedFloat", "PackedLinear"]
+    assert [document["weights"] for document in documents] == ["as-dtype", "int8"]
+    lengths = [[s["acceptance_length"] for s in d["results"][0]["speed"]] for d in documents]
+    assert lengths[0] == lengths[1], "texts are scored with the weights as they are"
+    whole, quarter = (
+        scored(model, data, weights=weights, **options)["results"][0]["speed"]
+        for weights in ("as-dtype", "int8")
+    )
+    for one, other in zip(whole, quarter, strict=True):
+        assert other["round_seconds"] == pytest.approx(one["round_seconds"] / 4)
 
 
 def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from headstart.heads.head import Head
 
 FILE = None  # one file or many shards
 FORMAT_VERSION = 1
+MODEL_TYPE = "headstart_head"
 _MAX_MODULES = 64
 _TRUNK = "trunk."  # tensors of the trunk that another format carried along
 
@@ -26,7 +27,7 @@ def plan(head: Head) -> Export:
     del layout["deviations"]  # what engines do is the reader's knowledge, not the head's
     config = {
         "headstart_format": FORMAT_VERSION,
-        "model_type": "headstart_head",
+        "model_type": MODEL_TYPE,
         "family": head.family.name,
         "modules": head.num_modules,
         "root": head.root,

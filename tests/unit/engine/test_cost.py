@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from headstart.engine.cost import NEVER_PAYS, RoundCosts
+from headstart.engine import cost
+from headstart.engine.cost import NEVER_PAYS, RoundCosts, measure
 from headstart.engine.curves import levelled
 
 COSTS = RoundCosts(
@@ -33,6 +36,36 @@ def test_a_draft_step_costs_nothing_for_nobody(batch: int, seconds: float) -> No
 def test_a_round_is_a_verification_and_its_draft_steps() -> None:
     assert COSTS.round_seconds(4, 2) == pytest.approx(4.0 + 2 * 0.4)
     assert NEVER_PAYS.round_seconds(1, 2) == pytest.approx(3 * NEVER_PAYS.round_seconds(1, 0))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batches"), [(0.001, [1, 2, 4, 8, 16]), (0.02, [1, 8]), (0.2, [1])]
+)
+def test_that_batching_pays_is_seen_where_rounds_are_quick(
+    seconds: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten timings take as long as the clock says; it was extrapolated from one request."""
+    now = [0.0]
+
+    class Profile:
+        def __init__(self, *given: object):
+            pass
+
+        def has_room(self, batch: int, drafts: int) -> bool:
+            return True
+
+        def verify_seconds(self, batch: int, drafts: int) -> float:
+            now[0] += 4 * seconds * (1 + batch / 16)
+            return seconds * (1 + batch / 16)
+
+        def draft_seconds(self, batch: int, drafts: int) -> float:
+            return seconds / 10 * drafts
+
+    monkeypatch.setattr(cost, "_Profile", Profile)
+    monkeypatch.setattr(cost.time, "perf_counter", lambda: now[0])
+    nothing: Any = None
+    found = measure(nothing, nothing, num_blocks=9, max_batch=16, max_rows=999)
+    assert [batch for batch, _ in found.verify] == batches
 
 
 def test_noise_makes_no_large_batch_free() -> None:

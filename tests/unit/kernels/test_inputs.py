@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from kernel_inputs import DEVICE, random
 from torch.nn.functional import rms_norm
 
 pytest.importorskip("triton")
 
 from headstart.kernels.inputs import embed_rows, newest_rows, noise_rows, pair_rows
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 WIDTH, EPS = 48, 1e-5
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
 
 def test_embeddings_and_their_norm() -> None:

@@ -7,6 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from kernel_inputs import DEVICE, layer_of, random
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -16,21 +17,9 @@ from headstart.kernels import int8 as int8_kernels
 from headstart.kernels.int8 import choose_int8, gated_int8, integers, partial_int8
 from headstart.kernels.linear import Shape
 from headstart.models.int8 import Int8Rows, add_int8, with_int8
-from headstart.models.linear import Linear
 from headstart.sampling import noise
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 CUT = Shape(outputs=32, inputs=64, splits=2)
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def layer_of(outputs: int, inputs: int) -> Linear:
-    layer = Linear(0, 0)
-    layer.weight = torch.nn.Parameter(random(outputs, inputs), requires_grad=False)
-    return layer
 
 
 def restored(rounded: Int8Rows) -> Tensor:

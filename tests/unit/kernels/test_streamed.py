@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from kernel_inputs import DEVICE, layer_of, random
 
 pytest.importorskip("triton")
 
@@ -15,22 +15,10 @@ from headstart.kernels.int8_choice import choose_streamed, chooser_for
 from headstart.kernels.linear import Shape
 from headstart.kernels.streamed import streamed_gated, streamed_linear
 from headstart.models.int8 import Int8Rows, with_int8
-from headstart.models.linear import Linear
 from headstart.sampling import noise
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # One tile, one that is full, and a second one that is begun and full.
 ROWS = [17, 32, 40, 64, 65, 80]
-
-
-def random(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
-
-
-def layer_of(outputs: int, inputs: int) -> Linear:
-    layer = Linear(0, 0)
-    layer.weight = torch.nn.Parameter(random(outputs, inputs), requires_grad=False)
-    return layer
 
 
 @pytest.mark.parametrize("rows", ROWS)

@@ -98,6 +98,7 @@ def test_a_llama_4_without_head_is_refused_with_its_state() -> None:
         ("partial", "deepseek_v3", "1 tensors missing, first model.layers.61.eh_proj"),
         ("absent", "llama", "headstart graft"),
         ("absent", "qwen3_moe", "EAGLE-3"),
+        ("absent", "headstart_head", "headstart launch MODEL --head"),
     ],
 )
 def test_a_model_without_a_usable_head_gets_advice(

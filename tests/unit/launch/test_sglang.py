@@ -124,6 +124,16 @@ def test_the_prefill_server_gets_the_speculative_flags_too() -> None:
 def test_a_token_map_is_passed_on() -> None:
     built = command("sglang", token_map=Path("/m/hot.pt"))
     assert value_of(built, "--speculative-token-map") == "/m/hot.pt"
+    assert "token map: there is no file /m/hot.pt on this machine" in built.warnings
+    hub = command("sglang", token_map=Path("owner/name/hot.pt"))
+    assert not [line for line in hub.warnings if "token map" in line]
+
+
+def test_a_token_map_in_another_format_is_refused() -> None:
+    with pytest.raises(
+        LaunchError, match=r"\.pt file, not from maps.json.*headstart vocab .*--from"
+    ):
+        command("sglang", token_map=Path("maps.json"))
 
 
 def test_chunks_are_off_on_or_sized() -> None:
