@@ -18,7 +18,10 @@ from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
-VARIANTS = ("mimo", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next")
+VARIANTS = (
+    "mimo", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next", "deepseek_v3",
+    "glm4_moe_lite",
+)  # fmt: skip
 PROMPTS = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 SETTINGS = [
     SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),

@@ -15,7 +15,7 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
-from headstart.gpu import forward
+from headstart.gpu import forward, latent
 from headstart.kernels.attention import Cut
 
 
@@ -29,6 +29,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter.interpreter_builder, "options", options)
     # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
     patch.setattr(forward, "_cut", lambda seats, rows: Cut(pieces=2, least=1, step=16))
+    patch.setattr(latent, "_cut", lambda *sizes: Cut(pieces=2, least=1, step=16))
 
 
 def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:

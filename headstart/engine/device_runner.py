@@ -12,6 +12,7 @@ from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.gpu.fla import choose_scan
 from headstart.gpu.forward import Kernels, Rows
+from headstart.gpu.latent_prompts import latent_rows
 from headstart.gpu.libraries import Library, choose_library
 from headstart.gpu.prompts import filling_rows, ragged_rows
 from headstart.gpu.recurrent import RecurrentSeats, ragged_recur, settle
@@ -39,7 +40,7 @@ class DeviceRunner(Runner):
         super().__init__(trunk, *parts, **sizes)
         config, notes = trunk.config, []
         self.scan: Scan = scan_texts  # for the long spans of recurrent layers
-        if not self.keeps_bits:
+        if not self.keeps_bits and config.mla is None:
             self.library = choose_library(
                 config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
             )
@@ -71,6 +72,11 @@ class DeviceRunner(Runner):
         return stream, normed, self._logits(chosen)
 
     def _rows(self, spans: list[Span], positions: torch.Tensor) -> Rows:
+        return self._ragged(spans, positions)
+
+    def _ragged(self, spans: list[Span], positions: torch.Tensor) -> Rows:
+        if self.trunk_model.config.mla is not None:
+            return latent_rows(spans, positions)
         return ragged_rows(spans, positions, self.library)
 
     def _logits(self, normed: torch.Tensor) -> torch.Tensor:
@@ -83,7 +89,7 @@ class DeviceRunner(Runner):
         assert self.head is not None
         return self.kernels.head(
             self.head.module(module + 1), ids[:, None], hidden[:, None],
-            ragged_rows(spans, positions, self.library), self.trunk_model.embed,
+            self._ragged(spans, positions), self.trunk_model.embed,
             self.trunk_model.rotary, self._head_caches[module],
         )  # fmt: skip
 

@@ -14,6 +14,7 @@ from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.errors import EngineError
 from headstart.models.attention import MAX_GATHERED_SLOTS
 from headstart.models.config import LayerKind, ModelConfig
+from headstart.models.mla_config import MOST_UNFOLDED
 
 _GPU_SHARE = 0.5
 # On a CPU memory is everybody's: enough for requests of usual length, and not more than this
@@ -150,8 +151,11 @@ def slot_values(config: ModelConfig, kind: LayerKind) -> int:
 def prompt_bytes(built: Built) -> int:
     """What a library that attends for long prompts may take beside the pass itself, on a GPU.
 
-    The keys and values of one context, gathered, and once more where they are filled up.
+    The keys and values of one context, gathered, and once more where they are filled up. Without
+    a library: what latents are unfolded to.
     """
+    if built.config.mla is not None:
+        return MOST_UNFOLDED * built.dtype.itemsize
     attending = [kind for kind in built.config.layers if kind.mixer != "delta"]
     widest = max((slot_values(built.config, kind) for kind in attending), default=0)
     return 2 * min(built.max_len, MAX_GATHERED_SLOTS) * widest * built.dtype.itemsize

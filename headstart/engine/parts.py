@@ -70,6 +70,8 @@ def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
         return "weights are int8"
     if options.weights == "fp8" and built.config.moe is not None:
         return f"{built.config.model_type} models have experts, which stay as they are stored"
+    if options.exact and built.config.mla is not None:
+        return f"{built.config.model_type} models have latent attention, whose kernels are inexact"
     if options.exact and built.config.delta is not None:
         return f"{built.config.model_type} models have recurrent layers, whose kernels are inexact"
     if built.head is not None and built.head.num_modules > 1:

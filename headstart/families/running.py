@@ -18,11 +18,11 @@ class Running:
 
 
 _RUNNING = {
-    "deepseek_v3": Running(("deepseek_v3",)),
+    "deepseek_v3": Running(("deepseek_v3",), is_fused=True),
     "deepseek_v32": Running(("deepseek_v32", "deepseek_v3")),
     "ernie4_5_moe": Running(("ernie4_5_moe",), is_fused=True),
     "glm4_moe": Running(("glm4_moe",), is_fused=True),
-    "glm4_moe_lite": Running(("glm4_moe_lite",)),
+    "glm4_moe_lite": Running(("glm4_moe_lite",), is_fused=True),
     "glm_moe_dsa": Running(("glm_moe_dsa",)),
     "mimo": Running(("mimo",), is_fused=True),
     "mimo_v2": Running(

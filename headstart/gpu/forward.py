@@ -13,12 +13,20 @@ import torch
 from torch import Tensor
 
 from headstart.gpu.experts import moe_terms
+from headstart.gpu.latent import (
+    LatentAttend,
+    paged_latent,
+    place_latents,
+    queries_of,
+    why_no_latents,
+)
 from headstart.kernels import int8_choice, streamed
 from headstart.kernels.attention import Cut, paged_attention
 from headstart.kernels.choice import choose_logits, choose_rows, choose_truncated
 from headstart.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
 from headstart.kernels.inputs import embed_rows, pair_rows
 from headstart.kernels.int8 import gated_int8, partial_int8
+from headstart.kernels.latent_rows import Turn
 from headstart.kernels.linear import gated_linear, partial_linear
 from headstart.kernels.rows import add_norm, begin_norm, gate_rows, place_qkv, silu_product
 from headstart.models.attention import LayerCache
@@ -26,6 +34,7 @@ from headstart.models.config import ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
+from headstart.models.mla import LatentAttention
 from headstart.models.mlp import MLP
 from headstart.models.moe import MoE
 from headstart.models.mtp import MTPModule
@@ -45,13 +54,15 @@ Recur = Callable[[DeltaNet, int, Tensor], Tensor]
 class Rows:
     """M rows: rotary positions and places in the cache [M], and how their queries attend.
 
-    `recur`: how they go on in a recurrent layer, where a trunk has any.
+    `recur`: how they go on in a recurrent layer, where a trunk has any; `latent`: how they attend
+    where latents are kept.
     """
 
     positions: Tensor
     places: Tensor
     attend: Attend
     recur: Recur | None = None
+    latent: LatentAttend | None = None
 
 
 class Kernels:
@@ -59,6 +70,7 @@ class Kernels:
 
     heads_each: int | None = None  # of a program that finishes q, k, v; None: by how many rows
     choose_truncated = staticmethod(choose_truncated)
+    paged_latent = staticmethod(paged_latent)
 
     def paged(
         self, tables: Tensor, seen: Tensor, rows: int, *, block_size: int, max_context: int,
@@ -170,7 +182,11 @@ class Kernels:
     ) -> None:  # fmt: skip
         """Keys and values of the same rows, where nobody asks what they would say."""
         _, normed = self._enter_head(module, ids, states, rows, embed)
-        self._place(module.block, normed, rows, cache, module.rotary or rotary)
+        attention, own = module.block.attention, module.rotary or rotary
+        if isinstance(attention, LatentAttention):
+            place_latents(self.product, attention, normed, _turn(own, rows), rows.places, cache)
+        else:
+            self._place(module.block, normed, rows, cache, own)
 
     def _enter_head(
         self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor
@@ -191,6 +207,12 @@ class Kernels:
     ) -> Tensor:  # fmt: skip
         """Partial sums of a layer's attention."""
         attention = layer.attention
+        if isinstance(attention, LatentAttention):
+            assert rows.latent is not None
+            turn = _turn(rotary, rows)
+            source = place_latents(self.product, attention, normed, turn, rows.places, cache)
+            queries = queries_of(self.product, attention, source, turn)
+            return self.product(rows.latent(queries, cache), attention.o)
         assert isinstance(attention, Attention), "other mixers are refused"
         q, product = self._place(layer, normed, rows, cache, rotary)
         seen = rows.attend(q, cache)
@@ -230,6 +252,10 @@ class Kernels:
         return self.product(self.gated(x, mlp.gate_up), mlp.down)
 
 
+def _turn(rotary: RotaryTable, rows: Rows) -> Turn:
+    return Turn(rotary.cos, rotary.sin, rotary.is_interleaved, rows.positions)
+
+
 def _cut(seats: int, rows: int) -> Cut:
     """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
     if seats <= 2:
@@ -247,8 +273,6 @@ def _cut(seats: int, rows: int) -> Cut:
 
 def why_unsupported(config: ModelConfig) -> str | None:
     """What in a trunk or a head the kernels cannot run, or None."""
-    if config.mla is not None:
-        return f"{config.model_type} models have latent attention"
     if config.o_bias or config.mlp_bias:
         return "the model has biases behind attention or in the MLP"
     if any(window is not None for window in config.windows) or config.sliding is not None:
@@ -258,6 +282,8 @@ def why_unsupported(config: ModelConfig) -> str | None:
     kinds = (*config.layers, config.head_layer)
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
+    if config.mla is not None:
+        return why_no_latents(config.mla, config.model_type)
     if config.head_dim % 2 or config.head_dim > 256:
         return f"the model has heads of size {config.head_dim}"
     return None

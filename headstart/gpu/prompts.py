@@ -27,8 +27,8 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
     Long prompts go to the library, if there is one; the others to our kernel, in one launch.
     """
     device = positions.device
-    places = torch.cat([_as_tensor(span.new, device) for span in spans])
-    contexts = [_as_tensor(span.context, device) for span in spans]
+    places = torch.cat([as_tensor(span.new, device) for span in spans])
+    contexts = [as_tensor(span.context, device) for span in spans]
     context = torch.cat(contexts).to(torch.int32)
     queries = [span.num_rows for span in spans]
     lengths = [len(part) for part in contexts]
@@ -63,7 +63,7 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
 
 def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     """The same where keys and values are all that is wanted."""
-    places = torch.cat([_as_tensor(span.new, positions.device) for span in spans])
+    places = torch.cat([as_tensor(span.new, positions.device) for span in spans])
 
     def attend(q: Tensor, cache: LayerCache) -> Tensor:
         raise AssertionError("rows that fill the cache do not attend")
@@ -76,8 +76,8 @@ def exact_rows(
 ) -> Rows:
     """The same with each row by itself, for a trunk: its position is its slot."""
     device = positions.device
-    places = torch.cat([_as_tensor(span.new, device) for span in spans])
-    blocks = [_as_tensor(span.context, device)[::block_size] // block_size for span in spans]
+    places = torch.cat([as_tensor(span.new, device) for span in spans])
+    blocks = [as_tensor(span.context, device)[::block_size] // block_size for span in spans]
     tables = pad_sequence(blocks, batch_first=True).to(torch.int32)
     owners = [index for index, span in enumerate(spans) for _ in range(span.num_rows)]
     attend = kernels.by_row(
@@ -86,7 +86,7 @@ def exact_rows(
     return Rows(positions, places.to(torch.int32), attend)
 
 
-def _as_tensor(places: Places, device: torch.device) -> Tensor:
+def as_tensor(places: Places, device: torch.device) -> Tensor:
     if isinstance(places, slice):
         return torch.arange(places.start, places.stop, device=device)
     return places

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from headstart.gpu.forward import Attend, Kernels, Rows
+from headstart.gpu.forward import Kernels, Rows
 from headstart.gpu.recurrent import round_recur
 from headstart.gpu.seats import Seats
 from headstart.kernels.inputs import newest_rows, noise_rows
@@ -60,7 +60,7 @@ def run_round(model: Model, seats: Seats, kind: Kind) -> None:
     rows = num_drafts + 1
     ids = torch.stack([_newest(seats, count), *_drafts(model, seats, kind)], 1)
     positions, places, seen = trunk_rows(lengths, left, limits, tables, model.block_size, rows)
-    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=0))
+    where = _rows(model, positions, places, seen, tables, rows, first_slot=0)
     if seats.recurrent is not None:
         recur = round_recur(model.kernels, seats.recurrent, model.states, seen, rows)
         where = replace(where, recur=recur)
@@ -122,7 +122,7 @@ def _drafts(model: Model, seats: Seats, kind: Kind) -> list[Tensor]:
     drafts = [_choose(model, seats, kind, normed, 0, lm_head, model.draft_ids)]
     for depth in range(2, kind.num_drafts + 1):
         positions, places, seen = chain_rows(lengths, left, limits, tables, model.block_size, depth)
-        where = Rows(positions, places, _attention(model, seen, tables, 1, first_slot=1))
+        where = _rows(model, positions, places, seen, tables, 1, first_slot=1)
         normed, recycled = model.kernels.head(
             module, drafts[-1][:, None], recycled[:, None], where, embed, rotary, model.head_cache
         )
@@ -139,7 +139,7 @@ def _read(
     assert model.head is not None and model.head_cache is not None
     rows = tokens.shape[1]
     positions, places, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
-    where = Rows(positions, places, _attention(model, seen, tables, rows, first_slot=1))
+    where = _rows(model, positions, places, seen, tables, rows, first_slot=1)
     return model.kernels.head(
         model.head.module(1), tokens, states, where, model.trunk.embed, model.trunk.rotary,
         model.head_cache,
@@ -169,8 +169,14 @@ def _choose(
     )
 
 
-def _attention(model: Model, seen: Tensor, tables: Tensor, rows: int, *, first_slot: int) -> Attend:
-    return model.kernels.paged(
-        tables, seen, rows, block_size=model.block_size, max_context=model.max_context,
-        first_slot=first_slot,
-    )  # fmt: skip
+def _rows(
+    model: Model, positions: Tensor, places: Tensor, seen: Tensor, tables: Tensor, rows: int,
+    *, first_slot: int,
+) -> Rows:  # fmt: skip
+    """`rows` new rows of each seat."""
+    own: dict[str, int] = {
+        "block_size": model.block_size, "max_context": model.max_context, "first_slot": first_slot,
+    }  # fmt: skip
+    attend = model.kernels.paged(tables, seen, rows, **own)
+    latent = model.kernels.paged_latent(tables, seen, rows, **own)
+    return Rows(positions, places, attend, latent=latent)

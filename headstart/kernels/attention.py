@@ -22,7 +22,10 @@ _COMBINING = ((4, (1, 32)), (32, (4, 4)), (1 << 30, (16, 1)))
 
 @dataclass(frozen=True)
 class Cut:
-    """How contexts are cut up: into how many pieces, tokens per step, warps, stages."""
+    """How contexts are cut up: into how many pieces, tokens per step, warps, stages.
+
+    `lines`: queries of a program, where they are not all that share a key.
+    """
 
     pieces: int = 0  # at most; fewer where they would have less than `least` tokens
     least: int = 1
@@ -31,6 +34,7 @@ class Cut:
     warps: int = 4
     stages: int = 2
     registers: int | None = None  # of a thread at most; None: as many as the compiler likes
+    lines: int = 0
 
     def __post_init__(self) -> None:
         assert (self.pieces > 0) != (self.tokens > 0)
@@ -103,7 +107,7 @@ def paged_attention(
         partial, sums, seen, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=lines,
-        BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), num_warps=4,
+        BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), LEFT_ALONE=1, num_warps=4,
     )  # fmt: skip
     return result
 
@@ -187,13 +191,15 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
 def _combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.constexpr,
              KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
              TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
-             LINES: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
+             LINES: tl.constexpr, BLOCK_C: tl.constexpr,
+             LEFT_ALONE: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     first = tl.load(seen + request)
     each = _piece(first + ROWS, cuts, LEAST, CUT, STEP)
     used = tl.where(first >= 0, tl.cdiv(first + ROWS, each), 0)  # pieces that were computed
-    if used != 1:  # one piece is the result; none, a place without a request, is zero
+    # LEFT_ALONE: one piece, where that is the result; none, a place without a request, is zero.
+    if used != LEFT_ALONE:
         line = tl.program_id(2) * LINES + tl.arange(0, LINES)
         is_line = line < ROWS * GROUP
         at = tl.arange(0, BLOCK_D)

@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_LOG2_E = 1.4426950408889634
+LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def prompt_attention(
     result = torch.empty_like(q) if into is None else into
     _prompt[(tiles.shape[0], heads)](
         q, k_cache, v_cache, context, tiles, row_edges, context_edges, result,
-        dim**-0.5 * _LOG2_E, HEADS=heads, KV_HEADS=k_cache.shape[1], DIM=dim,
+        dim**-0.5 * LOG2_E, HEADS=heads, KV_HEADS=k_cache.shape[1], DIM=dim,
         BLOCK_D=triton.next_power_of_2(dim), BLOCK_M=tile.rows, BLOCK_N=tile.tokens,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip

@@ -123,15 +123,15 @@ class LatentAttention(nn.Module):
         key = rotate(key.unsqueeze(1), *rotation).squeeze(1)
         return q, torch.cat([self.kv_latent_norm(latent), key, *kept], dim=-1), index
 
-    def _ups(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """What unfolds a latent into keys and values: [heads, nope, rank] and [heads, v, rank]."""
-        both = self.kv_up.view(self.heads, -1, self.config.kv_rank)
-        return both[:, : self.config.nope_dim], both[:, self.config.nope_dim :]
+    @property
+    def ups(self) -> torch.Tensor:
+        """What unfolds a latent into keys, then values: [heads, nope + v, rank]."""
+        return self.kv_up.view(self.heads, -1, self.config.kv_rank)
 
     def _absorbed(self, q: torch.Tensor, seen: list[tuple[Seen, Chosen]]) -> torch.Tensor:
         """[T, heads, v]; rows outside `seen` mean nothing."""
         config = self.config
-        for_keys, for_values = self._ups()
+        for_keys, for_values = torch.split(self.ups, [config.nope_dim, config.v_dim], dim=1)
         lifted = self._by_head(q[..., : config.nope_dim], for_keys)
         q = torch.cat([lifted, q[..., config.nope_dim :]], dim=-1) * config.entry**0.5
         gathered = q.new_zeros(*q.shape[:2], config.kv_rank)

@@ -12,6 +12,8 @@ from headstart.errors import BadConfig, UnsupportedFamily
 _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 # of the norms of both latents, whatever the layers' norms have: configs do not say
 LATENT_EPS = 1e-6
+# Of keys and values that a GPU unfolds latents to at a time.
+MOST_UNFOLDED = 1 << 28
 
 
 @dataclass(frozen=True, kw_only=True)

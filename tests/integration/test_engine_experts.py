@@ -33,13 +33,12 @@ from headstart.families.experts import fused_slot
 
 # Why the kernels of the GPU path do not take some of the families below.
 REFUSED = {
-    "deepseek_v3": "deepseek_v3 models have latent attention",
-    "deepseek_v32": "deepseek_v32 models have latent attention",
-    "glm_moe_dsa": "glm_moe_dsa models have latent attention",
+    "deepseek_v32": "deepseek_v32 models choose what a row sees by an indexer",
+    "glm_moe_dsa": "glm_moe_dsa models choose what a row sees by an indexer",
     "mimo_v2": "the head has 3 modules",
     "step3p5": "the head has 3 modules",
 }
-FAMILIES = ("glm4_moe", "ernie4_5_moe", *REFUSED)
+FAMILIES = ("glm4_moe", "ernie4_5_moe", "deepseek_v3", *REFUSED)
 # Most of what is tried below does not depend on how a layer attends.
 closely = pytest.mark.parametrize(
     "family", ["glm4_moe", "deepseek_v3"], indirect=True, scope="module"

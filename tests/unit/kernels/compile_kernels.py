@@ -22,6 +22,10 @@ from headstart.kernels import (
     inputs,
     int8,
     int8_choice,
+    latent,
+    latent_heads,
+    latent_prompts,
+    latent_rows,
     linear,
     losses,
     merging,
@@ -38,6 +42,16 @@ MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
 MAX_SPILLED_BYTES = 64  # of one thread: none today, but another compiler may put some aside
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
+LATENT = {"HEADS": 128, "RANK": 512, "ROPE": 64}  # DeepSeek-V3's
+BY_HEAD = {
+    "HEADS": 128,
+    "RANK": 512,
+    "NOPE": 128,
+    "MATRIX": 256 * 512,
+    "BLOCK_N": 64,
+    "BLOCK_K": 128,
+}
+UNFOLDED = {"ROPE": 64, "ENTRY": 576, "BLOCK_P": 64, "BLOCK_M": 64, "num_stages": 2}
 OPTIONS = {"num_warps": 4, "num_stages": 3}  # where a job has none of its own
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
@@ -70,7 +84,8 @@ KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32
          "eps": "fp32"}  # fmt: skip
 TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
            "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
-           "embed_norm", "state_norm")  # fmt: skip
+           "embed_norm", "state_norm", "kv_norm", "lifted", "turned", "entries", "latent", "ups",
+           "gathered", "unfolded")  # fmt: skip
 
 
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
@@ -89,15 +104,46 @@ def attend(seats: int, rows: int, *, dim: int, group: int, is_fitted: bool = Tru
     return attention._attend, fixed, {}
 
 
+def attend_latents(seats: int, rows: int, *, number_bytes: int = 2) -> Job:
+    """Latent attention as it is launched for DeepSeek-V3."""
+    lines = rows * LATENT["HEADS"]
+    cut = latent.cut_for(seats, lines, number_bytes)
+    fixed = {**LATENT, "ROWS": rows, "BLOCK_R": 512, "BLOCK_P": 64,
+             "TILE": cut.lines, "PAGE": 16, "LEAST": cut.least,
+             "CUT": cut.tokens, "STEP": cut.step, "IS_WHOLE": cut.pieces == 1,
+             "num_warps": cut.warps, "num_stages": cut.stages}  # fmt: skip
+    wide = dict.fromkeys(("lifted", "turned", "entries", "result"), "*fp32")
+    return latent._attend, fixed, wide if number_bytes > 2 else {}
+
+
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16, "IS_WHOLE": False}, {}),
     # 16 rows are all that one program has room for.
     *(attend(4, rows, **WIDE) for rows in (1, 4, 9, 16)),
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
-    (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1}, {}),
+    attend_latents(1, 1),
+    attend_latents(80, 4),
+    attend_latents(80, 4, number_bytes=4),
+    (attention._combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
+                          "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1},
+     {}),
+    (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
+                                 "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
+                                 "BLOCK_P": 32}, {}),
+    (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
+                                 "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
+    *((latent_heads._lift, {**BY_HEAD, "BLOCK_M": rows, "SPLITS": 2, "ROPE": 64,
+                            "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}) for rows in (16, 64)),
+    (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
+    (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
+    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 128, "SOME": 128, "NOPE": 128, "VALUE": 128,
+                              "BLOCK_N": 128, "BLOCK_V": 128, "STEP": 64}, {"tiles": "*i32"}),
+    # Heads of GLM-4.7-Flash.
+    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 20, "SOME": 20, "NOPE": 192, "VALUE": 256,
+                              "BLOCK_N": 256, "BLOCK_V": 256, "STEP": 32}, {"tiles": "*i32"}),
     (merging._merge, {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 16},
      {"other": "*bf16", "other_sums": "*fp32"}),
     (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),

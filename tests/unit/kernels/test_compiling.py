@@ -22,5 +22,8 @@ def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr[-3000:]
     assert "int8 _best_of_tile" in run.stdout and "moe _down" in run.stdout
     assert "moe_vector _second" in run.stdout and "int8_choice _best_of_tile" in run.stdout
+    assert run.stdout.count("latent _attend") == 3
     assert "streamed _linear" in run.stdout and "streamed _gated" in run.stdout
-    assert run.stdout.count("attention _attend") == 8 and "too much: headstart" in run.stdout
+    assert (
+        run.stdout.count("kernels.attention _attend") == 8 and "too much: headstart" in run.stdout
+    )
