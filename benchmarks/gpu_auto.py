@@ -9,8 +9,10 @@ the same process has no head (`speculate=0`). What does not draft is the same te
 and is measured once, with the first. All rounds are captured before anything is timed.
 
 Everybody answers the same prompts in turns, `auto` first. Fixed K rises until it is clearly slower
-than the best; what is close to the best is played again, unless a play takes long. Where `auto`
-misses the goal, it and whom it lost to are played up to three times in all, and medians count.
+than the best; what is close to the best is played again with other prompts, unless plays take long.
+How often drafts are right differs from text to text, most with one request, so ratios are those of
+the time for the texts that both have answered. Where `auto` misses the goal, it and whom it lost to
+are played up to five times in all.
 A part is measured with `--rates` and `--requests`; the time it will take is said first. Output
 tokens per second with prefill included; every answer is checked against the cycle that the trunk
 walks. Results are written after every row; prints a table, the last line is one JSON document.
@@ -22,18 +24,19 @@ import argparse
 import json
 import platform
 import shlex
-import statistics
 import sys
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import harmonic_mean as mean  # of speeds over texts of one length
 from typing import Any
 
 from auto_engines import AUTO, NO_HEAD, Played, Subject
 
+Speeds = dict[int, float]  # tokens per second, by the seed of prompts
 PLAIN = "0"
-MOST_PLAYS = 3  # of contenders between whom the goal is missed
+MOST_PLAYS = 5  # of contenders between whom the goal is missed
 # Seconds of a contest by requests, and of everything before the first, on an H200 with a 7.8B
 # model, 512 and 256 tokens, 2026-11-15.
 CONTEST_SECONDS = {1: 11.0, 4: 10.0, 16: 13.0, 80: 13.0, 256: 33.0}
@@ -51,8 +54,8 @@ class Contest:
     subject: Subject
     given: argparse.Namespace
     count: int
-    known: dict[str, list[float]]  # tokens per second of what was measured with another rate
-    speeds: dict[str, list[float]] = field(default_factory=dict)
+    known: dict[str, Speeds]  # of what was measured with another rate
+    speeds: dict[str, Speeds] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)  # played so far
     plays: list[dict[str, Any]] = field(default_factory=list)
     auto: Played | None = None
@@ -61,40 +64,47 @@ class Contest:
     def run(self) -> dict[str, Any]:
         self._first()
         for repeat in range(1, self.given.repeats):
-            speed = self._medians()
-            close = CLOSE * max(v for name, v in speed.items() if name not in (AUTO, NO_HEAD))
+            close = min(map(self._ratio, self._fixed())) / CLOSE
             again = [
                 name for name in self.speeds
                 if name not in self.known and self.seconds[name] < self.given.seconds
-                and (name in (AUTO, NO_HEAD) or speed[name] >= close)
+                and (name in (AUTO, NO_HEAD) or self._ratio(name) <= close)
             ]  # fmt: skip
             for name in again[:: -1 if repeat % 2 else 1]:
                 self._play(name, repeat)
-        while names := self._missed():
-            for name in names:
-                self._play(name, len(self.speeds[name]))
-        speed = self._medians()
-        fixed = {name: value for name, value in speed.items() if name not in (AUTO, NO_HEAD)}
-        best = max(fixed, key=lambda name: fixed[name])
+        while turns := self._missed():
+            for name, seed in turns:
+                self._play(name, seed)
+        best = min(self._fixed(), key=self._ratio)
         assert self.auto is not None
         return {
-            "requests": self.count, "tokens_per_second": speed, "all": self.speeds,
-            "best_fixed": best, "auto_to_best": speed[AUTO] / fixed[best],
-            "auto_to_no_head": speed[AUTO] / speed[NO_HEAD],
-            "zero_to_no_head": speed[PLAIN] / speed[NO_HEAD] if PLAIN in speed else None,
+            "requests": self.count,
+            "tokens_per_second": {n: mean([*own.values()]) for n, own in self.speeds.items()},
+            "all": self.speeds, "best_fixed": best, "auto_to_best": self._ratio(best),
+            "auto_to_no_head": self._ratio(NO_HEAD),
+            "zero_to_no_head": self._ratio(NO_HEAD) / self._ratio(PLAIN)
+            if PLAIN in self.speeds else None,
             "auto_chose": self.auto.chosen, "auto_headless": self.auto.headless,
             "first_drafts_right": self.first_right, "plays": self.plays,
         }  # fmt: skip
 
-    def _missed(self) -> list[str]:
-        """`auto` and whom it lost to, where that is not certain yet."""
-        speed = self._medians()
-        better = [name for name in speed if name != AUTO and speed[AUTO] < GOAL * speed[name]]
-        few = [name for name in [AUTO, *better] if len(self.speeds[name]) < MOST_PLAYS]
-        return few if better else []
+    def _fixed(self) -> list[str]:
+        return [name for name in self.speeds if name not in (AUTO, NO_HEAD)]
 
-    def _medians(self) -> dict[str, float]:
-        return {name: statistics.median(values) for name, values in self.speeds.items()}
+    def _ratio(self, name: str) -> float:
+        """Speed of `auto` over another's, for the texts that both have answered."""
+        auto, other = self.speeds[AUTO], self.speeds[name]
+        both = auto.keys() & other.keys()
+        return mean([auto[seed] for seed in both]) / mean([other[seed] for seed in both])
+
+    def _missed(self) -> list[tuple[str, int]]:
+        """Who plays which texts again: `auto` and whom it lost to, where that is not certain."""
+        auto = self.speeds[AUTO]
+        better = [name for name in self.speeds if name != AUTO and self._ratio(name) < GOAL]
+        behind = [(n, seed) for n in better for seed in auto if seed not in self.speeds[n]]
+        if behind or not better or len(auto) >= MOST_PLAYS:
+            return behind
+        return [(name, len(auto)) for name in (AUTO, *better)]
 
     def _first(self) -> None:
         """Every contender once, fixed numbers as far as they may still be the best."""
@@ -104,7 +114,7 @@ class Contest:
         best = 0.0
         for drafts in map(str, self.given.fixed):
             self._once(drafts)
-            speed = statistics.median(self.speeds[drafts])
+            speed = self.speeds[drafts][0]
             best = max(best, speed)
             if speed < CLEARLY_SLOWER * best:
                 return
@@ -124,7 +134,7 @@ class Contest:
         sizes = {"prompt": self.given.prompt, "answer": self.given.answer}
         played = self.subject.answer(name, self.count, seed=seed, **sizes)
         speed = self.count * self.given.answer / played.seconds
-        self.speeds.setdefault(name, []).append(speed)
+        self.speeds.setdefault(name, {})[seed] = speed
         self.plays.append({"name": name, "tokens_per_second": speed, **played.notes})
         self.seconds[name] = self.seconds.get(name, 0.0) + played.seconds
         if name == AUTO:
@@ -141,7 +151,7 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     for what, seconds in subject.seconds.items():
         print(f"{what}: {seconds:.1f} s", flush=True)
     result = document(given, subject)
-    known: dict[int, dict[str, list[float]]] = {count: {} for count in given.counts}
+    known: dict[int, dict[str, Speeds]] = {count: {} for count in given.counts}
     for rate in given.rates:
         since = time.perf_counter()
         subject.become(rate)
@@ -232,7 +242,7 @@ def main() -> None:
     parser.add_argument("--speculate", default="0,1,2,3,5,8", help="fixed numbers, ascending")
     parser.add_argument("--prompt", type=int, default=512)
     parser.add_argument("--answer", type=int, default=256)
-    parser.add_argument("--repeats", type=int, default=3, help="at most, of what is close")
+    parser.add_argument("--repeats", type=int, default=5, help="at most, of what is close")
     parser.add_argument("--seconds", type=float, default=2.0, help="played, no more repeats after")
     parser.add_argument("--time-limit", type=float, default=float("inf"), help="no row begins then")
     parser.add_argument("--kv-gib", type=float, default=36.0, help="K/V memory of each engine")

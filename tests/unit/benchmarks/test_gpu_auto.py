@@ -28,8 +28,8 @@ class Subject:
 
 @pytest.mark.parametrize(
     ("auto", "plays", "ratio"),
-    [([1.0], 1, 1.0), ([1.2, 1.0, 1.0], 3, 1.0), ([1.2], 3, 1 / 1.2)],
-    ids=["reached", "missed by chance", "missed"],
+    [([1.0], 1, 1.0), ([1.1, 0.8], 2, 2 / 1.9), ([1.1, 1.0, 0.9], 3, 1.0), ([1.2], 5, 1 / 1.2)],
+    ids=["reached", "missed by chance", "missed twice", "missed"],
 )
 def test_a_goal_that_is_missed_is_played_for_again(
     auto: list[float], plays: int, ratio: float
