@@ -29,20 +29,18 @@ def load(source: TensorSource) -> torch.Tensor:
     """The whole tensor in memory."""
     import torch
 
-    data = bytearray(source.num_bytes)
-    position = 0
+    # Python's own arrays are filled with zeros first, while all other threads wait.
+    found = torch.empty(source.num_bytes, dtype=torch.uint8)
+    data, position = memoryview(found.numpy()), 0
     for piece in source.pieces():
+        size = piece.num_bytes if isinstance(piece, FileSlice) else len(piece)
+        target = data[position : position + size]
         if isinstance(piece, FileSlice):
-            target = memoryview(data)[position : position + piece.num_bytes]
             _read_into(target, piece)
-            position += piece.num_bytes
         else:
-            data[position : position + len(piece)] = piece
-            position += len(piece)
-    dtype = torch_dtype(source.dtype)
-    if not data:
-        return torch.empty(source.shape, dtype=dtype)
-    return torch.frombuffer(data, dtype=torch.uint8).view(dtype).view(source.shape)
+            target[:] = piece
+        position += size
+    return found.view(torch_dtype(source.dtype)).view(source.shape)
 
 
 def as_bytes(tensor: torch.Tensor) -> memoryview:
