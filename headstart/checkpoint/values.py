@@ -31,7 +31,7 @@ def load(source: TensorSource) -> torch.Tensor:
 
     # Python's own arrays are filled with zeros first, while all other threads wait.
     found = torch.empty(source.num_bytes, dtype=torch.uint8)
-    data, position = memoryview(found.numpy()), 0
+    data, position = memoryview(found.numpy().data), 0
     for piece in source.pieces():
         size = piece.num_bytes if isinstance(piece, FileSlice) else len(piece)
         target = data[position : position + size]

@@ -265,9 +265,9 @@ def _cut(seats: int, rows: int) -> Cut:
     if seats <= 32:
         return Cut(pieces=16, least=1024, step=64, warps=4, stages=3)
     if rows > 2:
-        # Triton 3.6 takes 128 registers for steps of 64 then, so that a processor has room for 4
-        # programs; 80 seats with 8 key/value heads run all at once where it has room for 5.
-        return Cut(pieces=8, least=4096, step=32, warps=4, stages=4)
+        # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; 80 seats
+        # with 8 key/value heads run all at once where it has room for 5.
+        return Cut(pieces=8, least=4096, step=64, warps=4, stages=2, registers=96)
     return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
 
 

@@ -22,10 +22,7 @@ _COMBINING = ((4, (1, 32)), (32, (4, 4)), (1 << 30, (16, 1)))
 
 @dataclass(frozen=True)
 class Cut:
-    """How contexts are cut up: into how many pieces, tokens per step, warps, stages.
-
-    `lines`: queries of a program, where they are not all that share a key.
-    """
+    """How contexts are cut up: into how many pieces, tokens per step, warps, stages."""
 
     pieces: int = 0  # at most; fewer where they would have less than `least` tokens
     least: int = 1
@@ -34,7 +31,7 @@ class Cut:
     warps: int = 4
     stages: int = 2
     registers: int | None = None  # of a thread at most; None: as many as the compiler likes
-    lines: int = 0
+    lines: int = 0  # of a program; 0: all queries that share a key
 
     def __post_init__(self) -> None:
         assert (self.pieces > 0) != (self.tokens > 0)
@@ -52,6 +49,9 @@ def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
     Chosen by the registers and spills that the compiler reports for an H100, not by time: what was
     measured had heads of 128 and few lines. tests/unit/kernels/compile_kernels.py looks at them.
     """
+    if cut.registers is not None and (number_bytes > 2 or lines > 16 or dim > 128):
+        # More numbers than so few registers hold: they are fewer in shorter steps.
+        cut = replace(cut, registers=None, step=32, stages=4)
     if number_bytes > 2:  # products of fp32 keep both sides in registers
         return replace(cut, step=min(cut.step, 32), warps=8)
     step = min(cut.step, 64) if dim > 128 or lines >= 256 else cut.step
@@ -96,7 +96,7 @@ def paged_attention(
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
         STEP=cut.step, IS_WHOLE=cuts == 1, num_warps=cut.warps, num_stages=cut.stages,
-        maxnreg=cut.registers,
+        **({} if cut.registers is None else {"maxnreg": cut.registers}),
     )  # fmt: skip
     if cuts == 1:
         return result
