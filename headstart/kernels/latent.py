@@ -71,8 +71,8 @@ def cut_for(requests: int, lines: int, number_bytes: int) -> Cut:
     """By rule: pieces that give every processor of a GPU a program, which has it for itself.
 
     Steps, warps and stages are the fastest on an H200 with DeepSeek-V3's sizes from 512 lines on
-    (benchmarks/gpu_latent.py); with 128 lines tiles of 16 would take three quarters of the time. Those
-    of fp32 are by registers and shared memory, not by time.
+    (benchmarks/gpu_latent.py); with 128 lines tiles of 16 would take three quarters of the time.
+    Those of fp32 are by registers and shared memory, not by time.
     """
     tile = tile_lines(lines, number_bytes)
     pieces = max(1, _PROCESSORS // (requests * triton.cdiv(lines, tile)))
