@@ -83,12 +83,13 @@ class DeviceLoop(Loop):
 
     def _compile(self, kinds: Sequence[Kind]) -> None:
         """All kernels of a pass over prompts and of these rounds, side by side."""
-        from headstart.gpu.compiling import compiled_together
+        from headstart.gpu.compiling import compiled_together, thinned
 
+        model = thinned(self.seating.graphs.model)
         with compiled_together():
             self._read_blank()
             for kind in kinds:
-                run_round(self.seating.graphs.model, self.seating.seats, kind)
+                run_round(model, self.seating.seats, kind)
 
     def _read_blank(self) -> None:
         """A short prompt that nobody asked, by trunk and head."""

@@ -9,11 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
+from torch import nn
 from triton import AsyncCompileMode
 from triton.runtime.jit import JITFunction
+
+from headstart.gpu.rounds import Model
+from headstart.models.config import LayerKind
 
 _THREADS = 8  # compilers hold Python's lock for a small part of their time
 
@@ -36,3 +42,13 @@ def compiled_together() -> Iterator[None]:
         patch.object(JITFunction, "run", compiled),
     ):
         yield
+
+
+def thinned(model: Model) -> Model:
+    """The model with one layer of each kind, which launches all kernels that the whole does."""
+    first: dict[LayerKind, nn.Module] = {}
+    for kind, layer in zip(model.trunk.config.layers, model.trunk.layers, strict=True):
+        first.setdefault(kind, layer)
+    trunk = copy(model.trunk)
+    trunk._modules = {**trunk._modules, "layers": nn.ModuleList(first.values())}
+    return replace(model, trunk=trunk)
