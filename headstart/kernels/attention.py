@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.kernels.softmax import gathered
+
 # Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
 _COMBINING = ((4, (1, 32)), (32, (4, 4)), (1 << 30, (16, 1)))
 
@@ -165,15 +167,7 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
             scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
             is_seen = (slot[None, :] <= first + row[:, None]) & (slot[None, :] >= first_slot)
             scores = tl.where(is_seen & is_slot[None, :], scores, float("-inf"))
-            top = tl.maximum(best, tl.max(scores, 1))
-            # A line may have seen nothing yet; -inf - -inf would be NaN.
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            weights = tl.exp(scores - safe[:, None])
-            shrink = tl.exp(best - safe)
-            total = total * shrink + tl.sum(weights, 1)
-            value = value * shrink[:, None]
-            value = tl.dot(weights.to(values.dtype), values, value, input_precision="ieee")
-            best = top
+            best, total, value = gathered(scores, values, best, total, value)
         is_known = total > 0
         whole = tl.where(is_known, total, 1.0)
         value = value / whole[:, None]

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.kernels.attention import Cut, _combine, _piece
+from headstart.kernels.softmax import gathered
 
 # Of a program, by the bytes of a number: twice as many sums would not fit into its registers.
 MOST_LINES = {2: 64, 4: 16}
@@ -124,15 +125,7 @@ def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_
             scores = tl.dot(query_turned, tl.trans(keys), scores, input_precision="ieee") * scale
             is_seen = (slot[None, :] <= first + row[:, None]) & (slot[None, :] >= first_slot)
             scores = tl.where(is_seen & is_slot[None, :], scores, float("-inf"))
-            top = tl.maximum(best, tl.max(scores, 1))
-            # A line may have seen nothing yet; -inf - -inf would be NaN.
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            weights = tl.exp(scores - safe[:, None])
-            shrink = tl.exp(best - safe)
-            total = total * shrink + tl.sum(weights, 1)
-            value = value * shrink[:, None]
-            value = tl.dot(weights.to(latents.dtype), latents, value, input_precision="ieee")
-            best = top
+            best, total, value = gathered(scores, latents, best, total, value)
         is_known = total > 0
         whole = tl.where(is_known, total, 1.0)
         value = value / whole[:, None]

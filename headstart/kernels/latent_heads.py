@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.kernels.latent_rows import Turn, rotated, summed
+from headstart.kernels.latent_rows import Turn, places_of, rotated, summed
 from headstart.kernels.linear import tile_rows
 
 _COLUMNS = 64  # of a program
@@ -91,11 +91,7 @@ def _lift(partial, ups, cos, sin, positions, lifted, turned, rows, width, SPLITS
         tl.store(target, sums.to(kind), (column[:, None] < RANK) & (row[None, :] < rows))
     else:
         pair = tl.arange(0, BLOCK_P)[None, :]
-        first_at = pair
-        second_at = pair + ROPE // 2
-        if IS_INTERLEAVED:
-            first_at = 2 * pair
-            second_at = 2 * pair + 1
+        first_at, second_at = places_of(pair, ROPE, IS_INTERLEAVED)
         is_row = row[:, None] < rows
         mask = is_row & (pair < ROPE // 2)
         start = row[:, None].to(tl.int64) * width + head * (NOPE + ROPE) + NOPE

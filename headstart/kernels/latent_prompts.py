@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.kernels.prompts import DEFAULT, LOG2_E, Tile
+from headstart.kernels.softmax import gathered_by_2
 
 
 def prompt_latents(
@@ -106,11 +107,5 @@ def _walk(query, query_turned, keys, turned_keys, best, total, value, last, star
         scores = tl.dot(query_turned, tl.trans(shared), scores, input_precision="ieee") * scale
         if IS_MASKED:
             scores = tl.where(token[None, :] <= last[:, None], scores, float("-inf"))
-        top = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - top[:, None])
-        shrink = tl.exp2(best - top)
-        total = total * shrink + tl.sum(weights, 1)
-        value = value * shrink[:, None]
-        value = tl.dot(weights.to(values.dtype), values, value, input_precision="ieee")
-        best = top
+        best, total, value = gathered_by_2(scores, values, best, total, value)
     return best, total, value

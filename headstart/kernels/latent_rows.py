@@ -75,6 +75,17 @@ def summed(partial, where, mask, step, SPLITS: tl.constexpr):
 
 
 @triton.jit
+def places_of(pair, ROPE: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
+    """Where the two numbers of each pair lie: half of all apart, or side by side."""
+    first_at = pair
+    second_at = pair + ROPE // 2
+    if IS_INTERLEAVED:
+        first_at = 2 * pair
+        second_at = 2 * pair + 1
+    return first_at, second_at
+
+
+@triton.jit
 def rotated(low, high, cos, sin, first_at, second_at, mask):
     """Pairs of numbers, turned; cos and sin are the row's."""
     cos_low = tl.load(cos + first_at, mask, 1.0).to(tl.float32)
@@ -113,11 +124,7 @@ def _keep_latents(partial, q_norm, kv_norm, cos, sin, positions, slots, latent, 
             tl.store(target + at, (x * scale * gain).to(kind), mask)
             pair = tl.arange(0, BLOCK_P)
             is_pair = pair < ROPE // 2
-            first_at = pair
-            second_at = pair + ROPE // 2
-            if IS_INTERLEAVED:
-                first_at = 2 * pair
-                second_at = 2 * pair + 1
+            first_at, second_at = places_of(pair, ROPE, IS_INTERLEAVED)
             low = summed(partial, begin + RANK + first_at, is_pair, step, SPLITS)
             high = summed(partial, begin + RANK + second_at, is_pair, step, SPLITS)
             position = tl.load(positions + row).to(tl.int64) * ROPE
@@ -146,11 +153,7 @@ def _turn_queries(partial, cos, sin, positions, q, rows, width, SPLITS: tl.const
     tl.store(target + at, x.to(kind), mask)
     pair = tl.arange(0, BLOCK_P)[None, :]
     is_pair = pair < ROPE // 2
-    first_at = pair
-    second_at = pair + ROPE // 2
-    if IS_INTERLEAVED:
-        first_at = 2 * pair
-        second_at = 2 * pair + 1
+    first_at, second_at = places_of(pair, ROPE, IS_INTERLEAVED)
     mask = (head < HEADS) & is_pair
     low = summed(partial, source + (DIM - ROPE) + first_at, mask, step, SPLITS)
     high = summed(partial, source + (DIM - ROPE) + second_at, mask, step, SPLITS)

@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.kernels.softmax import gathered_by_2
+
 LOG2_E = 1.4426950408889634
 
 
@@ -115,11 +117,5 @@ def _walk(query, k_cache, v_cache, slots, best, total, value, last, start, stop,
         scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
         if IS_MASKED:
             scores = tl.where(token[None, :] <= last[:, None], scores, float("-inf"))
-        top = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - top[:, None])
-        shrink = tl.exp2(best - top)
-        total = total * shrink + tl.sum(weights, 1)
-        value = value * shrink[:, None]
-        value = tl.dot(weights.to(values.dtype), values, value, input_precision="ieee")
-        best = top
+        best, total, value = gathered_by_2(scores, values, best, total, value)
     return best, total, value

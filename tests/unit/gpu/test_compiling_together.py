@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled_script import run_compiled
 
 pytest.importorskip("triton")
 
@@ -52,11 +50,5 @@ def test_an_error_leaves_launches_as_they_were() -> None:
 
 
 def test_what_was_compiled_is_found_by_launches(tmp_path: Path) -> None:
-    script = Path(__file__).with_name("compile_together.py")
-    own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True,
-        env={**own, "TRITON_CACHE_DIR": str(tmp_path)}, check=False,
-    )  # fmt: skip
-    assert run.returncode == 0, run.stderr[-3000:]
-    assert run.stdout.strip() == "['CompiledKernel', 'CompiledKernel']"
+    printed = run_compiled(Path(__file__).with_name("compile_together.py"), tmp_path)
+    assert printed.strip() == "['CompiledKernel', 'CompiledKernel']"

@@ -1,0 +1,35 @@
+"""One step of a softmax over a context that is read piece by piece, for kernels that attend.
+
+`best` is the largest score of each line so far, `total` the sum of its weights and `value` what
+they have gathered, both relative to `best`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def gathered(scores, values, best, total, value):
+    """The next scores [L, N] and values [N, D]. A line may have seen nothing, and see nothing."""
+    top = tl.maximum(best, tl.max(scores, 1))
+    safe = tl.where(top == float("-inf"), 0.0, top)  # -inf - -inf would be NaN
+    weights = tl.exp(scores - safe[:, None])
+    shrink = tl.exp(best - safe)
+    total = total * shrink + tl.sum(weights, 1)
+    value = value * shrink[:, None]
+    value = tl.dot(weights.to(values.dtype), values, value, input_precision="ieee")
+    return top, total, value
+
+
+@triton.jit
+def gathered_by_2(scores, values, best, total, value):
+    """The same where scores are logarithms to base 2 and every line sees something at once."""
+    top = tl.maximum(best, tl.max(scores, 1))
+    weights = tl.exp2(scores - top[:, None])
+    shrink = tl.exp2(best - top)
+    total = total * shrink + tl.sum(weights, 1)
+    value = value * shrink[:, None]
+    value = tl.dot(weights.to(values.dtype), values, value, input_precision="ieee")
+    return top, total, value
