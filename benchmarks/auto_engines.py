@@ -173,7 +173,7 @@ def capture_all(engine: Any) -> int:
     with torch.inference_mode():
         for count in seating.graphs.sizes():
             seating.graphs.catch_up(range(count), window)
-            kinds = [Kind(count, drafts, drafts + 1 if drafts else 0) for drafts in MENU]
+            kinds = [Kind.usual(count, drafts) for drafts in MENU]
             for kind in [*kinds, Kind(count, 0, window), Kind(count, 1, window)]:
                 captured += not seating.kinds.is_captured(kind)
                 while not seating.kinds.is_captured(kind):

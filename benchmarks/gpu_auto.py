@@ -38,9 +38,9 @@ Speeds = dict[int, float]  # tokens per second, by the seed of prompts
 PLAIN = "0"
 MOST_PLAYS = 5  # of contenders between whom the goal is missed
 # Seconds of a contest by requests, and of everything before the first, on an H200 with a 7.8B
-# model, 512 and 256 tokens, 2026-11-15.
-CONTEST_SECONDS = {1: 11.0, 4: 10.0, 16: 13.0, 80: 13.0, 256: 33.0}
-START_SECONDS = 75.0
+# model, 512 and 256 tokens, 2026-11-16.
+CONTEST_SECONDS = {1: 13.0, 4: 10.0, 16: 12.0, 80: 16.0, 256: 41.0}
+START_SECONDS = 60.0
 CLEARLY_SLOWER = 0.93  # of the best: more drafts will not be faster
 CLOSE = 0.95  # of the best: which of them is faster is not certain yet
 WARM_PROMPT, WARM_ANSWER = 16, 24  # tokens: enough for `auto` to see what drafts are worth
@@ -82,8 +82,7 @@ class Contest:
             "tokens_per_second": {n: mean([*own.values()]) for n, own in self.speeds.items()},
             "all": self.speeds, "best_fixed": best, "auto_to_best": self._ratio(best),
             "auto_to_no_head": self._ratio(NO_HEAD),
-            "zero_to_no_head": self._ratio(NO_HEAD) / self._ratio(PLAIN)
-            if PLAIN in self.speeds else None,
+            "zero_to_no_head": self._ratio(NO_HEAD, PLAIN) if PLAIN in self.speeds else None,
             "auto_chose": self.auto.chosen, "auto_headless": self.auto.headless,
             "first_drafts_right": self.first_right, "plays": self.plays,
         }  # fmt: skip
@@ -91,11 +90,11 @@ class Contest:
     def _fixed(self) -> list[str]:
         return [name for name in self.speeds if name not in (AUTO, NO_HEAD)]
 
-    def _ratio(self, name: str) -> float:
-        """Speed of `auto` over another's, for the texts that both have answered."""
-        auto, other = self.speeds[AUTO], self.speeds[name]
-        both = auto.keys() & other.keys()
-        return mean([auto[seed] for seed in both]) / mean([other[seed] for seed in both])
+    def _ratio(self, name: str, of: str = AUTO) -> float:
+        """Speed `of` one over that of `name`, for the texts that both have answered."""
+        one, other = self.speeds[of], self.speeds[name]
+        both = one.keys() & other.keys()
+        return mean([one[seed] for seed in both]) / mean([other[seed] for seed in both])
 
     def _missed(self) -> list[tuple[str, int]]:
         """Who plays which texts again: `auto` and whom it lost to, where that is not certain."""
@@ -135,7 +134,7 @@ class Contest:
         played = self.subject.answer(name, self.count, seed=seed, **sizes)
         speed = self.count * self.given.answer / played.seconds
         self.speeds.setdefault(name, {})[seed] = speed
-        self.plays.append({"name": name, "tokens_per_second": speed, **played.notes})
+        self.plays.append({"name": name, "seed": seed, "tokens_per_second": speed, **played.notes})
         self.seconds[name] = self.seconds.get(name, 0.0) + played.seconds
         if name == AUTO:
             self.auto = played

@@ -92,7 +92,7 @@ def main() -> None:
                 )  # fmt: skip
                 fill(seats, count, drafts, given.context, config)
                 graphs = Graphs(model if drafts else replace(model, head=None), seats)
-                kind = Kind(count, drafts, drafts + 1 if drafts else 0)
+                kind = Kind.usual(count, drafts)
                 seconds = timed(partial(graphs.run, kind), 20)
                 floor = floor_bytes(model, count, drafts, given.context) / bandwidth
                 row = {"seats": count, "drafts": drafts, "ms": round(seconds * 1e3, 3)}
@@ -108,7 +108,7 @@ def profile(graphs: Graphs, count: int, drafts: int) -> None:
 
     with record(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(3):
-            graphs.run(Kind(count, drafts, drafts + 1 if drafts else 0))
+            graphs.run(Kind.usual(count, drafts))
         torch.cuda.synchronize()
     for event in sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
         each = event.self_device_time_total / event.count

@@ -29,7 +29,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(interpreter.interpreter_builder, "options", options)
     # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
     patch.setattr(forward, "_cut", lambda seats, rows: Cut(pieces=2, least=1, step=16))
-    patch.setattr(latent, "_cut", lambda *sizes: Cut(pieces=2, least=1, step=16))
+    patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
 
 
 def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,14 @@ def made_by_us(folder: Path) -> Made:
     )
 
 
+def training_of(folder: Path) -> dict[str, Any] | None:
+    """How the head in `folder` was trained by Headstart; None where it was not."""
+    found = read_provenance(folder).get("training")
+    if found is not None and not isinstance(found, dict):
+        raise _wrong(folder / PROVENANCE_NAME, "training", found, "an object")
+    return found
+
+
 def is_our_name(name: str) -> bool:
     """Whether a tensor is called as we call those of a head: modules.0.fuse.weight."""
     return _OUR_NAME.fullmatch(name) is not None

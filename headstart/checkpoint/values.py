@@ -30,7 +30,7 @@ def load(source: TensorSource) -> torch.Tensor:
     import torch
 
     # Python's own arrays are filled with zeros first, while all other threads wait.
-    found = torch.empty(source.num_bytes, dtype=torch.uint8)
+    found = torch.empty(source.num_bytes, dtype=torch.uint8, device="cpu")
     data, position = memoryview(found.numpy().data), 0
     for piece in source.pieces():
         size = piece.num_bytes if isinstance(piece, FileSlice) else len(piece)
@@ -40,6 +40,7 @@ def load(source: TensorSource) -> torch.Tensor:
         else:
             target[:] = piece
         position += size
+    assert position == source.num_bytes, "a source holds what its shape says"
     return found.view(torch_dtype(source.dtype)).view(source.shape)
 
 

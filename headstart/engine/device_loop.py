@@ -69,15 +69,16 @@ class DeviceLoop(Loop):
     @torch.inference_mode()
     def warm_up(self) -> None:
         """Compile and capture before the first request; K/V memory is still scratch."""
-        is_auto = self.speculation is not None and self.options.speculate == "auto"
         drafts = self.options.max_drafts if self.drafter is not None else 0
-        kinds = profiled_kinds(self.seating, drafts) if is_auto else self.seating.kinds_of(drafts)
+        choosing = self.speculation if self.options.speculate == "auto" else None
+        is_fixed = choosing is None
+        kinds = self.seating.kinds_of(drafts) if is_fixed else profiled_kinds(self.seating, drafts)
         if self.runner.device.type == "cuda":
             self._compile(kinds)
         self._read_blank()
-        if is_auto and self.speculation is not None:
+        if choosing is not None:
             table = profile_rounds(self.seating, self.options.max_drafts)
-            self.speculation.rounds = LiveRounds(table, self.seating.graphs.bucket)
+            choosing.rounds = LiveRounds(table, self.seating.graphs.bucket)
         else:
             self.seating.warm_up(kinds)
 

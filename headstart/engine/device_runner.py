@@ -72,9 +72,11 @@ class DeviceRunner(Runner):
         return stream, normed, self._logits(chosen)
 
     def _rows(self, spans: list[Span], positions: torch.Tensor) -> Rows:
+        """Of the trunk; exact mode has its own."""
         return self._ragged(spans, positions)
 
     def _ragged(self, spans: list[Span], positions: torch.Tensor) -> Rows:
+        """Of trunk and head, as fast as it goes."""
         if self.trunk_model.config.mla is not None:
             return latent_rows(spans, positions)
         return ragged_rows(spans, positions, self.library)

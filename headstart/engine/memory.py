@@ -151,14 +151,18 @@ def slot_values(config: ModelConfig, kind: LayerKind) -> int:
 def prompt_bytes(built: Built) -> int:
     """What a library that attends for long prompts may take beside the pass itself, on a GPU.
 
-    The keys and values of one context, gathered, and once more where they are filled up. Without
-    a library: what latents are unfolded to.
+    What is kept of one context, gathered, and once more where it is filled up; or what latents
+    are unfolded to, for which no library is asked.
     """
-    if built.config.mla is not None:
-        return MOST_UNFOLDED * built.dtype.itemsize
-    attending = [kind for kind in built.config.layers if kind.mixer != "delta"]
-    widest = max((slot_values(built.config, kind) for kind in attending), default=0)
-    return 2 * min(built.max_len, MAX_GATHERED_SLOTS) * widest * built.dtype.itemsize
+    config, mla = built.config, built.config.mla
+    attending = [kind for kind in config.layers if kind.mixer != "delta"]
+    widest = max((slot_values(config, kind) for kind in attending), default=0)
+    gathered = min(built.max_len, MAX_GATHERED_SLOTS) * widest
+    filled = gathered
+    if mla is not None:
+        whole = built.max_len * config.num_heads * (mla.nope_dim + mla.v_dim)
+        filled = min(MOST_UNFOLDED, whole)
+    return (gathered + filled) * built.dtype.itemsize
 
 
 def _given(built: Built, options: EngineOptions) -> int | None:

@@ -29,9 +29,11 @@ _REPEATS = 2
 def profiled_kinds(seating: Seating, max_drafts: int) -> list[Kind]:
     """Rounds that `profile_rounds` runs, where there is memory for all."""
     window = seating.kinds.window
-    late = [(0, window), (1, window)]
-    usual = [(drafts, drafts + 1 if drafts else 0) for drafts in MENU if drafts <= max_drafts]
-    return [Kind(count, *rows) for count in _counts(seating) for rows in (*usual, *late)]
+    kinds: list[Kind] = []
+    for count in _counts(seating):
+        kinds += [Kind.usual(count, drafts) for drafts in MENU if drafts <= max_drafts]
+        kinds += [Kind(count, drafts, window) for drafts in (0, 1)]
+    return kinds
 
 
 def _counts(seating: Seating) -> list[int]:
@@ -51,7 +53,7 @@ def profile_rounds(seating: Seating, max_drafts: int) -> RoundTable:
         short, long = (blank.fitting(count, tokens) for tokens in (_SHORT, _LONG))
         if short < 1:
             break
-        kinds = [Kind(count, drafts, drafts + 1 if drafts else 0) for drafts in menu]
+        kinds = [Kind.usual(count, drafts) for drafts in menu]
         bases = [blank.seconds(kind, short) for kind in kinds]
         late = blank.seconds(Kind(count, 0, window), short)
         catch_up.append((count, max(0.0, late - bases[0])))

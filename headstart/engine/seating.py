@@ -102,8 +102,7 @@ class Seating:
 
     def kinds_of(self, drafts: int) -> list[Kind]:
         """Rounds of every size."""
-        head_rows = drafts + 1 if drafts else 0
-        return [Kind(count, drafts, head_rows) for count in self.graphs.sizes()]
+        return [Kind.usual(count, drafts) for count in self.graphs.sizes()]
 
     def warm_up(self, kinds: Sequence[Kind]) -> None:
         """Capture rounds, while all seats are empty."""

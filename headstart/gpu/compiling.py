@@ -1,7 +1,7 @@
 """Kernels compiled side by side before the first of them runs.
 
-A start on a new machine has dozens to compile, half a second each. One after the other, when each
-is met, they would take longer than reading the weights.
+A start on a new machine has dozens to compile. One after the other, when each is met, they would
+take longer than reading the weights.
 """
 
 from __future__ import annotations
@@ -16,12 +16,13 @@ from unittest.mock import patch
 
 from torch import nn
 from triton import AsyncCompileMode
+from triton.runtime._async_compile import active_mode
 from triton.runtime.jit import JITFunction
 
 from headstart.gpu.rounds import Model
 from headstart.models.config import LayerKind
 
-_THREADS = 8  # compilers hold Python's lock for a small part of their time
+_THREADS = 8  # a compiler holds Python's lock for a part of its time only
 
 
 @contextmanager
@@ -29,19 +30,24 @@ def compiled_together() -> Iterator[None]:
     """Launches inside compile and do not run: what they would write is left as it is.
 
     Everything is compiled when the block ends. Other operations run, on whatever numbers there
-    are, so none inside may use a kernel's result as an index.
+    are, so none inside may use a kernel's result as an index, and nothing may tune itself by
+    timing launches. Other threads launch as always.
     """
     launch = JITFunction.run
 
     def compiled(self: Any, *given: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
-        return launch(self, *given, grid=grid, warmup=True, **options)
+        is_inside = active_mode.get() is not None  # a variable of this thread alone
+        return launch(self, *given, grid=grid, warmup=warmup or is_inside, **options)
 
-    with (
-        ThreadPoolExecutor(_THREADS) as threads,
-        AsyncCompileMode(threads),
-        patch.object(JITFunction, "run", compiled),
-    ):
-        yield
+    try:
+        with (
+            ThreadPoolExecutor(_THREADS) as threads,
+            AsyncCompileMode(threads),
+            patch.object(JITFunction, "run", compiled),
+        ):
+            yield
+    finally:
+        active_mode.set(None)  # Triton 3.6 and 3.7 forget to where a kernel does not compile
 
 
 def thinned(model: Model) -> Model:

@@ -1,6 +1,7 @@
 """Captured rounds, one for each kind: a round becomes one launch.
 
-The first round of a kind runs as it is, which also compiles its kernels; the second is captured.
+The first round of a kind runs as it is, which also compiles what the start did not; the second is
+captured.
 Seats beyond those in use are empty, which every kernel skips.
 """
 

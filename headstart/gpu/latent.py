@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from headstart.kernels.attention import Cut
 from headstart.kernels.latent import cut_for, latent_attention
 from headstart.kernels.latent_heads import lift_queries, lower_latents
 from headstart.kernels.latent_rows import Turn, keep_latents, turn_queries
@@ -86,15 +85,11 @@ def paged_latent(
         gathered = latent_attention(
             lifted, turned, cache.k, tables, seen, scale=config.scale, block_size=block_size,
             max_context=max_context, first_slot=first_slot,
-            cut=_cut(requests, rows * attention.heads, cache.k.element_size()),
+            cut=cut_for(requests, rows * attention.heads, cache.k.element_size()),
         )  # fmt: skip
         return lower_latents(gathered.flatten(0, 1), ups, nope).flatten(1)
 
     return attend
-
-
-def _cut(requests: int, lines: int, number_bytes: int) -> Cut:
-    return cut_for(requests, lines, number_bytes)
 
 
 def why_no_latents(config: MlaConfig, model_type: str) -> str | None:

@@ -84,6 +84,7 @@ def _unfolding(spans: Sequence[Span], device: torch.device) -> LatentAttend:
                 q, unfolded, entries, tiles, row_edges, context_edges, result, scale=config.scale,
                 first_head=first,
             )  # fmt: skip
+            del unfolded  # before there are more: memory is planned for one of them
         return result.flatten(1)
 
     return attend

@@ -50,6 +50,11 @@ class Kind:
     head_rows: int  # pending tokens that the head reads; 0, only without drafts: none
     is_truncated: bool = False  # whether somebody chooses among few tokens
 
+    @classmethod
+    def usual(cls, count: int, num_drafts: int) -> Kind:
+        """The head reads what the round before may have left."""
+        return cls(count, num_drafts, num_drafts + 1 if num_drafts else 0)
+
 
 def run_round(model: Model, seats: Seats, kind: Kind) -> None:
     """One round, launched and not waited for."""

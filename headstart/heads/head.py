@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headstart.checkpoint.provenance import training_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import ShapeMismatch, UnsupportedFamily
@@ -45,6 +46,12 @@ class Head:
     @property
     def num_bytes(self) -> int:
         return sum(source.num_bytes for source in self.tensors.values())
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """What provenance says about it wherever it goes: how it was trained, if it was."""
+        training = training_of(self.origin.folder)
+        return {} if training is None else {"training": training}
 
     def naming(self, num_layers: int | None = None) -> Naming:
         """How its tensors are called in a published checkpoint."""

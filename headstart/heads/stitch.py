@@ -93,7 +93,12 @@ def plan_stitch(
         FolderPlan(placed.shards, copies, new_documents),
         facts,
         (*head.changes, *notes, *placed.notes),
-        {"family": owner.name, "modules": head.num_modules, "replaced": sorted(tensors)},
+        {
+            "family": owner.name,
+            "modules": head.num_modules,
+            "replaced": sorted(tensors),
+            **head.history,
+        },
     )
 
 

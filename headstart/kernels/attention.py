@@ -33,7 +33,7 @@ class Cut:
     warps: int = 4
     stages: int = 2
     registers: int | None = None  # of a thread at most; None: as many as the compiler likes
-    lines: int = 0  # of a program; 0: all queries that share a key
+    lines: int = 0  # of a program, in latent attention; 0: as many as fit
 
     def __post_init__(self) -> None:
         assert (self.pieces > 0) != (self.tokens > 0)
@@ -69,6 +69,7 @@ def paged_attention(
     Row r of request b sees slots [first_slot, seen[b] + r]; `seen` [B] is the first row's slot. A
     negative `seen` is a place without a request: its result is zero. max_context bounds seen + R.
     """
+    assert not cut.lines, "all queries that share a key are one program's"
     batch, rows, heads, dim = q.shape
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
@@ -89,8 +90,9 @@ def paged_attention(
     cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
     tile = max(16, triton.next_power_of_2(rows * group))
     cut = fitted(cut, tile, block_d, q.element_size())
-    partial = torch.empty(batch, kv_heads, cuts, tile, dim, dtype=torch.float32, device=q.device)
-    sums = torch.empty(batch, kv_heads, cuts, tile, dtype=torch.float32, device=q.device)
+    kept = (batch if cuts > 1 else 0, kv_heads, cuts, tile)
+    partial = torch.empty(*kept, dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(kept, dtype=torch.float32, device=q.device)
     result = torch.empty_like(q)
     _attend[(batch, kv_heads, cuts)](
         q, k_cache, v_cache, tables, seen, partial, sums, result, tables.stride(0), dim**-0.5,
@@ -105,7 +107,7 @@ def paged_attention(
     # Few requests must fill the GPU with programs; of many a program takes several lines.
     most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
     lines = min(most, triton.next_power_of_2(rows * group))
-    _combine[(batch, kv_heads, triton.cdiv(rows * group, lines))](
+    combine[(batch, kv_heads, triton.cdiv(rows * group, lines))](
         partial, sums, seen, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=lines,
@@ -115,7 +117,7 @@ def paged_attention(
 
 
 @triton.jit
-def _piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
+def piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
     """Tokens of a piece."""
     each = length * 0 + CUT
     if CUT == 0:
@@ -134,7 +136,7 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
     part = tl.program_id(2)
     first = tl.load(seen + request)
     length = first + ROWS  # slots that the last row sees
-    each = _piece(length, tl.num_programs(2), LEAST, CUT, STEP)
+    each = piece(length, tl.num_programs(2), LEAST, CUT, STEP)
     start = part * each
     line = tl.arange(0, TILE)
     row = line // GROUP
@@ -182,7 +184,7 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
 
 
 @triton.jit
-def _combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.constexpr,
+def combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.constexpr,
              KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
              TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
              LINES: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -190,7 +192,7 @@ def _combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.co
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     first = tl.load(seen + request)
-    each = _piece(first + ROWS, cuts, LEAST, CUT, STEP)
+    each = piece(first + ROWS, cuts, LEAST, CUT, STEP)
     used = tl.where(first >= 0, tl.cdiv(first + ROWS, each), 0)  # pieces that were computed
     # LEFT_ALONE: one piece, where that is the result; none, a place without a request, is zero.
     if used != LEFT_ALONE:

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.kernels.attention import Cut, _combine, _piece
+from headstart.kernels.attention import Cut, combine, piece
 from headstart.kernels.softmax import gathered
 
 # Of a program, by the bytes of a number: twice as many sums would not fit into its registers.
@@ -39,10 +39,9 @@ def latent_attention(
     tiles = triton.cdiv(lines, tile)
     block_r, block_p = (max(16, triton.next_power_of_2(size)) for size in (rank, rope))
     cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
-    partial = torch.empty(
-        batch, cuts, tiles * tile, rank, dtype=torch.float32, device=lifted.device
-    )
-    sums = torch.empty(batch, cuts, tiles * tile, dtype=torch.float32, device=lifted.device)
+    kept = (batch if cuts > 1 else 0, cuts, tiles * tile)
+    partial = torch.empty(*kept, rank, dtype=torch.float32, device=lifted.device)
+    sums = torch.empty(kept, dtype=torch.float32, device=lifted.device)
     result = torch.empty_like(lifted)
     _attend[(tiles, batch, cuts)](
         lifted, turned, entries, tables, seen, partial, sums, result, tables.stride(0), scale,
@@ -53,7 +52,7 @@ def latent_attention(
     )  # fmt: skip
     if cuts == 1:
         return result
-    _combine[(batch, 1, lines)](
+    combine[(batch, 1, lines)](
         partial, sums, seen, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=1, GROUP=heads, DIM=rank, BLOCK_D=block_r,
         TILE=tiles * tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=1,
@@ -71,9 +70,9 @@ def tile_lines(lines: int, number_bytes: int) -> int:
 def cut_for(requests: int, lines: int, number_bytes: int) -> Cut:
     """By rule: pieces that give every processor of a GPU a program, which has it for itself.
 
-    Steps, warps and stages are the fastest on an H200 with DeepSeek-V3's sizes from 512 lines on
-    (benchmarks/gpu_latent.py); with 128 lines tiles of 16 would take three quarters of the time.
-    Those of fp32 are by registers and shared memory, not by time.
+    Steps, warps and stages are the fastest of benchmarks/gpu_latent.py on an H200 with
+    DeepSeek-V3's sizes, but for one request with one row. Those of fp32 are by registers and
+    shared memory, not by time.
     """
     tile = tile_lines(lines, number_bytes)
     pieces = max(1, _PROCESSORS // (requests * triton.cdiv(lines, tile)))
@@ -92,7 +91,7 @@ def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_
     part = tl.program_id(2)
     first = tl.load(seen + request)
     length = tl.where(first < 0, 0, first + ROWS)  # slots that the last row sees
-    each = _piece(length, tl.num_programs(2), LEAST, CUT, STEP)
+    each = piece(length, tl.num_programs(2), LEAST, CUT, STEP)
     start = part * each
     line = tl.program_id(0) * TILE + tl.arange(0, TILE)  # row by row, of each its heads
     is_line = line < ROWS * HEADS
@@ -116,9 +115,10 @@ def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_
         for place_in_cut in range(start, stop, STEP):
             slot = place_in_cut + tl.arange(0, STEP)
             is_slot = slot < stop
-            block = tl.load(tables + request * table_stride + slot // PAGE, is_slot, 0)
-            entry = entries + (block.to(tl.int64) * PAGE + slot % PAGE)[:, None] * (RANK + ROPE)
-            # Beyond the piece the first block is read, and masked below.
+            # Beyond the piece its last entry is read again, and masked below.
+            read = tl.minimum(slot, stop - 1)
+            block = tl.load(tables + request * table_stride + read // PAGE)
+            entry = entries + (block.to(tl.int64) * PAGE + read % PAGE)[:, None] * (RANK + ROPE)
             latents = tl.load(entry + at[None, :], is_dim[None, :], 0.0)
             keys = tl.load(entry + RANK + turned_at[None, :], is_turned[None, :], 0.0)
             scores = tl.dot(query, tl.trans(latents), input_precision="ieee")

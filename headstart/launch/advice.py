@@ -7,7 +7,9 @@ text may behave differently.
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
+from headstart.checkpoint.provenance import training_of
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
@@ -33,8 +35,15 @@ _ADVISED = {
 }  # fmt: skip
 
 
-def advised_k(family: Family, report: Report, engine: str, modules: int) -> tuple[int, str]:
-    """K for a family when the user names none, and one sentence that says why."""
+def advised_k(
+    family: Family, report: Report, folder: Path, engine: str, modules: int
+) -> tuple[int, str]:
+    """K for the head in `folder` when the user names none, and one sentence that says why."""
+    if family.layout.topology == "recursive" and (depths := _trained_depths(folder)):
+        return depths, (
+            f"K = {depths}: Headstart trained this head to draft so many tokens (headstart.json); "
+            "change it with --speculate"
+        )
     if family.name == "glm_moe_dsa" and report.config.get("index_share_for_mtp_iteration"):
         return 5, "K = 5: the GLM-5.2 head was trained for up to 5 draft tokens (GLM-5.2 recipe)"
     if family.name == "mimo_v2" and engine == "vllm":
@@ -45,6 +54,11 @@ def advised_k(family: Family, report: Report, engine: str, modules: int) -> tupl
             k = min(k, modules)  # each module drafts one token
         return k, f"K = {k} ({source}); change it with --speculate"
     return modules, f"K = {modules}: one draft token per module; change it with --speculate"
+
+
+def _trained_depths(folder: Path) -> int | None:
+    found = (training_of(folder) or {}).get("num_depths")
+    return found if type(found) is int and found > 0 else None
 
 
 def about_k(family: Family, modules: int, k: int) -> list[str]:

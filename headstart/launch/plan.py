@@ -248,7 +248,7 @@ def _settle_k(
         return options.speculate, ""
     if steps:
         return max(1, *steps.values()), ""
-    return advice.advised_k(family, report, engine, modules)
+    return advice.advised_k(family, report, options.head_path or report.path, engine, modules)
 
 
 def _schedule(options: LaunchOptions, k: int) -> dict[int, int]:

@@ -198,7 +198,10 @@ class Trainer:
             folder = lane.folder
             write_report(folder.path / REPORT, lane, self.session)
             tensors, _ = folder.checkpoints.read(lane.progress.best_step)
-            details = {"step": lane.progress.best_step, "of": self.num_steps}
+            details = {
+                "step": lane.progress.best_step, "of": self.num_steps,
+                "num_depths": lane.learner.options.num_depths,
+            }  # fmt: skip
             write_head(self.session.subject, tensors, folder.path / HEAD, details)
             if lane.board is not None:
                 lane.board.close()

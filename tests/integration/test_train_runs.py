@@ -15,6 +15,7 @@ from training_data import random_records, record, write_data
 from training_runs import QUICK, StopAt, job, metrics, trained, weights, write_inputs
 
 from headstart.calibrate.tiny import write_tiny
+from headstart.checkpoint.provenance import training_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load
 from headstart.cli.train_watch import describe, ranking
@@ -66,6 +67,14 @@ def test_the_result_is_a_head_that_every_command_takes(
     for other in (stitched, open_head(tmp_path / "again"), open_head(tmp_path / "xllm")):
         found = values(other)
         assert all(torch.equal(found[name], value) for name, value in values(tuned).items())
+    histories = [training_of(tmp_path / name) for name in ("stitched", "again", "xllm")]
+    own = training_of(run / "head")
+    assert histories == [own] * 3, "what it was trained for goes with it"
+    assert (
+        own is not None
+        and own["num_depths"] == job(inputs, tmp_path, **SHORT).options[""].num_depths
+    )
+    assert training_of(inputs / "model") is None
 
 
 def test_the_head_is_the_best_checkpoint_and_the_report_says_so(run: Path) -> None:

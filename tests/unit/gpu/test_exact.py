@@ -188,8 +188,8 @@ def test_launches_are_the_same_for_any_number_of_rows(
     assert all(found == whole[0] for found in whole)
     assert all(found == counted[0] for found in counted)
     names, of_whole = ({name for name, *_ in found[0]} for found in (counted, whole))
-    assert {"_linear", "_gated", "_place_qkv", "_attend", "_combine", "_best_of_logits"} <= names
-    assert of_whole == names - {"_combine"}
+    assert {"_linear", "_gated", "_place_qkv", "_attend", "combine", "_best_of_logits"} <= names
+    assert of_whole == names - {"combine"}
     plain = [launches(monkeypatch, tiny, Kernels(), count) for count in (1, 40)]
     assert plain[0] != plain[1], "the control: usually they are chosen by the number of rows"
     for part in ("round", "prompt"):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -39,9 +40,8 @@ from headstart.kernels import (
 )
 
 MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
-# Of one thread: none by Triton 3.6, by which cuts were timed. 3.9 puts some aside, up to 204 bytes
-# in latent attention.
-MAX_SPILLED_BYTES = 256
+MAX_SPILLED_BYTES = 64  # of one thread: none by Triton 3.6, by which cuts were timed; 3.9 has 12,
+MAX_SPILLED_BYTES_OF = {latent: 256}  # and about 200 in latent attention, which has all registers
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
 LATENT = {"HEADS": 128, "RANK": 512, "ROPE": 64}  # DeepSeek-V3's
@@ -127,7 +127,7 @@ JOBS: list[Job] = [
     attend_latents(1, 1),
     attend_latents(80, 4),
     attend_latents(80, 4, number_bytes=4),
-    (attention._combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
+    (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1},
      {}),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
@@ -138,7 +138,7 @@ JOBS: list[Job] = [
     *((latent_heads._lift, {**BY_HEAD, "BLOCK_M": rows, "SPLITS": 2, "ROPE": 64,
                             "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}) for rows in (16, 64)),
     (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
-    (attention._combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
+    (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
     (latent_prompts._prompt, {**UNFOLDED, "HEADS": 128, "SOME": 128, "NOPE": 128, "VALUE": 128,
@@ -210,7 +210,8 @@ def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> s
     spilled = number_in(r"(\d+) bytes spill stores", log.getvalue())
     shared = made.metadata.shared
     found = f"{kernel.__module__} {kernel.__name__} {registers} {spilled} {shared}"
-    assert shared <= MAX_SHARED_BYTES and spilled <= MAX_SPILLED_BYTES, f"{found} {fixed} {options}"
+    most = MAX_SPILLED_BYTES_OF.get(sys.modules[kernel.__module__], MAX_SPILLED_BYTES)
+    assert shared <= MAX_SHARED_BYTES and spilled <= most, f"{found} {fixed} {options}"
     return found
 
 

@@ -171,7 +171,7 @@ def test_paged_attention(
 
 @pytest.mark.parametrize(("context", "pieces"), [(60, 1), (130, 3), (2000, 8)])
 def test_no_more_pieces_than_contexts_could_have(context: int, pieces: int) -> None:
-    grids: dict[str, list[Any]] = {"_attend": [], "_combine": []}
+    grids: dict[str, list[Any]] = {"_attend": [], "combine": []}
 
     class Watched:
         def __init__(self, name: str):
@@ -190,7 +190,7 @@ def test_no_more_pieces_than_contexts_could_have(context: int, pieces: int) -> N
             cut=Cut(pieces=8, least=64, step=16),
         )  # fmt: skip
     assert grids["_attend"] == [(2, 1, pieces)]
-    assert len(grids["_combine"]) == int(pieces > 1), "one piece is the result"
+    assert len(grids["combine"]) == int(pieces > 1), "one piece is the result"
 
 
 def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:

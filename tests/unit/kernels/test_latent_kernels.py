@@ -47,9 +47,13 @@ def test_rows_gather_the_latents_that_they_see(
     monkeypatch.setattr(latent.torch, "empty_like", lambda x: torch.full_like(x, torch.nan))
     heads, rank, rope = sizes
     seen = torch.tensor([1, 37, -1, 60], dtype=torch.int32, device=DEVICE)
-    entries = random(40 * PAGE, rank + rope)
-    tables = torch.randperm(40, generator=torch.Generator().manual_seed(1))[:36].view(2, 18)
+    tables = torch.randperm(39, generator=torch.Generator().manual_seed(1))[:36].view(2, 18) + 1
     tables = torch.cat([tables, tables.flip(0)]).to(DEVICE, torch.int32)
+    entries = torch.full((40 * PAGE, rank + rope), torch.nan, device=DEVICE)  # nobody's, as yet
+    for table, first in zip(tables, seen.tolist(), strict=True):
+        own = torch.arange(first + rows if first >= 0 else 0, device=DEVICE)
+        places = table[own // PAGE].long() * PAGE + own % PAGE
+        entries[places] = random(40 * PAGE, rank + rope)[places]
     lifted, turned = random(4, rows, heads, rank), random(4, rows, heads, rope)
     found = latent_attention(
         lifted, turned, entries, tables, seen, scale=0.3, block_size=PAGE, max_context=66, cut=cut,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from launch_examples import command, everything, report, value_of
 
-from headstart.errors import LaunchError
+from headstart.errors import BadConfig, LaunchError
 from headstart.launch import ENGINES, LaunchOptions, advice, build
 from headstart.launch.versions import NEWEST
 
@@ -17,6 +18,23 @@ def test_two_drafts_from_one_module_are_allowed(engine: str) -> None:
     built = command(engine, speculate=2)
     assert built.num_drafts == 2
     assert any("applied to its own output" in note for note in built.notes)
+
+
+def test_a_head_that_was_tuned_gets_the_k_that_it_was_tuned_for(tmp_path: Path) -> None:
+    """What was published about the stock head says nothing about it."""
+    stock = command("vllm", "mimo", r_path=tmp_path)
+    write = (tmp_path / "headstart.json").write_text
+    write(json.dumps({"training": {"num_depths": 3}}))
+    tuned = command("vllm", "mimo", r_path=tmp_path)
+    assert (stock.num_drafts, tuned.num_drafts) == (1, 3)
+    assert any("trained this head" in note for note in tuned.notes)
+    assert not any("stock head" in note for note in tuned.notes)
+    assert command("vllm", "mimo", r_path=tmp_path, speculate=2).num_drafts == 2
+    write(json.dumps({"training": {"num_depths": "many"}}))
+    assert command("vllm", "mimo", r_path=tmp_path).num_drafts == 1
+    write(json.dumps({"training": "long"}))
+    with pytest.raises(BadConfig, match="training"):
+        command("vllm", "mimo", r_path=tmp_path)
 
 
 def test_the_old_batch_size_switch_of_vllm_is_never_written() -> None:
