@@ -108,7 +108,10 @@ def run(
     for way, scores in found.items():
         own = maps if way != WHOLE else None
         size = None if own is None else largest
-        speeds = predict(scores.overall.lengths, costs.of(built, size, is_greedy=is_greedy))
+        speeds = predict(
+            scores.overall.lengths, costs.of(built, size, is_greedy=is_greedy),
+            intervals=scores.overall.intervals,
+        )  # fmt: skip
         result = {"vocabulary": way, **scores.as_json()}
         if own is not None:
             result["coverage"] = _coverage(records, ways[way])

@@ -37,7 +37,7 @@ def show(document: dict[str, Any]) -> None:
         _categories(console, result, document.get("formula"))
         fastest = result["speed"][result["best_drafts"]]
         console.print(
-            f"best K: [bold]{fastest['drafts']}[/], {fastest['speed_up']:.2f} times as fast as "
+            f"best K: [bold]{fastest['drafts']}[/], {_speed_up(fastest)} times as fast as "
             f"without drafts (one request at a time, costs {document['costs']}, "
             f"{document['dtype'] if document['weights'] == 'as-dtype' else document['weights']})",
             soft_wrap=True,
@@ -51,7 +51,7 @@ def _replayed(console: Console, result: dict[str, Any]) -> None:
         k = speed["drafts"]
         table.add_row(
             str(k), _number(walked["acceptance_length"], walked["acceptance_length_interval"], k),
-            f"{rows['acceptance_length'][k]:.3f}", f"{speed['speed_up']:.2f}",
+            f"{rows['acceptance_length'][k]:.3f}", _speed_up(speed),
         )  # fmt: skip
     console.print(table)
     table = _table("depth", "cumulative acceptance, walked", "conditional", "row average (cumul.)")
@@ -74,7 +74,7 @@ def _by_formula(console: Console, result: dict[str, Any], own: str) -> None:
             _number(each["acceptance_length"], each["acceptance_length_interval"], k)
             for each in formulas.values()
         ]
-        table.add_row(str(k), *lengths, f"{speed['speed_up']:.2f}")
+        table.add_row(str(k), *lengths, _speed_up(speed))
     console.print("row averages, by formula", style="dim")
     console.print(table)
     table = _table("depth", *(f"conditional, {name}" for name in names))
@@ -102,6 +102,13 @@ def _table(*columns: str) -> Table:
     for number, column in enumerate(columns):
         table.add_column(column, justify="left" if number == 0 else "right")
     return table
+
+
+def _speed_up(speed: dict[str, Any]) -> str:
+    if not speed["drafts"] or speed["speed_up_interval"] is None:
+        return f"{speed['speed_up']:.2f}"
+    low, high = speed["speed_up_interval"]
+    return f"{speed['speed_up']:.2f} ({low:.2f} to {high:.2f})"
 
 
 def _number(values: list[float], intervals: list[tuple[float, float]] | None, at: int) -> str:

@@ -123,18 +123,29 @@ class Speed:
     acceptance_length: float
     round_seconds: float
     speed_up: float  # against no drafts
+    speed_up_interval: tuple[float, float] | None = None  # by the acceptance length's alone
 
     def as_json(self) -> dict[str, Any]:
         return dict(vars(self))
 
 
-def predict(lengths: Sequence[float], costs: Costs, batch: int = 1) -> list[Speed]:
-    """The speed of every K, from the acceptance lengths by K (from 0)."""
+def predict(
+    lengths: Sequence[float],
+    costs: Costs,
+    batch: int = 1,
+    *,
+    intervals: Sequence[tuple[float, float]] | None = None,
+) -> list[Speed]:
+    """The speed of every K, from the acceptance lengths by K (from 0) and their intervals."""
     plain = costs.round_seconds(batch, 0)
     result = []
     for drafts, length in enumerate(lengths):
         seconds = costs.round_seconds(batch, drafts)
-        result.append(Speed(drafts, length, seconds, length * plain / seconds))
+        spread = None
+        if intervals is not None:
+            low, high = intervals[drafts]
+            spread = (low * plain / seconds, high * plain / seconds)
+        result.append(Speed(drafts, length, seconds, length * plain / seconds, spread))
     return result
 
 

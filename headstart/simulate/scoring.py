@@ -16,7 +16,7 @@ from headstart.simulate.answers import Answer, Batch, answers_of, grouped
 from headstart.simulate.expected import Expected, expectations
 from headstart.simulate.matches import DraftLogits, Matches, answer_matches, unrolled
 from headstart.simulate.plan import Plan
-from headstart.simulate.rates import FormulaRates, Rates, formula_rates, rates
+from headstart.simulate.rates import FormulaRates, Interval, Rates, formula_rates, rates
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
@@ -42,6 +42,13 @@ class Scored:
         if isinstance(self.found, Rates):
             return self.found.lengths
         return self.found[self.plan.formula].lengths
+
+    @property
+    def intervals(self) -> list[Interval] | None:
+        """Of these lengths, 95 %; None where there are too few prompts."""
+        if isinstance(self.found, Rates):
+            return self.found.walked_intervals
+        return self.found[self.plan.formula].intervals
 
     def as_json(self) -> dict[str, Any]:
         if isinstance(self.found, Rates):

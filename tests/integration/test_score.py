@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import weakref
@@ -108,6 +109,9 @@ def test_counters_and_lengths_are_those_of_the_engine(
     best = max(result["speed"], key=lambda speed: speed["speed_up"])
     assert result["best_drafts"] == best["drafts"]
     assert result["speed"][0]["speed_up"] == 1
+    three = result["speed"][3]
+    share = three["speed_up"] / three["acceptance_length"]
+    assert three["speed_up_interval"] == pytest.approx([low * share, high * share])
 
 
 def test_a_draft_vocabulary_is_scored_beside_the_whole_one(
@@ -308,6 +312,8 @@ def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path
     assert result.returncode == 0, result.stderr
     assert "exact replay of the engine's noise at temperature 0.6" in result.stdout
     assert "acceptance length, walked" in result.stdout and "best K: " in result.stdout
+    rows = re.findall(r"^ +3 .* \d\.\d\d \(\d\.\d\d to \d\.\d\d\) *$", result.stdout, re.MULTILINE)
+    assert len(rows) == 1, "predicted speed-ups have an interval"
     assert result.stdout.isascii()
 
 

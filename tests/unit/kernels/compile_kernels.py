@@ -121,7 +121,7 @@ def attend_latents(seats: int, rows: int, *, number_bytes: int = 2) -> Job:
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16, "IS_WHOLE": False}, {}),
     # 16 rows are all that one program has room for.
-    *(attend(4, rows, **WIDE) for rows in (1, 4, 9, 16)),
+    *(attend(4, rows, **WIDE) for rows in (4, 16)),
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
     attend_latents(1, 1),

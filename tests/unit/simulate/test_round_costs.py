@@ -37,6 +37,9 @@ def test_the_best_k_weighs_tokens_against_time() -> None:
     cheap = predict(lengths, CostTable(10.0, 0.1))
     assert best(cheap).drafts == 3  # the fourth draft brings less than it costs
     assert cheap[3].speed_up == pytest.approx(2.5 * 10 / 10.3)
+    assert cheap[3].speed_up_interval is None
+    around = predict(lengths, CostTable(10.0, 0.1), intervals=[(n - 0.1, n + 0.2) for n in lengths])
+    assert around[3].speed_up_interval == pytest.approx((2.4 * 10 / 10.3, 2.7 * 10 / 10.3))
     dear = predict(lengths, CostTable(10.0, 9.0))
     assert (best(dear).drafts, best(dear).speed_up) == (0, 1.0)
 
