@@ -268,7 +268,10 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"device is {name!r}; give auto, cpu or cuda (cuda:1 for the second).")
     count = torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= count:
-        raise ConfigError(f"device {name!r} was asked for and torch sees {count} GPUs.")
+        raise ConfigError(
+            f"device {name!r} was asked for and torch sees {count} GPUs. Use "
+            "device auto or cpu, or a PyTorch that knows this machine's GPUs."
+        )
     return place
 
 

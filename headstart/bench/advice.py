@@ -57,11 +57,23 @@ def _best(cells: Sequence[Cell], comparisons: Sequence[Comparison]) -> Iterator[
         where = loads[0].name if len(loads) == 1 else f"{loads[0].name} to {loads[-1].name}"
         if name == base:
             yield f"{where}: use {base}; nothing else was faster beyond noise."
+            yield from _undecided(loads, comparisons)
             continue
         ups = [c.speed_up.value for c in comparisons if c.variant == name and c.point in loads
                and c.speed_up is not None]  # fmt: skip
         gain = f"{ups[0]:.2f}" if len(ups) == 1 else f"{min(ups):.2f} to {max(ups):.2f}"
         yield f"{where}: use {name}, {gain} times as fast as {base}."
+
+
+def _undecided(loads: Sequence[Point], comparisons: Sequence[Comparison]) -> Iterator[str]:
+    """What may well be faster, as far as is known."""
+    for c in comparisons:
+        up = c.speed_up
+        if c.point in loads and up is not None and up.is_noise and up.value > 1:
+            yield (
+                f"{c.point.name}: not decided, {c.variant} was {up.value:.2f} ({up.low:.2f} to "
+                f"{up.high:.2f}) times as fast; more requests or repeats would tell."
+            )
 
 
 def _is_judged(point: Point, comparisons: Sequence[Comparison]) -> bool:

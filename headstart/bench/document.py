@@ -131,7 +131,7 @@ def _notes(runs: Sequence[RunRecord]) -> list[str]:
     for note in (note for run in runs for note in run.notes):
         alike.setdefault(re.sub(r"\d+", "#", note), {})[note] = None
     notes = [
-        first + (f" ({len(others)} more with other numbers, see `runs`)" if others else "")
+        first + (f" ({len(others)} more, see `runs` in --json or --out)" if others else "")
         for first, *others in alike.values()
     ]
     late = [run.lag.p99_seconds for run in runs if not run.is_valid]

@@ -97,6 +97,7 @@ def show(document: dict[str, Any]) -> None:
             "below may be wrong, and no advice is given",
             soft_wrap=True,
         )
+    console.print(f"temperature {document['workload']['temperature']:g}")
     _print(console, "", xllm_rows(document))
     _print(console, "by task and category", task_table(document))
     _print(console, "all tasks", fastmtp_table(document))

@@ -73,6 +73,13 @@ def answer(
         result = engine.collect(request_id)
     (said,) = result.outputs
     stats = said.stats.acceptance
+    asked = params.max_tokens or 0
+    if said.finish_reason == "length" and len(said.token_ids) < asked:
+        print(
+            f"note: ended after {len(said.token_ids)} of {asked} tokens: prompt and "
+            f"answer may have {engine.admission.longest} (max_model_len, or the K/V memory)",
+            file=sys.stderr,
+        )
     if not quiet:
         console.print()
         print(

@@ -58,7 +58,16 @@ class Crew:
         for jobs in self._jobs[:helpers]:
             if jobs.qsize() < _BACKLOG:
                 jobs.put((function, arguments))
-        return function(*arguments)
+        try:
+            return function(*arguments)
+        except SystemError as error:
+            # A signal that comes while a kernel is called: what its handler raised is inside.
+            cause: BaseException | None = error
+            while isinstance(cause, SystemError):
+                cause = cause.__cause__
+            if isinstance(cause, KeyboardInterrupt | SystemExit):
+                raise cause from None
+            raise
 
     def forget(self) -> None:
         """Of the parent's threads a forked process has none."""

@@ -17,7 +17,6 @@ import torch
 
 from headstart.assembly.build import Built, build
 from headstart.checkpoint.hub import local_folder
-from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.engine.admission import Admission
 from headstart.engine.draft_vocabs import DraftVocabs, Source
@@ -28,6 +27,7 @@ from headstart.engine.outputs import Result, Update
 from headstart.engine.parts import make_parts
 from headstart.engine.request import State
 from headstart.errors import ConfigError, EngineError, RequestError
+from headstart.heads.formats import open_model
 from headstart.sampling.params import SamplingParams
 
 
@@ -57,7 +57,7 @@ class Engine:
             raise ConfigError("a head was given with speculate 0, which runs none. Drop one.")
         if self.options.threads is not None:
             torch.set_num_threads(self.options.threads)
-        checkpoint = Checkpoint.open(local_folder(model))
+        checkpoint = open_model(local_folder(model), "Give its model, and it as head.")
         source = draft_vocab if draft_vocab is not None else self.options.draft_vocab
         self.draft_vocabs = DraftVocabs.open(source, checkpoint)
         self.built: Built = build(

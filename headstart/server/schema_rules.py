@@ -131,7 +131,7 @@ class _Walk:
         kept = {name: value for name, value in own.items() if name in meant}
         if unknown:
             advice = "" if types else " without type"
-            self._problem(f"{some(unknown)}{advice}", where)
+            self._problem(f"{some([repr(name) for name in unknown])}{advice}", where)
         for first, others in _EITHER_OR:
             if first in kept and (beside := others & kept.keys()):
                 self._problem(f"{first} beside {some(sorted(beside))}", where)

@@ -16,10 +16,11 @@ _BATCHES = (1, 4, 16, 64)  # shown in the table of costs
 def startup_lines(engine: Engine, model_name: str) -> list[str]:
     """One fact a line; the last ones say how many tokens are drafted."""
     built = engine.built
-    kind = built.checkpoint.config.model_type
+    kind, longest = built.checkpoint.config.model_type, engine.admission.longest
+    limit = " (as much as K/V memory holds)" if longest < built.max_len else ""
     return [
         f"headstart {headstart.__version__} serves {model_name}: {kind}, {built.dtype} on "
-        f"{built.device}, prompt and answer up to {built.max_len} tokens",
+        f"{built.device}, prompt and answer up to {longest} tokens{limit}",
         _head_line(engine),
         *engine.notes,
         f"up to {engine.options.max_running_requests} answers at once, "

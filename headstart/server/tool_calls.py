@@ -279,7 +279,7 @@ def _earlier_call(call: Any, *, as_text: bool) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise RequestError(
             f"messages holds a call of {function['name'][:70]!r} whose arguments are not a JSON "
-            "object. Send what the model wrote."
+            "object. Send what the model wrote; leave a call out that max_tokens has cut off."
         )
     shown = json.dumps(value, ensure_ascii=False) if as_text else dict(value)
     if as_text and isinstance(arguments, str):

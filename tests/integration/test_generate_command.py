@@ -143,6 +143,15 @@ def test_a_chat_on_a_model_without_template_says_so_and_goes_on(made: Path, tmp_
     assert result.stderr.count("has no chat template; give text or token ids") == 2
 
 
+def test_an_answer_that_finds_no_more_memory_says_so(made: Path) -> None:
+    """A server would refuse to promise it; here it goes as far as it can."""
+    options = ("--speculate", "0", "--ignore-eos", "--block-size", "4", "--kv-bytes", "20000")
+    result = generated(str(made), "t9", "--json", "--max-tokens", "400", *options)
+    found = len(json.loads(result.stdout)["token_ids"])
+    assert f"note: ended after {found} of 400 tokens" in result.stderr and found < 400
+    assert "ended after" not in generated(str(made), "t9", "--max-tokens", "4", *options).stderr
+
+
 def test_exact_is_a_flag(made: Path) -> None:
     options = ("--seed", "5", "--max-tokens", "24", "--ignore-eos", "--temperature", "0.9")
     result = generated(str(made), "t9", "--json", "--exact", *options)

@@ -99,7 +99,7 @@ def test_tables_fit_into_a_hundred_columns(capsys: pytest.CaptureFixture[str]) -
 def test_notes_that_differ_in_numbers_only_are_told_once() -> None:
     runs = [run(notes=(f"{share}% came from the cache", "same")) for share in (10, 20, 20)]
     assert _notes(runs) == [
-        "10% came from the cache (1 more with other numbers, see `runs`)", "same",
+        "10% came from the cache (1 more, see `runs` in --json or --out)", "same",
     ]  # fmt: skip
 
 

@@ -154,9 +154,9 @@ def test_what_is_asked_for_is_brought_into_one_form() -> None:
 
 
 UNENFORCEABLE: list[tuple[Any, str]] = [
-    ({"type": "array", "uniqueItems": True}, "uniqueItems"),
-    ({"not": {"type": "string"}}, "not without type"),
-    ({"minLength": 3}, "minLength without type"),
+    ({"type": "array", "uniqueItems": True}, "'uniqueItems'"),
+    ({"not": {"type": "string"}}, "'not' without type"),
+    ({"minLength": 3}, "'minLength' without type"),
     ({"type": "string", "pattern": "a", "maxLength": 2}, "pattern beside maxLength"),
     ({"type": "string", "format": "phone"}, "format 'phone'"),
     ({"type": "integer", "anyOf": [{"minimum": 3}]}, "anyOf beside type"),
@@ -164,7 +164,7 @@ UNENFORCEABLE: list[tuple[Any, str]] = [
     ({"$ref": "https://example.com/a"}, r"\$ref .* not of the form #/"),
     ({"type": "object", "required": ["z"]}, "required z that properties"),
     ({"type": "string", "enum": ["a", 1]}, "enum beside type"),
-    ({"type": "object", "properties": {"a": {"type": "string", "nullable": True}}}, "nullable"),
+    ({"type": "object", "properties": {"a": {"type": "string", "nullable": True}}}, "'nullable'"),
 ]
 
 

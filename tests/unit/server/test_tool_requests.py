@@ -61,7 +61,7 @@ def test_only_strict_tools_must_be_enforceable() -> None:
     odd = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
     loose = {**WEATHER, "function": {**WEATHER["function"], "parameters": odd}}
     assert "uniqueItems" not in asked(tools=[loose], tool_choice="required").grammar.text
-    with pytest.raises(RequestError, match="uniqueItems at #/properties/a, which cannot be"):
+    with pytest.raises(RequestError, match="'uniqueItems' at #/properties/a, which cannot be"):
         asked(tools=[strict(loose)])
 
 
