@@ -32,12 +32,22 @@ def run(
     ] = None,
 ) -> int:
     limit_spinning()
+    _check_formats(server)
     configure(server.log_format)
     with listen(server) as listener:
         logging.getLogger("headstart.server").info(
             "loading %s; %s/health says when it is ready", model, url_of(listener)
         )
         return _serve(model, server, head, options, listener)
+
+
+def _check_formats(server: ServerOptions) -> None:
+    """Names of formats that nobody knows, before a model is loaded for them."""
+    from headstart.server.reasoning import reasoning_format
+    from headstart.server.tool_formats import tool_format
+
+    tool_format(server.tool_call_parser, None)
+    reasoning_format(server.reasoning_parser, None)
 
 
 def _serve(

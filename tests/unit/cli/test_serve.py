@@ -1,0 +1,19 @@
+"""`headstart serve` refuses what it can before a model is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from headstart.cli.main import app
+from headstart.errors import ConfigError
+
+
+@pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
+def test_a_format_that_nobody_knows_is_refused_at_once(tmp_path: Path, flag: str) -> None:
+    """The folder has no model, which would be the next to be said."""
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", "0", flag, "hermees"])
+    assert isinstance(result.exception, ConfigError) and "hermees" in str(result.exception)
+    assert "loading" not in result.output
