@@ -28,13 +28,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from page_cache import read_all
 from versus.bench import Bench
 from versus.plan import DEFAULT_PLAN, Group, Stage, parse_plan
 from versus.report import page
 
 ENGINES = ("headstart", "vllm")
 _LOGITS = Path(__file__).with_name("gpu_logits.py")
-_READ_BYTES = 1 << 24
 
 
 def main() -> int:
@@ -129,7 +129,7 @@ def checkpoint_facts(model: Path, work: Path) -> dict[str, Any]:
 def check_logits(model: Path, work: Path) -> dict[str, Any]:
     """Nothing is timed with wrong logits. Meanwhile the checkpoint comes into page cache."""
     began, out = time.perf_counter(), work / "logits.json"
-    reading = threading.Thread(target=_read_all, args=(model,))
+    reading = threading.Thread(target=read_all, args=(model,))
     reading.start()
     done = subprocess.run([sys.executable, str(_LOGITS), "--out", str(out.resolve())])
     if done.returncode != 0:
@@ -141,14 +141,6 @@ def check_logits(model: Path, work: Path) -> dict[str, Any]:
           f"cache after {waited:.1f} s")  # fmt: skip
     found: dict[str, Any] = json.loads(out.read_text())
     return found
-
-
-def _read_all(model: Path) -> None:
-    buffer = bytearray(_READ_BYTES)
-    for path in sorted(model.glob("*.safetensors")):
-        with path.open("rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
 
 
 if __name__ == "__main__":
