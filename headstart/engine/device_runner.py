@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from headstart.engine.asked import Asked
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.gpu.fla import choose_scan
@@ -56,20 +57,20 @@ class DeviceRunner(Runner):
         ids: list[int],
         positions: list[int],
         spans: list[Span],
-        wanted: list[int],
+        asked: Asked,
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = self._rows(spans, self._numbers(positions))
         if self._states:
             rows = replace(rows, recur=ragged_recur(self._states, states, self.scan))
         tokens = self._numbers(ids)
-        if self.head is None and not self.keeps_bits and len(wanted) < len(ids):
-            kept = self._numbers(wanted or [0])  # a kernel wants a row at least
-            stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches, kept)
-            return stream, normed, self._logits(normed[: len(wanted)])
-        stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches)
-        chosen = normed if len(wanted) == len(ids) else normed[self._numbers(wanted)]
-        return stream, normed, self._logits(chosen)
+        kept, chosen = None, asked.logits
+        if not self.keeps_bits and len(asked.states) < len(ids):
+            kept = self._numbers(asked.states or [0])  # a kernel wants a row at least
+            chosen = asked.places
+        stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches, kept)
+        wanted = normed if len(chosen) == len(normed) else normed[self._numbers(chosen)]
+        return stream, normed, self._logits(wanted)
 
     def _rows(self, spans: list[Span], positions: torch.Tensor) -> Rows:
         """Of the trunk; exact mode has its own."""

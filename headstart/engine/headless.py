@@ -14,7 +14,9 @@ from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.engine.speculation import Speculation
 
-_CLEARLY = 0.97  # of the speed without drafts: what promises less does not pay for sure
+# Of the speed without heads: drafts that promise less do not pay, drafts that promise more do.
+# Between the two nothing changes, or one batch would be half with heads and half without.
+_TOO_LITTLE, _ENOUGH = 0.99, 1.01
 _KEPT = 8  # one request of so many keeps its head
 _WORTH = 2.0  # times what it costs, a second start must save
 _CHECK_EVERY = 16  # steps between two looks at that
@@ -36,7 +38,8 @@ class Headless:
             return
         known = [*running, *waiting][: self._options.max_running_requests]
         prospect = self._speculation.prospect(len(known), _context(known))
-        self._is_dear = prospect is not None and prospect < _CLEARLY
+        limit = _ENOUGH if self._is_dear else _TOO_LITTLE
+        self._is_dear = prospect is not None and prospect < limit
 
     def goes_without(self, request: Request) -> bool:
         """Whether a request is admitted without a head."""

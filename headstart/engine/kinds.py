@@ -28,15 +28,19 @@ class Kinds:
         """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
 
         Without drafts the head falls behind, and reads a whole window now and then. With drafts
-        a round reads as much as the one before gave. Where more is pending, it reads the window
-        and drafts a single token, whatever was wanted: one kind for all such changes of K.
+        a round reads as much as the one before gave. Where K falls by one step of the menu, the
+        larger round runs once more, in which seats draft what is wanted. Where still more is
+        pending, it reads the window and drafts a single token: one kind for all such changes.
         """
         drafts = self._on_menu(most)
         if not self.graphs.has_head:
             drafts, head_rows = 0, 0
         elif self.is_late(most, pending):
-            drafts = min(1, most)
-            head_rows = self.late_rows(pending)
+            above = next((number for number in self.menu if number > drafts), 0)
+            if most and pending <= above + 1:
+                drafts, head_rows = above, above + 1
+            else:
+                drafts, head_rows = min(1, most), self.late_rows(pending)
         else:
             head_rows = drafts + 1 if most else 0
         kind = Kind(self.graphs.bucket(count), drafts, head_rows, is_truncated)

@@ -14,6 +14,8 @@ from headstart.engine.corrections import Corrections
 from headstart.engine.curves import Curve, Surface, curve_at, surface_at
 from headstart.engine.draft_choice import Choice, Promises
 
+_STAYING = 0.02  # of the speed, that another K must promise more than the last one
+
 
 @dataclass(frozen=True)
 class RoundTable:
@@ -51,19 +53,25 @@ class RoundTable:
 class LiveRounds:
     """Rounds as profiled, times what live rounds say about them."""
 
-    hysteresis = 0.02
+    hysteresis = 0.0  # by whole rounds instead: the K of the last one stays
 
     def __init__(self, table: RoundTable, bucket: Callable[[int], int] = int):
         """`bucket` tells how many seats the captured round for so many requests has."""
         self._table, self._bucket = table, bucket
         self._corrections = Corrections(doubt=1, fading=0.95)  # a device's clock has no bad spells
+        self._last = 0  # K of the round before
 
     def seconds(self, batch: int, num_drafts: int, context: int) -> float:
         """One round, its share of the head's catching up included."""
+        seconds = self._alone(batch, num_drafts, context)
+        catch_up = 0.0 if num_drafts else self._table.catch_up_seconds(self._bucket(batch))
+        return seconds + catch_up
+
+    def _alone(self, batch: int, num_drafts: int, context: int) -> float:
+        """One round by itself."""
         seats = self._bucket(batch)
         seconds = self._table.seconds(seats, num_drafts, context)
-        seconds *= self._corrections.factor((seats, num_drafts))
-        return seconds if num_drafts else seconds + self._table.catch_up_seconds(seats)
+        return seconds * self._corrections.factor((seats, num_drafts))
 
     def round_seconds(self, batch: int, num_drafts: int) -> float:
         return self.seconds(batch, num_drafts, context=0)
@@ -73,9 +81,12 @@ class LiveRounds:
         return self._table.row_seconds
 
     def prospect(self, chain: Sequence[float], batch: int, context: int) -> float:
-        """Speed of the best K above 0 over that of none, if everybody's drafts promised `chain`."""
+        """Speed of the best K above 0 over that without heads, which need not catch up.
+
+        Everybody's drafts promise `chain`.
+        """
         menu = [drafts for drafts in self._table.menu if 0 < drafts <= len(chain)]
-        plain = self.seconds(batch, 0, context)
+        plain = self._alone(batch, 0, context)
         speeds = [
             (1 + sum(chain[:drafts])) * plain / self.seconds(batch, drafts, context)
             for drafts in menu
@@ -91,7 +102,11 @@ class LiveRounds:
         self._corrections.fade()
 
     def best(self, promises: Promises, fixed: Promises, context: int) -> Choice:
-        """The K of the round that gives most tokens per second, of all seats together."""
+        """The K of the round that gives most tokens per second, of all seats together.
+
+        Unless that of the round before gives nearly as many: a change costs, and two numbers
+        that are worth the same would take turns.
+        """
         batch = len(promises) + len(fixed)
         tokens = float(batch + sum(map(sum, fixed)))
         least = max(map(len, fixed), default=0)
@@ -102,6 +117,9 @@ class LiveRounds:
             for drafts in self._table.menu
         }
         best = max(speeds, key=lambda drafts: speeds[drafts])
+        if speeds[best] < (1 + _STAYING) * speeds.get(self._last, 0.0):
+            best = self._last
+        self._last = best
         plain, one = (self.seconds(batch, drafts, context) for drafts in (0, 1))
         return Choice(
             [best] * len(promises), speeds[best], speeds[0], speeds[max(speeds)], one / plain - 1

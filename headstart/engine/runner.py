@@ -13,6 +13,7 @@ from functools import partial
 
 import torch
 
+from headstart.engine.asked import Asked
 from headstart.engine.head_rows import DraftChain, HeadRows
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
@@ -108,7 +109,6 @@ class Runner:
         ids: list[int] = []
         positions: list[int] = []
         spans: list[Span] = []
-        wanted: list[int] = []
         for work in works:
             request, start = work.request, len(ids)
             if work.drafts:
@@ -117,14 +117,14 @@ class Runner:
                 ids += request.tokens[work.start : work.stop]
             positions += range(work.start, work.stop)
             spans.append(self._span(request, start, work.start, work.count, first=0))
-            wanted += range(len(ids) - work.num_logits, len(ids))
         own = [_state_span(span, w) for span, w in zip(spans, works, strict=True) if w.states]
         run = self._run_blocks if self._is_exact else self._run_rows
-        stream, normed, logits = run(ids, positions, spans, wanted, own)
+        asked = Asked.about(works, has_head=self.head is not None)
+        stream, normed, logits = run(ids, positions, spans, asked, own)
         before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
         states = stream if before else normed
-        if states.shape[0] < len(ids):  # nobody asks for those of other rows
-            return [states[:0] for _ in spans], logits
+        if states.shape[0] < len(ids):
+            return [states[part] for part in asked.parts], logits
         return [states[s.start : s.stop] for s in spans], logits
 
     def _contexts(
@@ -144,10 +144,13 @@ class Runner:
         ids: list[int],
         positions: list[int],
         spans: list[Span],
-        wanted: list[int],
+        asked: Asked,
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All rows in one pass; returns states before and after the final norm, and logits."""
+        """All rows in one pass; returns states before and after the final norm, and logits.
+
+        The states are those of all rows, or of those that are asked for.
+        """
         short = first_rows(states)
         starts = self._numbers(short) if short else None
         stream = self.trunk_model(
@@ -159,7 +162,7 @@ class Runner:
             ),
         )
         normed = self.trunk_model.final_norm(stream)
-        rows = normed if len(wanted) == len(ids) else normed[wanted]
+        rows = normed if len(asked.logits) == len(ids) else normed[asked.logits]
         return stream, normed, self.trunk_model.logits(rows)
 
     def _run_blocks(
@@ -167,7 +170,7 @@ class Runner:
         ids: list[int],
         positions: list[int],
         spans: list[Span],
-        wanted: list[int],
+        asked: Asked,
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same in blocks of constant size, so that no row's bits depend on their number."""
@@ -190,7 +193,7 @@ class Runner:
                 ),
             )
             normed = self.trunk_model.final_norm(stream)
-            rows = [row - start for row in wanted if start <= row < start + count]
+            rows = [row - start for row in asked.logits if start <= row < start + count]
             if rows:
                 logits.append(self.trunk_model.logits(normed)[rows])
             streams.append(stream[:count])

@@ -18,6 +18,8 @@ from headstart.engine.request import Request
 from headstart.engine.round_costs import LiveRounds
 
 _PROBE_EVERY = 64  # rounds without drafts until some are tried again, counted for all requests
+_PROBE_RARELY = 256  # the same where one of so many is free to choose, or less: the others, most
+_FEW = 4  # of them without a head, pay for a round with drafts and tell nothing about them
 _PROBE_SOON = 8  # the same after a try that paid,
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
@@ -51,7 +53,7 @@ class Speculation:
         self._rounds_shallow = 0  # rounds in which somebody could have drafted more, since a try,
         self._rounds_hopeless = 0  # and since a try of everybody
         self._quick_probes = 0  # in a row
-        self._probe_after = _PROBE_EVERY
+        self._probes_soon = False
         self._probing: set[str] = set()  # whose tries have not come back
         self._probed: list[bool] = []  # whether those that have were right
         self._break_even = 0.0  # how often a try must be right to pay
@@ -76,7 +78,7 @@ class Speculation:
             self._quick_probes = 0
         elif self._quick_probes < _QUICK_PROBES:
             self._quick_probes += 1
-            self._probe_after = _PROBE_SOON
+            self._probes_soon = True
 
     def observe_verify(self, requests: Sequence[Request], rows: int, seconds: float) -> None:
         """How long a verification took in which nobody read a prompt."""
@@ -104,7 +106,7 @@ class Speculation:
         return costs.round_seconds(batch, num_drafts) if costs is not None else None
 
     def prospect(self, batch: int, context: int) -> float | None:
-        """Speed with drafts over that without, if everybody drafted; None: too little is known."""
+        """Speed with drafts over that without heads, if everybody drafted; None: not known yet."""
         if self.rounds is None or not self._overall.tried or self._overall.tried[0] < _ENOUGH:
             return None
         chain = Rates().cumulative(self._overall.priors(self._options.max_drafts))
@@ -150,7 +152,8 @@ class Speculation:
         assert costs is not None
         best = self._best(costs, automatic, fixed)
         self._remember(best, automatic)
-        tried = self._try_otherwise(costs, best, automatic)
+        has_few = _FEW * len(automatic) <= len(requests)
+        tried = self._try_otherwise(costs, best, automatic, has_few=has_few)
         if tried is best and not is_seated:
             tried = self._try_deeper(costs, best, automatic)
         return {**fixed, **tried}
@@ -213,15 +216,21 @@ class Speculation:
         return promise
 
     def _try_otherwise(
-        self, costs: DraftCosts, best: dict[Request, int], rooms: dict[Request, int]
+        self,
+        costs: DraftCosts,
+        best: dict[Request, int],
+        rooms: dict[Request, int],
+        *,
+        has_few: bool,
     ) -> dict[Request, int]:
         """For one round in many, do what was not chosen: otherwise its worth is never known."""
         idle = [request for request, drafts in best.items() if not drafts and rooms[request]]
         if idle:
             self._rounds_idle += 1
-            if self._rounds_idle >= self._probe_after:
-                self._fade(costs, idle, with_costs=self._probe_after == _PROBE_EVERY)
-                self._rounds_idle, self._probe_after = 0, _PROBE_EVERY
+            usual = _PROBE_RARELY if has_few else _PROBE_EVERY
+            if self._rounds_idle >= (_PROBE_SOON if self._probes_soon else usual):
+                self._fade(costs, idle, with_costs=not self._probes_soon)
+                self._rounds_idle, self._probes_soon = 0, False
                 self._probing, self._probed = {request.id for request in idle}, []
                 return {**best, **dict.fromkeys(idle, 1)}
         if any(best.values()):

@@ -87,6 +87,23 @@ def test_without_a_head_only_rows_with_logits_leave_the_last_layer(tiny: Tiny) -
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
+def test_what_a_head_will_not_read_does_not_leave_the_last_layer_either(tiny: Tiny) -> None:
+    """Beside a request without a head: all states of one, and the logits of both."""
+    prompt = [(5 * i) % 61 + 2 for i in range(20)]
+    sizes = {"dtype": "float32", "block_size": 4, "kv_bytes": 1 << 17}
+    fused, off = (Engine(model(tiny), kernels=kernels, **sizes) for kernels in ("on", "off"))
+    headless = blank(prompt, 0)
+    headless.is_headless = True
+    works = [Work(headless, 0, 20, ()), Work(blank(prompt[3:], 5), 0, 10, ()),
+             Work(blank(prompt[7:15], 9), 0, 8, ())]  # fmt: skip
+    found, logits = fused.runner.trunk(works)
+    states, wanted = off.runner.trunk(works)
+    assert [len(own) for own in found] == [0, 10, 8], "the second one has more to read"
+    assert len(logits) == 2
+    torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(found[1:], states[1:], rtol=1e-4, atol=1e-4)
+
+
 def blank(tokens: list[int], first_block: int) -> Request:
     blocks = list(range(first_block, first_block + 5))
     return Request("r", tokens, SamplingParams(), 0, 1, frozenset(), 0, blocks=blocks)

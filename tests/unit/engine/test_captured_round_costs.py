@@ -47,6 +47,23 @@ def test_one_k_for_the_round_may_be_none() -> None:
     assert choice.break_even == pytest.approx(8.0 / 6.02 - 1)
 
 
+@pytest.mark.parametrize(("gain", "drafts"), [(0.70, 3), (0.60, 1)], ids=["little", "much"])
+def test_a_k_stays_where_another_is_worth_little_more(gain: float, drafts: int) -> None:
+    """Three drafts in 14 s give as much as one in 8 where the others promise 0.7125 each."""
+    costs = LiveRounds(TABLE)
+    assert costs.best([[0.9, 0.8, 0.8]] * 16, [], context=0).drafts[0] == 3
+    promise = [0.9, gain, gain]
+    assert LiveRounds(TABLE).best([promise] * 16, [], context=0).drafts[0] == 1
+    assert costs.best([promise] * 16, [], context=0).drafts[0] == drafts
+    assert costs.best([promise] * 16, [], context=0).drafts[0] == drafts
+
+
+def test_drafts_are_compared_with_rounds_that_no_head_has_to_follow() -> None:
+    costs = LiveRounds(TABLE)
+    assert costs.prospect([0.5], 16, context=0) == pytest.approx(1.5 * 6.0 / 8.0)
+    assert costs.prospect([], 16, context=0) == 0.0, "nothing is drafted"
+
+
 def test_beside_a_request_with_a_fixed_number_drafts_cost_nothing_more() -> None:
     own = [[0.1, 0.01, 0.001]]
     assert LiveRounds(TABLE).best(own, [], context=0).drafts == [0]
