@@ -34,7 +34,7 @@ PARTS = {
     "build": "memory and the device's context",
     "load_trunk": "weights",
     "load_stored_head": "weights",
-    "PromptReader.__init__": "tokenizer",
+    "PromptReader.tokenizer": "tokenizer",
     "make_parts": "K/V memory and the other parts",
     "choose_library": "which library attends",
     "DeviceLoop._compile": "kernels found or compiled",

@@ -16,9 +16,9 @@ from headstart.cpu.chains import Chain, HeadKernels, Tokens
 from headstart.cpu.compiler import kept_in
 from headstart.cpu.drafts import best_of_rows
 from headstart.cpu.forward import TrunkKernels, matrices, places_of, seats_of
-from headstart.engine.asked import Asked
 from headstart.engine.head_rows import HeadRows
 from headstart.engine.runner import Runner
+from headstart.engine.wanted_rows import WantedRows
 from headstart.models.attention import Span
 from headstart.models.mtp import MTPModule
 from headstart.models.recurrence import StateSpan
@@ -72,8 +72,8 @@ class CpuRunner(Runner):
 
     def _run_once(self) -> None:
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
-        asked = Asked([0], [0], [0], [slice(0, 1)])
-        _, normed, _ = self._run_rows([0], [0], blank, asked, [])
+        wanted = WantedRows([0], [0], [0], [slice(0, 1)])
+        _, normed, _ = self._run_rows([0], [0], blank, wanted, [])
         for module in self._modules:
             module.run(self._numbers([0]), normed, seats_of(blank, [0]))
         if self.chain is not None:
@@ -87,10 +87,10 @@ class CpuRunner(Runner):
         ids: list[int],
         positions: list[int],
         spans: list[Span],
-        asked: Asked,
+        wanted: WantedRows,
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._kernels.run(self._numbers(ids), seats_of(spans, positions), asked.logits)
+        return self._kernels.run(self._numbers(ids), seats_of(spans, positions), wanted.logits)
 
     def _run_module(
         self, module: int, ids: torch.Tensor, hidden: torch.Tensor, positions: torch.Tensor,

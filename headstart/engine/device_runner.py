@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from headstart.engine.asked import Asked
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
+from headstart.engine.wanted_rows import WantedRows
 from headstart.gpu.fla import choose_scan
 from headstart.gpu.forward import Kernels, Rows
 from headstart.gpu.latent_prompts import latent_rows
@@ -57,20 +57,20 @@ class DeviceRunner(Runner):
         ids: list[int],
         positions: list[int],
         spans: list[Span],
-        asked: Asked,
+        wanted: WantedRows,
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         rows = self._rows(spans, self._numbers(positions))
         if self._states:
             rows = replace(rows, recur=ragged_recur(self._states, states, self.scan))
         tokens = self._numbers(ids)
-        kept, chosen = None, asked.logits
-        if not self.keeps_bits and len(asked.states) < len(ids):
-            kept = self._numbers(asked.states or [0])  # a kernel wants a row at least
-            chosen = asked.places
+        kept, chosen = None, wanted.logits
+        if not self.keeps_bits and len(wanted.states) < len(ids):
+            kept = self._numbers(wanted.states or [0])  # a kernel wants a row at least
+            chosen = wanted.places
         stream, normed = self.kernels.trunk(self.trunk_model, tokens, rows, self._caches, kept)
-        wanted = normed if len(chosen) == len(normed) else normed[self._numbers(chosen)]
-        return stream, normed, self._logits(wanted)
+        rows_of_logits = normed if len(chosen) == len(normed) else normed[self._numbers(chosen)]
+        return stream, normed, self._logits(rows_of_logits)
 
     def _rows(self, spans: list[Span], positions: torch.Tensor) -> Rows:
         """Of the trunk; exact mode has its own."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.fingerprints import ABSENT, tokenizer_sha
-from headstart.data.prompt_reader import Prompt
+from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.errors import DataError, RequestError, some
 from headstart.vocab.draft_vocab import ALL, WHOLE_NAMES, DraftVocab
 from headstart.vocab.files import read
@@ -66,7 +65,7 @@ class DraftVocabs:
             )
 
     def choose(
-        self, asked: str | None, prompt: Prompt, ids: Sequence[int], tokenizer: Any
+        self, asked: str | None, prompt: Prompt, ids: Sequence[int], reader: PromptReader
     ) -> str | None:
         """The map for a request: the one it names, the only one, or the one of its language.
 
@@ -79,7 +78,8 @@ class DraftVocabs:
         if len(self.by_name) == 1:
             return next(iter(self.by_name))
         text = prompt_text(prompt)
-        if text is None:
+        if text is None:  # only now: a tokenizer takes seconds to import
+            tokenizer = reader.tokenizer
             text = "" if tokenizer is None else tokenizer.decode(list(ids)[-_LAST_TOKENS:])
         language = language_of(text[-_LAST_CHARACTERS:])
         return self._by_language.get(language, self._by_language.get(ALL))

@@ -142,7 +142,7 @@ class Engine:
         ids = self.prompts.read(prompt, chat_template_kwargs)
         self.admission.check(ids, params)
         self.draft_vocabs.check(params.draft_vocab)
-        vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts.tokenizer)
+        vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts)
         return Asked(ids, params, vocab)
 
     def submit(

@@ -13,12 +13,12 @@ from functools import partial
 
 import torch
 
-from headstart.engine.asked import Asked
 from headstart.engine.head_rows import DraftChain, HeadRows
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.engine.slots import slots_of
 from headstart.engine.verifier import Chooser
+from headstart.engine.wanted_rows import WantedRows
 from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up
@@ -119,12 +119,12 @@ class Runner:
             spans.append(self._span(request, start, work.start, work.count, first=0))
         own = [_state_span(span, w) for span, w in zip(spans, works, strict=True) if w.states]
         run = self._run_blocks if self._is_exact else self._run_rows
-        asked = Asked.about(works, has_head=self.head is not None)
-        stream, normed, logits = run(ids, positions, spans, asked, own)
+        wanted = WantedRows.about(works, has_head=self.head is not None)
+        stream, normed, logits = run(ids, positions, spans, wanted, own)
         before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
         states = stream if before else normed
         if states.shape[0] < len(ids):
-            return [states[part] for part in asked.parts], logits
+            return [states[part] for part in wanted.parts], logits
         return [states[s.start : s.stop] for s in spans], logits
 
     def _contexts(
@@ -144,12 +144,12 @@ class Runner:
         ids: list[int],
         positions: list[int],
         spans: list[Span],
-        asked: Asked,
+        wanted: WantedRows,
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """All rows in one pass; returns states before and after the final norm, and logits.
 
-        The states are those of all rows, or of those that are asked for.
+        The states are those of all rows, or of those that are wanted.
         """
         short = first_rows(states)
         starts = self._numbers(short) if short else None
@@ -162,7 +162,7 @@ class Runner:
             ),
         )
         normed = self.trunk_model.final_norm(stream)
-        rows = normed if len(asked.logits) == len(ids) else normed[asked.logits]
+        rows = normed if len(wanted.logits) == len(ids) else normed[wanted.logits]
         return stream, normed, self.trunk_model.logits(rows)
 
     def _run_blocks(
@@ -170,7 +170,7 @@ class Runner:
         ids: list[int],
         positions: list[int],
         spans: list[Span],
-        asked: Asked,
+        wanted: WantedRows,
         states: list[StateSpan],
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The same in blocks of constant size, so that no row's bits depend on their number."""
@@ -193,7 +193,7 @@ class Runner:
                 ),
             )
             normed = self.trunk_model.final_norm(stream)
-            rows = [row - start for row in asked.logits if start <= row < start + count]
+            rows = [row - start for row in wanted.logits if start <= row < start + count]
             if rows:
                 logits.append(self.trunk_model.logits(normed)[rows])
             streams.append(stream[:count])

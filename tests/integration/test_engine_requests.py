@@ -8,9 +8,11 @@ import pytest
 from engine_runs import PROMPT, SIZES, ids_of, make_prompts, run, seeded, soft, start
 from tiny_fixture import Tiny
 
+from headstart.data.prompt_reader import PromptReader
 from headstart.engine import groups
 from headstart.engine.engine import Engine
 from headstart.errors import RequestError
+from headstart.sampling.params import SamplingParams
 
 
 @pytest.fixture(scope="module")
@@ -167,3 +169,19 @@ def test_samples_wait_for_the_first_one_even_if_it_loses_its_memory_or_leaves(
         reasons = {output.finish_reason for output in engine.collect(name).outputs}
         assert reasons == ({"abort"} if name == names[1] else {"length"})
     assert (len(engine._groups), engine.pool.num_used) == (0, 0)
+
+
+def test_token_ids_in_and_out_need_no_tokenizer(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing one takes seconds, which nobody should wait for who does not use it."""
+
+    def unwanted(reader: PromptReader) -> None:
+        raise AssertionError("a tokenizer was asked for")
+
+    monkeypatch.setattr(PromptReader, "tokenizer", property(unwanted))
+    engine = start(soft(tiny), speculate=1)
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
+    assert len(engine.generate([[3, 4, 5]], params)[0].outputs[0].token_ids) == 4
+    with pytest.raises(AssertionError, match="asked for"):
+        engine.generate(["wordax"], params)
