@@ -20,7 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 
 from headstart.server.field_errors import field_refusal
 from headstart.server.memory import LargeRequests
-from headstart.server.protocol.base import Part, without_harmless
+from headstart.server.protocol.base import Part, field_names, without_harmless
 from headstart.server.refusals import Refusal, unavailable
 
 Body = TypeVar("Body", bound=Part)
@@ -140,4 +140,4 @@ def parse(data: bytes, kind: type[Body]) -> Body:
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
-        raise field_refusal(error, fields) from None
+        raise field_refusal(error, fields, field_names(kind)) from None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 from pydantic import ValidationError
@@ -27,13 +28,20 @@ _SHOULD = "should be "
 Place = tuple[str | int, ...]  # as ("messages", 0, "role")
 
 
-def field_refusal(error: ValidationError, body: Mapping[str, Any]) -> Refusal:
-    """About the first unknown field, else about the first field with a bad value."""
+def field_refusal(
+    error: ValidationError, body: Mapping[str, Any], known: Iterable[str] = ()
+) -> Refusal:
+    """About the first unknown field, else about the first field with a bad value.
+
+    `known` are the names that an unknown one may have been meant for.
+    """
     found = error.errors(include_url=False, include_context=False)
     unknown = [detail for detail in found if detail["type"] == "extra_forbidden"]
     about, details = _nearest(unknown[:1] or found, body)
     name = _name(about)[:_LONGEST_NAME]
-    return Refusal(400, _message(name, details), param=name, code=_code(name, details[0]["type"]))
+    kind = details[0]["type"]
+    said = _unknown(name, known) if kind == "extra_forbidden" else _message(name, details)
+    return Refusal(400, said, param=name, code=_code(name, kind))
 
 
 def _nearest(
@@ -84,13 +92,16 @@ def _name(place: Place) -> str:
     return "".join(parts).removeprefix(".")
 
 
+def _unknown(name: str, known: Iterable[str]) -> str:
+    if name in REFUSED:
+        return f"the field {name!r} is not implemented: {REFUSED[name]}."
+    near = get_close_matches(name, known, 1)
+    do = f"Did you mean {near[0]!r}?" if near else "Leave it out."
+    return f"the field {name!r} is not known. {do}"
+
+
 def _message(name: str, details: Sequence[ErrorDetails]) -> str:
-    kind = details[0]["type"]
-    if kind == "extra_forbidden":
-        why = REFUSED.get(name)
-        hint = f"{why[0].upper()}{why[1:]}. " if why else ""
-        return f"the field {name!r} is not implemented. {hint}Leave it out."
-    if kind == "missing":
+    if details[0]["type"] == "missing":
         return f"the field {name!r} is missing."
     first, *others = dict.fromkeys(_said(detail) for detail in details)
     said = ", or ".join([first, *(other.removeprefix(_SHOULD) for other in others)])

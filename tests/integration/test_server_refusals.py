@@ -19,7 +19,10 @@ def http(api_server: Server) -> Iterator[httpx.Client]:
 
 
 REFUSED = [
-    ({"nonsense": 1}, "nonsense", "'nonsense' is not implemented"),
+    ({"nonsense": 1}, "nonsense", "'nonsense' is not known. Leave it out."),
+    ({"temprature": 1}, "temprature", "'temprature' is not known. Did you mean 'temperature'?"),
+    ({"max_token": 1}, "max_token", "Did you mean 'max_tokens'?"),
+    ({"best_of": 2}, "best_of", "'best_of' is not implemented: give n and choose yourself."),
     ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
     ({"temperature": -1}, "temperature", "temperature is -1"),
     ({"temperature": "hot"}, "temperature", "should be a valid number"),
@@ -47,7 +50,8 @@ REFUSED = [
     ({"headstart": {"speculate": 17}}, "headstart.speculate", "equal to 16, or 'auto' or 'off'"),
     ({"headstart": {"speculate": "auto"}}, "headstart.speculate", "needs an engine that was"),
     ({"headstart": {"draft_vocab": "latin"}}, "headstart.draft_vocab", "is called 'latin'"),
-    ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not implemented"),
+    ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not known. Leave"),
+    ({"headstart": {"spekulate": 3}}, "headstart.spekulate", "mean 'headstart.speculate'?"),
     (
         {"chat_template_kwargs": {"tokenize": True}},
         "chat_template_kwargs",
@@ -109,6 +113,9 @@ def test_what_cannot_be_answered_is_refused_by_name(
         ({"temperature": -1}, "invalid_value"),
         ({"messages": [{"role": "king", "content": "x"}]}, "invalid_value"),
         ({"max_tokens": 10**30}, "integer_above_max_value"),
+        ({"n": 99}, "integer_above_max_value"),
+        ({"logprobs": True, "top_logprobs": 21}, "integer_above_max_value"),
+        ({"stop": ["x"] * 65}, "array_above_max_length"),
         ({"allowed_token_ids": [3] * 5000}, "array_above_max_length"),
         ({"model": "gpt"}, "model_not_found"),
     ],

@@ -66,6 +66,12 @@ class HeadstartFields(Part):
     )
 
 
+def field_names(kind: type[Part]) -> list[str]:
+    """What a body of this kind may hold, our own fields as `headstart.speculate`."""
+    own = HeadstartFields.model_fields if "headstart" in kind.model_fields else ()
+    return [*kind.model_fields, *(f"headstart.{name}" for name in own)]
+
+
 class StreamOptions(Part):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(default=False, description="usage with every chunk")

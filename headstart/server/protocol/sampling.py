@@ -19,6 +19,7 @@ from headstart.server.protocol.base import (
     Texts,
     Whole,
 )
+from headstart.server.refusals import Refusal
 
 LONGEST_STOP = 256  # characters; every token is held against all of them
 # Fields that go to the engine as they are, where they are given.
@@ -149,9 +150,10 @@ def _check_at_most(name: str, value: int, most: int, flag: str, unit: str = "") 
     if value > most:
         what = f"{value} {unit}".strip()
         verb = "holds" if unit else "is"
-        raise RequestError(
-            f"{name} {verb} {what}; this server gives at most {most} ({flag}).", field=name
-        )
+        raise Refusal(
+            400, f"{name} {verb} {what}; this server gives at most {most} ({flag}).", param=name,
+            code="array_above_max_length" if unit else "integer_above_max_value",
+        )  # fmt: skip
 
 
 def _biases(given: dict[str, float] | None) -> dict[int, float] | None:

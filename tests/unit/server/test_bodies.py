@@ -116,7 +116,8 @@ def test_fields_that_are_known_and_not_implemented_say_what_to_do(name: str) -> 
     data = f'{{"prompt": "x", "{name}": 1}}'.encode()
     with pytest.raises(Refusal, match=name) as refused:
         parse(data, CompletionRequest)
-    assert refused.value.param == name and refused.value.message.count(".") == 3
+    assert refused.value.param == name
+    assert refused.value.message.endswith(f"is not implemented: {REFUSED[name]}.")
 
 
 def test_harmless_fields_are_not_fields_of_requests() -> None:
