@@ -95,7 +95,9 @@ def _name(place: Place) -> str:
 def _unknown(name: str, known: Iterable[str]) -> str:
     if name in REFUSED:
         return f"the field {name!r} is not implemented: {REFUSED[name]}."
-    near = get_close_matches(name, known, 1)
+    inside, _, own = name.rpartition(".")
+    beside = [other for path, _, other in (k.rpartition(".") for k in known) if path == inside]
+    near = [name.removesuffix(own) + other for other in get_close_matches(own, beside, 1)]
     do = f"Did you mean {near[0]!r}?" if near else "Leave it out."
     return f"the field {name!r} is not known. {do}"
 
