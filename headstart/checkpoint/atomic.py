@@ -49,14 +49,17 @@ def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -
             )
     if not os.path.lexists(out):
         return
-    if not overwrite:
-        raise CheckpointError(f"{out} exists. Choose another folder, or add --overwrite.")
     if out.is_symlink():
         raise CheckpointError(
-            f"{out} is a symbolic link; --overwrite only replaces folders. Give the folder it "
-            "points to, or remove the link."
+            f"{out} is a symbolic link; results only replace folders. Give the folder it points "
+            "to, or remove the link."
         )
-    is_ours = (out / PROVENANCE_NAME).is_file() or (out.is_dir() and not any(out.iterdir()))
+    if not out.is_dir():
+        raise CheckpointError(f"{out} is a file; the result is a folder. Choose another name.")
+    is_ours = (out / PROVENANCE_NAME).is_file() or not any(out.iterdir())
+    if not overwrite:
+        more = ", or add --overwrite" if is_ours else ""
+        raise CheckpointError(f"{out} exists. Choose another folder{more}.")
     if not is_ours:
         raise CheckpointError(
             f"{out} was not written by Headstart (no {PROVENANCE_NAME} in it), so --overwrite "

@@ -208,8 +208,11 @@ def test_restore_completes_a_partial_head(tiny: Tiny, tmp_path: Path, name: str)
 
 
 def test_restore_refuses_a_model_whose_head_is_whole(tiny: Tiny, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nothing to restore"):
-        restore(tiny("mimo"), tiny("mimo", seed=1), tmp_path / "result")
+    model, other = tiny("mimo"), tiny("mimo", seed=1)
+    with pytest.raises(CheckpointError, match=f"nothing to restore.* stitch {other} {model} "):
+        restore(model, other, tmp_path / "result")
+    with pytest.raises(CheckpointError, match=f"stitch HEAD {model} "):
+        restore(model, model, tmp_path / "result")
 
 
 @pytest.mark.parametrize("name", MODELS)

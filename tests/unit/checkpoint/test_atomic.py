@@ -47,16 +47,21 @@ def test_an_existing_target_needs_overwrite(tmp_path: Path) -> None:
     check_target(tmp_path / "out", overwrite=True)
 
 
-@pytest.mark.parametrize("kind", ["folder", "file"])
-def test_only_what_headstart_wrote_is_replaced(tmp_path: Path, kind: str) -> None:
+def test_only_what_headstart_wrote_is_replaced(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    if kind == "folder":
-        out.mkdir()
-        (out / "thesis.txt").write_text("")
-    else:
-        out.write_text("")
+    out.mkdir()
+    (out / "thesis.txt").write_text("")
     with pytest.raises(CheckpointError, match=r"was not written by Headstart.*Remove it yourself"):
         check_target(out, overwrite=True)
+    with pytest.raises(CheckpointError, match=r"out exists\. Choose another folder\.$"):
+        check_target(out, overwrite=False)
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_file_is_never_replaced(tmp_path: Path, overwrite: bool) -> None:
+    (tmp_path / "out").write_text("")
+    with pytest.raises(CheckpointError, match="out is a file; the result is a folder"):
+        check_target(tmp_path / "out", overwrite=overwrite)
 
 
 def test_nothing_is_replaced_through_a_link(tmp_path: Path) -> None:
@@ -65,7 +70,7 @@ def test_nothing_is_replaced_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="is a symbolic link"):
         check_target(tmp_path / "out", overwrite=True)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(CheckpointError, match="loop exists"):
+    with pytest.raises(CheckpointError, match="loop is a symbolic link"):
         check_target(tmp_path / "loop", overwrite=False)
 
 
