@@ -1,8 +1,9 @@
-"""The trained head as a folder, in the dtypes in which its source was stored."""
+"""The trained head as it will be served: in the dtypes in which its source was stored."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.heads.export import plan_export
 from headstart.models.saving import split_parameters
+from headstart.train.learner import Learner
 from headstart.train.subject import Subject
 
 _MASTER = "master."
@@ -38,6 +40,27 @@ def write_head(
     operation = plan_export(head, "headstart", name="train")
     details = {**operation.details, "training": dict(details)}
     replace(operation, details=details).write(out, overwrite=True)
+
+
+@contextmanager
+def as_written(subject: Subject, learner: Learner) -> Iterator[None]:
+    """Inside, the head has the weights that `write_head` would write; afterwards its masters.
+
+    Sharded masters stay as they are: there passes compute with copies in the computing dtype.
+    """
+    if learner.is_sharded:
+        yield
+        return
+    stored = subject.source.tensors
+    masters = {name: parameter.detach() for name, parameter in learner.parameters.items()}
+    kept = {name: master.clone() for name, master in masters.items()}
+    for name, part in split_parameters(masters, subject.head_config, stored).items():
+        part.copy_(part.to(torch_dtype(stored[name].dtype)))
+    try:
+        yield
+    finally:
+        for name, master in masters.items():
+            master.copy_(kept[name])
 
 
 def _tensor_source(value: Tensor, dtype: str) -> TensorSource:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -24,7 +24,7 @@ from headstart.train.lane import Lane, NotFinite, not_finite
 from headstart.train.packing import Row, plan_epoch
 from headstart.train.parallel import joined
 from headstart.train.report import write_comparison, write_report
-from headstart.train.result import write_head
+from headstart.train.result import as_written, write_head
 from headstart.train.run_folder import REPORT
 from headstart.train.session import Session, open_session, restore
 from headstart.train.step import Batch, Sums, learn
@@ -155,14 +155,17 @@ class Trainer:
                 lane.board.close()
 
     def validate(self) -> None:
-        """Walk the held-out answers with every head as it is now."""
+        """Walk the held-out answers with every head as it would be written now."""
         if not self.session.heldout:
             return
-        with memory_advice():
+        learners, subject = [lane.learner for lane in self.lanes], self.session.subject
+        with memory_advice(), ExitStack() as rounded:
+            for learner in learners:
+                rounded.enter_context(as_written(subject, learner))
             found = validate(
-                [lane.learner for lane in self.lanes], self.session.heldout, self.prepare,
+                learners, self.session.heldout, self.prepare,
                 pack_tokens=self.session.job.shared.pack_tokens,
-                max_len=self.session.subject.built.max_len, world=self.world,
+                max_len=subject.built.max_len, world=self.world,
             )  # fmt: skip
         for lane, validation in zip(self.lanes, found, strict=True):
             lane.judge(validation)

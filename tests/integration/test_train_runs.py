@@ -15,6 +15,7 @@ from training_data import random_records, record, write_data
 from training_runs import QUICK, StopAt, job, metrics, trained, weights, write_inputs
 
 from headstart.calibrate.tiny import write_tiny
+from headstart.checkpoint.config import Config
 from headstart.checkpoint.provenance import training_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load
@@ -24,10 +25,16 @@ from headstart.heads.export import plan_convert, plan_export
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.stitch import plan_stitch
+from headstart.models.config import model_config
+from headstart.models.saving import split_parameters
+from headstart.train import trainer
+from headstart.train.lane import Lane
+from headstart.train.learner import Learner
 from headstart.train.options import TrainOptions
 from headstart.train.packing import Row
 from headstart.train.step import Batch
 from headstart.train.trainer import Outcome, Trainer, train
+from headstart.train.validation import Validation, validate
 from headstart.train.variants import read_variants
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write as write_vocab
@@ -257,3 +264,34 @@ def test_heads_are_ranked_and_one_that_did_not_learn_is_told() -> None:
     told = "training did not help: the result is the head as it was"
     assert told in describe(idle) and told not in describe(good)
     assert [line.split()[:2] for line in ranking([idle, good])] == [["1.", "good"], ["2.", "idle"]]
+
+
+def test_what_is_validated_is_what_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masters are fp32, the head is stored in bf16: the best step must be best as it is served."""
+    seen: list[dict[str, torch.Tensor]] = []
+    masters: list[dict[str, torch.Tensor]] = []
+
+    def spy(learners: list[Learner], *given: Any, **settings: Any) -> list[Validation]:
+        seen.append({n: p.detach().clone() for n, p in learners[0].parameters.items()})
+        return validate(learners, *given, **settings)
+
+    def copied(lane: Lane, found: Validation) -> None:
+        masters.append({n: p.detach().clone() for n, p in lane.learner.parameters.items()})
+        judge(lane, found)
+
+    inputs, judge = write_inputs(tmp_path, "BF16"), Lane.judge
+    monkeypatch.setattr(trainer, "validate", spy)
+    monkeypatch.setattr(Lane, "judge", copied)
+    trained(inputs, tmp_path / "run", dtype="float32", **SHORT)
+    steps = [line["step"] for line in metrics(tmp_path / "run") if "validation" in line]
+    training = training_of(tmp_path / "run" / "head")
+    assert training is not None
+    best = steps.index(training["step"])
+    written = values(open_head(tmp_path / "run" / "head"))
+    stock = head_of(Checkpoint.open(inputs / "model"))
+    config = model_config(Config(dict(stock.config)).fields)
+    tried, wide = (split_parameters(p[best], config, written) for p in (seen, masters))
+    assert all(torch.equal(value.float(), written[name].float()) for name, value in tried.items())
+    assert best > 0 and any(not torch.equal(wide[name], tried[name]) for name in wide)

@@ -22,9 +22,9 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
-def write_inputs(folder: Path) -> Path:
+def write_inputs(folder: Path, dtype: str = "F32") -> Path:
     """folder/model and folder/data."""
-    write_tiny("mimo", folder / "model", dtype="F32")
+    write_tiny("mimo", folder / "model", dtype=dtype)
     heldout = random_records(6, seed=9, prefix="h")
     write_data(folder / "model", folder / "data", random_records(40), heldout)
     return folder
