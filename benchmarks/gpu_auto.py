@@ -160,10 +160,11 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
         for count in given.counts:
             if time.perf_counter() - began > given.time_limit:
                 result["left_out"].append({"rate": rate, "requests": count})
+                write(given, result)
                 continue
             row = Contest(subject, given, count, known[count]).run()
             rows.append(row)
-            known[count] = {n: v for n, v in row["all"].items() if n in (NO_HEAD, PLAIN)}
+            known[count] = {n: {**v} for n, v in row["all"].items() if n in (NO_HEAD, PLAIN)}
             own["seconds"] = time.perf_counter() - since
             result["elapsed_seconds"] = time.perf_counter() - began
             print(line(rate, row, result["elapsed_seconds"]), flush=True)
@@ -228,7 +229,7 @@ def document(given: argparse.Namespace, subject: Subject) -> dict[str, Any]:
 def write(given: argparse.Namespace, result: dict[str, Any]) -> None:
     rows = [row for one in result["rates"] for row in one["rows"]]
     for name in ("auto_to_best", "auto_to_no_head"):
-        result[f"worst_{name}"] = min(row[name] for row in rows)
+        result[f"worst_{name}"] = min((row[name] for row in rows), default=None)
     if given.out:
         given.out.write_text(json.dumps(result, indent=1) + "\n")
 

@@ -40,7 +40,7 @@ PARTS = {
     "DeviceLoop._compile": "kernels found or compiled",
     "Seating.warm_up": "rounds captured",
     "profile_rounds": "rounds captured and timed",
-    "single_costs": "requests that do not sit, timed",
+    "measure_both": "requests that do not sit, timed",
     "Engine.generate": "the first token",
 }
 IMPORTS, REST = "imports", "the rest"

@@ -1,4 +1,4 @@
-"""Who is answered without a head: where drafts clearly do not pay, one reads prompts for nothing.
+"""Who is answered without a head: where drafts do not pay, one reads prompts for nothing.
 
 Only with `auto`, and only requests that sit on the device. A few keep their head, so that what
 drafts are worth stays known. When drafting pays again, because others have left or because drafts
@@ -15,8 +15,9 @@ from headstart.engine.request import Request
 from headstart.engine.speculation import Speculation
 
 # Of the speed without heads: drafts that promise less do not pay, drafts that promise more do.
-# Between the two nothing changes, or one batch would be half with heads and half without.
-_TOO_LITTLE, _ENOUGH = 0.99, 1.01
+# Between the two nothing changes: few heads tell inexactly what drafts are worth, and a batch that
+# is half with heads and half without has the worst of both.
+_TOO_LITTLE, _ENOUGH = 0.99, 1.03
 _KEPT = 8  # one request of so many keeps its head
 _WORTH = 2.0  # times what it costs, a second start must save
 _CHECK_EVERY = 16  # steps between two looks at that
@@ -62,11 +63,11 @@ class Headless:
             return []
         rounds, context = self._speculation.rounds, _context(running)
         prospect = self._speculation.prospect(len(running), context)
-        if rounds is None or prospect is None or prospect <= 1:
+        if rounds is None or prospect is None or prospect < _ENOUGH:
             return []
         # Nobody knows where an answer ends: taken to be half of it what has come so far.
         left = sum(min(r.room, r.num_output) for r in spared) / len(spared)
-        plain_seconds = rounds.seconds(len(running), 0, context)
+        plain_seconds = rounds.headless_seconds(len(running), context)
         saved = left * plain_seconds * (1 - 1 / prospect)
         cost = sum(len(r.tokens) for r in spared) * rounds.row_seconds
         return spared if saved > _WORTH * cost else []

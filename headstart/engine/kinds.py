@@ -37,7 +37,7 @@ class Kinds:
             drafts, head_rows = 0, 0
         elif self.is_late(most, pending):
             above = next((number for number in self.menu if number > drafts), 0)
-            if most and pending <= above + 1:
+            if most > 1 and pending <= above + 1:
                 drafts, head_rows = above, above + 1
             else:
                 drafts, head_rows = min(1, most), self.late_rows(pending)

@@ -67,8 +67,11 @@ class LiveRounds:
         catch_up = 0.0 if num_drafts else self._table.catch_up_seconds(self._bucket(batch))
         return seconds + catch_up
 
+    def headless_seconds(self, batch: int, context: int) -> float:
+        """One round in which nobody has a head that would have to catch up."""
+        return self._alone(batch, 0, context)
+
     def _alone(self, batch: int, num_drafts: int, context: int) -> float:
-        """One round by itself."""
         seats = self._bucket(batch)
         seconds = self._table.seconds(seats, num_drafts, context)
         return seconds * self._corrections.factor((seats, num_drafts))
@@ -86,7 +89,7 @@ class LiveRounds:
         Everybody's drafts promise `chain`.
         """
         menu = [drafts for drafts in self._table.menu if 0 < drafts <= len(chain)]
-        plain = self._alone(batch, 0, context)
+        plain = self.headless_seconds(batch, context)
         speeds = [
             (1 + sum(chain[:drafts])) * plain / self.seconds(batch, drafts, context)
             for drafts in menu
@@ -111,14 +114,12 @@ class LiveRounds:
         tokens = float(batch + sum(map(sum, fixed)))
         least = max(map(len, fixed), default=0)
         gains = _by_depth(promises)
-        speeds = {
-            drafts: (tokens + sum(gains[:drafts]))
-            / self.seconds(batch, max(drafts, least), context)
-            for drafts in self._table.menu
-        }
-        best = max(speeds, key=lambda drafts: speeds[drafts])
-        if speeds[best] < (1 + _STAYING) * speeds.get(self._last, 0.0):
-            best = self._last
+        costs = {k: self.seconds(batch, max(k, least), context) for k in self._table.menu}
+        speeds = {k: (tokens + sum(gains[:k])) / seconds for k, seconds in costs.items()}
+        best, last = max(speeds, key=lambda drafts: speeds[drafts]), self._last
+        is_another = costs[best] != costs.get(last)  # or others draft so much anyway
+        if is_another and speeds[best] < (1 + _STAYING) * speeds.get(last, 0.0):
+            best = last
         self._last = best
         plain, one = (self.seconds(batch, drafts, context) for drafts in (0, 1))
         return Choice(

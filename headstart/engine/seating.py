@@ -97,6 +97,7 @@ class Seating:
         )  # fmt: skip
         model = runner.round_model(max_blocks * size, draft_vocab)
         graphs = Graphs(model, seats)
+        menu = [drafts for drafts in menu if drafts <= max_drafts]
         kinds = Kinds(graphs, WINDOW, menu, widest=seats.window)
         return cls(runner, scheduler, seats, graphs, kinds, max_len)
 
@@ -181,7 +182,9 @@ class Seating:
         count = self.graphs.bucket(len(self.taken))
         emitted, is_done = self._copy_out(self.seats.emitted[:count])
         timed = None
-        if began is not None and is_replay and kind.head_rows < self.kinds.window:
+        # A round with fewer drafts than it has room for may take less: experts skip such rows.
+        is_usual = kind.head_rows < self.kinds.window and most == kind.num_drafts
+        if began is not None and is_replay and is_usual:
             timed = Timed(kind, sum(len(r.tokens) for r in self.taken.values()), began)
         self._flight = Flight(dict(self.taken), drafts, emitted, is_done, timed, num_unread)
         return True

@@ -18,8 +18,8 @@ from headstart.engine.request import Request
 from headstart.engine.round_costs import LiveRounds
 
 _PROBE_EVERY = 64  # rounds without drafts until some are tried again, counted for all requests
-_PROBE_RARELY = 256  # the same where one of so many is free to choose, or less: the others, most
-_FEW = 4  # of them without a head, pay for a round with drafts and tell nothing about them
+_PROBE_RARELY = 256  # the same where one of so many has a head, or less: the others pay for a
+_FEW = 4  # round with drafts and tell nothing about them
 _PROBE_SOON = 8  # the same after a try that paid,
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
@@ -152,7 +152,8 @@ class Speculation:
         assert costs is not None
         best = self._best(costs, automatic, fixed)
         self._remember(best, automatic)
-        has_few = _FEW * len(automatic) <= len(requests)
+        num_heads = sum(not request.is_headless for request in requests)
+        has_few = _FEW * num_heads <= len(requests)
         tried = self._try_otherwise(costs, best, automatic, has_few=has_few)
         if tried is best and not is_seated:
             tried = self._try_deeper(costs, best, automatic)

@@ -58,6 +58,13 @@ def test_a_k_stays_where_another_is_worth_little_more(gain: float, drafts: int) 
     assert costs.best([promise] * 16, [], context=0).drafts[0] == drafts
 
 
+def test_no_k_stays_where_others_draft_as_much_anyway() -> None:
+    """Regression: two per cent of a large batch were more than one request could promise."""
+    costs, fixed = LiveRounds(TABLE), [[0.5, 0.4, 0.3]] * 15
+    assert costs.best([[0.0]], fixed, context=0).drafts == [0]
+    assert costs.best([[0.3, 0.2, 0.1]], fixed, context=0).drafts == [3]
+
+
 def test_drafts_are_compared_with_rounds_that_no_head_has_to_follow() -> None:
     costs = LiveRounds(TABLE)
     assert costs.prospect([0.5], 16, context=0) == pytest.approx(1.5 * 6.0 / 8.0)

@@ -39,10 +39,10 @@ def pick(own: Kinds, count: int, most: int, pending: int) -> Kind:
 @pytest.mark.parametrize(
     ("most", "pending", "drafts", "rows"),
     [(3, 4, 3, 4), (4, 2, 5, 6), (0, 3, 0, 0), (0, 16, 0, 16), (2, 6, 1, 16), (1, 9, 1, 16),
-     (12, 3, 12, 13), (5, 9, 8, 9), (4, 7, 8, 9), (3, 9, 1, 16), (8, 10, 1, 16)],
+     (12, 3, 12, 13), (5, 9, 8, 9), (4, 7, 8, 9), (3, 9, 1, 16), (8, 10, 1, 16), (1, 3, 1, 16)],
     ids=["as wanted", "rounded up", "none", "the head catches up", "K falls", "K rises from 0",
          "beyond the menu", "K falls by a step", "after a round without", "K falls by two steps",
-         "nothing above on the menu"],
+         "nothing above on the menu", "one draft in either case"],
 )  # fmt: skip
 def test_k_and_pending_tokens_decide_the_kind(
     most: int, pending: int, drafts: int, rows: int
