@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -72,7 +71,7 @@ def run(
     targets = make_targets(model, target, head=head, compare=found.compare)
     from headstart.bench.folder import check_out
     from headstart.bench.study import measure_study
-    from headstart.cli.bench_view import finish, plan_lines, watching
+    from headstart.cli.bench_view import finish, tell_plans, watching
 
     check_out(out, overwrite=overwrite)
     facts = targets.facts(workload.api, is_offline=dry_run)
@@ -81,8 +80,7 @@ def run(
     )  # fmt: skip
     study = targets.study(points, questions, load, facts=facts, repeats=repeats, seed=workload.seed)
     if dry_run:
-        print("\n".join(plan_lines(study, targets.base)))
-        print("dry run: nothing was measured", file=sys.stderr)
+        tell_plans({"": study}, targets.base, server=targets.server, json_output=json_output)
         return
     from headstart.bench.document import Measured, make_document
 
@@ -95,7 +93,7 @@ def run(
     document = make_document(
         [Measured(study, outcome.records)], targets.base, limits=limits, prices=prices, model=model,
         workload={"kind": "load", **_plain(asdict(workload)), **_load(load, points)},
-        notes=outcome.notes,
+        notes=(*targets.notes, *outcome.notes),
     )  # fmt: skip
     finish(document, out, overwrite=overwrite, json_output=json_output)
     outcome.raise_if_stopped()

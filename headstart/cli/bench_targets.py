@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from headstart.bench.target import API_KEY_VARIABLE, Target
 from headstart.bench.variants import Variant, base_of, parse_compare, parse_urls
 from headstart.bench.workload import Api, Workload
+from headstart.cli.demo_defaults import is_demo
 from headstart.errors import ConfigError, MissingExtra, install
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from headstart.bench.facts import Facts
     from headstart.bench.study import Study
 
-DEMO = "demo"
 _DEFAULT_COMPARE, _AUTO = "0,3", "auto"
 
 
@@ -106,12 +106,23 @@ class Targets:
             timeout_seconds=self.options.timeout_seconds, count_tokens=facts.count_answers,
         )  # fmt: skip
 
+    @property
+    def server(self) -> str | None:
+        """Our own server as it is started, but for what a variant or the load adds."""
+        if self.model is None:
+            return None
+        return shlex.join(["headstart", "serve", self.model, *self._flags()])
+
+    @property
+    def notes(self) -> list[str]:
+        return [] if self.server is None else [f"measured behind our own server: {self.server}"]
+
     def _flags(self) -> list[str]:
         own = shlex.split(self.options.server_flags)
         flags = ["--device", self.options.device, "--dtype", self.options.dtype]
         if self.head is not None:
             flags += ["--head", str(self.head)]
-        if self.model == DEMO:
+        if is_demo(self.model):
             flags += _demo_flags(own)
         return [*flags, *own]
 

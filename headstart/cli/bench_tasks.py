@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -66,7 +65,7 @@ def run(
     from headstart.bench.folder import check_out
     from headstart.bench.study import measure_study
     from headstart.bench.tasks import answer_lines, task_workloads
-    from headstart.cli.bench_view import finish, plan_lines, watching
+    from headstart.cli.bench_view import finish, tell_plans, watching
 
     check_out(out, overwrite=overwrite)
     facts = targets.facts(is_offline=dry_run)
@@ -82,9 +81,7 @@ def run(
         for task, workload in workloads.items()
     }  # fmt: skip
     if dry_run:
-        for task, study in studies.items():
-            print("\n".join([f"task      {task}", *plan_lines(study, targets.base)]))
-        print("dry run: nothing was measured", file=sys.stderr)
+        tell_plans(studies, targets.base, server=targets.server, json_output=json_output)
         return
     measured = []
     with targets.served(concurrency) as variants:
@@ -99,7 +96,7 @@ def run(
         outcome.raise_if_stopped()
     files = [str(file) for file in question_file]
     document = make_document(
-        measured, targets.base, model=model, notes=outcome.notes,
+        measured, targets.base, model=model, notes=(*targets.notes, *outcome.notes),
         workload={
             "kind": "tasks", "tasks": files, "num_questions": num_questions,
             "output_tokens": str(max_gen_length),

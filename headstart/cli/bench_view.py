@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,17 +32,38 @@ if TYPE_CHECKING:
 _PIPED_WIDTH, _HEAD_WIDTH = 100, 10
 
 
-def plan_lines(study: Study, base: Variant) -> list[str]:
-    """What would be measured, for --dry-run."""
-    names = ", ".join(f"{v.name} (base)" if v is base else v.name for v in study.variants)
-    loads = "; ".join(point.name for point in study.points)
-    return [
-        f"variants  {names}",
-        f"loads     {loads}",
-        f"requests  {study.workload.num_requests} in each of "
-        f"{len(study.variants) * len(study.points) * study.repeats} runs "
-        f"({study.repeats} repeats), temperature {study.workload.temperature:g}",
-    ]
+def tell_plans(
+    studies: Mapping[str, Study], base: Variant, *, server: str | None, json_output: bool
+) -> None:
+    """What would be measured, for --dry-run; by task, "" where there are none."""
+    plans = [_plan(task, study, base) for task, study in studies.items()]
+    if json_output:
+        print(json.dumps({"plans": plans, "server": server, "dry_run": True}))
+        return
+    for plan in plans:
+        names = [f"{name} (base)" if name == base.name else name for name in plan["variants"]]
+        task = [f"task      {plan['task']}"] if plan["task"] else []
+        lines = [
+            *task,
+            f"variants  {', '.join(names)}",
+            f"loads     {'; '.join(plan['loads'])}",
+            f"requests  {plan['requests']} in each of {plan['runs']} runs "
+            f"({plan['repeats']} repeats), temperature {plan['temperature']:g}",
+        ]
+        print("\n".join(lines))
+    if server is not None:
+        print(f"server    {server}")
+    print("dry run: nothing was measured", file=sys.stderr)
+
+
+def _plan(task: str, study: Study, base: Variant) -> dict[str, Any]:
+    return {
+        "task": task or None, "variants": [variant.name for variant in study.variants],
+        "base": base.name, "loads": [point.name for point in study.points],
+        "requests": study.workload.num_requests, "repeats": study.repeats,
+        "runs": len(study.variants) * len(study.points) * study.repeats,
+        "temperature": study.workload.temperature,
+    }  # fmt: skip
 
 
 @contextmanager

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.options import Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
@@ -54,7 +55,7 @@ def run(
     from headstart.engine.engine import Engine
 
     with loading(model):
-        engine = Engine(model, head, options=options)
+        engine = Engine(model, head, options=with_shipped_vocab(model, head, options))
     for note in engine.notes:
         print(f"note: {note}", file=sys.stderr)
     params = engine.prompts.default_params(ignore_eos=ignore_eos, **changes)

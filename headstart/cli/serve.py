@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.options import Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
@@ -65,6 +66,6 @@ def _serve(
     def make_engine() -> Engine:
         from headstart.engine.engine import Engine
 
-        return Engine(model, head, options=options)
+        return Engine(model, head, options=with_shipped_vocab(model, head, options))
 
     return serve(model, server, make_engine, listener)

@@ -1,0 +1,28 @@
+"""The model called `demo` runs with what ships for it, unless something else is asked for."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headstart.engine.options import EngineOptions
+
+_DEMO = "demo"
+
+
+def is_demo(model: str | None) -> bool:
+    """Whether the name stands for our model, and not for a folder that is called so."""
+    return model == _DEMO and not os.path.lexists(_DEMO)
+
+
+def with_shipped_vocab(model: str, head: Path | None, options: EngineOptions) -> EngineOptions:
+    """The demo's own head drafts with its own vocabulary, which changes no text."""
+    from headstart.demo.shipped import shipped_vocab
+
+    is_own = is_demo(model) and head is None and options.speculate != 0
+    if not is_own or options.draft_vocab is not None or (vocab := shipped_vocab()) is None:
+        return options
+    return replace(options, draft_vocab=str(vocab))
