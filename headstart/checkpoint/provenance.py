@@ -31,6 +31,8 @@ PROVENANCE_VERSION = 1
 _SAMPLE_BYTES = 1 << 16
 _OUR_NAME = re.compile(r"(modules\.(0|[1-9][0-9]{0,8})|shared)\.[A-Za-z_]\w*\..+", re.ASCII)
 
+_OF_HEADS = ("export", "convert", "train")  # operations whose result is a head by itself
+
 
 @dataclass(frozen=True)
 class Made:
@@ -98,6 +100,22 @@ def training_of(folder: Path) -> dict[str, Any] | None:
     if found is not None and not isinstance(found, dict):
         raise _wrong(folder / PROVENANCE_NAME, "training", found, "an object")
     return found
+
+
+def exported_from(folder: Path) -> Path | None:
+    """The model whose head `folder` holds by itself, as far as that was written down."""
+    seen: set[Path] = set()  # folders may have been written over and over
+    while folder not in seen:
+        seen.add(folder)
+        found = read_provenance(folder)
+        operation = found.get("operation")
+        if operation not in _OF_HEADS:  # not a head by itself: the model, if one came to it
+            return folder if len(seen) > 1 and folder.is_dir() else None
+        source = Path(found["sources"][0]["path"])
+        if operation == "export":  # from a whole checkpoint, wherever that is by now
+            return source
+        folder = source
+    return None
 
 
 def is_our_name(name: str) -> bool:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
 
 from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, ModelType, Out, Overwrite
+from headstart.errors import ConfigError
 
 
 def run(
@@ -28,8 +30,13 @@ def run(
     from headstart.heads.formats import open_head, open_model
     from headstart.heads.stitch import plan_restore
 
-    target = open_model(local_folder(model))
-    head = open_head(local_folder(original), model_type)
+    target, source = open_model(local_folder(model)), local_folder(original)
+    if os.path.realpath(source) == os.path.realpath(target.folder):
+        raise ConfigError(
+            f"--from is {original}, the model itself; give the original, which has the head that "
+            "was lost."
+        )
+    head = open_head(source, model_type)
     operation = plan_restore(
         target, head.origin, head, dequantized=dequantize, model_type=model_type
     )

@@ -34,6 +34,7 @@ def run(
 ) -> int:
     limit_spinning()
     _check_formats(server)
+    _check_vocab(options)
     configure(server.log_format)
     with listen(server) as listener:
         logging.getLogger("headstart.server").info(
@@ -49,6 +50,14 @@ def _check_formats(server: ServerOptions) -> None:
 
     tool_format(server.tool_call_parser, None)
     reasoning_format(server.reasoning_parser, None)
+
+
+def _check_vocab(options: EngineOptions) -> None:
+    """A draft vocabulary that cannot be read, likewise."""
+    if options.draft_vocab is not None:
+        from headstart.vocab.files import read
+
+        read(Path(options.draft_vocab))
 
 
 def _serve(

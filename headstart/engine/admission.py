@@ -52,7 +52,8 @@ class Admission:
         is_profiled = self._options.speculate == "auto"
         if params.speculate == "auto" and not is_profiled and self._built.head is not None:
             raise RequestError(
-                "speculate auto needs an engine that was started with it (profiled).",
+                "speculate auto needs an engine that was started with speculate auto and has "
+                "timed its rounds. Start it so (serve --speculate auto), or give a number.",
                 field="speculate",
             )
         if params.speculate is not None and not is_speculate(params.speculate):

@@ -68,6 +68,11 @@ def plan_graft(model: Checkpoint, head: Head | None = None) -> Operation:
             f"{model.folder} has a head ({found.state}). To replace it use `headstart stitch`; to "
             "complete it, `headstart restore`."
         )
+    if found.state == "declared-but-missing":
+        changes.append(
+            "the config declares a head that is not there: `headstart restore` gives back the "
+            "one that was lost, if you have the original"
+        )
     head = head or fresh_head(model, owner)
     operation = plan_stitch(
         replace(head, changes=(*changes, *head.changes)),

@@ -38,6 +38,7 @@ class Head:
     changes: tuple[str, ...] = ()  # what differs from how it was stored, in words
     # fields of `config` that a format overwrote with the head's own values
     lost_fields: tuple[str, ...] = ()
+    model: Path | None = None  # the checkpoint that it belongs to, where that is known
 
     @property
     def is_quantized(self) -> bool:
@@ -90,6 +91,7 @@ def head_of(checkpoint: Checkpoint, model_type: str | None = None) -> Head:
         tensors={ours: checkpoint.source(name) for ours, name in found.tensors.items()},
         config=checkpoint.config.raw,
         origin=checkpoint,
+        model=checkpoint.folder,
         root=found.naming.root,
         num_modules=found.num_modules,
         trunk_tensors=trunk_tensors(checkpoint, found.family),
@@ -122,6 +124,7 @@ def borrowing(head: Head, model: Checkpoint) -> Head:
             copies[name] = model.source(own.name)
     return replace(
         head,
+        model=model.folder,
         tensors={**head.tensors, **copies},
         config=model.config.raw,
         lost_fields=(),

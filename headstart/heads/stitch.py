@@ -7,7 +7,6 @@ model's list of unquantised modules names it as engines ask for it.
 from __future__ import annotations
 
 import copy
-import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -114,11 +113,10 @@ def plan_restore(
     """A fine-tuned or quantised model with the head of its original."""
     existing = find_head_of(model, require_family(model, model_type))
     if existing.is_usable:
-        is_other = not os.path.samefile(original.folder, model.folder)
-        other = quoted(original.folder) if is_other else "HEAD"
         raise CheckpointError(
             f"{model.folder} has a whole head ({existing.state}); there is nothing to restore. To "
-            f"replace it: headstart stitch {other} {quoted(model.folder)} --out DIR"
+            f"replace it: headstart stitch {quoted(original.folder)} {quoted(model.folder)} "
+            "--out DIR"
         )
     return plan_stitch(head, model, name="restore", dequantized=dequantized, model_type=model_type)
 

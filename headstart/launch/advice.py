@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from headstart.checkpoint.provenance import training_of
+from headstart.checkpoint.provenance import read_provenance, training_of
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
@@ -44,6 +44,13 @@ def advised_k(
             f"K = {depths}: Headstart trained this head to draft so many tokens (headstart.json); "
             "change it with --speculate"
         )
+    per_module = f"K = {modules}: one draft token per module; change it with --speculate"
+    if num_sources := _grafted_from(folder):
+        fresh = (
+            f"K = {modules}: the head is fresh (headstart graft); before it is trained (headstart "
+            "distill, then train) its drafts bring nothing"
+        )
+        return modules, fresh if num_sources == 1 else per_module
     if family.name == "glm_moe_dsa" and report.config.get("index_share_for_mtp_iteration"):
         return 5, "K = 5: the GLM-5.2 head was trained for up to 5 draft tokens (GLM-5.2 recipe)"
     if family.name == "mimo_v2" and engine == "vllm":
@@ -53,7 +60,15 @@ def advised_k(
         if family.layout.topology != "recursive":
             k = min(k, modules)  # each module drafts one token
         return k, f"K = {k} ({source}); change it with --speculate"
-    return modules, f"K = {modules}: one draft token per module; change it with --speculate"
+    return modules, per_module
+
+
+def _grafted_from(folder: Path) -> int:
+    """Sources of a graft, whose head nobody published figures of: 1, its trunk alone made it; 2, it
+    was given. 0: no graft.
+    """
+    found = read_provenance(folder)
+    return len(found.get("sources", ())) if found.get("operation") == "graft" else 0
 
 
 def _trained_depths(folder: Path) -> int | None:

@@ -144,7 +144,9 @@ class Serving:
             self._end(0, f"{self._signal_name} while loading")
             return
         _log.info(
-            "draining: %d answers have %g s", self.state.gate.num_open, self.options.drain_seconds
+            "draining: %d answers have %g s; another signal ends them now",
+            self.state.gate.num_open,
+            self.options.drain_seconds,
         )
         self._draining = asyncio.create_task(self._drain())
 

@@ -244,6 +244,13 @@ def test_a_dry_run_says_what_would_be_measured(tmp_path: Path) -> None:
     assert "K=0 (base), K=3" in text and "6 in each of 8 runs" in text
 
 
+def test_a_dry_run_tells_machines_which_server_would_be_started() -> None:
+    plan = json.loads(bench("run", "demo", "--dry-run", "--json", *LOAD))
+    assert plan["plans"][0]["variants"] == ["K=0", "K=3"] and plan["dry_run"] is True
+    assert plan["server"].startswith("headstart serve demo --device auto --dtype auto")
+    assert "--weights int8 --draft-vocab" in plan["server"]
+
+
 def test_an_existing_result_is_not_replaced_unasked(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")

@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "not ids": ([3, "x"], {}, RequestError, "a list of token ids, or a list of messages"),
     "too long": ([3] * 2000, {}, RequestError, "2000 tokens; prompt and answer together may have"),
     "draft vocabulary": ([3], {"draft_vocab": "short"}, RequestError, "is called 'short'"),
-    "auto in a fixed engine": ([3], {"speculate": "auto"}, RequestError, "started with it"),
+    "auto in a fixed engine": ([3], {"speculate": "auto"}, RequestError, "give a number"),
     "stop id": ([3], {"stop_token_ids": (999,)}, ConfigError, "stop_token_ids holds 999"),
     "chat without template": ([{"role": "user", "content": "t3"}], {}, RequestError, "template"),
 }

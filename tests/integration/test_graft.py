@@ -260,6 +260,19 @@ def test_the_note_does_not_say_how_good_an_untrained_head_is(tiny: Tiny) -> None
     assert any("unknown until it is trained" in change for change in changes)
 
 
+def test_a_head_that_was_lost_can_be_restored_instead(tiny: Tiny, tmp_path: Path) -> None:
+    def lose(found: Tensors) -> None:
+        for name in head_names(tiny("mimo")).values():
+            del found[name]
+
+    lost = edited(tiny("mimo"), tmp_path / "lost", change=lose)
+    assert any(
+        "headstart restore" in change for change in plan_graft(Checkpoint.open(lost)).changes
+    )
+    changes = plan_graft(Checkpoint.open(tiny("llama"))).changes
+    assert not any("headstart restore" in change for change in changes)
+
+
 def test_an_unknown_model_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     def change(document: dict[str, Any]) -> None:
         document.update(model_type="phi9", architectures=["Phi9ForCausalLM"])

@@ -9,10 +9,11 @@ readers take the trunk's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.config import check_fields
-from headstart.checkpoint.provenance import Made, made_by_us
+from headstart.checkpoint.provenance import Made, exported_from, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import swapped_halves
@@ -72,7 +73,10 @@ def plan(head: Head) -> Export:
         "left_out": sorted({*head.left_out, *(set(head.tensors) - set(kept))}),
         "lost_fields": list(head.lost_fields),
     }
-    documents = {"config.json": _config(head, next(iter(tensors.values())).dtype)}
+    model = head.model or exported_from(head.origin.folder)
+    if model is None:
+        changes.append("the verifier has no name: which model it is, --model MODEL says")
+    documents = {"config.json": _config(head, next(iter(tensors.values())).dtype, model)}
     return Export(
         FolderPlan({"model.safetensors": Shard(tensors)}, head.side_files(), documents),
         tuple(changes),
@@ -115,7 +119,7 @@ def _our_name(theirs: str) -> str:
     return f"modules.0.{back[role]}.{parameter}" if role in back else f"modules.0.block.{rest}"
 
 
-def _config(head: Head, dtype: str) -> dict[str, Any]:
+def _config(head: Head, dtype: str, model: Path | None) -> dict[str, Any]:
     text = head.config.get("text_config")
     layer = dict(text if isinstance(text, Mapping) else head.config)
     layer.pop("quantization_config", None)
@@ -136,7 +140,7 @@ def _config(head: Head, dtype: str) -> dict[str, Any]:
                 }
             ],
             "verifier": {
-                "name_or_path": str(head.origin.folder),
+                "name_or_path": None if model is None else str(model),
                 "architectures": list(head.config.get("architectures") or []),
             },
         },

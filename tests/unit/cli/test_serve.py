@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from headstart.cli.main import app
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, HeadstartError
 
 
 @pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
@@ -16,4 +16,13 @@ def test_a_format_that_nobody_knows_is_refused_at_once(tmp_path: Path, flag: str
     """The folder has no model, which would be the next to be said."""
     result = CliRunner().invoke(app, ["serve", str(tmp_path), "--port", "0", flag, "hermees"])
     assert isinstance(result.exception, ConfigError) and "hermees" in str(result.exception)
+    assert "loading" not in result.output
+
+
+def test_a_draft_vocabulary_that_is_not_there_is_refused_at_once(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.json")
+    result = CliRunner().invoke(
+        app, ["serve", str(tmp_path), "--port", "0", "--draft-vocab", absent]
+    )
+    assert isinstance(result.exception, HeadstartError) and "absent.json" in str(result.exception)
     assert "loading" not in result.output

@@ -23,6 +23,7 @@ from headstart.cli import stitch as stitch_command
 from headstart.errors import (
     BadConfig,
     CheckpointError,
+    ConfigError,
     MissingTensor,
     ShapeMismatch,
     UnexpectedTensor,
@@ -372,3 +373,33 @@ def test_a_nested_config_is_checked_like_a_whole_one(
     )
     with pytest.raises(BadConfig, match=rf"{part}\.{field} is 1000000000000; expected"):
         open_head(head)
+
+
+def test_a_speculators_head_names_its_model_as_far_as_it_is_known(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    def verifier(folder: Path) -> str | None:
+        config = json.loads((folder / "config.json").read_text())
+        found: str | None = config["speculators_config"]["verifier"]["name_or_path"]
+        return found
+
+    model, other = tiny("mimo"), tiny("mimo", seed=1)
+    plan_export(open_head(model), "speculators").write(tmp_path / "direct")
+    plan_export(open_head(model), "headstart").write(tmp_path / "head")
+    plan_convert(open_head(tmp_path / "head"), "sglang").write(tmp_path / "sglang")
+    for source in ("head", "sglang"):
+        plan_convert(open_head(tmp_path / source), "speculators").write(tmp_path / f"by-{source}")
+    given = plan_convert(open_head(tmp_path / "head"), "speculators", model=Checkpoint.open(other))
+    given.write(tmp_path / "given")
+    names = [verifier(tmp_path / name) for name in ("direct", "by-head", "by-sglang", "given")]
+    assert names == [str(model), str(model), str(model), str(other)]
+    (tmp_path / "head" / "headstart.json").unlink()
+    unknown = plan_convert(open_head(tmp_path / "head"), "speculators")
+    assert any("--model MODEL says" in change for change in unknown.changes)
+    unknown.write(tmp_path / "unknown")
+    assert verifier(tmp_path / "unknown") is None
+
+
+def test_a_model_is_not_its_own_original(tiny: Tiny, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="the model itself; give the original"):
+        restore_command.run(model=str(tiny("mimo")), original=str(tiny("mimo")), out=tmp_path / "x")

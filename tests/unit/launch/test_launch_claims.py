@@ -37,6 +37,17 @@ def test_a_head_that_was_tuned_gets_the_k_that_it_was_tuned_for(tmp_path: Path) 
         command("vllm", "mimo", r_path=tmp_path)
 
 
+def test_a_fresh_head_has_no_published_figures(tmp_path: Path) -> None:
+    """Nor has one that others have trained and that was put in."""
+    for sources, said in (([{}], "is fresh"), ([{}, {}], "one draft token per")):
+        made = {"operation": "graft", "sources": sources}
+        (tmp_path / "headstart.json").write_text(json.dumps(made))
+        built = command("vllm", "mimo", r_path=tmp_path)
+        assert built.num_drafts == 1
+        assert [said in note for note in built.notes].count(True) == 1
+        assert not any("stock head" in note for note in built.notes)
+
+
 def test_the_old_batch_size_switch_of_vllm_is_never_written() -> None:
     built = command("vllm", speculate_off_above=8)
     assert "disable" not in value_of(built, "--speculative-config")
