@@ -7,11 +7,13 @@ model's list of unquantised modules names it as engines ask for it.
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from headstart.checkpoint.compare import as_slice, equal_slices
 from headstart.checkpoint.header import TensorInfo
+from headstart.checkpoint.provenance import digest, exported_from
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.checkpoint.writer import FolderPlan
@@ -79,6 +81,8 @@ def plan_stitch(
     placed = placement(model, {**tensors, **(extra or {})}, removed)
     config = _config(head, model)
     lists, notes = relist(head, model, naming, config)
+    if name == "stitch":
+        notes += _from_elsewhere(head, model)
     facts = {
         "head": f"{owner.name}, {counted(head.num_modules, 'module')}, "
         f"{counted(len(tensors), 'tensor')}, {megabytes(head.num_bytes)}",
@@ -119,6 +123,16 @@ def plan_restore(
             "--out DIR"
         )
     return plan_stitch(head, model, name="restore", dequantized=dequantized, model_type=model_type)
+
+
+def _from_elsewhere(head: Head, model: Checkpoint) -> list[str]:
+    """A word about a head of another model, which fits by its sizes and may still be worthless."""
+    owner = head.model or exported_from(head.origin.folder)
+    if owner is None or os.path.realpath(owner) == os.path.realpath(model.folder):
+        return []
+    if (owner / "config.json").is_file() and digest(Checkpoint.open(owner)) == digest(model):
+        return []  # the same model in another place
+    return [f"the head comes from {owner}; `headstart inspect DIR --probe` says what it is worth"]
 
 
 def _naming(owner: Family, model: Checkpoint, head: Head) -> Naming:

@@ -41,6 +41,7 @@ from headstart.errors import (
     UnsupportedFamily,
 )
 from headstart.heads.detection import COUNT_FIELDS
+from headstart.heads.export import plan_export
 from headstart.heads.formats import FORMATS, format_of, open_head
 from headstart.heads.stitch import plan_stitch
 
@@ -588,6 +589,17 @@ def test_a_head_put_back_where_it_was_changes_nothing(tiny: Tiny, tmp_path: Path
     model = tiny("deepseek_v3")
     moved = shutil.copytree(model, tmp_path / "moved")
     assert plan_stitch(open_head(model), Checkpoint.open(moved)).changes == ()
+
+
+def test_a_head_of_another_model_is_said_to_be_one(tiny: Tiny, tmp_path: Path) -> None:
+    """It fits by its sizes; by way of a head format, too, which knows where it is from."""
+    model, other = Checkpoint.open(tiny("mimo")), tiny("mimo", seed=1)
+    plan_export(open_head(other), "headstart").write(tmp_path / "head")
+    plan_export(open_head(model.folder), "headstart").write(tmp_path / "own")
+    said = f"the head comes from {other};"
+    for source in (other, tmp_path / "head"):
+        assert any(said in change for change in plan_stitch(open_head(source), model).changes)
+    assert plan_stitch(open_head(tmp_path / "own"), model).changes == ()
 
 
 def test_counts_of_one_are_written_as_such(tiny: Tiny) -> None:
