@@ -13,7 +13,7 @@ import platform
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.config import check_fields, read_json_object
-from headstart.errors import BadConfig, BrokenFile
+from headstart.errors import BadConfig, BrokenFile, HeadstartError
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
@@ -102,19 +102,32 @@ def training_of(folder: Path) -> dict[str, Any] | None:
     return found
 
 
+def sources_of(found: Mapping[str, Any]) -> list[Path]:
+    """Where a result came from, by its provenance; what is not written as ours is passed over."""
+    listed = found.get("sources")
+    entries = listed if isinstance(listed, list) else []
+    paths = [entry.get("path") for entry in entries if isinstance(entry, dict)]
+    return [Path(path) for path in paths if isinstance(path, str)]
+
+
 def exported_from(folder: Path) -> Path | None:
-    """The model whose head `folder` holds by itself, as far as that was written down."""
+    """The model whose head `folder` holds by itself, as far as that was written down.
+
+    Nothing depends on it but words, so what cannot be read or followed is not known.
+    """
     seen: set[Path] = set()  # folders may have been written over and over
     while folder not in seen:
-        seen.add(folder)
-        found = read_provenance(folder)
-        operation = found.get("operation")
+        try:
+            found, is_there = read_provenance(folder), folder.is_dir()
+        except (OSError, ValueError, HeadstartError):
+            return None
+        operation, sources = found.get("operation"), sources_of(found)
         if operation not in _OF_HEADS:  # not a head by itself: the model, if one came to it
-            return folder if len(seen) > 1 and folder.is_dir() else None
-        source = Path(found["sources"][0]["path"])
+            return folder if seen and is_there else None
         if operation == "export":  # from a whole checkpoint, wherever that is by now
-            return source
-        folder = source
+            return sources[0] if sources else None
+        seen.add(folder)
+        folder = sources[0] if sources else folder
     return None
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 from headstart.checkpoint.compare import as_slice, equal_slices
@@ -19,6 +20,7 @@ from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import (
     CheckpointError,
+    HeadstartError,
     MissingTensor,
     ShapeMismatch,
     UnsupportedFamily,
@@ -130,8 +132,9 @@ def _from_elsewhere(head: Head, model: Checkpoint) -> list[str]:
     owner = head.model or exported_from(head.origin.folder)
     if owner is None or os.path.realpath(owner) == os.path.realpath(model.folder):
         return []
-    if (owner / "config.json").is_file() and digest(Checkpoint.open(owner)) == digest(model):
-        return []  # the same model in another place
+    with suppress(OSError, ValueError, HeadstartError):  # it may be gone, or broken: no matter
+        if digest(Checkpoint.open(owner)) == digest(model):
+            return []  # the same model in another place
     return [f"the head comes from {owner}; `headstart inspect DIR --probe` says what it is worth"]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from headstart.checkpoint.provenance import read_provenance, training_of
+from headstart.checkpoint.provenance import read_provenance, sources_of, training_of
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
@@ -68,7 +68,7 @@ def _grafted_from(folder: Path) -> int:
     was given. 0: no graft.
     """
     found = read_provenance(folder)
-    return len(found.get("sources", ())) if found.get("operation") == "graft" else 0
+    return len(sources_of(found)) if found.get("operation") == "graft" else 0
 
 
 def _trained_depths(folder: Path) -> int | None:

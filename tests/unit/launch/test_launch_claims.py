@@ -39,7 +39,8 @@ def test_a_head_that_was_tuned_gets_the_k_that_it_was_tuned_for(tmp_path: Path) 
 
 def test_a_fresh_head_has_no_published_figures(tmp_path: Path) -> None:
     """Nor has one that others have trained and that was put in."""
-    for sources, said in (([{}], "is fresh"), ([{}, {}], "one draft token per")):
+    trunk = {"path": "trunk"}
+    for sources, said in (([trunk], "is fresh"), ([trunk, {"path": "head"}], "one draft token")):
         made = {"operation": "graft", "sources": sources}
         (tmp_path / "headstart.json").write_text(json.dumps(made))
         built = command("vllm", "mimo", r_path=tmp_path)
