@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.config import check_fields, read_json_object
-from headstart.errors import BadConfig, BrokenFile, HeadstartError
+from headstart.errors import BadConfig, BrokenFile
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
@@ -30,8 +30,6 @@ PROVENANCE_NAME = "headstart.json"
 PROVENANCE_VERSION = 1
 _SAMPLE_BYTES = 1 << 16
 _OUR_NAME = re.compile(r"(modules\.(0|[1-9][0-9]{0,8})|shared)\.[A-Za-z_]\w*\..+", re.ASCII)
-
-_OF_HEADS = ("export", "convert", "train")  # operations whose result is a head by itself
 
 
 @dataclass(frozen=True)
@@ -59,7 +57,9 @@ def provenance(
             "headstart": _version("headstart"),
             "python": platform.python_version(),
         },
-        "sources": [{"path": str(source.folder), "digest": digest(source)} for source in sources],
+        "sources": [
+            {"path": os.path.abspath(source.folder), "digest": digest(source)} for source in sources
+        ],
         "changes": list(changes),
         **details,
     }
@@ -110,25 +110,13 @@ def sources_of(found: Mapping[str, Any]) -> list[Path]:
     return [Path(path) for path in paths if isinstance(path, str)]
 
 
-def exported_from(folder: Path) -> Path | None:
-    """The model whose head `folder` holds by itself, as far as that was written down.
-
-    Nothing depends on it but words, so what cannot be read or followed is not known.
-    """
-    seen: set[Path] = set()  # folders may have been written over and over
-    while folder not in seen:
-        try:
-            found, is_there = read_provenance(folder), folder.is_dir()
-        except (OSError, ValueError, HeadstartError):
-            return None
-        operation, sources = found.get("operation"), sources_of(found)
-        if operation not in _OF_HEADS:  # not a head by itself: the model, if one came to it
-            return folder if seen and is_there else None
-        if operation == "export":  # from a whole checkpoint, wherever that is by now
-            return sources[0] if sources else None
-        seen.add(folder)
-        folder = sources[0] if sources else folder
-    return None
+def model_of(folder: Path) -> str | None:
+    """The model, by path or name, whose head `folder` holds by itself, where that is known."""
+    found = read_provenance(folder)
+    if isinstance(model := found.get("of_model"), str):
+        return model
+    sources = sources_of(found) if found.get("operation") == "export" else []
+    return str(sources[0]) if sources else None
 
 
 def is_our_name(name: str) -> bool:

@@ -111,19 +111,22 @@ class Targets:
         """Our own server as it is started, but for what a variant or the load adds."""
         if self.model is None:
             return None
-        return shlex.join(["headstart", "serve", self.model, *self._flags()])
+        return shlex.join(["headstart", "serve", self.model, *_masked(self._flags())])
 
     @property
     def notes(self) -> list[str]:
         return [] if self.server is None else [f"measured behind our own server: {self.server}"]
 
     def _flags(self) -> list[str]:
-        own = shlex.split(self.options.server_flags)
+        try:
+            own = shlex.split(self.options.server_flags)
+        except ValueError as error:
+            raise ConfigError(f"--server-flags cannot be read ({error}); check quotes.") from None
         flags = ["--device", self.options.device, "--dtype", self.options.dtype]
         if self.head is not None:
             flags += ["--head", str(self.head)]
         if is_demo(self.model):
-            flags += _demo_flags(own)
+            flags += [] if "--weights" in own else ["--weights", "int8"]  # as `headstart demo`
         return [*flags, *own]
 
     @property
@@ -165,15 +168,13 @@ class Targets:
         return facts_of_servers(servers, api, tokenizer=tokenizer)
 
 
-def _demo_flags(given: list[str]) -> list[str]:
-    """As `headstart demo` runs its model, where nothing else was asked for."""
-    from headstart.demo.shipped import shipped_vocab
-
-    flags = [] if "--weights" in given else ["--weights", "int8"]
-    vocab = shipped_vocab()
-    if vocab is not None and "--draft-vocab" not in given:
-        flags += ["--draft-vocab", str(vocab)]
-    return flags
+def _masked(flags: list[str]) -> list[str]:
+    """What is written down and shown has no keys in it."""
+    key, result = "--api-key", list[str]()
+    for before, flag in zip(["", *flags], flags, strict=False):
+        is_joined = flag.startswith(f"{key}=")
+        result.append(f"{key}=..." if is_joined else "..." if before == key else flag)
+    return result
 
 
 def make_targets(

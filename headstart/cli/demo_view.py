@@ -21,7 +21,6 @@ from headstart.cli.chat import Tint
 from headstart.cli.main import COMMANDS
 from headstart.demo.page import NAMES
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up
-from headstart.demo.shipped import shipped_vocab
 from headstart.heads.operation import megabytes
 
 if TYPE_CHECKING:
@@ -172,9 +171,7 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
 
 
 def next_steps(page: Path, *, is_trained: bool) -> None:
-    vocab = shipped_vocab()
     fast = "--weights int8 --speculate auto"
-    fast += f" --draft-vocab {shlex.quote(str(vocab))}" if vocab else ""
     wanted = {
         "generate": f'demo "Name three rivers." --chat {fast}',
         "serve": f"demo {fast}",

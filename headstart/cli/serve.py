@@ -13,7 +13,7 @@ from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.options import Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
-from headstart.errors import MissingExtra, install
+from headstart.errors import ConfigError, MissingExtra, install
 from headstart.server.limits import ServerOptions
 from headstart.server.listening import listen, url_of
 from headstart.server.logs import configure
@@ -53,11 +53,14 @@ def _check_formats(server: ServerOptions) -> None:
 
 
 def _check_vocab(options: EngineOptions) -> None:
-    """A draft vocabulary that cannot be read, likewise."""
-    if options.draft_vocab is not None:
-        from headstart.vocab.files import read
+    """A draft vocabulary that cannot be read or used, likewise."""
+    if options.draft_vocab is None:
+        return
+    if options.speculate == 0:
+        raise ConfigError("--draft-vocab was given with --speculate 0, which drafts nothing.")
+    from headstart.vocab.files import read
 
-        read(Path(options.draft_vocab))
+    read(Path(options.draft_vocab))
 
 
 def _serve(

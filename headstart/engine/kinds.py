@@ -50,6 +50,10 @@ class Kinds:
         """Whether the head has more to read than rounds with up to `most` drafts let it."""
         return pending > self._on_menu(most) + 1 if most else pending + 1 > self.window
 
+    def is_fall(self, kind: Kind, most: int) -> bool:
+        """Whether it is a larger round once more, where up to `most` drafts were wanted."""
+        return kind.num_drafts > self._on_menu(most)
+
     def late_rows(self, pending: int) -> int:
         """Rows of the head that read so much, where it is late."""
         return self.window if pending <= self.window else self.widest

@@ -182,8 +182,8 @@ class Seating:
         count = self.graphs.bucket(len(self.taken))
         emitted, is_done = self._copy_out(self.seats.emitted[:count])
         timed = None
-        # A round with fewer drafts than it has room for may take less: experts skip such rows.
-        is_usual = kind.head_rows < self.kinds.window and most == kind.num_drafts
+        # A larger round than was wanted may take less than one in which all rows are there.
+        is_usual = kind.head_rows < self.kinds.window and not self.kinds.is_fall(kind, most)
         if began is not None and is_replay and is_usual:
             timed = Timed(kind, sum(len(r.tokens) for r in self.taken.values()), began)
         self._flight = Flight(dict(self.taken), drafts, emitted, is_done, timed, num_unread)

@@ -29,7 +29,7 @@ def plan_export(
     }
     return Operation(
         name, (head.origin,), export.plan, facts, export.changes,
-        {"format": format_name, **export.details, **head.history},
+        {"format": format_name, "of_model": head.model, **export.details, **head.history},
     )  # fmt: skip
 
 

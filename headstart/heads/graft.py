@@ -40,12 +40,12 @@ _INIT_STD = 0.02
 _TIED_SCALE = 0.2
 
 
-def plan_graft(model: Checkpoint, head: Head | None = None) -> Operation:
+def plan_graft(model: Checkpoint, given: Head | None = None) -> Operation:
     """`model`, which has no head, with a fresh one, or with one that was trained for it."""
     extra: dict[str, TensorSource] = {}
     documents: dict[str, str] = {}
     changes = []
-    if head is None:
+    if given is None:
         changes.append(
             "the head is untrained: what it is worth on real text is unknown until it is trained"
         )
@@ -73,11 +73,13 @@ def plan_graft(model: Checkpoint, head: Head | None = None) -> Operation:
             "the config declares a head that is not there: `headstart restore` gives back the "
             "one that was lost, if you have the original"
         )
-    head = head or fresh_head(model, owner)
+    head = given or fresh_head(model, owner)
     operation = plan_stitch(
         replace(head, changes=(*changes, *head.changes)),
         model, name="graft", extra=extra, documents=documents,
     )  # fmt: skip
+    if given is None:
+        operation = replace(operation, details={**operation.details, "fresh": True})
     return operation
 
 

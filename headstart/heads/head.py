@@ -6,12 +6,13 @@ sources: nothing is loaded until it is written.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.provenance import training_of
+from headstart.checkpoint.provenance import read_provenance, training_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import ShapeMismatch, UnsupportedFamily
@@ -38,7 +39,7 @@ class Head:
     changes: tuple[str, ...] = ()  # what differs from how it was stored, in words
     # fields of `config` that a format overwrote with the head's own values
     lost_fields: tuple[str, ...] = ()
-    model: Path | None = None  # the checkpoint that it belongs to, where that is known
+    model: str | None = None  # path or name of the checkpoint that it belongs to, where known
 
     @property
     def is_quantized(self) -> bool:
@@ -52,7 +53,8 @@ class Head:
     def history(self) -> dict[str, Any]:
         """What provenance says about it wherever it goes: how it was trained, if it was."""
         training = training_of(self.origin.folder)
-        return {} if training is None else {"training": training}
+        is_fresh = training is None and read_provenance(self.origin.folder).get("fresh") is True
+        return {"fresh": True} if is_fresh else {} if training is None else {"training": training}
 
     def naming(self, num_layers: int | None = None) -> Naming:
         """How its tensors are called in a published checkpoint."""
@@ -91,7 +93,7 @@ def head_of(checkpoint: Checkpoint, model_type: str | None = None) -> Head:
         tensors={ours: checkpoint.source(name) for ours, name in found.tensors.items()},
         config=checkpoint.config.raw,
         origin=checkpoint,
-        model=checkpoint.folder,
+        model=os.path.abspath(checkpoint.folder),
         root=found.naming.root,
         num_modules=found.num_modules,
         trunk_tensors=trunk_tensors(checkpoint, found.family),
@@ -124,7 +126,7 @@ def borrowing(head: Head, model: Checkpoint) -> Head:
             copies[name] = model.source(own.name)
     return replace(
         head,
-        model=model.folder,
+        model=os.path.abspath(model.folder),
         tensors={**head.tensors, **copies},
         config=model.config.raw,
         lost_fields=(),

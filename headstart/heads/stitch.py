@@ -14,7 +14,7 @@ from typing import Any
 
 from headstart.checkpoint.compare import as_slice, equal_slices
 from headstart.checkpoint.header import TensorInfo
-from headstart.checkpoint.provenance import digest, exported_from
+from headstart.checkpoint.provenance import digest
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.checkpoint.writer import FolderPlan
@@ -129,7 +129,7 @@ def plan_restore(
 
 def _from_elsewhere(head: Head, model: Checkpoint) -> list[str]:
     """A word about a head of another model, which fits by its sizes and may still be worthless."""
-    owner = head.model or exported_from(head.origin.folder)
+    owner = head.model
     if owner is None or os.path.realpath(owner) == os.path.realpath(model.folder):
         return []
     with suppress(OSError, ValueError, HeadstartError):  # it may be gone, or broken: no matter

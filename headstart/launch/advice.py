@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from headstart.checkpoint.provenance import read_provenance, sources_of, training_of
+from headstart.checkpoint.provenance import read_provenance, training_of
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
@@ -45,12 +45,14 @@ def advised_k(
             "change it with --speculate"
         )
     per_module = f"K = {modules}: one draft token per module; change it with --speculate"
-    if num_sources := _grafted_from(folder):
-        fresh = (
+    made = read_provenance(folder)
+    if made.get("fresh") is True and "training" not in made:
+        return modules, (
             f"K = {modules}: the head is fresh (headstart graft); before it is trained (headstart "
             "distill, then train) its drafts bring nothing"
         )
-        return modules, fresh if num_sources == 1 else per_module
+    if made.get("operation") == "graft":  # somebody's own head: nothing is published about it
+        return modules, per_module
     if family.name == "glm_moe_dsa" and report.config.get("index_share_for_mtp_iteration"):
         return 5, "K = 5: the GLM-5.2 head was trained for up to 5 draft tokens (GLM-5.2 recipe)"
     if family.name == "mimo_v2" and engine == "vllm":
@@ -61,14 +63,6 @@ def advised_k(
             k = min(k, modules)  # each module drafts one token
         return k, f"K = {k} ({source}); change it with --speculate"
     return modules, per_module
-
-
-def _grafted_from(folder: Path) -> int:
-    """Sources of a graft, whose head nobody published figures of: 1, its trunk alone made it; 2, it
-    was given. 0: no graft.
-    """
-    found = read_provenance(folder)
-    return len(sources_of(found)) if found.get("operation") == "graft" else 0
 
 
 def _trained_depths(folder: Path) -> int | None:

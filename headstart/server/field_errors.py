@@ -40,7 +40,7 @@ def field_refusal(
     about, details = _nearest(unknown[:1] or found, body)
     name = _name(about)[:_LONGEST_NAME]
     kind = details[0]["type"]
-    said = _unknown(name, known) if kind == "extra_forbidden" else _message(name, details)
+    said = _unknown(about, known) if kind == "extra_forbidden" else _message(name, details)
     return Refusal(400, said, param=name, code=_code(name, kind))
 
 
@@ -92,12 +92,14 @@ def _name(place: Place) -> str:
     return "".join(parts).removeprefix(".")
 
 
-def _unknown(name: str, known: Iterable[str]) -> str:
+def _unknown(place: Place, known: Iterable[str]) -> str:
+    name = _name(place)[:_LONGEST_NAME]
     if name in REFUSED:
         return f"the field {name!r} is not implemented: {REFUSED[name]}."
-    inside, _, own = name.rpartition(".")
-    beside = [other for path, _, other in (k.rpartition(".") for k in known) if path == inside]
-    near = [name.removesuffix(own) + other for other in get_close_matches(own, beside, 1)]
+    inside = "".join(f"{part}." for part in place[:-1])
+    beside = [other.removeprefix(inside) for other in known if other.startswith(inside)]
+    beside = [other for other in beside if "." not in other]
+    near = [inside + other for other in get_close_matches(str(place[-1]), beside, 1)]
     do = f"Did you mean {near[0]!r}?" if near else "Leave it out."
     return f"the field {name!r} is not known. {do}"
 

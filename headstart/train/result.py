@@ -53,9 +53,14 @@ def as_written(subject: Subject, learner: Learner) -> Iterator[None]:
         return
     stored = subject.source.tensors
     masters = {name: parameter.detach() for name, parameter in learner.parameters.items()}
+    parts = split_parameters(masters, subject.head_config, stored)
+    dtypes = {name: torch_dtype(stored[name].dtype) for name in parts}
+    if all(part.dtype == dtypes[name] for name, part in parts.items()):
+        yield
+        return
     kept = {name: master.clone() for name, master in masters.items()}
-    for name, part in split_parameters(masters, subject.head_config, stored).items():
-        part.copy_(part.to(torch_dtype(stored[name].dtype)))
+    for name, part in parts.items():
+        part.copy_(part.to(dtypes[name]))
     try:
         yield
     finally:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -75,4 +76,5 @@ def load_subject(
                 # Products for few rows are chosen by stop-watch: a resumed run could differ.
                 child.plan = ()
     source = open_head(head_folder) if head_folder is not None else head_of(checkpoint)
-    return Subject(checkpoint, built, dequantize(source))
+    source = replace(dequantize(source), model=os.path.abspath(checkpoint.folder))
+    return Subject(checkpoint, built, source)

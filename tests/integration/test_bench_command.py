@@ -247,8 +247,13 @@ def test_a_dry_run_says_what_would_be_measured(tmp_path: Path) -> None:
 def test_a_dry_run_tells_machines_which_server_would_be_started() -> None:
     plan = json.loads(bench("run", "demo", "--dry-run", "--json", *LOAD))
     assert plan["plans"][0]["variants"] == ["K=0", "K=3"] and plan["dry_run"] is True
-    assert plan["server"].startswith("headstart serve demo --device auto --dtype auto")
-    assert "--weights int8 --draft-vocab" in plan["server"]
+    usual = "headstart serve demo --device auto --dtype auto --weights int8"
+    assert plan["server"] == usual
+    keyed = ("--server-flags", "--api-key hush --threads 1 --api-key=hush")
+    shown = bench("run", "demo", "--dry-run", *keyed, *LOAD)
+    assert f"{usual} --api-key ... --threads 1 --api-key=..." in shown and "hush" not in shown
+    with pytest.raises(ConfigError, match="--server-flags cannot be read"):
+        bench("run", "demo", "--dry-run", "--server-flags", "--x 'y", *LOAD)
 
 
 def test_an_existing_result_is_not_replaced_unasked(tmp_path: Path) -> None:

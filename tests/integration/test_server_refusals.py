@@ -51,6 +51,7 @@ REFUSED = [
     ({"headstart": {"speculate": "auto"}}, "headstart.speculate", "needs an engine that was"),
     ({"headstart": {"draft_vocab": "latin"}}, "headstart.draft_vocab", "is called 'latin'"),
     ({"headstart": {"speed": 3}}, "headstart.speed", "'headstart.speed' is not known. Leave"),
+    ({"headstart.speculate": 3}, "headstart.speculate", "not known. Did you mean 'headstart'?"),
     ({"headstart": {"spekulate": 3}}, "headstart.spekulate", "mean 'headstart.speculate'?"),
     (
         {"chat_template_kwargs": {"tokenize": True}},

@@ -7,11 +7,12 @@ FILE is the tensor file's name where no other format and no model has it, else N
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from headstart.checkpoint.provenance import model_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import BadConfig, CheckpointError, ConfigError, MissingTensor, some
@@ -81,7 +82,7 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
             f"{checkpoint.folder} ({name}) lacks {some(lost)}; a {head.family.name} head has them. "
             "Export the head again."
         )
-    return head
+    return replace(head, model=model_of(checkpoint.folder) or head.model)
 
 
 def count_modules(tensors: Iterable[str]) -> int:

@@ -9,11 +9,10 @@ readers take the trunk's.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.config import check_fields
-from headstart.checkpoint.provenance import Made, exported_from, made_by_us
+from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import swapped_halves
@@ -73,10 +72,9 @@ def plan(head: Head) -> Export:
         "left_out": sorted({*head.left_out, *(set(head.tensors) - set(kept))}),
         "lost_fields": list(head.lost_fields),
     }
-    model = head.model or exported_from(head.origin.folder)
-    if model is None:
+    if head.model is None:
         changes.append("the verifier has no name: which model it is, --model MODEL says")
-    documents = {"config.json": _config(head, next(iter(tensors.values())).dtype, model)}
+    documents = {"config.json": _config(head, next(iter(tensors.values())).dtype)}
     return Export(
         FolderPlan({"model.safetensors": Shard(tensors)}, head.side_files(), documents),
         tuple(changes),
@@ -119,7 +117,7 @@ def _our_name(theirs: str) -> str:
     return f"modules.0.{back[role]}.{parameter}" if role in back else f"modules.0.block.{rest}"
 
 
-def _config(head: Head, dtype: str, model: Path | None) -> dict[str, Any]:
+def _config(head: Head, dtype: str) -> dict[str, Any]:
     text = head.config.get("text_config")
     layer = dict(text if isinstance(text, Mapping) else head.config)
     layer.pop("quantization_config", None)
@@ -140,7 +138,7 @@ def _config(head: Head, dtype: str, model: Path | None) -> dict[str, Any]:
                 }
             ],
             "verifier": {
-                "name_or_path": None if model is None else str(model),
+                "name_or_path": head.model,
                 "architectures": list(head.config.get("architectures") or []),
             },
         },
@@ -188,9 +186,11 @@ def read(checkpoint: Checkpoint) -> Head:
         **layer,
         "architectures": _verifier_architectures(checkpoint),
     }
+    verifier = checkpoint.config.at("speculators_config.verifier.name_or_path")
     return Head(
         owner, tensors, config, checkpoint, made.root, 1,
         left_out=made.left_out, lost_fields=made.lost_fields,
+        model=verifier if isinstance(verifier, str) else None,
     )  # fmt: skip
 
 

@@ -107,7 +107,7 @@ class SamplingFields(Part):
         return None
 
     def check(self, limits: ServerOptions) -> None:
-        """RequestError for more than this server gives."""
+        """RequestError or Refusal for more than this server gives."""
         _check_at_most("n", self.n or 1, limits.max_n, "--max-n")
         _check_at_most(
             self.logprobs_field, self.num_logprobs or 0, limits.max_logprobs, "--max-logprobs"

@@ -10,7 +10,7 @@ from checkpoint_files import make_folder
 from headstart.checkpoint.provenance import (
     PROVENANCE_NAME,
     digest,
-    exported_from,
+    model_of,
     provenance,
     read_provenance,
 )
@@ -64,31 +64,20 @@ def test_reading_it_back_gives_an_object_or_nothing(tmp_path: Path) -> None:
         read_provenance(tmp_path)
 
 
-ODD_SOURCES = [
-    None, {}, [], [3], [{}], [{"path": 5}], [{"path": "\0"}], [{"path": "x" * 5000}],
-    [{"path": "self"}],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("sources", ODD_SOURCES, ids=str)
-@pytest.mark.parametrize("operation", ["export", "convert", "train"])
-def test_where_a_head_came_from_is_known_or_not(
-    tmp_path: Path, operation: str, sources: object
+@pytest.mark.parametrize(
+    ("document", "model"),
+    [
+        ({"of_model": "org/name", "operation": "convert"}, "org/name"),
+        ({"operation": "export", "sources": [{"path": "m"}]}, "m"),
+        ({"operation": "convert", "sources": [{"path": "m"}]}, None),
+        ({"of_model": 3, "operation": "export", "sources": [{"path": 5}]}, None),
+        *[({"operation": "export", "sources": odd}, None) for odd in (None, {}, [], [3], [{}])],
+    ],
+    ids=str,
+)
+def test_whose_head_it_is_is_known_or_not(
+    tmp_path: Path, document: dict[str, object], model: str | None
 ) -> None:
-    if sources == [{"path": "self"}]:
-        sources = [{"path": str(tmp_path)}]
-    document = {"operation": operation, "sources": sources}
+    assert model_of(tmp_path) is None
     (tmp_path / "headstart.json").write_text(json.dumps(document))
-    found = exported_from(tmp_path)
-    assert found is None or (operation == "export" and str(found) == sources[0]["path"])  # type: ignore[index]
-
-
-def test_a_broken_provenance_on_the_way_is_not_followed(tmp_path: Path) -> None:
-    for name in ("head", "source"):
-        (tmp_path / name).mkdir()
-    made = {"operation": "train", "sources": [{"path": str(tmp_path / "source")}]}
-    (tmp_path / "head" / "headstart.json").write_text(json.dumps(made))
-    assert exported_from(tmp_path / "head") == tmp_path / "source"
-    (tmp_path / "source" / "headstart.json").write_text("{")
-    assert exported_from(tmp_path / "head") is None
-    assert exported_from(tmp_path / "nowhere") is None
+    assert model_of(tmp_path) == model

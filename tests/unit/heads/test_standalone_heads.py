@@ -393,8 +393,11 @@ def test_a_speculators_head_names_its_model_as_far_as_it_is_known(
     given.write(tmp_path / "given")
     names = [verifier(tmp_path / name) for name in ("direct", "by-head", "by-sglang", "given")]
     assert names == [str(model), str(model), str(model), str(other)]
-    (tmp_path / "head" / "headstart.json").unlink()
-    unknown = plan_convert(open_head(tmp_path / "head"), "speculators")
+    for folder in ("sglang", "by-head"):
+        (tmp_path / folder / "headstart.json").unlink()
+    plan_convert(open_head(tmp_path / "by-head"), "speculators").write(tmp_path / "again")
+    assert verifier(tmp_path / "again") == str(model), "as the format itself says"
+    unknown = plan_convert(open_head(tmp_path / "sglang"), "speculators")
     assert any("--model MODEL says" in change for change in unknown.changes)
     unknown.write(tmp_path / "unknown")
     assert verifier(tmp_path / "unknown") is None

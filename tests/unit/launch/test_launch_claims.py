@@ -39,9 +39,8 @@ def test_a_head_that_was_tuned_gets_the_k_that_it_was_tuned_for(tmp_path: Path) 
 
 def test_a_fresh_head_has_no_published_figures(tmp_path: Path) -> None:
     """Nor has one that others have trained and that was put in."""
-    trunk = {"path": "trunk"}
-    for sources, said in (([trunk], "is fresh"), ([trunk, {"path": "head"}], "one draft token")):
-        made = {"operation": "graft", "sources": sources}
+    for own, said in (({"fresh": True}, "is fresh"), ({}, "one draft token per")):
+        made = {"operation": "graft", **own}
         (tmp_path / "headstart.json").write_text(json.dumps(made))
         built = command("vllm", "mimo", r_path=tmp_path)
         assert built.num_drafts == 1
