@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 _PACKAGES = ("headstart", "torch", "transformers", "triton", "aiohttp")
+_FLAG = "--api-key"
+_KEY = re.compile(rf"""({_FLAG}(?:=|\s+))(?:'[^']*'|[^\s'"]+)""")
 
 
 def environment() -> dict[str, Any]:
     """Of the machine that runs the load generator, which is also the server's for a MODEL."""
     return {
-        "command": shlex.join(["headstart", *sys.argv[1:]]),
+        "command": shown_command(["headstart", *sys.argv[1:]]),
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor_name(),
@@ -52,3 +56,12 @@ def _gpus() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.strip() for line in found.stdout.splitlines()] if found.returncode == 0 else []
+
+
+def shown_command(words: Sequence[str]) -> str:
+    """A command as it may be written down: without keys, also of a server's flags inside it."""
+    shown = [
+        "..." if before == _FLAG else f"{_FLAG}=..." if word.startswith(f"{_FLAG}=") else word
+        for before, word in zip(["", *words], words, strict=False)
+    ]
+    return _KEY.sub(r"\1...", shlex.join(shown))

@@ -111,7 +111,9 @@ class Targets:
         """Our own server as it is started, but for what a variant or the load adds."""
         if self.model is None:
             return None
-        return shlex.join(["headstart", "serve", self.model, *_masked(self._flags())])
+        from headstart.bench.environment import shown_command
+
+        return shown_command(["headstart", "serve", self.model, *self._flags()])
 
     @property
     def notes(self) -> list[str]:
@@ -166,15 +168,6 @@ class Targets:
             for url in dict.fromkeys(variant.url for variant in self.variants)
         ]  # fmt: skip
         return facts_of_servers(servers, api, tokenizer=tokenizer)
-
-
-def _masked(flags: list[str]) -> list[str]:
-    """What is written down and shown has no keys in it."""
-    key, result = "--api-key", list[str]()
-    for before, flag in zip(["", *flags], flags, strict=False):
-        is_joined = flag.startswith(f"{key}=")
-        result.append(f"{key}=..." if is_joined else "..." if before == key else flag)
-    return result
 
 
 def make_targets(
