@@ -10,7 +10,6 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 import gpu_start
 import pytest
@@ -55,8 +54,11 @@ def test_every_start_is_told_with_its_parts(
         assert {"imports", "requests that do not sit, timed"} <= start["parts"].keys()
 
 
-def test_a_start_that_fails_ends_the_program(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_start_that_fails_ends_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu_start.py", str(tmp_path), "--device", "cpu"])
+    monkeypatch.setattr(sys, "executable", "false")
     with pytest.raises(SystemExit, match="K = 3 failed"):
         gpu_start.main()
 
