@@ -57,7 +57,9 @@ def _check_vocab(options: EngineOptions) -> None:
     if options.draft_vocab is None:
         return
     if options.speculate == 0:
-        raise ConfigError("--draft-vocab was given with --speculate 0, which drafts nothing.")
+        raise ConfigError(
+            "--draft-vocab was given with --speculate 0, which drafts nothing. Drop one."
+        )
     from headstart.vocab.files import read
 
     read(Path(options.draft_vocab))

@@ -11,6 +11,13 @@ from headstart.engine.engine import Engine
 from headstart.gpu import experts
 from headstart.kernels import moe
 
+# Interpreted programs take milliseconds each, so everything is as small as it can be.
+SIZES: dict[str, Any] = {
+    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
+    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
+}  # fmt: skip
+BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
+
 
 def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU to fill, and every program takes milliseconds."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_runs import ids_of
 from head_edits import edited
+from kernel_runs import BLOCK_BYTES, SIZES
 from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -24,13 +25,7 @@ from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
-# Interpreted programs take milliseconds each, so everything is as small as it can be.
-SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
-}  # fmt: skip
 PROMPT = [9, 10, 11]
-BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
 # A draft pays where it is right more often than 15 times in 100; this head is, in a third of them.
 COSTS = RoundTable(((1, ((0, 1.0), (1, 1.15))),))
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from engine_runs import ids_of
+from kernel_runs import BLOCK_BYTES, SIZES
 from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -27,12 +28,6 @@ from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
-# Interpreted programs take milliseconds each, so everything is as small as it can be.
-SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
-}  # fmt: skip
-BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
 PROMPTS = [[9, 10, 11, 12, 13], [20, 21, 22, 23, 24]]
 COSTS = RoundTable(((1, tuple((drafts, 1.0) for drafts in MENU)),))
 # By steps of the menu, by several, off the menu, and from none after one round and after many.

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from engine_runs import assert_head_is_alive, ids_of
+from kernel_runs import SIZES
 from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -19,10 +20,6 @@ from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
-SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
-}  # fmt: skip
 # The second has more rows than the skinny kernels take.
 PROMPTS = [[33, 11, 60], list(range(2, 22))]
 PARAMS = [

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from engine_runs import ids_of
+from kernel_runs import BLOCK_BYTES, SIZES
 from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -26,12 +27,6 @@ from headstart.server.metrics import ServerMetrics
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
-# Interpreted programs take milliseconds each, so everything is as small as it can be.
-SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
-}  # fmt: skip
-BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
 PROMPTS = [[9, 10, 11, 12, 13], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34], [40, 41, 42, 43, 44]]
 # Drafts pay for one request by itself and for nobody else; rows are cheap where there are many.
 COSTS = RoundTable(

@@ -10,6 +10,7 @@ import pytest
 import torch
 from engine_runs import assert_head_is_alive, ids_of
 from interpreted_bf16 import repair_bf16
+from kernel_runs import BLOCK_BYTES, SIZES
 from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -24,15 +25,9 @@ from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
-# Interpreted programs take milliseconds each, so everything is as small as it can be.
-SIZES: dict[str, Any] = {
-    "hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 16,
-    "intermediate_size": 64, "num_hidden_layers": 1, "vocab_size": 64,
-}  # fmt: skip
 PROMPTS = [
     [3, 4, 5, 6, 7, 8, 9, 10, 11, 12], [5, 20, 31], [3, 4, 5, 6, 7, 8, 9, 10, 20], [9, 10, 11],
 ]  # fmt: skip
-BLOCK_BYTES = 4 * 2 * 16 * 4 * 2 + 64 * 4  # of 4 tokens: K and V of two layers, and a state
 
 
 def model(tiny: Tiny) -> Path:

@@ -26,3 +26,10 @@ def test_a_draft_vocabulary_that_is_not_there_is_refused_at_once(tmp_path: Path)
     )
     assert isinstance(result.exception, HeadstartError) and "absent.json" in str(result.exception)
     assert "loading" not in result.output
+
+
+def test_a_draft_vocabulary_without_drafts_is_refused_at_once(tmp_path: Path) -> None:
+    given = ["--port", "0", "--speculate", "0", "--draft-vocab", "any.json"]
+    result = CliRunner().invoke(app, ["serve", str(tmp_path), *given])
+    assert isinstance(result.exception, ConfigError) and "Drop one" in str(result.exception)
+    assert "loading" not in result.output
