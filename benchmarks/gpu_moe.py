@@ -1,12 +1,13 @@
 """How close a layer of experts comes to the time that reading its weights takes.
 
-PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--rows 1,2,4] [--cuts]
-    [--sort-rows 65,128,256]
+PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--experts N] [--rows 1,2,4]
+    [--cuts | --ways] [--sort-rows 65,128,256]
 
 The floor is the bytes that must be read (the experts that were chosen, the shared one, the router)
 over the speed at which this GPU copies memory. The layer is checked against the plain module first.
 Rows differ from launch to launch, so that the L2 cache never holds what is read next. With --cuts
-other ways to cut the two products are tried, for headstart/kernels/moe.py and moe_vector.py.
+other ways to cut the two products are tried, for headstart/kernels/moe.py and moe_vector.py. With
+--ways few rows go through both of those, for the choice between them in headstart/gpu/experts.py.
 
 Of many rows the pairs of a row and an expert are sorted: for --sort-rows that is timed by itself
 and inside the layer, by the kernel, with several steps, and by PyTorch's operations. The last line
@@ -21,7 +22,7 @@ import json
 import os
 import statistics
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 from unittest.mock import patch
@@ -34,7 +35,13 @@ if not torch.cuda.is_available():
 from graph_timing import DEVICE, L2_BYTES, copy_speed, device_name, seconds
 from torch import Tensor
 
-from headstart.gpu.experts import moe_terms, routing_of, terms_of
+from headstart.gpu.experts import (
+    bytes_read_again,
+    is_without_tiles,
+    moe_terms,
+    routing_of,
+    terms_of,
+)
 from headstart.kernels import moe as kernels
 from headstart.kernels.linear import Shape
 from headstart.kernels.moe import ExpertWeights, expert_terms
@@ -81,6 +88,13 @@ LAYERS = {
     )),
     "ernie-4.5-21b": Layer(2560, _config(
         num_experts=64, top_k=6, width=1536, shared_width=3072, scoring="softmax", correction=True,
+    )),
+    "qwen3.5-35b": Layer(2048, _config(
+        num_experts=256, top_k=8, width=512, shared_width=512, shared_gate=True, scoring="softmax",
+    )),
+    "deepseek-v3": Layer(7168, _config(
+        num_experts=256, top_k=8, width=2048, shared_width=2048, scoring="sigmoid", correction=True,
+        num_groups=8, top_groups=4, scale=2.5,
     )),
     "tiny": Layer(32, _config(  # to see that everything runs
         num_experts=4, top_k=2, width=16, shared_width=16, scoring="softmax",
@@ -215,6 +229,33 @@ def measure_sorts(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
     return {"rows": rows, "sort_us": alone, "layer_us": whole}
 
 
+def measure_ways(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
+    """Microseconds of the experts' products without tiles and with them."""
+    all_x, weights = batches(block, layer, rows), weights_of(block)
+    known = chosen_by(block, all_x)
+    choices = known[0][1].shape[1]
+    touched = statistics.mean(needed_bytes(block, layer, x)[1] for x in all_x)
+    vector = seconds([partial(vector_terms, *k, weights) for k in known])
+    tiles = seconds([partial(expert_terms, *k, weights) for k in known])
+    return {
+        "rows": rows, "choices": rows * choices, "experts": touched + weights.num_shared,
+        "read_again_mb": bytes_read_again(rows, choices, weights) / 1e6, "vector_us": vector * 1e6,
+        "tiles_us": tiles * 1e6, "vector_to_tiles": vector / tiles,
+        "chosen": "vector" if is_without_tiles(rows, choices, weights) else "tiles",
+    }  # fmt: skip
+
+
+def compare_ways(block: MoE, layer: Layer, given: argparse.Namespace) -> None:
+    print("rows choices experts  MB read again  vector    tiles  ratio")
+    found = [measure_ways(block, layer, rows) for rows in given.rows]
+    for one in found:
+        print("{rows:4d} {choices:7d} {experts:7.1f} {read_again_mb:14.1f} {vector_us:7.1f} "
+              "{tiles_us:8.1f} {vector_to_tiles:6.2f}  {chosen}".format(**one))  # fmt: skip
+    experts = layer.config.num_experts
+    print(json.dumps({"device": device_name(), "torch": torch.__version__, "shape": given.shape,
+                      "num_experts": experts, "ways": found}))  # fmt: skip
+
+
 def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
     """Each product's cut while the other keeps to one that fits; of few rows both at once."""
     known, weights = chosen_by(block, batches(block, layer, rows)), weights_of(block)
@@ -250,7 +291,9 @@ def main() -> None:
     parser.add_argument("--rows", type=numbers, default="1,2,4,8,16,32,64")
     parser.add_argument("--sort-rows", type=numbers, default="65,128,256",
                         help="also time ways to sort the choices of so many")  # fmt: skip
+    parser.add_argument("--experts", type=int, help="so many instead of the shape's own")
     parser.add_argument("--cuts", action="store_true", help="try other cuts instead")
+    parser.add_argument("--ways", action="store_true", help="with and without tiles instead")
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
     parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS,
                         help="sort the choices of more rows than this")  # fmt: skip
@@ -264,14 +307,20 @@ def main() -> None:
 
 def run(given: argparse.Namespace) -> None:
     layer = LAYERS[given.shape]
+    if given.experts:
+        layer = replace(layer, config=replace(layer.config, num_experts=given.experts))
     torch.manual_seed(0)
     block = make(layer)
     print(device_name(), "torch", torch.__version__, given.shape)
-    for rows in (*given.rows, *given.sort_rows):
+    is_part = given.cuts or given.ways
+    for rows in (*given.rows, *(() if is_part else given.sort_rows)):
         print(f"{rows} rows are right within {check(block, layer, rows):.4f}")
     if given.cuts:
         for rows in given.rows:
             try_cuts(block, layer, rows, given.stride)
+        return
+    if given.ways:
+        compare_ways(block, layer, given)
         return
     speed = copy_speed()
     print(f"a copy moves {speed / 1e12:.2f} TB/s")

@@ -12,6 +12,9 @@ from headstart.kernels.routing import Routing, choose_experts
 from headstart.models.linear import Stack
 from headstart.models.moe import MoE
 
+# Bytes. In seven layers on an H200 (`benchmarks/gpu_moe.py --ways`) rows were 2 to 6 us quicker
+# without tiles where they read up to 28 MB again, as quick at 50, and slower from 60 on.
+_MOST_READ_AGAIN = 40e6
 _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as the model
 
 
@@ -46,9 +49,27 @@ def _terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
 
 def terms_of(x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor:
     """What the chosen experts say, in the way that was fastest for so many rows."""
-    if x.shape[0] <= FEW_ROWS:
+    rows, choices = chosen.shape
+    if is_without_tiles(rows, choices, weights):
         return vector_terms(x, chosen, shares, weights)
     return expert_terms(x, chosen, shares, weights)
+
+
+def is_without_tiles(rows: int, choices: int, weights: ExpertWeights) -> bool:
+    """Whether each of so few rows reads its experts by itself: quicker to begin, more to read."""
+    return rows <= FEW_ROWS and bytes_read_again(rows, choices, weights) <= _MOST_READ_AGAIN
+
+
+def bytes_read_again(rows: int, choices: int, weights: ExpertWeights) -> float:
+    """Bytes of experts that an earlier row has read already, if rows choose evenly.
+
+    What rows chose is known to the device only, and a captured round goes one way for all texts.
+    """
+    count, shared = weights.gate_up.shape[0], weights.num_shared
+    missed = 1 - (choices - shared) / count  # how likely a row does without an expert
+    touched = count * (1 - missed**rows) + shared
+    expert = weights.gate_up[0].nbytes + weights.down[0].nbytes
+    return (rows * choices - touched) * expert
 
 
 def routing_of(moe: MoE, num_shared: int) -> Routing:

@@ -12,7 +12,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.gpu import experts
-from headstart.gpu.experts import moe_terms, routing_of
+from headstart.gpu.experts import bytes_read_again, is_without_tiles, moe_terms, routing_of
 from headstart.kernels import moe as kernels
 from headstart.kernels.linear import Shape
 from headstart.kernels.moe import ExpertWeights, expert_terms
@@ -110,6 +110,34 @@ def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
     assert asked == [3]
     assert not found[:, 1].any()
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("layer", "without"),
+    [
+        ((512, 10, 2048, 512), [1, 2, 3, 4]),  # Qwen3-Next: what meets is small
+        ((256, 8, 7168, 2048), [1]),  # DeepSeek-V3
+        ((128, 8, 4096, 1408), [1]),  # GLM-4.5-Air
+        ((4, 2, 64, 32), [1, 2, 3, 4]),  # everything meets, and is nothing
+    ],
+)
+def test_rows_that_would_read_much_again_go_by_tiles(
+    layer: tuple[int, int, int, int], without: list[int]
+) -> None:
+    count, top_k, hidden, width = layer
+    with torch.device("meta"):
+        shared = torch.empty(2 * width, hidden), torch.empty(hidden, width)
+        each = torch.empty(count, 2 * width, hidden), torch.empty(count, hidden, width)
+    weights = ExpertWeights(*(part.bfloat16() for part in (*each, *shared)))
+    found = [rows for rows in range(1, 9) if is_without_tiles(rows, top_k + 1, weights)]
+    assert found == without
+
+
+def test_bytes_read_again() -> None:
+    """Two rows with 2 of 4 experts each: 1 in 2 x 2 pairs meets, and the shared expert."""
+    weights = ExpertWeights(random(4, 8, 16), random(4, 16, 4), random(8, 16), random(16, 4))
+    assert bytes_read_again(1, 3, weights) == 0
+    assert bytes_read_again(2, 3, weights) == (1 + 1) * 4 * (8 * 16 + 16 * 4)
 
 
 @pytest.mark.parametrize("cuts", [(Shape(2, 16), Shape(4, 8)), (Shape(8, 32), Shape(2, 32))])
