@@ -14,6 +14,7 @@ from typing import Any
 import headstart.errors
 from headstart.cli.families import family_rows, markdown_table, short_table
 from headstart.cli.main import COMMANDS, build_command
+from headstart.families.registry import GRAFTED_AS
 from headstart.server.metric_table import GROUPS, Metric
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -49,6 +50,11 @@ def families_page() -> str:
         "facts and names are in the registry and the head is found and carried as it is.",
         "Engine and training: what Headstart itself runs. On GPUs `kernels` are the fused ones,",
         "`plain` is PyTorch as on the CPU; `partly`: some of the family's model types.",
+        "",
+        "`headstart graft` makes a fresh head, to be trained, for a model that lost or never had",
+        "its own: of the complete families, and for "
+        + " and ".join(f"`{kind}` (as `{layout}`)" for kind, layout in GRAFTED_AS.items())
+        + ".",
         "",
         markdown_table(rows),
         "",

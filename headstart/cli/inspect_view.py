@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.errors import some
-from headstart.heads.inspection import Report, StandaloneReport
+from headstart.heads.inspection import Report, StandaloneReport, TrunkReport
 from headstart.heads.operation import megabytes
 from headstart.launch.command import EngineCommand
 
@@ -102,6 +102,16 @@ def _count(modules: int) -> str:
     return f"{modules} module{'' if modules == 1 else 's'}"
 
 
+def _sizes(trunk: TrunkReport) -> str:
+    """Those that the config gives under a name that we know."""
+    sizes = {
+        "{} layers": trunk.num_layers,
+        "hidden {}": trunk.hidden_size,
+        "vocabulary {}": trunk.vocab_size,
+    }
+    return "".join(f"{text.format(size)}, " for text, size in sizes.items() if size)
+
+
 def _rows(report: Report) -> list[tuple[str, str]]:
     head, trunk = report.head, report.trunk
     names = ", ".join((report.model_type or "no model_type", *report.architectures))
@@ -112,8 +122,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("config", escape(names)),
         (
             "trunk",
-            f"{trunk.num_layers} layers, hidden {trunk.hidden_size}, vocabulary "
-            f"{trunk.vocab_size}, {trunk.dtype}, {megabytes(trunk.num_bytes)}"
+            f"{_sizes(trunk)}{trunk.dtype}, {megabytes(trunk.num_bytes)}"
             + (f", quantised ({escape(trunk.quantization)})" if trunk.quantization else ""),
         ),
         ("head", state),

@@ -28,7 +28,7 @@ _KV_BYTES = 2  # engines keep K/V in 16 bits unless told otherwise
 
 @dataclass(frozen=True)
 class TrunkReport:
-    num_layers: int
+    num_layers: int  # 0, as the two below, where the config does not say
     hidden_size: int
     vocab_size: int
     num_tensors: int
@@ -77,9 +77,9 @@ class Report:
             "model_type": self.model_type,
             "architectures": list(self.architectures),
             "trunk": {
-                "layers": self.trunk.num_layers,
-                "hidden_size": self.trunk.hidden_size,
-                "vocab_size": self.trunk.vocab_size,
+                "layers": self.trunk.num_layers or None,
+                "hidden_size": self.trunk.hidden_size or None,
+                "vocab_size": self.trunk.vocab_size or None,
                 "tensors": self.trunk.num_tensors,
                 "bytes": self.trunk.num_bytes,
                 "dtype": self.trunk.dtype,

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
+from headstart.cli.inspect_view import show
 from headstart.errors import CheckpointError, HeadNotFound
 from headstart.heads.detection import COUNT_FIELDS, find_head, require_head
 from headstart.heads.inspection import Report, inspect
@@ -218,6 +219,24 @@ def test_a_trunk_without_published_heads_is_sent_to_graft(tiny: Tiny, variant: s
     assert result.family is None
     assert result.head.state == "absent"
     assert any("headstart graft" in warning for warning in result.warnings)
+
+
+def test_sizes_that_the_config_does_not_name_are_not_called_nought(
+    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in a GPT-2, whose layers are n_layer."""
+
+    def rename(fields: dict[str, Any]) -> None:
+        fields |= {"model_type": "gpt2", "n_layer": fields.pop("num_hidden_layers")}
+
+    model = edited(tiny("llama"), tmp_path / "model", change_config=rename)
+    found = report(model)
+    show(found, {})
+    printed = " ".join(capsys.readouterr().out.split())
+    hidden = config(model)["hidden_size"]
+    assert "layers" not in printed and f"trunk hidden {hidden}, vocabulary" in printed
+    trunk = found.as_json()["trunk"]
+    assert trunk["layers"] is None and trunk["hidden_size"] == hidden
 
 
 @pytest.mark.parametrize("variant", WITH_HEAD)

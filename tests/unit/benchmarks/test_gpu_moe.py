@@ -37,6 +37,20 @@ def test_everything_is_timed_and_told_in_one_line(
     assert min(found["sort_us"].values()) > 0
 
 
+def test_both_ways_of_few_rows_are_timed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--shape tiny --experts 6 --rows 2,5 --ways"
+    monkeypatch.setattr("sys.argv", ["gpu_moe.py", *options.split()])
+    gpu_moe.main()
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["shape"], told["num_experts"]) == ("tiny", 6)
+    assert [(one["rows"], one["chosen"]) for one in told["ways"]] == [(2, "vector"), (5, "tiles")]
+    for one in told["ways"]:
+        assert one["vector_to_tiles"] == pytest.approx(one["vector_us"] / one["tiles_us"])
+        assert one["choices"] == 3 * one["rows"] >= one["experts"] > 3
+
+
 def test_rows_that_are_not_sorted_are_not_timed(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
