@@ -208,12 +208,16 @@ def main() -> None:
     parser.add_argument("--sort-rows", type=numbers, default="65,128,256",
                         help="also time ways to sort the choices of so many")  # fmt: skip
     parser.add_argument("--experts", type=int, help="so many instead of the shape's own")
-    parser.add_argument("--cuts", action="store_true", help="try other cuts instead")
-    parser.add_argument("--ways", action="store_true", help="with and without tiles instead")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--cuts", action="store_true", help="try other cuts instead")
+    instead.add_argument("--ways", action="store_true", help="with and without tiles instead")
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
     parser.add_argument("--scanned", type=int, default=kernels.MAX_SCANNED_ROWS,
                         help="sort the choices of more rows than this")  # fmt: skip
     given = parser.parse_args()
+    least = LAYERS[given.shape].config.top_k
+    if given.experts is not None and given.experts < least:
+        parser.error(f"--experts {given.experts}: a row chooses {least}")
     few = [rows for rows in given.sort_rows if rows <= given.scanned]
     if few:
         parser.error(f"--sort-rows {few[0]}: rows up to {given.scanned} (--scanned) are not sorted")
@@ -223,7 +227,7 @@ def main() -> None:
 
 def run(given: argparse.Namespace) -> None:
     layer = LAYERS[given.shape]
-    if given.experts:
+    if given.experts is not None:
         layer = replace(layer, config=replace(layer.config, num_experts=given.experts))
     torch.manual_seed(0)
     block = make(layer)
@@ -256,8 +260,11 @@ def run(given: argparse.Namespace) -> None:
             whole = found["layer_us"][name]
             print(f"{rows:4d} rows, sort by {name:11s} {took:8.1f} us, layer {whole:8.1f} us",
                   flush=True)  # fmt: skip
-    document = {"device": device_name(), "torch": torch.__version__, "shape": given.shape,
-                "copy_bytes_per_second": speed, "rows": results, "sorts": sorted_rows}  # fmt: skip
+    document = {
+        "device": device_name(), "torch": torch.__version__, "shape": given.shape,
+        "num_experts": layer.config.num_experts, "copy_bytes_per_second": speed, "rows": results,
+        "sorts": sorted_rows,
+    }  # fmt: skip
     print(json.dumps(document))
 
 

@@ -51,9 +51,9 @@ def families_page() -> str:
         "Engine and training: what Headstart itself runs. On GPUs `kernels` are the fused ones,",
         "`plain` is PyTorch as on the CPU; `partly`: some of the family's model types.",
         "",
-        "`headstart graft` makes a fresh head, to be trained, for a model that lost or never had",
-        "its own: of the complete families, and for "
-        + " and ".join(f"`{kind}` (as `{layout}`)" for kind, layout in GRAFTED_AS.items())
+        "`headstart graft` makes a fresh head, to be trained, for a model that has none: one of a",
+        "complete family, or "
+        + " or ".join(f"`{kind}` (as `{layout}`)" for kind, layout in GRAFTED_AS.items())
         + ".",
         "",
         markdown_table(rows),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,6 +48,18 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         return made[key]
 
     return make
+
+
+@pytest.fixture
+def logging_as_before() -> Iterator[None]:
+    """For tests in which a server sets up the logging of its process, and of ours."""
+    loggers = [logging.getLogger(n) for n in (None, "headstart", "uvicorn", "uvicorn.access")]
+    before = [(own, own.level, list(own.handlers), own.propagate) for own in loggers]
+    yield
+    logging.captureWarnings(False)
+    for own, level, handlers, propagate in before:
+        own.setLevel(level)
+        own.handlers, own.propagate = handlers, propagate
 
 
 @pytest.fixture(scope="module")

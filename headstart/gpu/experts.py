@@ -12,8 +12,8 @@ from headstart.kernels.routing import Routing, choose_experts
 from headstart.models.linear import Stack
 from headstart.models.moe import MoE
 
-# Bytes. In seven layers on an H200 (`benchmarks/gpu_moe.py --ways`) rows were 2 to 6 us quicker
-# without tiles where they read up to 28 MB again, as quick at 50, and slower from 60 on.
+# Bytes. In seven bf16 layers on an H200 (`benchmarks/gpu_moe.py --ways`) rows that read 8 to 28 MB
+# again were 2 to 7 us quicker without tiles, at 50 about as quick, and slower from 60 on.
 _MOST_READ_AGAIN = 40e6
 _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as the model
 
@@ -56,7 +56,7 @@ def terms_of(x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights) 
 
 
 def is_without_tiles(rows: int, choices: int, weights: ExpertWeights) -> bool:
-    """Whether each of so few rows reads its experts by itself: quicker to begin, more to read."""
+    """Whether each of few rows reads its experts by itself: quicker to begin, more to read."""
     return rows <= FEW_ROWS and bytes_read_again(rows, choices, weights) <= _MOST_READ_AGAIN
 
 

@@ -28,9 +28,10 @@ _KV_BYTES = 2  # engines keep K/V in 16 bits unless told otherwise
 
 @dataclass(frozen=True)
 class TrunkReport:
-    num_layers: int  # 0, as the two below, where the config does not say
-    hidden_size: int
-    vocab_size: int
+    # None: the config does not say, at least not under a name that we know
+    num_layers: int | None
+    hidden_size: int | None
+    vocab_size: int | None
     num_tensors: int
     num_bytes: int
     dtype: str
@@ -77,9 +78,9 @@ class Report:
             "model_type": self.model_type,
             "architectures": list(self.architectures),
             "trunk": {
-                "layers": self.trunk.num_layers or None,
-                "hidden_size": self.trunk.hidden_size or None,
-                "vocab_size": self.trunk.vocab_size or None,
+                "layers": self.trunk.num_layers,
+                "hidden_size": self.trunk.hidden_size,
+                "vocab_size": self.trunk.vocab_size,
                 "tensors": self.trunk.num_tensors,
                 "bytes": self.trunk.num_bytes,
                 "dtype": self.trunk.dtype,
@@ -190,9 +191,9 @@ def _trunk(checkpoint: Checkpoint, head: FoundHead | None) -> TrunkReport:
     own = set(head.tensors.values()) if head else set()
     infos = [info for name, info in checkpoint.tensors.items() if name not in own]
     return TrunkReport(
-        known.get("layers", 0),
-        known.get("hidden", 0),
-        known.get("vocab", 0),
+        known.get("layers"),
+        known.get("hidden"),
+        known.get("vocab"),
         len(infos),
         sum(info.num_bytes for info in infos),
         _main_dtype(infos),

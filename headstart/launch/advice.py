@@ -172,9 +172,10 @@ def memory(
         lines.append(line)
     elif options.head_path is None:
         lines.append("no KV of its own: it attends to the model's")
-    logits = batch * (k + 1) * report.trunk.vocab_size * _LOGIT_BYTES
-    each = "per running request" if running is None else f"for {batch} running request(s)"
-    lines.append(f"logits to verify {_size(logits)} {each}, fp32")
+    if report.trunk.vocab_size is not None:
+        logits = batch * (k + 1) * report.trunk.vocab_size * _LOGIT_BYTES
+        each = "per running request" if running is None else f"for {batch} running request(s)"
+        lines.append(f"logits to verify {_size(logits)} {each}, fp32")
     return lines
 
 

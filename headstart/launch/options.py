@@ -17,10 +17,10 @@ _SWITCH = ("", "on", "off")
 _ROLES = ("", "prefill", "decode")
 _POSITIVE = (
     "tensor_parallel", "data_parallel", "expert_parallel", "pipeline_parallel", "num_nodes",
-    "port", "draft_top_k", "max_running_requests", "max_model_len", "max_batched_tokens",
+    "draft_top_k", "max_running_requests", "max_model_len", "max_batched_tokens",
     "cuda_graph_batch", "speculate_off_above",
 )  # fmt: skip
-_LAST_PORT = 65535
+LAST_PORT = 65535
 # Options that only say how to draft.
 _DRAFTING = ("head", "draft_model", "token_map", "speculate_off_above", "schedule", "adaptive")
 
@@ -120,8 +120,8 @@ class LaunchOptions:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{_flag(name)} is {value}; expected 1 or more.")
-        if self.port > _LAST_PORT:
-            raise ConfigError(f"--port is {self.port}; expected 1 to {_LAST_PORT}.")
+        if not 1 <= self.port <= LAST_PORT:
+            raise ConfigError(f"--port is {self.port}; expected 1 to {LAST_PORT}.")
         if self.speculate is not None and self.speculate < 0:
             raise ConfigError(f"--speculate is {self.speculate}; expected 0 (off) or more.")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:

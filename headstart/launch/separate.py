@@ -54,8 +54,8 @@ def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHea
             f"{report.path} is a model of {report.family.title} ({report.family.name}). Give a "
             "head that was trained with this model."
         )
-    hidden = dims(config_fields(head.config)).get("hidden", 0)
-    if hidden != report.trunk.hidden_size:
+    hidden = dims(config_fields(head.config)).get("hidden")
+    if None not in (hidden, report.trunk.hidden_size) and hidden != report.trunk.hidden_size:
         raise LaunchError(
             f"--head: {path} has hidden size {hidden}, and {report.path} has "
             f"{report.trunk.hidden_size}. Give a head that was trained with this model."

@@ -9,9 +9,10 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+from headstart.errors import ConfigError
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Preparation, Process, continued
-from headstart.launch.options import LaunchOptions
+from headstart.launch.options import LAST_PORT, LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
 _MASTER = "127.0.0.1:19888"
@@ -29,6 +30,11 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
     _limits(plan)
     common = ("xllm", *plan.args, *options.extra_args)
     count = options.num_devices // options.num_nodes
+    if options.port + count - 1 > LAST_PORT:
+        raise ConfigError(
+            f"--port is {options.port}, and xLLM takes {count} ports from there up; expected at "
+            f"most {LAST_PORT - count + 1}."
+        )
     log_dir = options.log_dir or _LOG_DIR
     first = _first_rank(options)
     processes = [

@@ -7,7 +7,6 @@ import json
 import logging
 import re
 import warnings
-from collections.abc import Iterator
 
 import pytest
 from engine_runs import PROMPT, assert_head_is_alive, greedy, run, soft, start
@@ -17,18 +16,8 @@ from headstart.engine.engine import Engine
 from headstart.server.logs import LogFormat, RequestRecord, configure, log_request
 from headstart.server.startup import startup_lines
 
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 NASTY = 'gpt\n2026-01-01 ERROR forged "line"\r\x1b[31m\u2028end'
-
-
-@pytest.fixture(autouse=True)
-def _logging_as_before() -> Iterator[None]:
-    loggers = [logging.getLogger(n) for n in (None, "headstart", "uvicorn", "uvicorn.access")]
-    before = [(own, own.level, list(own.handlers), own.propagate) for own in loggers]
-    yield
-    logging.captureWarnings(False)
-    for own, level, handlers, propagate in before:
-        own.setLevel(level)
-        own.handlers, own.propagate = handlers, propagate
 
 
 def configured(log_format: LogFormat) -> io.StringIO:

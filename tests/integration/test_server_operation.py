@@ -199,6 +199,7 @@ def test_a_model_that_cannot_be_loaded_is_the_callers_error(kind: type[Exception
         Serving("small", options, load, listen(options)).run()
 
 
+@pytest.mark.usefixtures("logging_as_before")
 def test_a_port_that_is_taken_is_said_before_anything_is_imported(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,8 @@ from typer.testing import CliRunner
 from headstart.cli.main import app
 from headstart.errors import ConfigError, HeadstartError
 
+pytestmark = pytest.mark.usefixtures("logging_as_before")
+
 
 @pytest.mark.parametrize("flag", ["--tool-call-parser", "--reasoning-parser"])
 def test_a_format_that_nobody_knows_is_refused_at_once(tmp_path: Path, flag: str) -> None:

@@ -118,7 +118,7 @@ def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) ->
         ((512, 10, 2048, 512), [1, 2, 3, 4]),  # Qwen3-Next: what meets is small
         ((256, 8, 7168, 2048), [1]),  # DeepSeek-V3
         ((128, 8, 4096, 1408), [1]),  # GLM-4.5-Air
-        ((4, 2, 64, 32), [1, 2, 3, 4]),  # everything meets, and is nothing
+        ((4, 4, 64, 32), [1, 2, 3, 4]),  # everything meets, and is nothing
     ],
 )
 def test_rows_that_would_read_much_again_go_by_tiles(
@@ -134,10 +134,13 @@ def test_rows_that_would_read_much_again_go_by_tiles(
 
 
 def test_bytes_read_again() -> None:
-    """Two rows with 2 of 4 experts each: 1 in 2 x 2 pairs meets, and the shared expert."""
+    """Two rows with 2 of 4 experts each: one choice is expected to meet another; shared ones do."""
     weights = ExpertWeights(random(4, 8, 16), random(4, 16, 4), random(8, 16), random(16, 4))
     assert bytes_read_again(1, 3, weights) == 0
-    assert bytes_read_again(2, 3, weights) == (1 + 1) * 4 * (8 * 16 + 16 * 4)
+    expert = 4 * (8 * 16 + 16 * 4)
+    assert bytes_read_again(2, 3, weights) == (1 + 1) * expert
+    assert bytes_read_again(2, 2, ExpertWeights(weights.gate_up, weights.down)) == expert
+    assert bytes_read_again(3, 5, weights) == 2 * (4 + 1) * expert, "every expert by every row"
 
 
 @pytest.mark.parametrize("cuts", [(Shape(2, 16), Shape(4, 8)), (Shape(8, 32), Shape(2, 32))])

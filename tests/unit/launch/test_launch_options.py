@@ -15,6 +15,7 @@ from headstart.launch import LaunchOptions
     ("options", "message"),
     [
         ({"tensor_parallel": 0}, "--tensor-parallel is 0; expected 1 or more"),
+        ({"port": 0}, "--port is 0; expected 1 to 65535"),
         ({"port": 65536}, "--port is 65536; expected 1 to 65535"),
         ({"speculate": -1}, "--speculate is -1"),
         ({"memory_fraction": 1.5}, "--memory-fraction is 1.5"),

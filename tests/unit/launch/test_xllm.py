@@ -9,7 +9,7 @@ import pytest
 from launch_examples import command, report
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import LaunchError
+from headstart.errors import ConfigError, LaunchError
 from headstart.heads.inspection import inspect
 from headstart.launch import LaunchOptions, build
 from headstart.launch.run import run
@@ -22,6 +22,12 @@ def test_there_is_one_process_per_device_with_its_own_port_rank_and_log() -> Non
     assert last.argv[-6:] == ("--device_id", "7", "--port", "9007", "--node_rank", "7")
     assert last.argv[last.argv.index("--nnodes") + 1] == "8"
     assert last.log == Path("log/node_7.log")
+
+
+def test_all_ports_must_exist() -> None:
+    assert len(command("xllm", tensor_parallel=2, port=65534).processes) == 2
+    with pytest.raises(ConfigError, match=r"takes 2 ports from there up; expected at most 65534"):
+        command("xllm", tensor_parallel=2, port=65535)
 
 
 def test_another_machine_goes_on_counting_ranks_but_not_devices() -> None:
