@@ -54,7 +54,7 @@ def _split(text: str | None) -> list[str]:
 
 
 def _whole(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
         raise ConfigError(f"--sweep has the concurrency {text!r}; give whole numbers from 1.")
     return int(text)
 

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.bench.workload import Question, Workload
+from headstart.data.api_keys import API_KEY_VARIABLE, key_from_environment
 from headstart.data.conversations import Conversation
 from headstart.errors import ConfigError
 
-API_KEY_VARIABLE = "HEADSTART_API_KEY"
 # Fields that a server may not know. It is asked once with all of them; those it refuses are left
 # out for good. The first ones say how many tokens a chunk holds, `headstart` what drafting gave.
 OPTIONAL_FIELDS = ("return_token_ids", "stream_options", "headstart", "ignore_eos", "seed")
@@ -41,9 +40,7 @@ class Target:
 
     @property
     def key(self) -> str | None:
-        """The first, where the variable holds several: `headstart serve` takes them all."""
-        found = self.api_key or os.environ.get(API_KEY_VARIABLE, "").split(",")[0].strip()
-        return found or None
+        return self.api_key or key_from_environment()
 
 
 def refusal_words(url: str, status: int | None, words: str) -> str:

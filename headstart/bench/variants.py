@@ -83,7 +83,7 @@ def _drafts(text: str, word: str) -> Drafts:
         return "auto"
     if text == "off":
         return 0
-    if not text.isdigit() or int(text) > MAX_DRAFTS:
+    if not (text.isascii() and text.isdigit()) or int(text) > MAX_DRAFTS:
         raise ConfigError(
             f"--compare has {word!r}; give a number of drafts from 0 to {MAX_DRAFTS}, off or auto, "
             f"as in {_FORM}."

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headstart.bench.target import API_KEY_VARIABLE, Target
+from headstart.bench.target import Target
 from headstart.bench.variants import Variant, base_of, parse_compare, parse_urls
 from headstart.bench.workload import Api, Workload
 from headstart.cli.demo_defaults import is_demo
+from headstart.data.api_keys import API_KEY_VARIABLE
 from headstart.errors import ConfigError, MissingExtra, install
 
 if TYPE_CHECKING:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from headstart.data.api_keys import API_KEY_VARIABLE, key_from_environment
 from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
-
-API_KEY_VARIABLE = "HEADSTART_API_KEY"
 
 
 def parse_object(text: str) -> dict[str, Any]:
@@ -93,4 +91,4 @@ class DistillOptions:
 
     @property
     def key(self) -> str | None:
-        return self.api_key or os.environ.get(API_KEY_VARIABLE) or None
+        return self.api_key or key_from_environment()

@@ -247,15 +247,18 @@ class Engine:
         """Answer one prompt, yielding what each step adds; other requests advance as well."""
         asked = self.read(prompt, params, chat_template_kwargs)
         request_id = self.submit(asked, is_claimed=True, **options)
+        group = self._groups.find(request_id)
+        assert group is not None
         try:
             is_finished = False
             while not is_finished:
-                if not self._groups.has_updates_of(request_id):  # nobody else has stepped
+                if not group.updates:  # nobody else has stepped
                     self._advance()
-                is_finished = self._groups.is_finished(request_id)
-                yield from self._groups.take_of(request_id)
+                is_finished = group.is_finished
+                yield from group.take()
         finally:
-            self._drop(request_id)
+            if self._groups.find(request_id) is group:  # an aborted id may be somebody else's now
+                self._drop(request_id)
 
     def recover(self) -> None:
         """After a step that raised: end every request. Raises if memory is not free then."""

@@ -17,7 +17,9 @@ _ABORTED_KEPT = 256  # results of aborted requests that nobody has collected yet
 
 
 @dataclass
-class _Group:
+class Group:
+    """The requests of one id."""
+
     requests: list[Request]
     is_claimed: bool  # by a stream or `generate`: its updates are not for `step`
     is_aborted: bool = False
@@ -28,10 +30,15 @@ class _Group:
     def is_finished(self) -> bool:
         return all(request.finish_reason is not None for request in self.requests)
 
+    def take(self) -> list[Update]:
+        """What was made since the last time."""
+        taken, self.updates = self.updates, []
+        return taken
+
 
 class Groups:
     def __init__(self) -> None:
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         self._aborted: dict[str, None] = {}  # oldest first
 
     def __len__(self) -> int:
@@ -47,7 +54,7 @@ class Groups:
 
     def open(self, name: str, requests: list[Request], *, is_claimed: bool) -> None:
         self.forget(name)
-        self._groups[name] = _Group(requests, is_claimed)
+        self._groups[name] = Group(requests, is_claimed)
 
     def requests(self, name: str) -> list[Request]:
         """All samples; none of an unknown id."""
@@ -75,13 +82,10 @@ class Groups:
     def take(self) -> list[Update]:
         """All updates that belong to no stream."""
         groups = [group for group in self._groups.values() if not group.is_claimed]
-        return [update for group in groups for update in _emptied(group)]
+        return [update for group in groups for update in group.take()]
 
-    def has_updates_of(self, name: str) -> bool:
-        return name in self._groups and bool(self._groups[name].updates)
-
-    def take_of(self, name: str) -> list[Update]:
-        return _emptied(self._groups[name]) if name in self._groups else []
+    def find(self, name: str) -> Group | None:
+        return self._groups.get(name)
 
     def abandon(self, name: str) -> None:
         """Keep an aborted group for its collector, but not for ever."""
@@ -107,11 +111,6 @@ class Groups:
             )
         self.forget(name)
         return Result(name, group.requests[0].prompt_ids, [_completion(r) for r in group.requests])
-
-
-def _emptied(group: _Group) -> list[Update]:
-    updates, group.updates = group.updates, []
-    return updates
 
 
 def _completion(request: Request) -> Completion:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from headstart.engine.draft_choice import MENU
 from headstart.errors import ConfigError, some
 
 Speculate = int | Literal["auto"]
@@ -140,7 +141,7 @@ class EngineOptions:
     @property
     def max_drafts(self) -> int:
         """The most draft tokens a round may have."""
-        return 8 if self.speculate == "auto" else self.speculate
+        return MENU[-1] if self.speculate == "auto" else self.speculate
 
 
 _CPU_ROWS, _GPU_ROWS = 2048, 8192  # in one trunk pass: enough for the products to be efficient

@@ -107,11 +107,6 @@ class StatePool:
         if slot is not None and slot in self._kept:
             self._forget(slot)
 
-    def drop_all(self) -> None:
-        """Give up every snapshot that nobody reads."""
-        for slot in list(self._kept):
-            self._forget(slot)
-
     def _forget(self, slot: int) -> None:
         del self._kept[slot]
         digest = self._digests[slot]

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from typing import Literal
 
+from headstart.data.api_keys import API_KEY_VARIABLE, keys_from_environment
 from headstart.errors import ConfigError
-
-API_KEY_VARIABLE = "HEADSTART_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +87,7 @@ class ServerOptions:
     @property
     def api_keys(self) -> tuple[str, ...]:
         """From the command line and the environment; none: everybody may ask."""
-        more = os.environ.get(API_KEY_VARIABLE, "").split(",")
-        return (*(self.api_key or ()), *(key.strip() for key in more if key.strip()))
+        return (*(self.api_key or ()), *keys_from_environment())
 
     @property
     def is_public(self) -> bool:

@@ -61,10 +61,11 @@ class Checkpoints:
             sync(partial)
             os.replace(partial, path)
             sync(self.folder)
-        except OSError as error:
+        except (OSError, SafetensorError) as error:  # the latter where the disk is full
             partial.unlink(missing_ok=True)
+            reason = getattr(error, "strerror", None) or error
             raise TrainError(
-                f"{path} could not be written ({error.strerror}); earlier checkpoints are whole. "
+                f"{path} could not be written ({reason}); earlier checkpoints are whole. "
                 "Make room and run the same command again: it goes on from the last one."
             ) from error
 

@@ -13,7 +13,6 @@ from headstart.train.learner import Learner
 from headstart.train.run_folder import RunFolder
 from headstart.train.schedule import learning_rate
 from headstart.train.step import Sums
-from headstart.train.targets import Counts
 from headstart.train.validation import Validation
 
 
@@ -35,7 +34,7 @@ class Lane:
         tensors, self.progress = self.folder.checkpoints.read(step)
         self.learner.load(tensors)
 
-    def update(self, step: int, num_steps: int, sums: Sums, counts: Counts) -> dict[str, Any]:
+    def update(self, step: int, num_steps: int, sums: Sums) -> dict[str, Any]:
         """Use the gathered gradients for step number `step` (from 0); returns a metrics line."""
         options = self.learner.options
         assert options.learning_rate is not None and options.warmup is not None

@@ -8,7 +8,7 @@ processes share the work, and a resumed run needs nothing but the number of step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -125,8 +125,6 @@ def pack(records: Sequence[Record], pack_tokens: int) -> list[Row]:
 
 
 def _shortened(record: Record, length: int) -> Record:
-    from dataclasses import replace
-
     if length == len(record.ids):
         return record
     return replace(record, ids=record.ids[:length], mask=record.mask[:length])

@@ -124,9 +124,7 @@ class Trainer:
                 num_depths = lane.learner.options.num_depths
                 zero = Sums.zero(num_depths, self.session.subject.device)
                 try:
-                    line = lane.update(
-                        self.step, self.num_steps, sum(sums, zero), counts[num_depths]
-                    )
+                    line = lane.update(self.step, self.num_steps, sum(sums, zero))
                 except NotFinite:
                     names = [row.names for row, _ in mine]
                     records = self.blame(names, sums)

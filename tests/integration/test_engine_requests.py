@@ -27,6 +27,19 @@ def test_a_stream_that_is_left_gives_its_memory_back(drafting: Engine) -> None:
     assert (drafting.has_work, drafting.pool.num_used) == (False, 0)
 
 
+def test_a_stream_leaves_alone_who_has_taken_its_id(drafting: Engine) -> None:
+    """Regression: it went on with the other's text, and its end aborted the other."""
+    stream = drafting.stream(PROMPT, seeded(), request_id="a")
+    next(stream)
+    drafting.abort("a")
+    drafting.add([9, 8], seeded(max_tokens=9), request_id="a")
+    assert all(update.finish_reason == "abort" for update in stream)
+    stream.close()
+    while drafting.has_work:
+        drafting.step()
+    assert drafting.collect("a").outputs[0].finish_reason == "length"
+
+
 def test_an_aborted_request_keeps_what_it_had_and_frees_its_memory(drafting: Engine) -> None:
     name = drafting.add(PROMPT, seeded(n=2))
     for _ in range(4):

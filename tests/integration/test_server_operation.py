@@ -20,11 +20,12 @@ from server_threads import LONG, SHORT, Running, ask, is_idle, serving, small_en
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.cli.serve import run
+from headstart.data.api_keys import API_KEY_VARIABLE
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra
 from headstart.server.lifecycle import Serving
-from headstart.server.limits import API_KEY_VARIABLE, ServerOptions
+from headstart.server.limits import ServerOptions
 from headstart.server.listening import listen
 from headstart.server.model import ServedModel
 from headstart.server.reasoning import Start

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,22 @@ def test_every_checkpoint_that_is_kept_has_its_best_beside_it(tmp_path: Path) ->
     kept.write({"master.x": torch.zeros(1)}, Progress(6, 4, 1.0))
     kept.prune()
     assert kept.steps() == [4, 6]
+
+
+def test_a_checkpoint_that_does_not_fit_is_said_and_leaves_the_others(tmp_path: Path) -> None:
+    """The system's own refusal of large files, which safetensors raises as an error of its own."""
+    kept = Checkpoints(tmp_path, 2)
+    kept.write({"master.x": torch.zeros(1)}, Progress(1, 1, 1.0))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limits[1]))
+    try:
+        with pytest.raises(
+            TrainError, match=r"00002.* could not be written \(.*too large.*Make room"
+        ):
+            kept.write({"master.x": torch.zeros(4096)}, Progress(2, 2, 1.0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert kept.steps() == [1] and len(list(tmp_path.iterdir())) == 1
 
 
 def test_a_diverging_head_is_dropped_and_the_others_go_on(inputs: Path, tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def test_what_only_a_start_can_change_is_a_flag() -> None:
     assert off.is_plain and off.name == "off" and off.server_flags == ("--speculate", "0")
 
 
-@pytest.mark.parametrize("text", ["", "0,0", "99", "-1", "x", "3+nonsense=1", "3+vocab="])
+@pytest.mark.parametrize("text", ["", "0,0", "99", "-1", "²", "x", "3+nonsense=1", "3+vocab="])
 def test_variants_that_cannot_be_read_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--compare"):
         parse_compare(text)
@@ -70,7 +70,8 @@ def test_axes_make_loads_and_variants() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["k"], ["size=3"], ["k=1", "k=2"], ["concurrency=0"], ["rate=-1"], ["rate=1,1"],
+    "words", [["k"], ["size=3"], ["k=1", "k=2"], ["concurrency=0"], ["concurrency=²"],
+              ["rate=-1"], ["rate=1,1"],
               ["concurrency=1", "rate=1"]],
 )  # fmt: skip
 def test_axes_that_cannot_be_read_are_refused(words: list[str]) -> None:

@@ -12,5 +12,6 @@ def test_updates_that_nobody_will_take_are_not_kept() -> None:
         groups.open(name, [], is_claimed=True)
     groups.hush(["whole"])
     groups.put(Update(name, 0, [1], "", [], [], None) for name in ("whole", "streamed"))
-    assert not groups.has_updates_of("whole")
-    assert groups.has_updates_of("streamed")
+    whole, streamed = groups.find("whole"), groups.find("streamed")
+    assert whole is not None and whole.take() == []
+    assert streamed is not None and len(streamed.take()) == 1 and streamed.take() == []

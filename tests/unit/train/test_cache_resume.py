@@ -95,6 +95,23 @@ def test_going_on_cuts_off_what_the_files_do_not_bear_out(tmp_path: Path, harm: 
     check_whole(tmp_path)
 
 
+def test_a_cache_that_another_process_finishes_meanwhile_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: it was emptied, as if it had never been begun."""
+    lock = CacheWriter._lock
+
+    def later(writer: CacheWriter) -> None:
+        monkeypatch.setattr(CacheWriter, "_lock", lock)
+        fill(tmp_path)
+        lock(writer)
+
+    monkeypatch.setattr(CacheWriter, "_lock", later)
+    with pytest.raises(DataError, match="holds a finished state cache"):
+        CacheWriter(tmp_path, HEADER, shard_bytes=SHARD_BYTES)
+    check_whole(tmp_path)
+
+
 def test_a_full_disk_is_reported_and_what_was_stored_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
