@@ -140,9 +140,12 @@ def test_an_open_loop_sends_when_requests_are_due() -> None:
         limited = load(server, asked, rate=50.0, spacing="constant", concurrency=2)
     due = [request.due_seconds - run.requests[0].due_seconds for request in run.requests]
     assert due == pytest.approx([0.02 * i for i in range(6)])
-    assert max(request.sent_seconds - request.due_seconds for request in run.requests) < 0.2
-    waits = [request.sent_seconds - request.due_seconds for request in limited.requests]
+    free, waits = (
+        [request.sent_seconds - request.due_seconds for request in one.requests]
+        for one in (run, limited)
+    )
     assert waits[-1] > 0.2 and measure(limited).wait_seconds is not None
+    assert max(free) < waits[-1], "nobody waits for others' answers"
 
 
 def test_turns_follow_each_other_with_the_models_own_answers() -> None:
@@ -226,8 +229,7 @@ def test_answers_that_say_more_about_depths_are_believed_before_metrics() -> Non
 
 
 def test_a_load_generator_that_is_late_says_so() -> None:
-    """Control: the same load without anything in its way is late by much less, and would be valid
-    on a machine that does nothing else: the limit is the same for both."""
+    """Control: the same load without anything in its way is late by much less."""
 
     class Sluggish(list[Progress]):
         def append(self, progress: Progress) -> None:
@@ -238,7 +240,8 @@ def test_a_load_generator_that_is_late_says_so() -> None:
         late = load(server, asked, concurrency=2, progress=Sluggish())
         quick = load(server, asked, concurrency=2)
     assert not late.is_valid and late.lag.p99_seconds > 0.15
-    assert quick.lag.p99_seconds < 0.1 and quick.lag.median_seconds < quick.lag.limit_seconds
+    assert quick.lag.p99_seconds < late.lag.p99_seconds / 2
+    assert quick.lag.limit_seconds == late.lag.limit_seconds
 
 
 @pytest.mark.parametrize(

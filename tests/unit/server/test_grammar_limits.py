@@ -108,7 +108,9 @@ def test_closing_does_not_wait_for_a_start(monkeypatch: pytest.MonkeyPatch) -> N
     process = CompilerProcess("{}", max_seconds=1, max_memory=1 << 30)
     thread = threading.Thread(target=ask)
     thread.start()
+    started = time.monotonic()
     while not process._lock.locked():
+        assert time.monotonic() - started < 20, "it was never asked"
         time.sleep(0.01)
     started = time.monotonic()
     process.close()
