@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -21,6 +20,7 @@ from headstart.checkpoint.config import read_json_object
 from headstart.data.journal import JOURNAL_NAME
 from headstart.data.records import Record, pack, unpack
 from headstart.errors import BadConfig, DataError, WriteFailed
+from headstart.files import write_whole
 
 HEADER_NAME = "dataset.json"
 FORMAT_VERSION = 1
@@ -122,9 +122,11 @@ def write_dataset(folder: Path, header: Header, splits: dict[Split, Sequence[Rec
     )
     try:
         for name in SPLITS:
-            _install(folder / f"{name}.safetensors", pack(splits.get(name, ()), stamp))
-        document = json.dumps(asdict(header), indent=2, ensure_ascii=False) + "\n"
-        _install(folder / HEADER_NAME, document.encode("utf-8", errors="backslashreplace"))
+            data = pack(splits.get(name, ()), stamp)
+            write_whole(folder / f"{name}.safetensors", data, is_only_writer=True)
+        text = json.dumps(asdict(header), indent=2, ensure_ascii=False) + "\n"
+        data = text.encode("utf-8", errors="backslashreplace")
+        write_whole(folder / HEADER_NAME, data, is_only_writer=True)
     except OSError as error:
         raise WriteFailed(
             f"{folder} could not be written ({error.strerror}); the answers are kept in "
@@ -149,19 +151,6 @@ def _count(records: Sequence[Record]) -> dict[str, int]:
         "tokens": sum(len(record.ids) for record in records),
         "answer_tokens": sum(int(record.mask.sum()) for record in records),
     }
-
-
-def _install(path: Path, data: bytes) -> None:
-    partial = path.with_name(f".{path.name}.partial")  # one name: what a kill leaves is overwritten
-    try:
-        with open(partial, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
 
 
 def _header(path: Path) -> Header:

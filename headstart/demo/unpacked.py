@@ -25,6 +25,7 @@ from headstart.demo.llama import plan_llama
 from headstart.demo.package import PACKAGE, SHA256, VERSION, check, gguf_path, sha256
 from headstart.demo.shipped import head_digest, shipped_head
 from headstart.errors import CheckpointError
+from headstart.files import write_whole
 from headstart.heads.formats import open_head
 from headstart.heads.graft import plan_graft
 
@@ -113,9 +114,7 @@ def _record(out: Path) -> Path:
 
 def _write_record(out: Path, document: dict[str, Any]) -> None:
     path = _record(out)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        partial.write_text(json.dumps(document, indent=2) + "\n")
-        os.replace(partial, path)
+        write_whole(path, (json.dumps(document, indent=2) + "\n").encode())
     except OSError as error:
         raise write_failed(path, error) from error

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
-import secrets
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from headstart.errors import WriteFailed
+from headstart.files import write_whole
 from headstart.report.bars import bar_chart
 from headstart.report.lines import line_chart
 from headstart.report.markup import Markup, joined, tag
@@ -111,22 +109,13 @@ class Page:
     def write(self, path: str | Path) -> None:
         """Write the file whole, over an older one; on any failure that one stays as it was."""
         path = Path(path)
-        content = self.render().encode()
-        partial = path.parent / f".report-{secrets.token_hex(4)}.partial"
         try:
-            with open(partial, "xb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(partial, path)
+            write_whole(path, self.render().encode())
         except OSError as error:
             raise WriteFailed(
                 f"cannot write the report {path}: {error.strerror or error}. Nothing was kept. "
                 "Give a path in a folder that exists, may be written to and has space left."
             ) from error
-        finally:
-            with suppress(OSError):  # it became the report, or could not be made
-                partial.unlink()
 
 
 def _without_non_finite(value: Any) -> Any:

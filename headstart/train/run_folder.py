@@ -13,12 +13,12 @@ failed.json      instead of a head, where others went on without this one
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from headstart.errors import TrainError, some
+from headstart.files import partial_of, write_whole
 from headstart.train.checkpoints import Checkpoints, sync
 from headstart.train.job import FAILED, HEAD
 from headstart.train.replacing import Replaced
@@ -51,7 +51,7 @@ class RunFolder:
         if not self.path.exists() or self.replaced.is_half_done:
             return
         # What a kill left of the very first file does not make a folder somebody's.
-        partial = _partial(self.path / OPTIONS)
+        partial = partial_of(self.path / OPTIONS)
         if self.path.is_dir() and all(path == partial for path in self.path.iterdir()):
             return
         found = self._stored()  # also before overwriting: only runs are replaced
@@ -65,7 +65,7 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         self.checkpoints.clear_partial()
         if overwrite or not (self.path / OPTIONS).exists():
-            write_text(self.path / OPTIONS, json.dumps(self.identity, indent=2) + "\n")
+            _write(self.path / OPTIONS, json.dumps(self.identity, indent=2) + "\n")
 
     @property
     def is_finished(self) -> bool:
@@ -85,7 +85,7 @@ class RunFolder:
 
     def fail(self, step: int, error: str) -> None:
         """Note that the head was dropped, so that nobody goes on with it."""
-        write_text(self.path / FAILED, json.dumps({"step": step, "error": error}) + "\n")
+        _write(self.path / FAILED, json.dumps({"step": step, "error": error}) + "\n")
 
     def go_back(self, step: int | None) -> None:
         """Forget what came after `step` (None: everything): it will be done again."""
@@ -141,21 +141,11 @@ class Metrics:
     def go_back(self, step: int) -> None:
         """Forget what came after `step`: it will be done again."""
         kept = [line for line in self.lines() if line["step"] <= step]
-        write_text(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+        _write(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a small file whole or not at all."""
-    partial = _partial(path)
-    with open(partial, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-
-
-def _partial(path: Path) -> Path:
-    return path.with_name(f".{path.name}.partial")
+def _write(path: Path, text: str) -> None:
+    write_whole(path, text.encode(), is_only_writer=True)
 
 
 def _compare(path: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

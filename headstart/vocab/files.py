@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.atomic import write_failed
 from headstart.errors import ConfigError, DataError, HeadstartError, some
+from headstart.files import write_whole
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.engine_files import (
     AGAIN,
@@ -122,17 +122,9 @@ def read(path: Path) -> list[DraftVocab]:
 
 
 def _install(data: bytes, path: Path) -> None:
-    partial = path.parent / f".{path.name}.partial-{secrets.token_hex(4)}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(partial, "xb") as handle:
-                handle.write(data)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(partial, path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, data)
     except OSError as error:
         raise write_failed(path, error) from error
 

@@ -16,6 +16,7 @@ import pytest
 from training_runs import StopAt, flags, job, metrics, trained, weights, write_inputs
 
 from headstart.errors import HeadstartError, TrainError
+from headstart.files import write_whole
 from headstart.train.replacing import Replaced
 from headstart.train.trainer import Trainer, train
 from headstart.vocab.draft_vocab import DraftVocab
@@ -133,7 +134,7 @@ def test_a_kill_while_replacing_leaves_what_the_same_command_takes(
     with monkeypatch.context() as patch:
         patch.setattr(Replaced, "put_back", lambda self: None)  # a kill asks nobody
         patch.setattr("headstart.train.replacing.os.rename", deadly(os.rename))
-        patch.setattr("headstart.train.run_folder.write_text", deadly(_write_text))
+        patch.setattr("headstart.train.run_folder.write_whole", deadly(write_whole))
         patch.setattr("headstart.train.replacing.shutil.rmtree", deadly(shutil.rmtree))
         try:
             trained(inputs, run, StopAt(1), overwrite=True, seed=3, **SHORT)
@@ -144,10 +145,6 @@ def test_a_kill_while_replacing_leaves_what_the_same_command_takes(
     assert json.loads((run / "options.json").read_text())["options"]["seed"] == 3
     assert [line["step"] for line in metrics(run)][-1] == 2
     assert not (run / ".replaced").exists() and not (run / "head").exists()
-
-
-def _write_text(path: Path, text: str) -> None:
-    path.write_text(text)
 
 
 def test_a_second_overwriting_does_not_lose_what_the_first_was_to_replace(

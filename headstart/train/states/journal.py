@@ -7,12 +7,12 @@ or a torn line; a power cut also lines without their bytes.
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from headstart.files import write_whole
 from headstart.train.states.header import JOURNAL_NAME
 
 _READ_BYTES = 2**24
@@ -87,10 +87,5 @@ def _borne_out(path: Path, entries: list[Entry]) -> Iterator[Entry]:
 
 
 def replace_text(path: Path, lines: Iterable[str]) -> None:
-    """Write a small document whole or not at all."""
-    partial = path.with_name(f".{path.name}")
-    with open(partial, "w", encoding="utf-8") as file:
-        file.writelines(lines)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    """Write a document whole or not at all; the folder is locked."""
+    write_whole(path, "".join(lines).encode(), is_only_writer=True)
