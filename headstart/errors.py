@@ -110,6 +110,11 @@ class WriteFailed(CheckpointError):
     """The result could not be written."""
 
 
+def first_line(error: Exception) -> str:
+    """What a library says of its failure, short enough for a note."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
 def some(items: Iterable[object], limit: int = 3) -> str:
     """A few items and a count, for messages: `a, b, c and 7 more`."""
     listed = [str(item) for item in items]

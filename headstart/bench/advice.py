@@ -12,6 +12,7 @@ from itertools import groupby
 from headstart.bench.answers import Equality
 from headstart.bench.cells import Cell, Point
 from headstart.bench.records import Speculation
+from headstart.bench.statistics import NORMAL
 from headstart.bench.sweep import Comparison, Crossover
 from headstart.bench.variants import Drafts
 from headstart.bench.words import stream_words
@@ -20,7 +21,6 @@ LOW_ACCEPTANCE = 0.60
 _WORTH_IT, _SLOWER_TTFT = 1.01, 1.10
 _MOST_FAILURES = 0.01
 _FEWEST_DRAFTS = 200  # before a head is judged
-_NORMAL = 1.959964  # 97.5 % point
 
 
 def advice(
@@ -138,7 +138,7 @@ def _is_surely_low(found: Speculation | None) -> bool:
     tried = found.drafted_per_depth[0] if found.drafted_per_depth else found.rounds or 0
     if tried < _FEWEST_DRAFTS:
         return False
-    rate, square = found.cumulative[0], _NORMAL**2 / tried
+    rate, square = found.cumulative[0], NORMAL**2 / tried
     reach = math.sqrt(square * (rate * (1 - rate) + square / 4))
     return (rate + square / 2 + reach) / (1 + square) < LOW_ACCEPTANCE
 

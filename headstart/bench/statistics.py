@@ -29,7 +29,8 @@ _NOTABLY = 1.4
 # Student's 97.5 % points for 1 to 9 degrees of freedom; beyond, a series in 1/degrees.
 _STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 _WIDEST = 50.0  # of a log ratio: two requests that have little in common
-_NORMAL, _SERIES = 1.959964, (2.372271, 2.822513, 2.555886)
+NORMAL = 1.959964  # 97.5 % point
+_SERIES = (2.372271, 2.822513, 2.555886)
 
 
 @dataclass(frozen=True)
@@ -236,7 +237,7 @@ def student(degrees: int) -> float:
     """The 97.5 % point of Student's distribution."""
     if degrees <= len(_STUDENT):
         return _STUDENT[degrees - 1]
-    return _NORMAL + math.fsum(factor / degrees**n for n, factor in enumerate(_SERIES, 1))
+    return NORMAL + math.fsum(factor / degrees**n for n, factor in enumerate(_SERIES, 1))
 
 
 def student_tail(distance: float, degrees: int) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headstart.engine.request import FinishReason, Origin
+from headstart.engine.request import FinishReason
 from headstart.engine.stats import RequestStats
+from headstart.sampling.acceptance import Origin
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from headstart.engine.head_track import HeadTrack
 from headstart.engine.state_plan import StateTrack
 from headstart.engine.stats import RequestStats
+from headstart.sampling.acceptance import Origin
 
 if TYPE_CHECKING:
     import torch
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from headstart.engine.text import Detokenizer
     from headstart.sampling.params import SamplingParams
 
-Origin = Literal["accepted", "recovered", "bonus"]
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from headstart.engine.outputs import TokenLogprob
-from headstart.engine.request import Origin, Request
+from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
-from headstart.sampling.acceptance import origins, reject
+from headstart.sampling.acceptance import Origin, origins, reject
 from headstart.sampling.choose import NOTHING_ALLOWED, choose, logprobs, target_probs
 from headstart.sampling.rows import Row
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from headstart.errors import first_line
 from headstart.gpu.transfer import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.delta_rule import CHUNK_ROWS, DeltaRows, Scan, scan_texts
@@ -49,7 +50,7 @@ class FlaScan:
             except torch.OutOfMemoryError:  # ours needs less room
                 pass
             except Exception as error:  # compilers and libraries raise what they like
-                self.trouble = _first_line(error)
+                self.trouble = first_line(error)
                 _LOG.warning("%s is not used any more for prompts: %s", NAME, self.trouble)
         return scan_texts(texts, memories)
 
@@ -87,9 +88,9 @@ def try_library(config: DeltaConfig, dtype: torch.dtype, device: torch.device) -
         library = FlaScan(import_module(_MODULE).chunk_gated_delta_rule, dtype)
         trouble = why_unusable(library, config, device)
     except ModuleNotFoundError as error:
-        trouble = "it is not installed" if error.name == "fla" else _first_line(error)
+        trouble = "it is not installed" if error.name == "fla" else first_line(error)
     except Exception as error:  # made for another torch or Triton, most likely
-        trouble = _first_line(error)
+        trouble = first_line(error)
     if trouble is None:
         return library, f"recurrent layers read prompts by {NAME}"
     return scan_texts, f"recurrent layers read prompts in plain PyTorch, not by {NAME}: {trouble}"
@@ -148,7 +149,3 @@ def _edges(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tens
 def _joined(parts: list[Tensor]) -> Tensor:
     """[1, T, ...]: rows of all texts, as one batch of the library."""
     return (parts[0] if len(parts) == 1 else torch.cat(parts)).unsqueeze(0)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from headstart.errors import first_line
 from headstart.gpu.cudnn import by_cudnn
 from headstart.gpu.flash import by_flash2, by_flash3
 from headstart.kernels.prompts import prompt_attention, tiles_of
@@ -54,7 +55,7 @@ class Library:
             except torch.OutOfMemoryError:  # our kernel needs no room
                 break
             except RuntimeError as error:  # a shape that it does not take after all
-                self.trouble = _first_line(error)
+                self.trouble = first_line(error)
                 _LOG.warning(
                     "%s is not used any more for long prompts: %s", self.name, self.trouble
                 )
@@ -107,9 +108,5 @@ def why_unusable(
     try:
         gap = float((library.attend(q, k, v) - wanted).abs().max() / wanted.std())
     except (RuntimeError, TypeError, NotImplementedError) as error:
-        return _first_line(error)
+        return first_line(error)
     return None if gap < _TOLERANCE else f"its results differ by {gap:.2g} of their spread"
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]

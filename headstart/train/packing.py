@@ -18,7 +18,7 @@ from headstart.heads.operation import counted
 from headstart.models.documents import Documents
 from headstart.train.options import TrainOptions
 
-_FIRST_LABEL = 2  # depth 1 at the first token of a document predicts the third
+FIRST_LABEL = 2  # depth 1 at the first token of a document predicts the third
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def fit(records: Sequence[Record], max_len: int, long_records: str) -> Kept:
                 continue
             num_cut += 1
         marked = np.flatnonzero(record.mask[:max_len])
-        if not len(marked) or marked[-1] < _FIRST_LABEL:
+        if not len(marked) or marked[-1] < FIRST_LABEL:
             num_silent += 1
             continue
         kept.append(_shortened(record, int(marked[-1]) + 1))

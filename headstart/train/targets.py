@@ -23,7 +23,7 @@ from torch import Tensor
 
 from headstart.models.documents import Documents
 from headstart.train.losses.combine import complete_rows
-from headstart.train.packing import Row
+from headstart.train.packing import FIRST_LABEL, Row
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Targets:
 def targets(mask: Tensor, documents: Documents, num_depths: int) -> Targets:
     """mask [T] bool: tokens to learn."""
     position = documents.positions(mask.device)
-    places = (mask & (position >= 2)).nonzero().squeeze(-1)
+    places = (mask & (position >= FIRST_LABEL)).nonzero().squeeze(-1)
     at = position[places]
     starts = tuple(
         torch.where(at >= depth + 1, places - depth - 1, -1) for depth in range(1, num_depths + 1)

@@ -11,17 +11,18 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 from headstart.errors import ConfigError, DataError
+from headstart.models.unroll import StateKind
 
 FORMAT_VERSION = 2
 HEADER_NAME, INDEX_NAME, JOURNAL_NAME = "header.json", "index.json", "journal.jsonl"
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32, "fp8": torch.float8_e4m3fn}
-HIDDEN_KINDS = ("after_final_norm", "before_final_norm")
+HIDDEN_KINDS = get_args(StateKind)
 _FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 _SCALE_BYTES = 4
 _REMEDIES = {
