@@ -90,7 +90,12 @@ class PromptReader:
         return self.encode(prompt)
 
     def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
-        if self.tokenizer is None or not getattr(self.tokenizer, "chat_template", None):
+        if self.tokenizer is None:
+            raise RequestError(
+                f"{self._checkpoint.folder} has no tokenizer; give token ids instead of messages.",
+                field="prompt",
+            )
+        if not getattr(self.tokenizer, "chat_template", None):
             raise RequestError(
                 f"{self._checkpoint.folder} has no chat template; give text or token ids instead.",
                 field="prompt",

@@ -20,6 +20,7 @@ import torch
 from headstart.errors import MissingExtra, RequestError, install
 from headstart.server.grammar_client import CompilerProcess
 from headstart.server.grammar_specs import GrammarSpec
+from headstart.server.pieces import special_ids
 
 # Processor time that a grammar may take: a store that fills with every token.
 _STORE_SECONDS, _SECONDS_PER_TOKEN = 0.25, 0.005
@@ -162,14 +163,11 @@ def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: list[int], markers
             "decoder, so its tokens are whole words. Ask without a grammar."
         )
     ends = [token for token in end_ids if token < vocab_size]
-    special = set(tokenizer.all_special_ids) | {
-        token for token, added in tokenizer.added_tokens_decoder.items() if added.special
-    }
     found = xgrammar.TokenizerInfo.from_huggingface(
         tokenizer, vocab_size=vocab_size, stop_token_ids=ends or [vocab_size - 1]
     )
     texts = list(found.decoded_vocab)
-    for token in special - set(ends):
+    for token in special_ids(tokenizer) - set(ends):
         if token < len(texts) and texts[token].decode("utf-8", "replace") not in markers:
             texts[token] = b""  # xgrammar never allows a token without text
     return xgrammar.TokenizerInfo(

@@ -16,7 +16,7 @@ from headstart.server.grammar_specs import GrammarSpec
 from headstart.server.grammars import GrammarCompiler, TokenGrammar
 from headstart.server.limits import ServerOptions
 from headstart.server.named_fields import about
-from headstart.server.pieces import Pieces
+from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format
 from headstart.server.refusals import Refusal
 from headstart.server.tool_formats import tool_format
@@ -46,14 +46,18 @@ class ServedModel:
     def keeps_special(self, uses_tools: bool) -> bool:
         """Whether special tokens must stay in the text, because markers are among them."""
         markers = self.reasoning_format.markers if self.reasoning_format is not None else ()
-        return uses_tools or bool(set(markers) & set(self.tokenizer.all_special_tokens))
+        return uses_tools or bool(set(markers) & set(self._special.values()))
 
     @cached_property
     def plain_special(self) -> dict[int, str]:
         """Special tokens that are no markers, and their texts."""
-        known = self.tokenizer.added_tokens_decoder.items()
-        return {i: token.content for i, token in known if token.special and
-                token.content not in self._markers}  # fmt: skip
+        return {i: text for i, text in self._special.items() if text not in self._markers}
+
+    @cached_property
+    def _special(self) -> dict[int, str]:
+        if self.tokenizer is None:
+            return {}
+        return {i: self.tokenizer.convert_ids_to_tokens(i) for i in special_ids(self.tokenizer)}
 
     @property
     def _markers(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""Single tokens as bytes and text, for log-probabilities: there a token may be half a character."""
+"""Single tokens: which are special, and each as bytes, of which one may have half a character."""
 
 from __future__ import annotations
 
@@ -9,6 +9,15 @@ from typing import Any
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+def special_ids(tokenizer: Any) -> frozenset[int]:
+    """Tokens that decoding skips where special tokens are to be left out.
+
+    A tokenizer.json may mark tokens as special that no list of special tokens names.
+    """
+    added = tokenizer.added_tokens_decoder.items()
+    return frozenset({*tokenizer.all_special_ids, *(i for i, token in added if token.special)})
+
+
 class Pieces:
     """The tokens of one tokenizer, by id."""
 
@@ -17,7 +26,7 @@ class Pieces:
         kind = str(tokenizer.backend_tokenizer.decoder)
         self._is_byte_level = "ByteLevel" in kind
         self._has_byte_pieces = "ByteFallback" in kind
-        self._special = set(tokenizer.all_special_ids)
+        self._special = special_ids(tokenizer)
         self.bytes_of = lru_cache(maxsize=1 << 16)(self._bytes)
 
     def text_of(self, token: int) -> str:

@@ -55,13 +55,15 @@ def served(tiny: Tiny, **changes: Any) -> Path:
     return out
 
 
-def write_tokenizer(folder: Path, template: str | None = TEMPLATE) -> None:
-    words = [*SPECIAL, *ALPHABET]
+def write_tokenizer(
+    folder: Path, template: str | None = TEMPLATE, special: Sequence[str] = SPECIAL
+) -> None:
+    words = [*special, *ALPHABET]
     words += [f"<unused{i}>" for i in range(VOCAB - len(words))]
     tokenizer = Tokenizer(models.BPE(vocab={w: i for i, w in enumerate(words)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens(list(special))
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "</s>",

@@ -90,6 +90,8 @@ def test_text_without_a_tokenizer_is_refused(tiny: Tiny, tmp_path: Path) -> None
     assert own.tokenizer is None
     with pytest.raises(RequestError, match="no tokenizer; give token ids"):
         own.read("t5")
+    with pytest.raises(RequestError, match="no tokenizer; give token ids instead of messages"):
+        own.read([{"role": "user", "content": "t5"}])
     assert own.read([5, 6]) == [5, 6]
 
 
