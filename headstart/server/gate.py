@@ -45,6 +45,7 @@ class Gate:
 
         `field` is the one that asks for so many answers.
         """
+        assert num_answers > 0, num_answers
         self.check()
         engine = self._worker.engine
         assert engine is not None

@@ -43,6 +43,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 BODIES: dict[str, tuple[str, bytes, set[int]]] = {
     "huge max_tokens": (TEXT, b'{"prompt": "a", "max_tokens": %s}' % BIG.encode(), {400}),
     "huge n": (TEXT, text(n=10**30), {400}),
+    "negative n": (TEXT, text(n=-(2**62)), {400}),
+    "negative n of many prompts": (TEXT, text(prompt=["a", "b"], n=-1), {400}),
     "huge seed": (TEXT, text(seed=-(10**40)), {400}),
     "huge priority": (TEXT, text(priority=2**70), {400}),
     "largest priority": (TEXT, text(priority=2**63 - 1), {200}),

@@ -108,6 +108,10 @@ class SamplingFields(Part):
 
     def check(self, limits: ServerOptions) -> None:
         """RequestError or Refusal for more than this server gives."""
+        if self.n is not None and self.n < 1:  # the gate counts by it
+            raise Refusal(
+                400, f"n is {self.n}; give at least 1.", param="n", code="integer_below_min_value"
+            )
         _check_at_most("n", self.n or 1, limits.max_n, "--max-n")
         _check_at_most(
             self.logprobs_field, self.num_logprobs or 0, limits.max_logprobs, "--max-logprobs"
