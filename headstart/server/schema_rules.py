@@ -2,7 +2,8 @@
 
 xgrammar passes over keywords that it does not know, and over some combinations of those it does.
 An answer that breaks its schema would be the result, so such schemas are refused by name, or, where
-a caller only needs JSON that parses (`relaxed`), the keyword is taken out.
+a caller only needs JSON that parses (`relaxed`), the keyword is taken out. What is no schema at all
+is refused always.
 """
 
 from __future__ import annotations
@@ -34,6 +35,11 @@ _BY_TYPE = {
 }  # fmt: skip
 _KNOWN = frozenset().union(*_BY_TYPE.values())
 _RANGE = frozenset(("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"))
+# Keywords that hold schemas: by name, in a list, or one.
+_OF_NAMES = frozenset(("properties", "patternProperties", *_DEFINITIONS))
+_OF_LISTS = frozenset(("anyOf", "oneOf", "allOf", "prefixItems"))
+_OF_ONE = frozenset(("items", "additionalProperties", "propertyNames", "unevaluatedItems",
+                     "unevaluatedProperties"))  # fmt: skip
 # Pairs of which only one would be enforced.
 _EITHER_OR = (
     ("pattern", frozenset(("minLength", "maxLength", "format"))),
@@ -54,7 +60,36 @@ _KINDS: dict[str, Any] = {
 
 def enforceable(schema: Any, *, relaxed: bool = False) -> Any:
     """The schema as a grammar can enforce it; RequestError says what cannot be."""
+    check_form(schema)
     return _Walk(relaxed).schema(schema, "#", 0)
+
+
+def check_form(schema: Any, where: str = "#", depth: int = 0) -> None:
+    """RequestError where a keyword that decides how values are read is of another kind."""
+    if not isinstance(schema, Mapping) or depth > MAX_DEPTH:
+        return
+    types = schema.get("type", "")
+    if not all(isinstance(kind, str) for kind in (types if isinstance(types, list) else [types])):
+        raise _malformed("type", types, where, "text, or a list of texts")
+    if not isinstance(schema.get("format", ""), str):
+        raise _malformed("format", schema["format"], where, "text")
+    for name, value in schema.items():
+        if name in _OF_NAMES:
+            if not isinstance(value, Mapping):
+                raise _malformed(name, value, where, "an object of schemas")
+            for key, inner in value.items():
+                check_form(inner, f"{where}/{name}/{key}", depth + 1)
+        elif name in _OF_LISTS and isinstance(value, list):
+            for number, inner in enumerate(value):
+                check_form(inner, f"{where}/{name}/{number}", depth + 1)
+        elif name in _OF_ONE:
+            check_form(value, f"{where}/{name}", depth + 1)
+
+
+def _malformed(name: str, found: Any, where: str, expected: str) -> RequestError:
+    return RequestError(
+        f"the JSON schema's {name} at {where[:80]} is {str(found)[:60]!r}; give {expected}."
+    )
 
 
 class _Walk:
@@ -147,10 +182,8 @@ class _Walk:
         for name in ("properties", "patternProperties"):
             if name in kept:
                 kept[name] = self._each(kept[name], f"{where}/{name}", depth)
-        for name in ("items", "additionalProperties", "propertyNames", "unevaluatedItems",
-                     "unevaluatedProperties"):  # fmt: skip
-            if name in kept:
-                kept[name] = self.schema(kept[name], f"{where}/{name}", depth + 1)
+        for name in sorted(_OF_ONE & kept.keys()):
+            kept[name] = self.schema(kept[name], f"{where}/{name}", depth + 1)
         if "prefixItems" in kept:
             if not isinstance(kept["prefixItems"], list):
                 raise RequestError(f"the JSON schema's prefixItems at {where} is not a list.")

@@ -20,8 +20,9 @@ _PYTHON_TYPES: dict[str, Any] = {
 
 def xml_arguments(values: Iterable[tuple[str, str]], schema: Any) -> str:
     """One JSON object; a name that comes twice keeps its last value, as in JSON."""
-    known = schema.get("properties", {}) if isinstance(schema, Mapping) else {}
-    found = {name: _value(text, known.get(name), schema) for name, text in values}
+    known = schema.get("properties") if isinstance(schema, Mapping) else None
+    named = known if isinstance(known, Mapping) else {}
+    found = {name: _value(text, named.get(name), schema) for name, text in values}
     return json.dumps(found, ensure_ascii=False)
 
 
@@ -34,7 +35,7 @@ def _value(text: str, schema: Any, root: Any) -> Any:
         value = json.loads(plain, parse_constant=_refuse)
     except (ValueError, RecursionError):
         return plain
-    if not types:  # nothing is known: text that reads as JSON is JSON, except quoted text
+    if not types:  # nothing is known: text that reads as JSON is JSON, and loses its quotes, too
         return value
     fits = any(
         isinstance(value, _PYTHON_TYPES[kind])
@@ -52,7 +53,9 @@ def _types(schema: Any, root: Any, depth: int = 0) -> set[str]:
         return _types(_resolve(schema["$ref"], root), root, depth + 1)
     if "type" in schema:
         given = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        return {kind for kind in given if kind == "string" or kind in _PYTHON_TYPES}
+        # A $ref may lead to what is no schema, where a type may be anything.
+        named = {kind for kind in given if isinstance(kind, str)}
+        return named & {"string", *_PYTHON_TYPES}
     values = schema.get("enum", [schema["const"]] if "const" in schema else [])
     if isinstance(values, list) and values:
         return {"string"} if all(isinstance(v, str) for v in values) else set()

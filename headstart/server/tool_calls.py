@@ -16,7 +16,7 @@ from typing import Any
 from headstart.errors import RequestError, some
 from headstart.server.grammar_specs import Format, GrammarSpec, schema_format
 from headstart.server.named_fields import about
-from headstart.server.schema_rules import enforceable
+from headstart.server.schema_rules import check_form, enforceable
 from headstart.server.tool_arguments import is_object_schema
 from headstart.server.tool_formats import ToolFormat
 from headstart.server.tool_parsing import ToolParser
@@ -154,6 +154,8 @@ def _tool(tool: Any, where: str) -> Tool:
         )
     if parameters is not None and not isinstance(parameters, Mapping):
         raise RequestError(f"{where} has parameters that are not a JSON schema (an object).")
+    with about(f"{where}.function.parameters"):
+        check_form(parameters)
     if type(function.get("strict")) not in (bool, type(None)):
         raise RequestError(f"{where} has a strict that is neither true nor false.")
     if not isinstance(function.get("description"), str | None):

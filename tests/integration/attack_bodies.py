@@ -37,6 +37,11 @@ def in_schema(found: Any) -> dict[str, Any]:
     }
 
 
+def with_tool(parameters: Any, **changes: Any) -> bytes:
+    function = {"name": "f", "parameters": parameters, **changes}
+    return chat(tools=[{"type": "function", "function": function}])
+
+
 BIG = "9" * 400
 DEEP = b"[" * 200_000
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -72,6 +77,20 @@ BODIES: dict[str, tuple[str, bytes, set[int]]] = {
         {200, 400},
     ),
     "deep schema": (CHAT, chat(**in_schema(schema(90))), {400}),
+    "types in a type": (CHAT, chat(**in_schema({"type": [["string"]]})), {400}),
+    "an object for a type": (CHAT, chat(**in_schema({"type": {"a": 1}})), {400}),
+    "no type beside const": (CHAT, chat(**in_schema({"type": [{}], "const": 1})), {400}),
+    "a list for a format": (CHAT, chat(**in_schema({"type": "string", "format": ["x"]})), {400}),
+    "a list for properties": (CHAT, chat(**in_schema({"properties": [1]})), {400}),
+    "an object for a tool's type": (CHAT, with_tool({"type": {"a": 1}}), {400}),
+    "the same in a strict tool": (CHAT, with_tool({"type": {"a": 1}}, strict=True), {400}),
+    "an object for an argument's type": (
+        CHAT, with_tool({"properties": {"a": {"anyOf": [{"type": [{}]}]}}}), {400},
+    ),
+    "a list for a tool's properties": (CHAT, with_tool({"properties": [1]}), {400}),
+    "a tool's type behind a reference": (
+        CHAT, with_tool({"properties": {"a": {"$ref": "#/x"}}, "x": {"type": [{}]}}), {200},
+    ),
     "bytes that are no text": (TEXT, b'{"prompt": "\xff\xfe\xc0\x80"}', {400}),
     "half a character": (TEXT, b'{"prompt": "\\ud800", "max_tokens": 2}', {200, 400}),
     "half a character in a stop": (TEXT, text(stop=["\ud800"]), {200, 400}),

@@ -11,6 +11,8 @@ from server_runs import VOCAB, Server
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 
+_NO_OBJECT = {"type": "object", "properties": [1]}
+
 
 @pytest.fixture(scope="module")
 def http(api_server: Server) -> Iterator[httpx.Client]:
@@ -86,6 +88,16 @@ REFUSED = [
         {"response_format": {"type": "json_schema", "json_schema": {"schema": {"anyOf": []}}}},
         "response_format.json_schema",
         "is not a list of schemas",
+    ),
+    (
+        {"structured_outputs": {"json": {"properties": {"a": {"type": {"b": 1}}}}}},
+        "structured_outputs.json",
+        "type at #/properties/a is \"{'b': 1}\"; give text, or a list of texts.",
+    ),
+    (
+        {"tools": [{"type": "function", "function": {"name": "f", "parameters": _NO_OBJECT}}]},
+        "tools[0].function.parameters",
+        "properties at # is '[1]'; give an object of schemas.",
     ),
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "logprobs is -1"),
     ({"messages": [{**ASKED["messages"][0], "mood": 3}]}, "messages[0]", "holds the field 'mood'"),
