@@ -1,4 +1,4 @@
-"""Tools of a chat request: checked, put into what the chat template gets, and forced if asked.
+"""Tools of a chat request: put into what the chat template gets, and forced if asked.
 
 `tool_choice` none leaves the tools out. auto lets the model decide and reads what it wrote; tools
 with `strict` are then held to their schema by a grammar once a call begins. required and a named
@@ -8,48 +8,16 @@ tool are forced by a grammar from the first token on, so that the answer always 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.errors import RequestError, some
+from headstart.errors import RequestError
 from headstart.server.grammar_specs import Format, GrammarSpec, schema_format
 from headstart.server.named_fields import about
-from headstart.server.schema_rules import check_form, enforceable
-from headstart.server.tool_arguments import is_object_schema
 from headstart.server.tool_formats import ToolFormat
 from headstart.server.tool_parsing import ToolParser
-
-MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-# Keywords that say what a value may be; a schema without any is that of an object's properties.
-_SHAPES = frozenset(("type", "$ref", "const", "enum", "anyOf", "oneOf", "allOf"))
-
-
-@dataclass(frozen=True)
-class Tool:
-    name: str
-    parameters: Mapping[str, Any]
-    is_strict: bool
-    shown: dict[str, Any]  # what the chat template gets
-    field: str  # where the request has it
-
-    def schema(self) -> Any:
-        """Its arguments as a grammar can enforce them; strict tools must be enforced whole."""
-        with about(f"{self.field}.function.parameters"):
-            return self._enforceable()
-
-    def _enforceable(self) -> Any:
-        found = enforceable(dict(self.parameters), relaxed=not self.is_strict)
-        if not _SHAPES & found.keys():
-            found = {"type": "object", **found}
-        if not is_object_schema(found, found):
-            raise RequestError(
-                f"the parameters of the tool {self.name!r} allow something else than a JSON "
-                'object, and arguments are one. Give a schema of "type": "object".'
-            )
-        return found
+from headstart.server.tool_requests import Tool, read_choice, read_tools
 
 
 @dataclass(frozen=True)
@@ -93,8 +61,8 @@ def prepare(
     with about("tools"):
         known = read_tools(tools or ())
     with about("tool_choice"):
-        choice = _choice(tool_choice, known)
-    if not known or choice == "none":
+        choice = read_choice(tool_choice, known)
+    if not known or choice.mode == "none":
         return PreparedChat(ready, grammar=spec)
     if "tools" not in (chat_template or ""):
         raise RequestError(
@@ -108,9 +76,10 @@ def prepare(
             "server with --tool-call-parser.",
             field="tools",
         )
-    is_one = parallel_tool_calls is False or choice not in ("auto", "required")
-    forced = [tool for tool in known if choice in ("auto", "required", tool.name)]
-    grammar = _grammar(format, forced, choice, is_one=is_one, spec=spec)
+    is_one = parallel_tool_calls is False or choice.tool is not None
+    callable_now = known if choice.tool is None else (choice.tool,)
+    is_free = choice.mode == "auto"
+    grammar = _grammar(format, callable_now, is_free=is_free, is_one=is_one, spec=spec)
     return PreparedChat(
         ready,
         {"tools": [tool.shown for tool in known]},
@@ -122,86 +91,12 @@ def prepare(
     )
 
 
-def read_tools(tools: Sequence[Any]) -> tuple[Tool, ...]:
-    """Checked tools; RequestError names the first that cannot be used."""
-    if len(tools) > MAX_TOOLS:
-        raise RequestError(f"tools holds {len(tools)} tools; give up to {MAX_TOOLS}.")
-    found = []
-    for number, tool in enumerate(tools):
-        with about(f"tools[{number}]"):
-            found.append(_tool(tool, f"tools[{number}]"))
-    names = [tool.name for tool in found]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise RequestError(f"tools holds {some(twice)} more than once; give each tool one name.")
-    return tuple(found)
-
-
-def _tool(tool: Any, where: str) -> Tool:
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    if not isinstance(function, Mapping) or tool.get("type") != "function":
-        raise RequestError(
-            f'{where} is not {{"type": "function", "function": {{...}}}}; this server knows no '
-            "other tools."
-        )
-    known = ("name", "description", "parameters", "strict")
-    unknown = [*(set(tool) - {"type", "function"}), *(set(function) - set(known))]
-    if unknown:
-        raise RequestError(f"{where} holds {some(sorted(unknown))}, which is not known.")
-    name, parameters = function.get("name"), function.get("parameters")
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise RequestError(
-            f"{where} has the name {str(name)[:70]!r}; give 1 to 64 letters, digits, _, - or dots."
-        )
-    if parameters is not None and not isinstance(parameters, Mapping):
-        raise RequestError(f"{where} has parameters that are not a JSON schema (an object).")
-    with about(f"{where}.function.parameters"):
-        check_form(parameters)
-    if type(function.get("strict")) not in (bool, type(None)):
-        raise RequestError(f"{where} has a strict that is neither true nor false.")
-    if not isinstance(function.get("description"), str | None):
-        raise RequestError(f"{where} has a description that is not text.")
-    shown = {key: function[key] for key in known[:3] if function.get(key) is not None}
-    return Tool(
-        name,
-        parameters if parameters is not None else {"type": "object", "properties": {}},
-        function.get("strict") is True,
-        {"type": "function", "function": shown},
-        where,
-    )
-
-
-def _choice(choice: Any, tools: Sequence[Tool]) -> str:
-    """none, auto, required, or the name of a tool."""
-    names = [tool.name for tool in tools]
-    if choice is None:
-        return "auto" if tools else "none"
-    if isinstance(choice, Mapping):
-        function = choice.get("function")
-        name = function.get("name") if isinstance(function, Mapping) else None
-        if choice.get("type") == "function" and name in names:
-            return str(name)
-        if choice.get("type") == "function":
-            raise RequestError(
-                f"tool_choice names {str(name)[:70]!r}, which is not in tools "
-                f"({some(names) or 'none given'})."
-            )
-    elif choice in ("none", "auto"):
-        return str(choice)
-    elif choice == "required" and tools:
-        return "required"
-    elif choice == "required":
-        raise RequestError("tool_choice is required and no tools are given.")
-    raise RequestError(
-        f"tool_choice is {str(choice)[:70]!r}; give none, auto, required, or "
-        '{"type": "function", "function": {"name": ...}}.'
-    )
-
-
 def _grammar(
-    format: ToolFormat, tools: Sequence[Tool], choice: str, *, is_one: bool,
+    format: ToolFormat, tools: Sequence[Tool], *, is_free: bool, is_one: bool,
     spec: GrammarSpec | None,
 ) -> GrammarSpec | None:  # fmt: skip
-    if choice != "auto":
+    """`is_free`: the model decides whether it calls a tool."""
+    if not is_free:
         return GrammarSpec.of("tools' schema", _calls(format, tools, is_one=is_one), "tools")
     if spec is not None:
         either = [_calls(format, tools, is_one=is_one), spec.format]

@@ -80,6 +80,14 @@ def test_a_forced_call_parses_whole_and_streamed(client: openai.OpenAI, choice: 
     assert "".join(delta.function.arguments for delta in deltas) == call.function.arguments
 
 
+def test_a_named_tool_is_called_also_where_its_name_is_none(client: openai.OpenAI) -> None:
+    own: Any = {"type": "function", "function": {**TOOL["function"], "name": "none"}}
+    named: Any = {"type": "function", "function": {"name": "none"}}
+    fields: Any = {"tools": [own, TOOL], "tool_choice": named, "extra_body": CALLED}
+    (call,) = client.chat.completions.create(**ASKED, **fields).choices[0].message.tool_calls or []
+    assert call.type == "function" and call.function.name == "none"
+
+
 @pytest.mark.parametrize("fields", [IN_SCHEMA, IN_TOOL], ids=["schema", "tool"])
 def test_drafts_change_no_answer_that_is_held_to_a_form(
     client: openai.OpenAI, fields: dict[str, Any]

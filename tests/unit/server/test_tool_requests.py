@@ -9,8 +9,9 @@ from tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
 
 from headstart.errors import RequestError
 from headstart.server.grammar_specs import json_object
-from headstart.server.tool_calls import prepare, read_tools
+from headstart.server.tool_calls import prepare
 from headstart.server.tool_formats import TOOL_FORMATS
+from headstart.server.tool_requests import read_tools
 
 USER = {"role": "user", "content": "hi"}
 HERMES = TOOL_FORMATS["hermes"]
@@ -55,6 +56,18 @@ def test_what_forces_calls() -> None:
     either = asked(spec=json_object())
     assert either.grammar.format["type"] == "or"
     assert asked(spec=json_object(), tool_choice="none").grammar == json_object()
+
+
+@pytest.mark.parametrize("name", ["none", "auto", "required"])
+def test_a_tool_may_have_the_name_of_a_mode(name: str) -> None:
+    """Regression: naming such a tool set the mode, and forced nothing, or any tool."""
+    own = {"type": "function", "function": {"name": name}}
+    one = asked(tools=[WEATHER, own], tool_choice=own)
+    assert name in one.grammar.text and "get_weather" not in one.grammar.text
+    assert one.uses_tools and one.is_forced and one.max_calls == 1
+    assert asked(tools=[WEATHER, own], tool_choice="auto").grammar is None
+    required = asked(tools=[WEATHER, own], tool_choice="required")
+    assert "get_weather" in required.grammar.text and required.max_calls is None
 
 
 def test_only_strict_tools_must_be_enforceable() -> None:
