@@ -19,6 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
+from headstart.server.answers.counts import cached_tokens
+
 if TYPE_CHECKING:
     from headstart.engine.outputs import Result
 
@@ -68,7 +70,7 @@ def _of_results(
     queued = [o.stats.queue_seconds for o in outputs if o.stats.queue_seconds is not None]
     fields: dict[str, Any] = {
         "prompt_tokens": sum(len(result.prompt_token_ids) for result in results),
-        "cached_tokens": sum(result.stats.num_cached_tokens for result in results),
+        "cached_tokens": cached_tokens(results),
         "output_tokens": num_output,
         "finish_reason": ",".join(sorted({str(output.finish_reason) for output in outputs})),
         "queue_seconds": round(max(queued), 6) if queued else None,

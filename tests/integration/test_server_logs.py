@@ -13,6 +13,9 @@ from engine_runs import PROMPT, assert_head_is_alive, greedy, run, soft, start
 from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
+from headstart.engine.outputs import Completion, Result
+from headstart.engine.stats import RequestStats
+from headstart.server.answers.counts import usage_of
 from headstart.server.logs import LogFormat, RequestRecord, configure, log_request
 from headstart.server.startup import startup_lines
 
@@ -54,6 +57,16 @@ def test_a_request_is_one_json_line_with_all_its_numbers(drafting: Engine) -> No
     assert line["queue_seconds"] >= 0
     assert "prompt" not in line and "error" not in line
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", line["time"])
+
+
+def test_no_more_tokens_are_cached_than_the_prompt_has() -> None:
+    """Regression: a preempted request finds its own prompt in the cache, which was added up."""
+    stats = RequestStats(num_cached_tokens=64, num_preemptions=1)
+    output = Completion(0, [1], "", "stop", None, ["bonus"], None, stats)
+    result = Result("a", [1] * 40, [output])
+    fields = record(results=[result, result]).as_fields()
+    assert (fields["prompt_tokens"], fields["cached_tokens"]) == (80, 80)
+    assert usage_of([result])["prompt_tokens_details"] == {"cached_tokens": 40}
 
 
 def test_prompts_are_logged_only_when_given() -> None:

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headstart.engine.outputs import Completion, Result
 from headstart.engine.stats import Acceptance
 
+if TYPE_CHECKING:  # the log counts, too, and is there before torch is
+    from headstart.engine.outputs import Completion, Result
 
-def usage(prompt_tokens: int, completion_tokens: int, cached_tokens: int = 0) -> dict[str, Any]:
+
+def usage(prompt_tokens: int, completion_tokens: int, num_cached: int = 0) -> dict[str, Any]:
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached_tokens},
+        "prompt_tokens_details": {"cached_tokens": num_cached},
     }
 
 
 def usage_of(results: Sequence[Result]) -> dict[str, Any]:
     prompt = sum(len(result.prompt_token_ids) for result in results)
     completion = sum(len(output.token_ids) for output in _outputs(results))
-    return usage(prompt, completion, _cached(results))
+    return usage(prompt, completion, cached_tokens(results))
 
 
 def statistics_of(results: Sequence[Result]) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def statistics_of(results: Sequence[Result]) -> dict[str, Any]:
         "chosen_k": _usual_k(total),
         "time_to_first_token_seconds": min(firsts, default=None),
         "tokens_per_second": _speed(outputs),
-        "cached_tokens": _cached(results),
+        "cached_tokens": cached_tokens(results),
         "seed": results[0].stats.seed,
         "seeds": [result.stats.seed for result in results],  # of each prompt's first answer
         "draft_vocab": results[0].stats.draft_vocab,
@@ -54,7 +56,7 @@ def _outputs(results: Sequence[Result]) -> list[Completion]:
     return [output for result in results for output in result.outputs]
 
 
-def _cached(results: Sequence[Result]) -> int:
+def cached_tokens(results: Sequence[Result]) -> int:
     """Prompt tokens that were not computed; a preempted request may have found them twice."""
     return sum(
         min(result.stats.num_cached_tokens, len(result.prompt_token_ids)) for result in results
