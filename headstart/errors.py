@@ -6,6 +6,7 @@
       MissingExtra            an optional dependency is not installed
       LaunchError             an external engine is absent, too old, or cannot do what was asked
       RequestError            a request that cannot be answered as asked (the client's fault)
+        PromptTooLong         a prompt that leaves no room for an answer
       EngineError             the embedded engine failed (ours): no memory, device failure
       DataError               prompts, answers or cached states that cannot be used as they are
       TrainError              training cannot go on: a loss is not a number, a run is broken
@@ -56,6 +57,10 @@ class LaunchError(HeadstartError):
 
 class RequestError(HeadstartError):
     """A request asks for something that cannot be done: the client's fault."""
+
+
+class PromptTooLong(RequestError):
+    """A prompt has more tokens than the model's length or the K/V memory leave room for."""
 
 
 class EngineError(HeadstartError):

@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import RequestError, some
+from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -124,7 +124,7 @@ class PromptReader:
         if self.most_tokens is not None and len(text) > 2 * _GLANCE * self.most_tokens:
             found = len(self.tokenizer.encode(text[: _GLANCE * self.most_tokens]))
             if found > 1.1 * self.most_tokens + 64:  # a cut may change tokens around it
-                raise RequestError(
+                raise PromptTooLong(
                     f"the prompt has over {found} tokens; prompt and answer together may have "
                     f"{self.most_tokens} (max_model_len, or the K/V memory). Shorten it.",
                     field="prompt",

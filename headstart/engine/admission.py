@@ -9,7 +9,7 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.request import Request
 from headstart.engine.text import Detokenizer
-from headstart.errors import RequestError, some
+from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.params import SamplingParams, derive_seed
 
 
@@ -36,7 +36,7 @@ class Admission:
                 f"the prompt holds token ids outside 0 to {vocab - 1}.", field="prompt"
             )
         if len(ids) >= self.longest:
-            raise RequestError(
+            raise PromptTooLong(
                 f"the prompt has {len(ids)} tokens; prompt and answer together may have "
                 f"{self.longest} (max_model_len, or the K/V memory). Shorten it.",
                 field="prompt",

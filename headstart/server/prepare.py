@@ -20,7 +20,7 @@ from headstart.server.protocol.chat import ChatRequest, for_template
 from headstart.server.protocol.completion import CompletionRequest
 from headstart.server.protocol.sampling import SamplingFields
 from headstart.server.reasoning import after_reasoning
-from headstart.server.refusals import TOGETHER, too_long
+from headstart.server.refusals import too_long
 from headstart.server.tool_calls import prepare as prepare_tools
 
 
@@ -113,7 +113,7 @@ def _check_length(
     room = model.max_len - len(ids)
     if given is not None and given > room:
         raise too_long(
-            f"{name} is {given}; the prompt has {len(ids)} tokens and {TOGETHER} "
-            f"{model.max_len}. Ask for up to {room}, or leave {name} out.",
+            f"{name} is {given}; the prompt has {len(ids)} tokens and prompt and answer together "
+            f"may have {model.max_len}. Ask for up to {room}, or leave {name} out.",
             param=name,
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from headstart.errors import ConfigError, MissingExtra, RequestError
+from headstart.errors import ConfigError, MissingExtra, PromptTooLong, RequestError
 
 _TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -19,7 +19,6 @@ _TYPES = {
 }  # fmt: skip
 
 STOPPED = "stopped"  # the code of answers that the end of the server cut off
-TOGETHER = "prompt and answer together may have"  # the engine's words, too
 
 
 @dataclass(eq=False)
@@ -49,9 +48,9 @@ def refusal_of(error: BaseException) -> Refusal:
     """The answer to a request that ended with this error."""
     if isinstance(error, Refusal):
         return error
+    if isinstance(error, PromptTooLong):
+        return too_long(str(error), error.field)
     if isinstance(error, RequestError | ConfigError):  # options of a request are its own
-        if TOGETHER in str(error):
-            return too_long(str(error), error.field)
         return Refusal(400, str(error), param=error.field, code="invalid_value")
     if isinstance(error, MissingExtra):
         return Refusal(501, str(error), code="missing_extra")

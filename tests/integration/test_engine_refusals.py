@@ -9,7 +9,7 @@ from engine_runs import VOCAB, checkpoint, seeded, soft, start
 from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.errors import ConfigError, RequestError
+from headstart.errors import ConfigError, PromptTooLong, RequestError
 from headstart.sampling.params import SamplingParams
 
 
@@ -23,7 +23,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], type[Exception], str]] = {
     "id too high": ([3, VOCAB], {}, RequestError, "outside 0 to 63"),
     "id below zero": ([3, -1], {}, RequestError, "outside 0 to 63"),
     "not ids": ([3, "x"], {}, RequestError, "a list of token ids, or a list of messages"),
-    "too long": ([3] * 2000, {}, RequestError, "2000 tokens; prompt and answer together may have"),
+    "too long": ([3] * 2000, {}, PromptTooLong, "2000 tokens; prompt and answer together may have"),
     "draft vocabulary": ([3], {"draft_vocab": "short"}, RequestError, "is called 'short'"),
     "auto in a fixed engine": ([3], {"speculate": "auto"}, RequestError, "give a number"),
     "stop id": ([3], {"stop_token_ids": (999,)}, ConfigError, "stop_token_ids holds 999"),

@@ -163,6 +163,15 @@ def test_what_is_too_long_has_the_code_that_clients_look_for(http: httpx.Client)
     for fields in ({"max_tokens": 5000}, {"messages": long}):
         error = http.post("/v1/chat/completions", json={**ASKED, **fields}).json()["error"]
         assert error["code"] == "context_length_exceeded"
+    error = http.post("/tokenize", json={"prompt": "x" * 90_000}).json()["error"]
+    assert error["code"] == "context_length_exceeded"
+
+
+def test_a_clients_words_do_not_choose_the_code(http: httpx.Client) -> None:
+    """Regression: a message that held the engine's words about lengths got the code for those."""
+    own = {"draft_vocab": "prompt and answer together may have"}
+    error = http.post("/v1/chat/completions", json={**ASKED, "headstart": own}).json()["error"]
+    assert error["code"] == "invalid_value" and own["draft_vocab"] in error["message"]
 
 
 def test_tokens_of_a_text_that_is_far_too_long_are_not_looked_for(http: httpx.Client) -> None:

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from headstart.engine.outputs import Completion, Result
 from headstart.engine.stats import Acceptance, RequestStats
-from headstart.errors import ConfigError, EngineError, MissingExtra
+from headstart.errors import ConfigError, EngineError, MissingExtra, PromptTooLong
 from headstart.server.answers.counts import statistics_of
 from headstart.server.auth import Keys
 from headstart.server.jobs import Channel
@@ -115,4 +115,5 @@ def test_what_happened_inside_is_not_told_to_clients() -> None:
     assert inside.status == 500 and "passwd" not in inside.message
     assert refusal_of(ConfigError("top_p is 3; give less", field="top_p")).param == "top_p"
     assert refusal_of(ConfigError("it cannot be; give less")).param is None
+    assert refusal_of(PromptTooLong("shorten it")).code == "context_length_exceeded"
     assert refusal_of(MissingExtra("xgrammar is not installed")).status == 501
