@@ -9,6 +9,7 @@ requests that do not draft draft one token, requests that do draft none, or one 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
 from headstart.engine.draft_choice import DraftCosts
 from headstart.engine.live_costs import Costs, LiveCosts
@@ -27,6 +28,8 @@ _DEEPER_EVERY = 16  # the same until one draft more is tried, where a draft cost
 _HOPELESS_EVERY = 256  # and until it is tried where it promises too little
 _ENOUGH = 32.0  # first drafts seen lately, to say what drafts will be worth
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
+
+DecidedBy = Literal["fixed", "fastest", "off_above"]
 
 
 class Speculation:
@@ -58,6 +61,7 @@ class Speculation:
         self._probed: list[bool] = []  # whether those that have were right
         self._break_even = 0.0  # how often a try must be right to pay
         self.reason = ""
+        self.decided_by: DecidedBy = "fastest" if options.speculate == "auto" else "fixed"
         self.expected_speedup: float | None = None  # over no drafts, where auto chose last
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
@@ -134,6 +138,7 @@ class Speculation:
         limit = self._options.speculate_off_above
         if limit is not None and num_running > limit:
             self.reason = f"{num_running} requests run, more than speculate_off_above {limit}"
+            self.decided_by = "off_above"
             return dict.fromkeys(requests, 0)
         wishes = {request: self._wish(request) for request in requests}
         rooms = {request: self._room(request) for request in requests}
@@ -146,6 +151,7 @@ class Speculation:
         if not automatic:
             is_spared = all(request.is_headless for request in requests)
             self.reason = "no head, drafts would not pay" if is_spared else "fixed"
+            self.decided_by = "fastest" if is_spared else "fixed"
             return fixed
         is_seated = is_seated and self.rounds is not None
         costs: DraftCosts | None = self.rounds if is_seated else self._unseated(requests)
@@ -196,6 +202,7 @@ class Speculation:
                 f"K up to {max(choice.drafts)}, promise {choice.speed:.1f} tokens/s; "
                 f"none {choice.plain_speed:.1f}, all {choice.full_speed:.1f}"
             )
+            self.decided_by = "fastest"
         return {
             request: min(drafts, rooms[request])
             for request, drafts in zip(rooms, choice.drafts, strict=True)

@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+
+from headstart.engine.speculation import DecidedBy
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
@@ -19,7 +21,7 @@ Values = dict[Series, float]
 
 _WINDOW_SECONDS = 60.0
 _SAMPLE_SECONDS = 1.0
-_REASONS = ("fixed", "fastest", "off_above", "none")
+_REASONS = (*get_args(DecidedBy), "none")
 
 
 def counters(engine: Engine) -> Values:
@@ -87,9 +89,9 @@ def gauges(engine: Engine, num_queued: int) -> Values:
         ("cache_config_info", config): 1,
         ("engine_sleep_state", ("awake",)): 1,
     }
-    reason = deciding(engine)
-    values |= {("spec_decode_reason", (name,)): float(name == reason) for name in _REASONS}
     speculation = engine.speculation
+    reason = speculation.decided_by if speculation is not None else "none"
+    values |= {("spec_decode_reason", (name,)): float(name == reason) for name in _REASONS}
     if speculation is not None:
         if speculation.expected_speedup is not None:
             values["spec_decode_expected_speedup", ()] = speculation.expected_speedup
@@ -99,18 +101,6 @@ def gauges(engine: Engine, num_queued: int) -> Values:
             if seconds is not None:
                 values["round_cost_seconds", (str(drafts),)] = seconds
     return values
-
-
-def deciding(engine: Engine) -> str:
-    """What decides K now, in one of a few words: a label must not have a value per round."""
-    if engine.speculation is None:
-        return "none"
-    reason = engine.speculation.reason
-    if "speculate_off_above" in reason:
-        return "off_above"
-    if not reason:  # no round so far
-        return "fastest" if engine.options.speculate == "auto" else "fixed"
-    return "fixed" if reason == "fixed" else "fastest"
 
 
 @dataclass(frozen=True)

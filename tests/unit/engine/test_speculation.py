@@ -237,6 +237,9 @@ def test_drafting_is_off_above_a_number_of_running_requests_prompts_included() -
     assert own.choose([one], num_running=2)[one] > 0
     assert own.choose([one], num_running=3) == {one: 0}
     assert own.reason == "3 requests run, more than speculate_off_above 2"
+    assert own.decided_by == "off_above"
+    own.choose([one], num_running=2)
+    assert own.decided_by == "fastest"
 
 
 def test_the_reason_stays_while_nobody_decides() -> None:
@@ -275,6 +278,7 @@ def test_fixed_numbers_are_kept_beside_auto_and_end_with_the_answer() -> None:
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_fixed_number_needs_no_costs(speculate: int) -> None:
     own = Speculation(EngineOptions(speculate=speculate), None, max_len=100)
+    assert own.decided_by == "fixed"
     one = request("a")
     assert own.choose([one], num_running=1) == {one: speculate}
-    assert own.reason == "fixed"
+    assert own.reason == own.decided_by == "fixed"
