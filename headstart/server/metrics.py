@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from headstart.engine.engine import Engine
     from headstart.engine.outputs import Completion, Result
 
-ServerState = Literal["starting", "ready", "draining", "dead"]
+Health = Literal["starting", "ready", "draining", "dead"]
 _FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
@@ -61,7 +61,7 @@ class ServerMetrics:
         self._before: Values = {}  # counters of engines that are gone
         self._recent = RecentAcceptance()
         self._tracks: dict[str, _Track] = {}
-        self._state: ServerState = "starting"
+        self._state: Health = "starting"
         self._prompt_tokens = 0  # before the latest step
         self._render_lock = threading.Lock()
         for reason in _FINISH_REASONS:
@@ -84,7 +84,7 @@ class ServerMetrics:
         self._prompt_tokens = engine.stats.prompt_tokens
         self._recent.observe(engine)
 
-    def set_state(self, state: ServerState) -> None:
+    def set_state(self, state: Health) -> None:
         """What /health says."""
         self._state = state
 
@@ -182,8 +182,7 @@ class ServerMetrics:
 
     def _read(self) -> Values:
         values: Values = {
-            ("server_state", (state,)): float(state == self._state)
-            for state in get_args(ServerState)
+            ("server_state", (state,)): float(state == self._state) for state in get_args(Health)
         }
         values["build_info", (headstart.__version__,)] = 1
         engine = self._engine

@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import Any
 
 from headstart.engine.engine import Engine
 from headstart.server.auth import Keys
@@ -15,12 +15,11 @@ from headstart.server.gate import Gate
 from headstart.server.grammar_specs import GrammarSpec
 from headstart.server.grammars import TokenGrammar
 from headstart.server.limits import ServerOptions
-from headstart.server.metrics import ServerMetrics
+from headstart.server.metrics import Health, ServerMetrics
 from headstart.server.model import ServedModel
 from headstart.server.tally import Tally
 from headstart.server.worker import Worker
 
-Health = Literal["starting", "ready", "draining", "dead"]
 _MOST_THREADS = 4  # for prompts, templates and grammars; the engine needs the cores more
 
 

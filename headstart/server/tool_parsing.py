@@ -35,7 +35,7 @@ class ArgumentsDelta:
     text: str
 
 
-Event = ContentDelta | CallStarted | ArgumentsDelta
+ToolEvent = ContentDelta | CallStarted | ArgumentsDelta
 
 
 class ToolParser:
@@ -58,10 +58,10 @@ class ToolParser:
         self._is_after_call = False
         self._arguments: _Arguments | None = None  # of the open call, where they are streamed
 
-    def feed(self, text: str) -> list[Event]:
+    def feed(self, text: str) -> list[ToolEvent]:
         """What this text makes certain."""
         self._text += text
-        events: list[Event] = []
+        events: list[ToolEvent] = []
         if self._format is None:
             self._give(events, len(self._text))
         elif not self._format.begin:
@@ -71,9 +71,9 @@ class ToolParser:
                 pass
         return events
 
-    def finish(self) -> list[Event]:
+    def finish(self) -> list[ToolEvent]:
         """No more text: a call that is still open is none."""
-        events: list[Event] = []
+        events: list[ToolEvent] = []
         is_bare = self._format is not None and not self._format.begin
         calls = read_bare(self._text) if is_bare and not self._is_after_call else None
         if calls is not None:
@@ -84,7 +84,7 @@ class ToolParser:
             self._give(events, len(self._text))
         return events
 
-    def _find_call(self, events: list[Event]) -> bool:
+    def _find_call(self, events: list[ToolEvent]) -> bool:
         """Outside of calls: give out content up to the next marker; True if one was found."""
         format = self._format
         assert format is not None
@@ -103,7 +103,7 @@ class ToolParser:
             self._text, self._is_after_call = self._text[at + len(mark) :], True
         return True
 
-    def _read_call(self, events: list[Event]) -> bool:
+    def _read_call(self, events: list[ToolEvent]) -> bool:
         """Inside of a call: True if it ended, well or not."""
         format, body = self._format, self._body
         assert format is not None and body is not None
@@ -127,7 +127,7 @@ class ToolParser:
             self._give(events, stop)
         return True
 
-    def _stream(self, events: list[Event], format: ToolFormat) -> None:
+    def _stream(self, events: list[ToolEvent], format: ToolFormat) -> None:
         assert self._body is not None and format.head is not None
         if self._arguments is None and not self._is_full:
             head = format.head.match(self._text, self._body)
@@ -138,7 +138,7 @@ class ToolParser:
         if self._arguments is not None and (part := self._arguments.more(self._text)):
             events.append(ArgumentsDelta(self.num_calls - 1, part))
 
-    def _read_start(self, events: list[Event], format: ToolFormat) -> None:
+    def _read_start(self, events: list[ToolEvent], format: ToolFormat) -> None:
         """Without markers only the beginning tells: all is held back, or all is content."""
         text = self._text.lstrip()
         starts = ("{", *format.markers)
@@ -147,7 +147,7 @@ class ToolParser:
             self._is_after_call = True
             self._give(events, len(self._text), keep_state=True)
 
-    def _give(self, events: list[Event], size: int, *, keep_state: bool = False) -> None:
+    def _give(self, events: list[ToolEvent], size: int, *, keep_state: bool = False) -> None:
         """The first `size` characters are content."""
         if size:
             events.append(ContentDelta(self._text[:size]))
@@ -158,13 +158,13 @@ class ToolParser:
     def _is_full(self) -> bool:
         return self._max_calls is not None and self.num_calls >= self._max_calls
 
-    def _call(self, events: list[Event], call: Call) -> None:
+    def _call(self, events: list[ToolEvent], call: Call) -> None:
         """A request for one call at most gets the first one; the others are left out."""
         if not self._is_full:
             self._start(events, call.name)
             events.append(ArgumentsDelta(self.num_calls - 1, call.arguments))
 
-    def _start(self, events: list[Event], name: str) -> None:
+    def _start(self, events: list[ToolEvent], name: str) -> None:
         events.append(CallStarted(self.num_calls, f"call_{secrets.token_hex(12)}", name))
         self.num_calls += 1
 
@@ -197,7 +197,7 @@ class _Arguments:
             self._is_done = self._depth == 0
 
 
-def delta(event: Event) -> dict[str, Any]:
+def delta(event: ToolEvent) -> dict[str, Any]:
     """The event as OpenAI's stream spells it: name and id first, then pieces of arguments."""
     if isinstance(event, ContentDelta):
         return {"content": event.text}
@@ -208,7 +208,7 @@ def delta(event: Event) -> dict[str, Any]:
     return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
 
 
-def assembled(events: Iterable[Event]) -> tuple[str | None, list[dict[str, Any]]]:
+def assembled(events: Iterable[ToolEvent]) -> tuple[str | None, list[dict[str, Any]]]:
     """(content, tool_calls) of a whole message; content is None where there are only calls."""
     content, calls = "", []
     for event in events:

@@ -6,7 +6,7 @@ from typing import Any
 
 from headstart.server.reasoning import ReasoningFormat, ReasoningSplitter, Start
 from headstart.server.tool_calls import PreparedChat
-from headstart.server.tool_parsing import Event, assembled, delta
+from headstart.server.tool_parsing import ToolEvent, assembled, delta
 
 
 class ChatText:
@@ -39,15 +39,15 @@ class ChatText:
             message["tool_calls"] = calls
         return message
 
-    def _split(self, text: str) -> tuple[str, list[Event]]:
+    def _split(self, text: str) -> tuple[str, list[ToolEvent]]:
         reasoning, content = self._splitter.feed(text)
         return reasoning, self._parser.feed(content) if content else []
 
-    def _rest(self) -> tuple[str, list[Event]]:
+    def _rest(self) -> tuple[str, list[ToolEvent]]:
         reasoning, content = self._splitter.finish()
         return reasoning, self._parser.feed(content) + self._parser.finish()
 
 
-def _deltas(reasoning: str, events: list[Event]) -> list[dict[str, Any]]:
+def _deltas(reasoning: str, events: list[ToolEvent]) -> list[dict[str, Any]]:
     first = [{"reasoning_content": reasoning}] if reasoning else []
     return first + [delta(event) for event in events]
