@@ -1,7 +1,11 @@
-"""Every answer is counted and logged, whoever gave it. Plain ASGI: streams pass untouched."""
+"""Every answer is counted and logged, whoever gave it, and one is given where a route failed.
+
+Plain ASGI: streams pass untouched.
+"""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headstart.engine.outputs import Result
 from headstart.server.logs import RequestRecord, log_request
 from headstart.server.metrics import ServerMetrics
+from headstart.server.refusals import refusal_of
+from headstart.server.stream import send_refusal
 
+_log = logging.getLogger("headstart.server")
 _NOTE = "headstart.note"
 _QUIET = ("/health", "/metrics")  # asked every few seconds; counted, not logged
 _GONE = 499  # the client went away before the answer began
@@ -54,6 +61,14 @@ class Observed:
 
         try:
             await self._app(scope, receive, watch)
+        except Exception as error:
+            refusal = refusal_of(error)
+            note.error = refusal.message
+            if status != _GONE:  # an answer that has begun cannot become another one
+                raise
+            if refusal.status == 500:
+                _log.error("%s %s failed", scope["method"], scope["path"][:80], exc_info=error)
+            await send_refusal(watch, refusal)
         finally:
             seconds = time.perf_counter() - note.arrived
             route = getattr(scope.get("route"), "path", None)

@@ -16,6 +16,7 @@ from server_threads import LONG, SHORT, Running, ask, is_idle, serving, small_en
 
 from headstart.engine.engine import Engine
 from headstart.errors import EngineError, RequestError
+from headstart.server.model import ServedModel
 
 RUNNING = re.compile(r"^headstart:num_requests_running\{.*\} 8\.0$", re.M)
 
@@ -87,6 +88,21 @@ def test_a_request_that_the_engine_does_not_take_leaves_nothing_behind(
     wait_until(lambda: is_idle(engine))
     assert server.serving.state.metrics.num_tracked == 0
     assert server.status() == "ready" and ask(server, SHORT).status_code == 200
+
+
+def test_a_route_that_fails_tells_its_client_and_counts_as_a_failure(
+    server: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cards(model: ServedModel) -> None:
+        raise RuntimeError("no cards")
+
+    monkeypatch.setattr(ServedModel, "cards", cards)
+    answer = HTTP.get(f"{server.url}/v1/models")
+    assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+    assert "cards" not in answer.text
+    scraped = HTTP.get(f"{server.url}/metrics").text
+    codes = re.findall(r'http_responses_total\{(?=.*"/v1/models").*code="(\d+)"', scraped)
+    assert codes == ["500"] and server.status() == "ready"
 
 
 def test_an_engine_that_keeps_failing_ends_the_server(
