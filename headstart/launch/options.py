@@ -30,7 +30,7 @@ class LaunchOptions:
     speculate: int | None = field(
         default=None,
         metadata={
-            "help": "K, draft tokens per step; 0 = no drafting; default: advice for the family"
+            "help": "K, draft tokens per round; 0 = no drafting; default: advice for the family"
         },
     )
     head: Path | None = field(

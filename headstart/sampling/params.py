@@ -85,7 +85,7 @@ class SamplingParams:
         default=True, metadata={"help": "leave special tokens out of the text"}
     )
     speculate: int | Literal["auto"] | None = field(
-        default=None, metadata={"help": "K, draft tokens per step; 0: none; default: the engine's"}
+        default=None, metadata={"help": "K, draft tokens per round; 0: none; default: the engine's"}
     )
     acceptance: AcceptanceRule = field(
         default="match",

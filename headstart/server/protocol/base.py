@@ -57,7 +57,7 @@ class HeadstartFields(Part):
     """This server's own fields, all under the name `headstart`."""
 
     speculate: Speculate | None = Field(
-        default=None, description="draft tokens per step: a number, auto, or off"
+        default=None, description="draft tokens per round: a number, auto, or off"
     )
     draft_vocab: str | None = Field(default=None, description="draft vocabulary, by name")
     statistics: bool = Field(default=False, description="say what drafting gave for this answer")
