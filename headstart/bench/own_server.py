@@ -32,14 +32,23 @@ def own_servers(
 
     All run for the whole time, so that variants can alternate; idle ones take memory, not time.
     """
+    started = flags_of_servers(variants, max_concurrency=max_concurrency, flags=flags)
     with ExitStack() as stack:
-        urls: dict[tuple[str, ...], str] = {}
-        for own in dict.fromkeys(variant.server_flags for variant in variants):
-            same = [variant for variant in variants if variant.server_flags == own]
-            needed = _needed_flags([variant.drafts for variant in same], max_concurrency)
-            server = stack.enter_context(_served(model, [*needed, *own, *flags]))
-            urls[own] = server.url
+        urls = {own: stack.enter_context(_served(model, own_flags)).url
+                for own, own_flags in started.items()}  # fmt: skip
         yield [replace(variant, url=urls[variant.server_flags]) for variant in variants]
+
+
+def flags_of_servers(
+    variants: Sequence[Variant], *, max_concurrency: int, flags: Sequence[str]
+) -> dict[tuple[str, ...], list[str]]:
+    """By the flags that variants have of their own: all flags of the server that these share."""
+    found = {}
+    for own in dict.fromkeys(variant.server_flags for variant in variants):
+        same = [variant for variant in variants if variant.server_flags == own]
+        needed = _needed_flags([variant.drafts for variant in same], max_concurrency)
+        found[own] = [*needed, *own, *flags]
+    return found
 
 
 def _needed_flags(drafts: Sequence[Drafts | None], max_concurrency: int) -> list[str]:

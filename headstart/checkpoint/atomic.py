@@ -39,6 +39,7 @@ _REMEDIES = {
 
 def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -> None:
     """Refuse a target that exists, or that is, contains or lies in one of the inputs."""
+    check_parents(out)
     resolved = Path(os.path.realpath(out))
     for source in inputs:
         other = Path(os.path.realpath(source))
@@ -64,6 +65,16 @@ def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -
         raise CheckpointError(
             f"{out} was not written by Headstart (no {PROVENANCE_NAME} in it), so --overwrite "
             "does not replace it. Remove it yourself, or choose another folder."
+        )
+
+
+def check_parents(out: Path) -> None:
+    """Refuse a target that could only be made inside a file."""
+    above = next(parent for parent in Path(os.path.abspath(out)).parents if os.path.lexists(parent))
+    if not above.is_dir():
+        raise CheckpointError(
+            f"--out is {out}, and {above} is not a folder. A part of the path is a file: choose "
+            "another --out."
         )
 
 

@@ -79,12 +79,13 @@ def run(
         replace(workload, api=facts.api), facts.vocabulary, notes=facts.notes
     )  # fmt: skip
     study = targets.study(points, questions, load, facts=facts, repeats=repeats, seed=workload.seed)
+    most = max(point.concurrency or _MOST_OPEN for point in points)
     if dry_run:
-        tell_plans({"": study}, targets.base, server=targets.server, json_output=json_output)
+        servers = targets.servers(most)
+        tell_plans({"": study}, targets.base, servers=servers, json_output=json_output)
         return
     from headstart.bench.document import Measured, make_document
 
-    most = max(point.concurrency or _MOST_OPEN for point in points)
     with targets.served(most) as variants, watching(study) as watch:
         study = study.on(variants)
         outcome = measure_study(study, watch)
@@ -93,7 +94,7 @@ def run(
     document = make_document(
         [Measured(study, outcome.records)], targets.base, limits=limits, prices=prices, model=model,
         workload={"kind": "load", **_plain(asdict(workload)), **_load(load, points)},
-        notes=(*targets.notes, *outcome.notes),
+        notes=(*targets.notes(most), *outcome.notes),
     )  # fmt: skip
     finish(document, out, overwrite=overwrite, json_output=json_output)
     outcome.raise_if_stopped()

@@ -107,18 +107,20 @@ class Targets:
             timeout_seconds=self.options.timeout_seconds, count_tokens=facts.count_answers,
         )  # fmt: skip
 
-    @property
-    def server(self) -> str | None:
-        """Our own server as it is started, but for what a variant or the load adds."""
+    def servers(self, max_concurrency: int) -> list[str]:
+        """Commands of our own servers, as they are started but for their port."""
         if self.model is None:
-            return None
+            return []
         from headstart.bench.environment import shown_command
+        from headstart.bench.own_server import flags_of_servers
 
-        return shown_command(["headstart", "serve", self.model, *self._flags()])
+        started = flags_of_servers(
+            self.variants, max_concurrency=max_concurrency, flags=self._flags()
+        )
+        return [shown_command(["headstart", "serve", self.model, *own]) for own in started.values()]
 
-    @property
-    def notes(self) -> list[str]:
-        return [] if self.server is None else [f"measured behind our own server: {self.server}"]
+    def notes(self, max_concurrency: int) -> list[str]:
+        return [f"measured behind our own server: {own}" for own in self.servers(max_concurrency)]
 
     def _flags(self) -> list[str]:
         try:

@@ -81,7 +81,8 @@ def run(
         for task, workload in workloads.items()
     }  # fmt: skip
     if dry_run:
-        tell_plans(studies, targets.base, server=targets.server, json_output=json_output)
+        servers = targets.servers(concurrency)
+        tell_plans(studies, targets.base, servers=servers, json_output=json_output)
         return
     measured = []
     with targets.served(concurrency) as variants:
@@ -96,7 +97,7 @@ def run(
         outcome.raise_if_stopped()
     files = [str(file) for file in question_file]
     document = make_document(
-        measured, targets.base, model=model, notes=(*targets.notes, *outcome.notes),
+        measured, targets.base, model=model, notes=(*targets.notes(concurrency), *outcome.notes),
         workload={
             "kind": "tasks", "tasks": files, "num_questions": num_questions,
             "output_tokens": str(max_gen_length),

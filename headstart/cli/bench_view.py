@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,12 +33,12 @@ _PIPED_WIDTH, _HEAD_WIDTH = 100, 10
 
 
 def tell_plans(
-    studies: Mapping[str, Study], base: Variant, *, server: str | None, json_output: bool
+    studies: Mapping[str, Study], base: Variant, *, servers: Sequence[str], json_output: bool
 ) -> None:
     """What would be measured, for --dry-run; by task, "" where there are none."""
     plans = [_plan(task, study, base) for task, study in studies.items()]
     if json_output:
-        print(json.dumps({"plans": plans, "server": server, "dry_run": True}))
+        print(json.dumps({"plans": plans, "servers": servers, "dry_run": True}))
         return
     for plan in plans:
         names = [f"{name} (base)" if name == base.name else name for name in plan["variants"]]
@@ -51,7 +51,7 @@ def tell_plans(
             f"({plan['repeats']} repeats), temperature {plan['temperature']:g}",
         ]
         print("\n".join(lines))
-    if server is not None:
+    for server in servers:
         print(f"server    {server}")
     print("dry run: nothing was measured", file=sys.stderr)
 

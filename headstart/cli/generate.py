@@ -21,7 +21,10 @@ def run(
     *,
     model: Model,
     prompt: Annotated[
-        str | None, typer.Argument(help="What to answer; without it, a chat.", show_default=False)
+        str | None,
+        typer.Argument(
+            help="What to answer, - to read it from stdin; without it, a chat.", show_default=False
+        ),
     ] = None,
     options: EngineOptions,
     head: Annotated[
@@ -45,6 +48,8 @@ def run(
     json_output: Json = False,
 ) -> None:
     _check(prompt, options, compare=compare, json_output=json_output)
+    if prompt == "-":
+        prompt = _from_stdin()
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     changes |= {"max_tokens": max_tokens, "seed": seed, "stop": tuple(stop or ())}
@@ -72,6 +77,13 @@ def run(
         print(json.dumps(answer(engine, asked, params, quiet=True)))
     else:
         answer(engine, asked, params, quiet=False)
+
+
+def _from_stdin() -> str:
+    text = sys.stdin.read().removesuffix("\n")
+    if not text:
+        raise ConfigError("the prompt is -, and stdin is empty; pipe a text, or give a prompt.")
+    return text
 
 
 def _check(prompt: str | None, options: EngineOptions, *, compare: bool, json_output: bool) -> None:

@@ -6,6 +6,7 @@ import json
 import sys
 from pathlib import Path
 
+from headstart.checkpoint.atomic import check_parents
 from headstart.cli.progress import byte_progress
 from headstart.errors import ConfigError
 from headstart.heads.operation import Operation
@@ -23,6 +24,8 @@ def carry_out(
     """Print what the operation does and, unless it is a dry run, do it."""
     if out is None and not dry_run:
         raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
+    if out is not None:
+        check_parents(out)
     if not dry_run and out is not None:
         with byte_progress(operation.name, operation.plan.num_bytes) as report:
             copying = "link" if link else "copy"

@@ -68,7 +68,7 @@ class EngineOptions:
     )
     max_running_requests: int = field(default=64, metadata={"help": "requests in one batch"})
     max_batched_tokens: int | None = field(
-        default=None, metadata={"help": "rows in one trunk pass; default: CPU 2048, GPU 8192"}
+        default=None, metadata={"help": "rows in one trunk pass; default: CPU 512, GPU 8192"}
     )
     max_model_len: int | None = field(
         default=None, metadata={"help": "longest prompt plus answer; default: the model's own"}
@@ -144,7 +144,9 @@ class EngineOptions:
         return MENU[-1] if self.speculate == "auto" else self.speculate
 
 
-_CPU_ROWS, _GPU_ROWS = 2048, 8192  # in one trunk pass: enough for the products to be efficient
+# In one trunk pass: enough for the products to be efficient, and no more where a pass takes long,
+# since running answers wait for it.
+_CPU_ROWS, _GPU_ROWS = 512, 8192
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
     "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,

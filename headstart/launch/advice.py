@@ -173,7 +173,8 @@ def memory(
     elif options.head_path is None:
         lines.append("no KV of its own: it attends to the model's")
     if report.trunk.vocab_size is not None:
-        logits = batch * (k + 1) * report.trunk.vocab_size * _LOGIT_BYTES
+        rows = k * options.draft_top_k + 1
+        logits = batch * rows * report.trunk.vocab_size * _LOGIT_BYTES
         each = "per running request" if running is None else f"for {batch} running request(s)"
         lines.append(f"logits to verify {_size(logits)} {each}, fp32")
     return lines

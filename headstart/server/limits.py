@@ -79,6 +79,8 @@ class ServerOptions:
             raise ConfigError("--max-queue and --max-logprobs cannot be below 0.")
         if self.log_format not in ("text", "json"):
             raise ConfigError(f"--log-format is {self.log_format!r}; give text or json.")
+        if any(not name.strip() for name in self.served_model_name or ()):
+            raise ConfigError("--served-model-name is empty; give a name, or leave the option out.")
         if any(not key for key in self.api_key or ()):
             raise ConfigError("--api-key is empty; give a key, or leave the option out.")
         if any(key != key.strip() for key in self.api_key or ()):

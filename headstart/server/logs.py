@@ -23,6 +23,7 @@ from headstart.server.answers.counts import cached_tokens
 
 if TYPE_CHECKING:
     from headstart.engine.outputs import Result
+    from headstart.engine.stats import RequestStats
 
 LogFormat = Literal["text", "json"]
 _FIELDS = "headstart_fields"  # attribute of a record that holds its fields
@@ -67,13 +68,12 @@ def _of_results(
     drafted = sum(sum(output.stats.acceptance.drafted) for output in outputs)
     accepted = sum(sum(output.stats.acceptance.accepted) for output in outputs)
     rounds = sum(output.stats.acceptance.rounds for output in outputs)
-    queued = [o.stats.queue_seconds for o in outputs if o.stats.queue_seconds is not None]
     fields: dict[str, Any] = {
         "prompt_tokens": sum(len(result.prompt_token_ids) for result in results),
         "cached_tokens": cached_tokens(results),
         "output_tokens": num_output,
         "finish_reason": ",".join(sorted({str(output.finish_reason) for output in outputs})),
-        "queue_seconds": round(max(queued), 6) if queued else None,
+        "queue_seconds": _queue_seconds([o.stats for o in outputs], first_token_seconds),
         "preemptions": sum(output.stats.num_preemptions for output in outputs),
     }
     decoding = seconds - (first_token_seconds or 0.0)
@@ -85,6 +85,16 @@ def _of_results(
     if drafted:
         fields["acceptance_rate"] = round(accepted / drafted, 4)
     return fields
+
+
+def _queue_seconds(stats: Sequence[RequestStats], first_token: float | None) -> float | None:
+    """Until the engine began; what it did not see, from arrival to submission, is waiting, too."""
+    queued = [own.queue_seconds for own in stats if own.queue_seconds is not None]
+    if not queued:
+        return None
+    seen = [own.first_token_seconds for own in stats if own.first_token_seconds is not None]
+    unseen = first_token - min(seen) if first_token is not None and seen else 0.0
+    return round(max(queued) + max(unseen, 0.0), 6)
 
 
 def log_request(record: RequestRecord) -> None:

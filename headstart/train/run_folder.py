@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from headstart.checkpoint.atomic import check_parents
 from headstart.errors import TrainError, some
 from headstart.files import partial_of, write_whole
 from headstart.train.checkpoints import Checkpoints, sync
@@ -48,6 +49,7 @@ class RunFolder:
 
     def check(self, *, overwrite: bool) -> None:
         """Refuse a folder that is something else, or another run."""
+        check_parents(self.path)
         if not self.path.exists() or self.replaced.is_half_done:
             return
         # What a kill left of the very first file does not make a folder somebody's.
@@ -76,7 +78,7 @@ class RunFolder:
         """Why the head was dropped, if it was."""
         try:
             return str(json.loads((self.path / FAILED).read_bytes())["error"])
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise TrainError(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.atomic import write_failed
+from headstart.checkpoint.atomic import check_parents, write_failed
 from headstart.errors import ConfigError, DataError, HeadstartError, some
 from headstart.files import write_whole
 from headstart.vocab.draft_vocab import DraftVocab
@@ -60,6 +60,7 @@ def format_of(path: Path, given: str | None = None) -> str:
 
 def check_file_target(path: Path, *, overwrite: bool) -> None:
     """Refuse an existing file, unless it is a draft vocabulary that may be replaced."""
+    check_parents(path)
     if not os.path.lexists(path):
         return
     if not overwrite:

@@ -247,8 +247,11 @@ def test_a_dry_run_says_what_would_be_measured(tmp_path: Path) -> None:
 def test_a_dry_run_tells_machines_which_server_would_be_started() -> None:
     plan = json.loads(bench("run", "demo", "--dry-run", "--json", *LOAD))
     assert plan["plans"][0]["variants"] == ["K=0", "K=3"] and plan["dry_run"] is True
-    usual = "headstart serve demo --device auto --dtype auto --weights int8"
-    assert plan["server"] == usual
+    usual = (
+        "headstart serve demo --speculate 3 --no-prefix-caching --max-running-requests 64 "
+        "--max-queue 64 --device auto --dtype auto --weights int8"
+    )
+    assert plan["servers"] == [usual]
     keyed = ("--server-flags", "--api-key hush --threads 1 --api-key=hush")
     shown = bench("run", "demo", "--dry-run", *keyed, *LOAD)
     assert f"{usual} --api-key ... --threads 1 --api-key=..." in shown and "hush" not in shown

@@ -17,6 +17,7 @@ from headstart.calibrate.calibrated import agreement_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.main import app, main
 from headstart.engine.engine import Engine
+from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
 
 SHAPE = "layers=2,hidden=128,intermediate=128,heads=4,kv_heads=2,vocab=64"
@@ -55,6 +56,15 @@ def test_comparing_reports_both_speeds_and_identical_texts(made: Path) -> None:
     assert report["plain_tokens_per_second"] > 0
     assert 1 < report["acceptance_length"] < 4
     assert "K/V blocks" in result.stderr
+
+
+def test_a_prompt_may_come_from_stdin(made: Path) -> None:
+    options = ("--json", "--temperature", "0", "--max-tokens", "4", "--ignore-eos")
+    given = json.loads(generated(str(made), "t3 t4\nt5", *options).stdout)
+    piped = json.loads(generated(str(made), "-", *options, input="t3 t4\nt5\n").stdout)
+    assert piped["token_ids"] == given["token_ids"]
+    with pytest.raises(ConfigError, match="stdin is empty; pipe a text"):
+        CliRunner().invoke(app, ["generate", str(made), "-"], input="\n", catch_exceptions=False)
 
 
 def test_the_same_seed_gives_the_same_text_whatever_is_drafted(made: Path) -> None:

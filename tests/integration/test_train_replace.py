@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from training_runs import StopAt, flags, job, metrics, trained, weights, write_inputs
 
-from headstart.errors import HeadstartError, TrainError
+from headstart.errors import CheckpointError, HeadstartError, TrainError
 from headstart.files import write_whole
 from headstart.train.replacing import Replaced
 from headstart.train.trainer import Trainer, train
@@ -178,6 +178,13 @@ def test_a_first_file_that_a_kill_tore_does_not_block_the_folder(
     begun = json.loads((tmp_path / "run" / "options.json").read_text())
     assert begun["headstart_run"] == 1
     assert not (tmp_path / "run" / ".options.json.partial").exists()
+
+
+def test_a_run_inside_a_file_is_refused(inputs: Path, tmp_path: Path) -> None:
+    """Regression: a file that is not there was to be removed."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file is not a folder.*choose another --out"):
+        trained(inputs, tmp_path / "file" / "run", StopAt(1), **SHORT)
 
 
 def test_another_content_of_the_draft_vocabulary_is_refused(inputs: Path, tmp_path: Path) -> None:

@@ -74,6 +74,8 @@ def test_memory_counts_weights_and_the_logits_of_every_checked_token() -> None:
     lines = advice.memory(report(), LaunchOptions(), 3, running=64)
     assert lines[0] == "head weights 3.0 GiB"
     assert lines[-1].startswith("logits to verify 126.2 MiB for 64")
+    tree = advice.memory(report(), LaunchOptions(draft_top_k=4), 3, running=64)
+    assert tree[-1].startswith("logits to verify 410.3 MiB for 64"), "13 rows instead of 4"
     assert advice.memory(report(), LaunchOptions(), 3, running=None)[-1] == (
         "logits to verify 2.0 MiB per running request, fp32"
     )

@@ -42,6 +42,7 @@ def test_only_a_whole_key_opens(header: str | None) -> None:
         ({"drain_seconds": -1.0}, "--drain-seconds is -1"),
         ({"max_queue": -1}, "--max-queue"),
         ({"log_format": "xml"}, "--log-format is 'xml'"),
+        ({"served_model_name": ["a", " "]}, "--served-model-name is empty"),
         ({"api_key": [""]}, "--api-key is empty"),
         ({"api_key": ["one "]}, "--api-key begins or ends with a blank"),
     ],
