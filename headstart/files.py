@@ -15,7 +15,7 @@ def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> Non
     """
     partial = partial_of(path)
     if not is_only_writer:
-        partial = partial.with_name(f"{partial.name}-{secrets.token_hex(4)}")
+        partial = partial.parent / f"{partial.name}-{secrets.token_hex(4)}"
     try:
         with open(partial, "wb") as file:
             file.write(data)
@@ -29,4 +29,4 @@ def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> Non
 
 def partial_of(path: Path) -> Path:
     """Where an only writer's file is until it is whole."""
-    return path.with_name(f".{path.name}.partial")
+    return path.parent / f".{path.name}.partial"

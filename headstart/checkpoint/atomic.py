@@ -70,12 +70,10 @@ def check_target(out: Path, *, overwrite: bool, inputs: tuple[Path, ...] = ()) -
 
 def check_parents(out: Path) -> None:
     """Refuse a target that could only be made inside a file."""
-    above = next(parent for parent in Path(os.path.abspath(out)).parents if os.path.lexists(parent))
-    if not above.is_dir():
-        raise CheckpointError(
-            f"--out is {out}, and {above} is not a folder. A part of the path is a file: choose "
-            "another --out."
-        )
+    parents = _absolute(out).parents  # none of the root
+    above = next((parent for parent in parents if os.path.lexists(parent)), None)
+    if above is not None and not above.is_dir():
+        raise CheckpointError(f"--out is {out}, and {above} is not a folder: choose another --out.")
 
 
 @contextmanager

@@ -20,13 +20,13 @@ def is_demo(model: str | None) -> bool:
 
 def with_shipped_vocab(model: str, head: Path | None, options: EngineOptions) -> EngineOptions:
     """The demo's own head drafts with its own vocabulary, which changes no text."""
-    vocab = vocab_of(model, head)
+    vocab = shipped_vocab_of(model, head)
     if vocab is None or options.draft_vocab is not None or options.speculate == 0:
         return options
     return replace(options, draft_vocab=str(vocab))
 
 
-def vocab_of(model: str, head: Path | None) -> Path | None:
+def shipped_vocab_of(model: str, head: Path | None) -> Path | None:
     """What ships for the demo's own head."""
     from headstart.demo.shipped import shipped_vocab
 

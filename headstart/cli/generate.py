@@ -80,7 +80,12 @@ def run(
 
 
 def _from_stdin() -> str:
-    text = sys.stdin.read().removesuffix("\n")
+    try:
+        text = sys.stdin.read().removesuffix("\n") if sys.stdin is not None else ""
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the prompt is -, and stdin is not text ({error}); pipe UTF-8."
+        ) from error
     if not text:
         raise ConfigError("the prompt is -, and stdin is empty; pipe a text, or give a prompt.")
     return text

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from headstart.cli.demo_defaults import vocab_of
+from headstart.cli.demo_defaults import shipped_vocab_of
 from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model, TimedWeights
 from headstart.cli.spinning import limit_spinning
 from headstart.errors import ConfigError, HeadNotFound
@@ -57,7 +57,7 @@ def run(
     if not 1 <= max_drafts <= MAX_DRAFTS:
         raise ConfigError(f"--max-drafts is {max_drafts}; give a number from 1 to {MAX_DRAFTS}.")
     checkpoint = Checkpoint.open(local_folder(model))
-    vocab = vocab or vocab_of(model, head)  # as the engine would draft
+    vocab = vocab or shipped_vocab_of(model, head)  # as the engine would draft
     records = open_records(data, split, checkpoint, limit)  # before torch is imported
 
     from headstart.assembly.build import build, has_head

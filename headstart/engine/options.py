@@ -68,7 +68,8 @@ class EngineOptions:
     )
     max_running_requests: int = field(default=64, metadata={"help": "requests in one batch"})
     max_batched_tokens: int | None = field(
-        default=None, metadata={"help": "rows in one trunk pass; default: CPU 512, GPU 8192"}
+        default=None,
+        metadata={"help": "rows in one trunk pass; default: CPU 512 or more, GPU 8192"},
     )
     max_model_len: int | None = field(
         default=None, metadata={"help": "longest prompt plus answer; default: the model's own"}
@@ -129,8 +130,13 @@ class EngineOptions:
 
     @property
     def num_rows(self) -> int:
-        """Rows in one trunk pass."""
-        return self.max_batched_tokens or _CPU_ROWS
+        """Rows in one trunk pass; without a limit of its own, that of a CPU."""
+        if self.max_batched_tokens is not None:
+            return self.max_batched_tokens
+        if not self.chunked_prefill:
+            return _CPU_WHOLE_ROWS
+        drafts = _USUAL_DRAFTS if self.speculate == "auto" else self.speculate
+        return max(_CPU_ROWS, 2 * self.max_running_requests * (drafts + 1))
 
     def resolved(self, device: str) -> EngineOptions:
         """The same with defaults that depend on the device."""
@@ -145,8 +151,10 @@ class EngineOptions:
 
 
 # In one trunk pass: enough for the products to be efficient, and no more where a pass takes long,
-# since running answers wait for it.
+# since running answers wait for it. Of many answers half of the rows are for prompts.
 _CPU_ROWS, _GPU_ROWS = 512, 8192
+_CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until nobody else runs
+_USUAL_DRAFTS = 3  # of `auto`, which may have more
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
     "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,

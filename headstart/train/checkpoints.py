@@ -21,6 +21,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from headstart.errors import TrainError
+from headstart.files import partial_of
 
 T = TypeVar("T")
 _NAME = re.compile(r"step-(\d{8})\.safetensors")
@@ -55,7 +56,7 @@ class Checkpoints:
         """Add a checkpoint."""
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.path(progress.step)
-        partial = path.with_name(f".{path.name}.partial")  # one name: the next run overwrites it
+        partial = partial_of(path)  # one name: the next run overwrites it
         try:
             save_file(dict(tensors), partial, metadata={"progress": json.dumps(asdict(progress))})
             sync(partial)

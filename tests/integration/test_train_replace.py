@@ -183,7 +183,7 @@ def test_a_first_file_that_a_kill_tore_does_not_block_the_folder(
 def test_a_run_inside_a_file_is_refused(inputs: Path, tmp_path: Path) -> None:
     """Regression: a file that is not there was to be removed."""
     (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointError, match=r"file is not a folder.*choose another --out"):
+    with pytest.raises(CheckpointError, match=r"file is not a folder: choose another --out"):
         trained(inputs, tmp_path / "file" / "run", StopAt(1), **SHORT)
 
 

@@ -37,6 +37,12 @@ def test_on_a_failure_the_older_one_stays_alone(
     assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
 
 
+@pytest.mark.parametrize("path", [".", "/"])
+def test_a_path_without_a_name_is_an_error_of_the_system(path: str) -> None:
+    with pytest.raises(OSError):
+        write_whole(Path(path), b"new")
+
+
 def test_what_a_kill_left_is_taken_away_by_the_only_writer(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     partial_of(path).write_text("a longer half")

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from headstart.errors import DataError
+from headstart.files import partial_of
 from headstart.train.states.header import (
     HEADER_NAME,
     INDEX_NAME,
@@ -177,7 +178,8 @@ class CacheWriter:
                 f"{self.folder} holds a finished state cache; expected none, or an unfinished one. "
                 f"Use it, give another --cache folder, or remove this one."
             )
-        others = names - {LOCK_NAME, f".{HEADER_NAME}"}  # all that a writer makes before the header
+        # All that a writer makes before the header.
+        others = names - {LOCK_NAME, partial_of(self.folder / HEADER_NAME).name}
         if others and HEADER_NAME not in names:
             raise DataError(
                 f"{self.folder} holds {min(others)} and no {HEADER_NAME}; expected an empty folder "

@@ -206,10 +206,12 @@ def test_the_current_folder_can_be_the_target(
 def test_a_parent_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in (tmp_path / "file" / "out", tmp_path / "file" / "more" / "out"):
-        with pytest.raises(CheckpointError, match=r"file is not a folder.*choose another --out"):
+        with pytest.raises(CheckpointError, match=r"file is not a folder: choose another --out"):
             check_target(out, overwrite=True)
         with pytest.raises(WriteFailed, match=r"cannot write .*Nothing was kept"):
             build(out)
+    with pytest.raises(CheckpointError, match="/ exists"):
+        check_target(Path("/"), overwrite=False)
     with pytest.raises(WriteFailed, match="File name too long"):
         build(tmp_path / ("x" * 300))
 

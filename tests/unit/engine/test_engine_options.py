@@ -56,3 +56,16 @@ def test_a_number_of_drafts_is_read_as_people_type_it() -> None:
     assert (parse_speculate("auto"), parse_speculate("3")) == ("auto", 3)
     with pytest.raises(ConfigError, match="speculate is 'x'; give auto"):
         parse_speculate("x")
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [({}, 512), ({"speculate": "auto"}, 512), ({"speculate": 7}, 1024),
+     ({"max_running_requests": 130, "speculate": 3}, 1040), ({"chunked_prefill": False}, 2048),
+     ({"max_batched_tokens": 16, "max_running_requests": 130}, 16)],
+    ids=str,
+)  # fmt: skip
+def test_half_of_the_rows_of_a_cpu_are_left_for_prompts(options: dict[str, Any], rows: int) -> None:
+    given = EngineOptions(**options)
+    assert given.num_rows == given.resolved("cpu").num_rows == rows
+    assert EngineOptions().resolved("cuda").num_rows == 8192

@@ -13,8 +13,10 @@ import pytest
 from cache_records import HEADER, SHARD_BYTES, check_whole, fill, states
 
 from headstart.errors import DataError
+from headstart.files import partial_of
 from headstart.train.states.cache import StateCache
-from headstart.train.states.writer import CacheWriter
+from headstart.train.states.header import HEADER_NAME
+from headstart.train.states.writer import LOCK_NAME, CacheWriter
 
 
 def test_an_unfinished_cache_is_not_read_and_can_be_gone_on_with(tmp_path: Path) -> None:
@@ -33,6 +35,13 @@ def test_an_unfinished_cache_is_not_read_and_can_be_gone_on_with(tmp_path: Path)
     fill(untouched)
     for path in untouched.iterdir():
         assert path.read_bytes() == (tmp_path / path.name).read_bytes(), path.name
+
+
+def test_a_header_that_a_kill_tore_does_not_block_the_folder(tmp_path: Path) -> None:
+    (tmp_path / LOCK_NAME).touch()
+    partial_of(tmp_path / HEADER_NAME).write_text('{"format')
+    fill(tmp_path)
+    check_whole(tmp_path)
 
 
 KILLED = """
