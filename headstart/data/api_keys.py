@@ -8,7 +8,7 @@ API_KEY_VARIABLE = "HEADSTART_API_KEY"
 
 
 def keys_from_environment() -> tuple[str, ...]:
-    """All that the variable holds, separated by commas; without those blanks no client can send."""
+    """All that the variable holds, separated by commas, without the blanks around them."""
     found = os.environ.get(API_KEY_VARIABLE, "").split(",")
     return tuple(key.strip() for key in found if key.strip())
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from headstart.checkpoint.atomic import write_failed
+from headstart.checkpoint.atomic import check_parents, write_failed
 from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Conversation, read_conversations
@@ -154,9 +154,8 @@ def _known(out: Path, asked: Asked) -> list[Answer]:
         raise DataError(
             f"{out} exists and is no dataset (it has no {JOURNAL_NAME}). Choose another --out."
         )
+    check_parents(out)
     above = next(path for path in (out, *out.absolute().parents) if path.exists())
-    if not above.is_dir():
-        raise write_failed(out, NotADirectoryError(errno.ENOTDIR, "it is a file", str(above)))
     if not os.access(above, os.W_OK | os.X_OK):
         raise write_failed(out, PermissionError(errno.EACCES, "not allowed", str(above)))
     return []
