@@ -28,8 +28,8 @@ if not torch.cuda.is_available():
 from graph_timing import DEVICE, device_name, seconds
 from torch import Tensor
 
-from headstart.gpu.forward import _cut
-from headstart.kernels.attention import Cut, paged_attention
+from headstart.backends.cuda.forward import _cut
+from headstart.backends.cuda.kernels.attention import Cut, paged_attention
 
 PAGE = 16
 DTYPE = torch.bfloat16 if DEVICE.type == "cuda" else torch.float32

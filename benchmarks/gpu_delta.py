@@ -19,8 +19,8 @@ import torch
 from graph_timing import copy_speed, seconds
 from torch import Tensor
 
-from headstart.gpu.forward import Kernels
-from headstart.gpu.recurrent import RecurrentSeats, round_recur
+from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.recurrent import RecurrentSeats, round_recur
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states

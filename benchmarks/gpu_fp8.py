@@ -5,7 +5,7 @@ PYTHONPATH=. python benchmarks/gpu_fp8.py [--rows 1,4,16,64,256,2048] [--only qk
 MiMo-7B sizes. Weights are rotated over copies larger than the L2 cache; launches are captured in a
 graph, and the median of its replays counts. Every fp8 product is first compared with torch over
 the same weights, dequantised to fp32: a wrong one ends the run. --cuts also tries other cuts of
-the fp8 kernels and prints the best, for headstart/kernels/linear.py. The last line is JSON.
+the fp8 kernels and prints the best, for backends/cuda/kernels/linear.py. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 import triton
 from graph_timing import L2_BYTES, seconds_over
 
-from headstart.gpu.forward import MAX_SKINNY_ROWS, Kernels
-from headstart.kernels.choice import choose_rows
-from headstart.kernels.linear import Shape, gated_linear, partial_linear
-from headstart.models.fp8 import Fp8Linear
+from headstart.backends.cuda.forward import MAX_SKINNY_ROWS, Kernels
+from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.cuda.kernels.choice import choose_rows
+from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
 from headstart.models.linear import Linear
 
 SHAPES = {

@@ -3,7 +3,7 @@
 PYTHONPATH=. python3 benchmarks/gpu_kernels.py [--rows 1,4,16] [--only qkv,o] [--stride 4]
 
 Every weight is rotated over copies larger than the L2 cache, launches are captured in a graph.
-Prints the best cuts of each shape beside cuBLAS: up to 16 rows for headstart/kernels/linear.py,
+Prints the best cuts of each shape beside cuBLAS: up to 16 rows for backends/cuda/kernels/linear.py,
 up to 80 for streamed.py. `lm_head int8` is the LM head of drafts (int8.py, int8_choice.py), up to
 128 rows. cuBLAS has no sum of splits and no SiLU or arg-max behind it, which the others save.
 """
@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from graph_timing import L2_BYTES, seconds_over
 
-from headstart.gpu.forward import MAX_SKINNY_ROWS
-from headstart.kernels.choice import choose_rows
-from headstart.kernels.int8_choice import chooser_for
-from headstart.kernels.linear import Shape, gated_linear, partial_linear
-from headstart.kernels.streamed import MAX_ROWS, streamed_gated, streamed_linear
+from headstart.backends.cuda.forward import MAX_SKINNY_ROWS
+from headstart.backends.cuda.kernels.choice import choose_rows
+from headstart.backends.cuda.kernels.int8_choice import chooser_for
+from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
+from headstart.backends.cuda.kernels.streamed import MAX_ROWS, streamed_gated, streamed_linear
 
 SHAPES = {
     "qkv": (6144, 4096), "o": (4096, 4096), "down": (4096, 11008), "fuse": (4096, 8192),

@@ -22,10 +22,10 @@ from gpu_attention import _CACHES, _SHOWN, DTYPE, PAGE, Contexts, measure
 from graph_timing import DEVICE, device_name, seconds_over
 from torch import Tensor
 
-from headstart.kernels.attention import Cut
-from headstart.kernels.latent import cut_for, latent_attention
-from headstart.kernels.latent_heads import lift_queries, lower_latents
-from headstart.kernels.latent_rows import Turn
+from headstart.backends.cuda.kernels.attention import Cut
+from headstart.backends.cuda.kernels.latent import cut_for, latent_attention
+from headstart.backends.cuda.kernels.latent_heads import lift_queries, lower_latents
+from headstart.backends.cuda.kernels.latent_rows import Turn
 
 # Tokens of a step, warps, stages, lines of a program.
 PROGRAMS = [(64, 8, 2, 64), (32, 8, 3, 64), (32, 8, 5, 64), (64, 8, 3, 32), (32, 8, 4, 32),

@@ -6,8 +6,8 @@ PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--experts N] [-
 The floor is the bytes that must be read (the experts that were chosen, the shared one, the router)
 over the speed at which this GPU copies memory. The layer is checked against the plain module first.
 Rows differ from launch to launch, so that the L2 cache never holds what is read next. With --cuts
-other ways to cut the two products are tried, for headstart/kernels/moe.py and moe_vector.py. With
---ways few rows go through both of those, for the choice between them in headstart/gpu/experts.py.
+other ways to cut the two products are tried, for backends/cuda/kernels/moe.py, moe_vector.py. With
+--ways few rows go through both of those, for the choice between them in backends/cuda/experts.py.
 
 Of many rows the pairs of a row and an expert are sorted: for --sort-rows that is timed by itself
 and inside the layer, by the kernel, with several steps, and by PyTorch's operations. The last line
@@ -36,20 +36,20 @@ from graph_timing import DEVICE, copy_speed, device_name, seconds
 from moe_layers import DTYPE, LAYERS, Layer, batches, chosen_by, make, needed_bytes, weights_of
 from torch import Tensor
 
-from headstart.gpu.experts import (
+from headstart.backends.cuda.experts import (
     bytes_read_again,
     is_without_tiles,
     moe_terms,
     routing_of,
     terms_of,
 )
-from headstart.kernels import moe as kernels
-from headstart.kernels.linear import Shape
-from headstart.kernels.moe import expert_terms
-from headstart.kernels.moe_vector import FEW_ROWS, vector_terms
-from headstart.kernels.routing import choose_experts
-from headstart.kernels.rows import add_norm
-from headstart.kernels.sorting import Lists, sort_pairs, sort_plainly
+from headstart.backends.cuda.kernels import moe as kernels
+from headstart.backends.cuda.kernels.linear import Shape
+from headstart.backends.cuda.kernels.moe import expert_terms
+from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
+from headstart.backends.cuda.kernels.routing import choose_experts
+from headstart.backends.cuda.kernels.rows import add_norm
+from headstart.backends.cuda.kernels.sorting import Lists, sort_pairs, sort_plainly
 from headstart.models.moe import MoE
 
 CUTS = [

@@ -25,13 +25,13 @@ from graph_timing import DEVICE, device_name, seconds, timed, wall
 from random_models import random_model
 from torch import Tensor
 
+from headstart.backends.cuda.libraries import LIBRARIES, Library, choose_library
+from headstart.backends.cuda.prompts import ragged_rows
 from headstart.calibrate.shape_config import shape_config
 from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.head_rows import HeadRows
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
-from headstart.gpu.libraries import LIBRARIES, Library, choose_library
-from headstart.gpu.prompts import ragged_rows
 from headstart.models.attention import LayerCache, Span
 from headstart.models.config import ModelConfig, model_config
 from headstart.sampling.params import SamplingParams

@@ -24,8 +24,8 @@ import torch
 from graph_timing import DEVICE, device_name, wall
 from torch import Tensor
 
-from headstart.gpu.fla import FlaScan, try_library
-from headstart.gpu.recurrent import ragged_recur
+from headstart.backends.cuda.fla import FlaScan, try_library
+from headstart.backends.cuda.recurrent import ragged_recur
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.delta_rule import DeltaRows, Scan, scan_texts
 from headstart.models.linear_attention import DeltaNet

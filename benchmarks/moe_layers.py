@@ -9,9 +9,9 @@ import torch
 from graph_timing import DEVICE, L2_BYTES
 from torch import Tensor
 
-from headstart.gpu.experts import routing_of
-from headstart.kernels.moe import ExpertWeights
-from headstart.kernels.routing import choose_experts
+from headstart.backends.cuda.experts import routing_of
+from headstart.backends.cuda.kernels.moe import ExpertWeights
+from headstart.backends.cuda.kernels.routing import choose_experts
 from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig
 

@@ -6,7 +6,7 @@ python benchmarks/weights_quality.py MODEL --text FILE [--weights fp8] [--only l
 Runs the trunk over windows of the text as it is (fp32 on a CPU, bf16 on a GPU) and with its weights
 rounded, and compares: perplexity, how often the most likely token is the same, and the mean KL
 divergence. On a CPU fp8 is emulated: the same weights, products in fp32; int8 products are torch's
-or, with --kernels, those of headstart/cpu. The last line is JSON.
+or, with --kernels, those of headstart/backends/numba. The last line is JSON.
 """
 
 from __future__ import annotations

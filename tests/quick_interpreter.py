@@ -15,8 +15,8 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
-from headstart.gpu import forward, latent
-from headstart.kernels.attention import Cut
+from headstart.backends.cuda import forward, latent
+from headstart.backends.cuda.kernels.attention import Cut
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:

@@ -14,11 +14,11 @@ PACKAGE = Path(headstart.__file__).parent
 # Lower layers first. Packages in one layer are strangers to each other.
 LAYERS = [
     {"errors", "files"},
-    {"checkpoint", "families", "kernels", "report", "sampling"},
+    {"checkpoint", "families", "report", "sampling"},
     {"calibrate", "data", "vocab"},
     {"heads", "models"},
-    {"cpu"},
-    {"assembly", "gpu"},
+    {"backends"},
+    {"assembly"},
     {"simulate"},
     {"launch", "engine", "train"},
     {"bench", "distill", "server"},
@@ -27,8 +27,7 @@ LAYERS = [
 ]
 # Computing packages, which the command line imports only when it runs a model.
 TORCH_PACKAGES = {
-    "sampling", "models", "assembly", "simulate", "engine", "train", "cpu", "gpu", "kernels",
-    "server",
+    "sampling", "models", "backends", "assembly", "simulate", "engine", "train", "server",
 }  # fmt: skip
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))

@@ -119,7 +119,7 @@ def build(
         if place.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
     elif packs_floats and not by_blocks and can_compile(trunk, head, kind):
-        from headstart.cpu.linear import PackedFloat
+        from headstart.backends.numba.linear import PackedFloat
 
         for module in modules:
             quantize(module, PackedFloat)

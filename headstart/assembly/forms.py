@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import nn
 
-from headstart.cpu.compiler import why_missing
-from headstart.models.fp8 import Fp8Linear
+from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.numba.compiler import why_missing
 from headstart.models.linear import Int8Linear, Linear
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -25,7 +25,7 @@ def fastest_form(weights: Weights) -> Callable[[Linear], nn.Module]:
         return FORMS[weights]
     if why_missing() is not None:
         return FORMS[weights]
-    from headstart.cpu.linear import PackedLinear
+    from headstart.backends.numba.linear import PackedLinear
 
     return PackedLinear
 
@@ -52,7 +52,7 @@ def _why_not_whole(trunk: Trunk, head: MTPHead | None, dtype: torch.dtype) -> st
     """What of a model the compiled kernels cannot do, or None."""
     if dtype != torch.float32:
         return f"numbers are {dtype}"
-    from headstart.cpu.forward import why_unsupported
+    from headstart.backends.numba.forward import why_unsupported
 
     reason = why_unsupported(trunk.config, trunk.config.layers)
     if reason is None and head is not None:

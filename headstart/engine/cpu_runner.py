@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from headstart.cpu.chains import Chain, HeadKernels, Tokens
-from headstart.cpu.compiler import kept_in
-from headstart.cpu.drafts import best_of_rows
-from headstart.cpu.forward import TrunkKernels, matrices, places_of, seats_of
+from headstart.backends.numba.chains import Chain, HeadKernels, Tokens
+from headstart.backends.numba.compiler import kept_in
+from headstart.backends.numba.drafts import best_of_rows
+from headstart.backends.numba.forward import TrunkKernels, matrices, places_of, seats_of
 from headstart.engine.head_rows import HeadRows
 from headstart.engine.runner import Runner
 from headstart.engine.wanted_rows import WantedRows

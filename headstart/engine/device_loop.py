@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from headstart.backends.cuda.rounds import Kind, run_round
 from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.head_rows import HeadRows
 from headstart.engine.head_track import HeadTrack
@@ -26,7 +27,6 @@ from headstart.engine.scheduler import Work
 from headstart.engine.seatable import may_sit
 from headstart.engine.seating import Flight, Outcome, Seating
 from headstart.engine.verifier import Verdict
-from headstart.gpu.rounds import Kind, run_round
 from headstart.sampling.acceptance import origins
 from headstart.sampling.params import SamplingParams
 
@@ -84,7 +84,7 @@ class DeviceLoop(Loop):
 
     def _compile(self, kinds: Sequence[Kind]) -> None:
         """All kernels of a pass over prompts and of these rounds, side by side."""
-        from headstart.gpu.compiling import compiled_together, thinned
+        from headstart.backends.cuda.compiling import compiled_together, thinned
 
         model = thinned(self.seating.graphs.model)
         with compiled_together():

@@ -8,18 +8,18 @@ from typing import Any
 
 import torch
 
+from headstart.backends.cuda.fla import choose_scan
+from headstart.backends.cuda.forward import Kernels, Rows
+from headstart.backends.cuda.latent_prompts import latent_rows
+from headstart.backends.cuda.libraries import Library, choose_library
+from headstart.backends.cuda.prompts import filling_rows, ragged_rows
+from headstart.backends.cuda.recurrent import RecurrentSeats, ragged_recur, settle
+from headstart.backends.cuda.rounds import Model
+from headstart.backends.cuda.seats import signed
+from headstart.backends.cuda.transfer import on_device
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.engine.wanted_rows import WantedRows
-from headstart.gpu.fla import choose_scan
-from headstart.gpu.forward import Kernels, Rows
-from headstart.gpu.latent_prompts import latent_rows
-from headstart.gpu.libraries import Library, choose_library
-from headstart.gpu.prompts import filling_rows, ragged_rows
-from headstart.gpu.recurrent import RecurrentSeats, ragged_recur, settle
-from headstart.gpu.rounds import Model
-from headstart.gpu.seats import signed
-from headstart.gpu.transfer import on_device
 from headstart.models.attention import Span
 from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.int8 import add_int8, with_int8

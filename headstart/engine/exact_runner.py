@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
+from headstart.backends.cuda.exact import ExactKernels
+from headstart.backends.cuda.forward import Rows
+from headstart.backends.cuda.prompts import exact_rows
 from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.seatable import needs_only_noise
-from headstart.gpu.exact import ExactKernels
-from headstart.gpu.forward import Rows
-from headstart.gpu.prompts import exact_rows
 from headstart.models.attention import Span
 from headstart.models.trunk import Trunk
 from headstart.sampling.choose import choose

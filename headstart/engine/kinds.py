@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from headstart.gpu.graphs import Graphs
-from headstart.gpu.rounds import Kind
+from headstart.backends.cuda.graphs import Graphs
+from headstart.backends.cuda.rounds import Kind
 
 _PATIENCE = 8  # rounds that a kind is wanted before it is captured, where a larger one will do,
 _AS_LARGE = 2  # up to so many times as large

@@ -89,7 +89,7 @@ def seat_drafts(built: Built, options: EngineOptions) -> int:
 
 def ring_bytes(built: Built, options: EngineOptions) -> int:
     """What the seats of a model with recurrent layers take, where kernels run."""
-    from headstart.gpu.recurrent import RecurrentSeats
+    from headstart.backends.cuda.recurrent import RecurrentSeats
 
     config = built.config
     if config.delta is None:

@@ -60,7 +60,7 @@ def make_parts(built: Built, options: EngineOptions, vocabs: Mapping[str, DraftV
 
 def why_no_kernels(built: Built, options: EngineOptions) -> str | None:
     """What keeps a model from running through the kernels, or None."""
-    from headstart.gpu.forward import why_unsupported
+    from headstart.backends.cuda.forward import why_unsupported
 
     if built.dtype == torch.float64:
         return "numbers are float64"

@@ -12,13 +12,13 @@ import time
 
 import torch
 
+from headstart.backends.cuda.recurrent import RecurrentSeats
+from headstart.backends.cuda.rounds import Kind
 from headstart.engine.cost import NEVER_PAYS
 from headstart.engine.curves import Curve
 from headstart.engine.draft_choice import MENU
 from headstart.engine.round_costs import RoundTable
 from headstart.engine.seating import Seating
-from headstart.gpu.recurrent import RecurrentSeats
-from headstart.gpu.rounds import Kind
 
 _SIZES = (1, 4, 16, 64, 256)
 _SHORT, _LONG = 64, 1024  # tokens of context

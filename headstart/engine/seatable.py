@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headstart.backends.cuda.kernels.choice import MAX_TOP_K
 from headstart.engine.request import Request
-from headstart.kernels.choice import MAX_TOP_K
 from headstart.sampling.params import SamplingParams
 
 

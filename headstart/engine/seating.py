@@ -12,14 +12,14 @@ from typing import Any
 
 import torch
 
+from headstart.backends.cuda.graphs import Graphs
+from headstart.backends.cuda.rounds import Kind
+from headstart.backends.cuda.seats import Seat, Seats
 from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.kinds import Kinds
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Scheduler
 from headstart.engine.seatable import needs_truncation
-from headstart.gpu.graphs import Graphs
-from headstart.gpu.rounds import Kind
-from headstart.gpu.seats import Seat, Seats
 
 WINDOW = 16  # tokens that the head may be behind while nobody drafts
 _FEW = 4  # of so many seats one has a head, or less: a round that reads for all costs too much

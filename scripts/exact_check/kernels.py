@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from exact_check.sizes import Sizes
-from headstart.gpu.exact import ExactKernels, filled
-from headstart.gpu.forward import Kernels
-from headstart.kernels.rows import add_norm, place_qkv
+from headstart.backends.cuda.exact import ExactKernels, filled
+from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.kernels.rows import add_norm, place_qkv
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 

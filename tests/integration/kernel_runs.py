@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from headstart.backends.cuda import experts
+from headstart.backends.cuda.kernels import moe
 from headstart.engine.engine import Engine
-from headstart.gpu import experts
-from headstart.kernels import moe
 
 # Interpreted programs take milliseconds each, so everything is as small as it can be.
 SIZES: dict[str, Any] = {

@@ -13,9 +13,9 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda import forward
+from headstart.backends.cuda.kernels import int8_choice
 from headstart.errors import ConfigError
-from headstart.gpu import forward
-from headstart.kernels import int8_choice
 from headstart.models.linear import Linear
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

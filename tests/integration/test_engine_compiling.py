@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 from kernel_runs import start
 from triton.runtime.interpreter import InterpretedFunction
 
+from headstart.backends.cuda.compiling import thinned
+from headstart.backends.cuda.rounds import Kind, Model, run_round
 from headstart.engine.device_loop import DeviceLoop
-from headstart.gpu.compiling import thinned
-from headstart.gpu.rounds import Kind, Model, run_round
 
 Launch = tuple[str, tuple[Any, ...]]
 

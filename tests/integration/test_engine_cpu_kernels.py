@@ -22,7 +22,7 @@ from engine_runs import (
 )
 from tiny_fixture import Tiny
 
-from headstart.cpu import compiler
+from headstart.backends.numba import compiler
 from headstart.engine.engine import Engine
 from headstart.engine.runner import Runner
 

@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 
 from kernel_runs import few_programs, start
 
+from headstart.backends.cuda import exact
 from headstart.engine.device_loop import DeviceLoop
 from headstart.errors import ConfigError
-from headstart.gpu import exact
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

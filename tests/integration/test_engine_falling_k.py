@@ -14,6 +14,8 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda import rounds
+from headstart.backends.cuda.rounds import Kind
 from headstart.engine import device_loop
 from headstart.engine import parts as parts_module
 from headstart.engine.cost import NEVER_PAYS
@@ -22,8 +24,6 @@ from headstart.engine.draft_choice import MENU
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
 from headstart.engine.round_costs import RoundTable
-from headstart.gpu import rounds
-from headstart.gpu.rounds import Kind
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

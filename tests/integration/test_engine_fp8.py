@@ -12,9 +12,9 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.fp8 import Fp8Linear
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
-from headstart.models.fp8 import Fp8Linear
 from headstart.models.linear import Linear
 from headstart.sampling.params import SamplingParams
 

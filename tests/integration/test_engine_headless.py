@@ -14,6 +14,7 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.rounds import Kind
 from headstart.engine import headless, memory, seating
 from headstart.engine import parts as parts_module
 from headstart.engine.cost import NEVER_PAYS
@@ -21,7 +22,6 @@ from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
 from headstart.engine.round_costs import LiveRounds, RoundTable
-from headstart.gpu.rounds import Kind
 from headstart.sampling.params import SamplingParams
 from headstart.server.metrics import ServerMetrics
 

@@ -15,6 +15,9 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.assembly.build import build
+from headstart.backends.cuda import cudnn
+from headstart.backends.cuda.cudnn import by_cudnn
+from headstart.backends.cuda.libraries import Library
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import device_runner, memory
 from headstart.engine.engine import Engine
@@ -23,9 +26,6 @@ from headstart.engine.head_rows import HeadRows
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
-from headstart.gpu import cudnn
-from headstart.gpu.cudnn import by_cudnn
-from headstart.gpu.libraries import Library
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

@@ -12,6 +12,8 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.recurrent import RecurrentSeats
+from headstart.backends.cuda.rounds import Kind
 from headstart.engine import round_profile
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
@@ -19,8 +21,6 @@ from headstart.engine.memory import plan_memory, ring_bytes
 from headstart.engine.options import EngineOptions
 from headstart.engine.seating import Seating
 from headstart.errors import EngineError
-from headstart.gpu.recurrent import RecurrentSeats
-from headstart.gpu.rounds import Kind
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

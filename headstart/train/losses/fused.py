@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headstart.kernels.losses import Mixture, mix_, row_sums
+from headstart.backends.cuda.kernels.losses import Mixture, mix_, row_sums
 from headstart.train.losses.kinds import LossKind, Sums
 from headstart.train.losses.lm_head import LmHead
 from headstart.train.losses.whole import Labels, Scored

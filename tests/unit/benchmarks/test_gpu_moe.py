@@ -14,8 +14,8 @@ pytest.importorskip("triton")
 import gpu_moe
 from graph_timing import DEVICE, seconds_over
 
-from headstart.kernels import moe
-from headstart.kernels.sorting import sort_plainly
+from headstart.backends.cuda.kernels import moe
+from headstart.backends.cuda.kernels.sorting import sort_plainly
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 WAYS = {"kernel 64", "plain"}

@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 import gpu_prompts
 from graph_timing import DEVICE
 
+from headstart.backends.cuda.libraries import LIBRARIES
 from headstart.calibrate.shape_config import shape_config
-from headstart.gpu.libraries import LIBRARIES
 from headstart.models.config import model_config
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="sizes are those of a GPU there")

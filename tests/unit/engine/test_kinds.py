@@ -8,9 +8,9 @@ import pytest
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.rounds import Kind
 from headstart.engine.draft_choice import MENU
 from headstart.engine.kinds import Kinds
-from headstart.gpu.rounds import Kind
 
 SIZES = [1, 2, 4, 6, 16, 64]
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
+from headstart.backends.cuda.forward import why_unsupported
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.config import Config
 from headstart.cli.families import family_rows, markdown_table
 from headstart.errors import UnsupportedFamily
 from headstart.families.registry import families, match_family
 from headstart.families.running import lacking, running
-from headstart.gpu.forward import why_unsupported
 from headstart.models.config import model_config
 from headstart.models.spelling import RUN_TYPES
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from headstart.kernels import losses as kernels
+from headstart.backends.cuda.kernels import losses as kernels
 from headstart.train.losses import rows as loss_rows
 from tests.unit.train.loss_reference import KINDS, Case, case
 

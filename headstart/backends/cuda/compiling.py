@@ -1,0 +1,60 @@
+"""Kernels compiled side by side before the first of them runs.
+
+A start on a new machine has dozens to compile. One after the other, when each is met, they would
+take longer than reading the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+from torch import nn
+from triton import AsyncCompileMode
+from triton.runtime._async_compile import active_mode
+from triton.runtime.jit import JITFunction
+
+from headstart.backends.cuda.rounds import Model
+from headstart.models.config import LayerKind
+
+_THREADS = 8  # a compiler holds Python's lock for a part of its time only
+
+
+@contextmanager
+def compiled_together() -> Iterator[None]:
+    """Launches inside compile and do not run: what they would write is left as it is.
+
+    Everything is compiled when the block ends. Other operations run, on whatever numbers there
+    are, so none inside may use a kernel's result as an index, and nothing may tune itself by
+    timing launches. Other threads launch as always.
+    """
+    launch = JITFunction.run
+
+    def compiled(self: Any, *given: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
+        is_inside = active_mode.get() is not None  # a variable of this thread alone
+        return launch(self, *given, grid=grid, warmup=warmup or is_inside, **options)
+
+    try:
+        with (
+            ThreadPoolExecutor(_THREADS) as threads,
+            AsyncCompileMode(threads),
+            patch.object(JITFunction, "run", compiled),
+        ):
+            yield
+    finally:
+        active_mode.set(None)  # Triton 3.6 and 3.7 forget to where a kernel does not compile
+
+
+def thinned(model: Model) -> Model:
+    """The model with one layer of each kind, which launches all kernels that the whole does."""
+    first: dict[LayerKind, nn.Module] = {}
+    for kind, layer in zip(model.trunk.config.layers, model.trunk.layers, strict=True):
+        first.setdefault(kind, layer)
+    trunk = copy(model.trunk)
+    trunk._modules = {**trunk._modules, "layers": nn.ModuleList(first.values())}
+    return replace(model, trunk=trunk)

@@ -1,0 +1,295 @@
+"""Trunk and head through the kernels: the same modules, fused and ready for capture.
+
+Rows are flat. Where a row goes (rotary position, place in the cache) and what it sees is given by
+tensors, so nothing here waits for the device or decides anything on the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from headstart.backends.cuda.experts import moe_terms
+from headstart.backends.cuda.kernels import int8_choice, streamed
+from headstart.backends.cuda.kernels.attention import Cut, paged_attention
+from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows, choose_truncated
+from headstart.backends.cuda.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
+from headstart.backends.cuda.kernels.inputs import embed_rows, pair_rows
+from headstart.backends.cuda.kernels.int8 import gated_int8, partial_int8
+from headstart.backends.cuda.kernels.latent_rows import Turn
+from headstart.backends.cuda.kernels.linear import gated_linear, partial_linear
+from headstart.backends.cuda.kernels.rows import (
+    add_norm,
+    begin_norm,
+    gate_rows,
+    place_qkv,
+    silu_product,
+)
+from headstart.backends.cuda.latent import (
+    LatentAttend,
+    paged_latent,
+    place_latents,
+    queries_of,
+    why_no_latents,
+)
+from headstart.models.attention import LayerCache
+from headstart.models.config import ModelConfig
+from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.linear import Linear
+from headstart.models.linear_attention import DeltaNet
+from headstart.models.mla import LatentAttention
+from headstart.models.mlp import MLP
+from headstart.models.moe import MoE
+from headstart.models.mtp import MTPModule
+from headstart.models.rope import RotaryTable
+from headstart.models.trunk import Trunk
+
+# Up to so many rows each weight is multiplied as it comes; more want larger tiles (`streamed`), and
+# from some point on arithmetic takes the time, which libraries do best.
+MAX_SKINNY_ROWS = 16
+
+Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
+# a recurrent layer, its number among them, its rows [M, D] -> partial sums [S, M, D]
+Recur = Callable[[DeltaNet, int, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """M rows: rotary positions and places in the cache [M], and how their queries attend.
+
+    `recur`: how they go on in a recurrent layer, where a trunk has any; `latent`: how they attend
+    where latents are kept.
+    """
+
+    positions: Tensor
+    places: Tensor
+    attend: Attend
+    recur: Recur | None = None
+    latent: LatentAttend | None = None
+
+
+class Kernels:
+    """Products by our kernels while reading weights takes the time, then by the library."""
+
+    heads_each: int | None = None  # of a program that finishes q, k, v; None: by how many rows
+    choose_truncated = staticmethod(choose_truncated)
+    paged_latent = staticmethod(paged_latent)
+
+    def paged(
+        self, tables: Tensor, seen: Tensor, rows: int, *, block_size: int, max_context: int,
+        first_slot: int,
+    ) -> Attend:  # fmt: skip
+        """How `rows` new rows of each seat attend: `paged_attention`."""
+        seats = seen.shape[0]
+
+        def attend(q: Tensor, cache: LayerCache) -> Tensor:
+            result = paged_attention(
+                q.view(seats, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
+                block_size=block_size, max_context=max_context, cut=_cut(seats, rows),
+                first_slot=first_slot,
+            )  # fmt: skip
+            return result.view(seats * rows, -1)
+
+        return attend
+
+    def product(self, x: Tensor, layer: Linear) -> Tensor:
+        """Partial sums [S, M, N] of x W^T; a bias is left to who adds them up."""
+        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            assert layer.int8.scales is not None
+            return partial_int8(x, layer.int8.weight, layer.int8.scales)
+        limit = MAX_SKINNY_ROWS if layer.scales is None else MAX_CONVERTED_ROWS
+        if x.shape[0] <= limit:
+            return partial_linear(x, layer.weight, scales=layer.scales)
+        if streamed.takes(x, layer.weight):
+            return streamed.streamed_linear(x, layer.weight)
+        return self.whole(x, layer).unsqueeze(0)
+
+    def whole(self, x: Tensor, layer: Linear) -> Tensor:
+        """x W^T [M, N] in x's type, for many rows."""
+        if layer.scales is not None:
+            return fp8_linear(x, layer.weight, layer.scales)
+        return torch.mm(x, layer.weight.t())
+
+    def gated(self, x: Tensor, layer: Linear) -> Tensor:
+        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
+            assert layer.int8.scales is not None
+            return gated_int8(x, layer.int8.weight, layer.int8.scales)
+        if x.shape[0] <= MAX_SKINNY_ROWS:
+            return gated_linear(x, layer.weight, scales=layer.scales)
+        if streamed.takes(x, layer.weight):
+            return streamed.streamed_gated(x, layer.weight)
+        return silu_product(self.whole(x, layer))
+
+    def choose(
+        self, x: Tensor, layer: Linear, heat: Tensor, seeds: Tensor, positions: Tensor,
+        token_ids: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        """Token ids [M] that the LM head `layer` and the noise choose."""
+        rounded = layer.int8
+        if rounded is not None and (by_int8 := int8_choice.chooser_for(x)) is not None:
+            assert rounded.scales is not None
+            return by_int8(x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids)
+        if x.shape[0] <= MAX_SKINNY_ROWS:
+            return choose_rows(
+                x, layer.weight, heat, seeds, positions, token_ids, scales=layer.scales
+            )
+        return choose_logits(self.whole(x, layer), heat, seeds, positions, token_ids)
+
+    def trunk(
+        self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache],
+        kept: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """ids [M] -> the residual stream and its final norm, [M, D] each; or of the rows `kept`.
+
+        There is a cache for every layer that attends. Once the last one has attended, rows that
+        nobody asks about need not go on.
+        """
+        layers = [layer for layer in trunk.layers if isinstance(layer, DecoderLayer)]
+        norms = [*(layer.attention_norm for layer in layers[1:]), trunk.final_norm]
+        stream, normed = embed_rows(
+            ids, trunk.embed, layers[0].attention_norm.factor, trunk.config.eps
+        )
+        attending, num_recurrent = iter(caches), 0
+        for layer, norm in zip(layers, norms, strict=True):
+            if isinstance(layer.attention, DeltaNet):
+                assert rows.recur is not None
+                mixed = rows.recur(layer.attention, num_recurrent, normed)
+                num_recurrent += 1
+            else:
+                mixed = self._attend(layer, normed, rows, next(attending), trunk.rotary)
+            places = rows.places
+            if kept is not None and layer is layers[-1]:
+                stream, mixed, places = stream[kept], mixed[:, kept], places[kept]
+            partial = self._feed_behind(layer, stream, mixed, places)
+            normed = add_norm(stream, partial, norm.factor, trunk.config.eps)
+        return stream, normed
+
+    def head(
+        self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor,
+        rotary: RotaryTable, cache: LayerCache,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """ids [B, R] and states [B, R, D] -> the state for the LM head and the recycled one."""
+        layout, block = module.layout, module.block
+        stream, normed = self._enter_head(module, ids, states, rows, embed)
+        mixed = self._attend(block, normed, rows, cache, module.rotary or rotary)
+        partial = self._feed_behind(block, stream, mixed, rows.places)
+        if module.out_norm is None:
+            stream += partial.sum(0).to(stream.dtype)
+            return stream, stream
+        normed = add_norm(stream, partial, module.out_norm.factor, module.out_norm.eps)
+        return normed, normed if layout.recycled_hidden == "after_out_norm" else stream
+
+    def fill_head(
+        self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor,
+        rotary: RotaryTable, cache: LayerCache,
+    ) -> None:  # fmt: skip
+        """Keys and values of the same rows, where nobody asks what they would say."""
+        _, normed = self._enter_head(module, ids, states, rows, embed)
+        attention, own = module.block.attention, module.rotary or rotary
+        if isinstance(attention, LatentAttention):
+            place_latents(self.product, attention, normed, _turn(own, rows), rows.places, cache)
+        else:
+            self._place(module.block, normed, rows, cache, own)
+
+    def _enter_head(
+        self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The stream that token and state are fused to, and its norm."""
+        layout, block = module.layout, module.block
+        pair = pair_rows(
+            ids, states, embed, (module.embed_norm.factor, module.hidden_norm.factor),
+            rows.positions, module.embed_norm.eps, embed_first=layout.fuse_order == "embed_first",
+            zero_first=layout.zero_embed_at_position_0,
+        )  # fmt: skip
+        fused = self.product(pair, module.fuse)
+        return begin_norm(fused, block.attention_norm.factor, block.attention_norm.eps, embed.dtype)
+
+    def _attend(
+        self, layer: DecoderLayer, normed: Tensor, rows: Rows, cache: LayerCache,
+        rotary: RotaryTable,
+    ) -> Tensor:  # fmt: skip
+        """Partial sums of a layer's attention."""
+        attention = layer.attention
+        if isinstance(attention, LatentAttention):
+            assert rows.latent is not None
+            turn = _turn(rotary, rows)
+            source = place_latents(self.product, attention, normed, turn, rows.places, cache)
+            queries = queries_of(self.product, attention, source, turn)
+            return self.product(rows.latent(queries, cache), attention.o)
+        assert isinstance(attention, Attention), "other mixers are refused"
+        q, product = self._place(layer, normed, rows, cache, rotary)
+        seen = rows.attend(q, cache)
+        if attention.is_gated:
+            seen = gate_rows(seen, product, attention.dim)
+        return self.product(seen, attention.o)
+
+    def _place(
+        self, layer: DecoderLayer, normed: Tensor, rows: Rows, cache: LayerCache,
+        rotary: RotaryTable,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Keys and values go to the cache; the queries, and the product that all came from."""
+        attention = layer.attention
+        assert isinstance(attention, Attention), "other mixers are refused"
+        norms = None
+        if attention.q_norm is not None and attention.k_norm is not None:
+            norms = (attention.q_norm.factor, attention.k_norm.factor)
+        product = self.product(normed, attention.qkv)
+        q = place_qkv(
+            product, attention.qkv.bias, norms, layer.attention_norm.eps, rotary.cos, rotary.sin,
+            rows.positions, rows.places, cache.k, cache.v, attention.heads, each=self.heads_each,
+            is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated,
+        )  # fmt: skip
+        return q, product
+
+    def _feed_behind(
+        self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, places: Tensor
+    ) -> Tensor:
+        """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
+        normed = add_norm(stream, mixed, layer.mlp_norm.factor, layer.mlp_norm.eps)
+        return self.feed(normed, layer.mlp, places)
+
+    def feed(self, x: Tensor, mlp: MLP | MoE, places: Tensor) -> Tensor:
+        """Partial sums [S, M, N] of what follows the mixer in a layer."""
+        if isinstance(mlp, MoE):
+            return moe_terms(x, mlp, places)
+        return self.product(self.gated(x, mlp.gate_up), mlp.down)
+
+
+def _turn(rotary: RotaryTable, rows: Rows) -> Turn:
+    return Turn(rotary.cos, rotary.sin, rotary.is_interleaved, rows.positions)
+
+
+def _cut(seats: int, rows: int) -> Cut:
+    """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
+    if seats <= 2:
+        return Cut(pieces=64, least=128, step=128, warps=4, stages=1)
+    if seats <= 8:
+        return Cut(pieces=32, least=192, step=64, warps=4, stages=3)
+    if seats <= 32:
+        return Cut(pieces=16, least=1024, step=64, warps=4, stages=3)
+    if rows > 2:
+        # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; 80 seats
+        # with 8 key/value heads run all at once where it has room for 5.
+        return Cut(pieces=8, least=4096, step=64, warps=4, stages=2, registers=96)
+    return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
+
+
+def why_unsupported(config: ModelConfig) -> str | None:
+    """What in a trunk or a head the kernels cannot run, or None."""
+    if config.o_bias or config.mlp_bias:
+        return "the model has biases behind attention or in the MLP"
+    if any(window is not None for window in config.windows) or config.sliding is not None:
+        return "the model has sliding windows"
+    if config.v_dim != config.head_dim or config.v_scale != 1 or config.head_gate:
+        return "the model's values have a size, a scale or a gate of their own"
+    kinds = (*config.layers, config.head_layer)
+    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
+        return "the model cuts off inner products"
+    if config.mla is not None:
+        return why_no_latents(config.mla, config.model_type)
+    if config.head_dim % 2 or config.head_dim > 256:
+        return f"the model has heads of size {config.head_dim}"
+    return None

@@ -1,0 +1,224 @@
+"""Attention of a few new rows per request over a paged K/V cache, cut along the context.
+
+The query heads that share a key/value head, times the rows of a request, are the rows of one
+tile, so every key is read once. A context is cut into a given number of equal pieces, or into
+pieces of a fixed number of tokens: then a result does not depend on how long the context is.
+
+B requests, R rows of each, H query heads, G key/value heads, D head size, P tokens per block.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstart.backends.cuda.kernels.softmax import gathered
+
+# Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
+_COMBINING = ((4, (1, 32)), (32, (4, 4)), (1 << 30, (16, 1)))
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How contexts are cut up: into how many pieces, tokens per step, warps, stages."""
+
+    pieces: int = 0  # at most; fewer where they would have less than `least` tokens
+    least: int = 1
+    tokens: int = 0  # of a piece, where that is fixed
+    step: int = 64
+    warps: int = 4
+    stages: int = 2
+    registers: int | None = None  # of a thread at most; None: as many as the compiler likes
+    lines: int = 0  # of a program, in latent attention; 0: as many as fit
+
+    def __post_init__(self) -> None:
+        assert (self.pieces > 0) != (self.tokens > 0)
+
+
+# Of one program's queries, by the bytes of a number: 128 lines of 256. Twice as many need more
+# shared memory than there is, and more than 256 lines, however short, more registers.
+_TILE_VALUES = {2: 128 * 256, 4: 64 * 128}
+_MOST_LINES = 256
+
+
+def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
+    """`cut` for a program with `lines` queries of size `dim`, so that its numbers have room.
+
+    Chosen by the registers and spills that the compiler reports for an H100, not by time: what was
+    measured had heads of 128 and few lines. compile_kernels.py of its tests looks at them.
+    """
+    if cut.registers is not None and (number_bytes > 2 or lines > 16 or dim > 128):
+        # More numbers than so few registers hold: they are fewer in shorter steps.
+        cut = replace(cut, registers=None, step=32, stages=4)
+    if number_bytes > 2:  # products of fp32 keep both sides in registers
+        return replace(cut, step=min(cut.step, 32), warps=8)
+    step = min(cut.step, 64) if dim > 128 or lines >= 256 else cut.step
+    return replace(cut, step=step, warps=8 if lines * dim > 64 * 128 else cut.warps)
+
+
+def paged_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seen: Tensor, *,
+    block_size: int, max_context: int, cut: Cut, first_slot: int = 0,
+) -> Tensor:  # fmt: skip
+    """q [B, R, H, D], caches [slots, G, D], tables [B, blocks] int32 -> [B, R, H, D].
+
+    Row r of request b sees slots [first_slot, seen[b] + r]; `seen` [B] is the first row's slot. A
+    negative `seen` is a place without a request: its result is zero. max_context bounds seen + R.
+    """
+    assert not cut.lines, "all queries that share a key are one program's"
+    batch, rows, heads, dim = q.shape
+    kv_heads = k_cache.shape[1]
+    group = heads // kv_heads
+    block_d = triton.next_power_of_2(dim)
+    fitting = max(1, min(_MOST_LINES, _TILE_VALUES[q.element_size()] // block_d) // group)
+    if rows > fitting:  # as many rows as a program has room for, one part after the other
+        each = triton.cdiv(rows, triton.cdiv(rows, fitting))
+        parts = [
+            paged_attention(
+                q[:, at : at + each].contiguous(), k_cache, v_cache, tables,
+                torch.where(seen < 0, seen, seen + at), block_size=block_size,
+                max_context=max_context, cut=cut, first_slot=first_slot,
+            )
+            for at in range(0, rows, each)
+        ]  # fmt: skip
+        return torch.cat(parts, 1)
+    # No more pieces than the longest context could have: programs without work take time, too.
+    cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
+    tile = max(16, triton.next_power_of_2(rows * group))
+    cut = fitted(cut, tile, block_d, q.element_size())
+    kept = (batch if cuts > 1 else 0, kv_heads, cuts, tile)
+    partial = torch.empty(*kept, dim, dtype=torch.float32, device=q.device)
+    sums = torch.empty(kept, dtype=torch.float32, device=q.device)
+    result = torch.empty_like(q)
+    _attend[(batch, kv_heads, cuts)](
+        q, k_cache, v_cache, tables, seen, partial, sums, result, tables.stride(0), dim**-0.5,
+        first_slot,
+        ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
+        BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
+        STEP=cut.step, IS_WHOLE=cuts == 1, num_warps=cut.warps, num_stages=cut.stages,
+        **({} if cut.registers is None else {"maxnreg": cut.registers}),
+    )  # fmt: skip
+    if cuts == 1:
+        return result
+    # Few requests must fill the GPU with programs; of many a program takes several lines.
+    most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
+    lines = min(most, triton.next_power_of_2(rows * group))
+    combine[(batch, kv_heads, triton.cdiv(rows * group, lines))](
+        partial, sums, seen, result, cuts,
+        ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
+        BLOCK_D=block_d, TILE=tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=lines,
+        BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), LEFT_ALONE=1, num_warps=4,
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
+    """Tokens of a piece."""
+    each = length * 0 + CUT
+    if CUT == 0:
+        each = tl.cdiv(tl.maximum(tl.cdiv(length, cuts), LEAST), STEP) * STEP
+    return each
+
+
+@triton.jit(do_not_specialize=["first_slot"])
+def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stride, scale,
+            first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+            GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+            PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
+            IS_WHOLE: tl.constexpr):  # fmt: skip
+    request = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    part = tl.program_id(2)
+    first = tl.load(seen + request)
+    length = first + ROWS  # slots that the last row sees
+    each = piece(length, tl.num_programs(2), LEAST, CUT, STEP)
+    start = part * each
+    line = tl.arange(0, TILE)
+    row = line // GROUP
+    head = kv_head * GROUP + line % GROUP
+    is_line = line < ROWS * GROUP
+    at = tl.arange(0, BLOCK_D)
+    is_dim = at < DIM
+    place = ((request * ROWS + row) * HEADS + head) * DIM
+    # Nobody puts pieces together then, so a place without a request is made zero here.
+    if IS_WHOLE:  # noqa: SIM102 (this is decided while compiling, the other at run time)
+        if first < 0:
+            nothing = tl.zeros((TILE, BLOCK_D), dtype=result.dtype.element_ty)
+            mask = is_line[:, None] & is_dim[None, :]
+            tl.store(result + place[:, None] + at[None, :], nothing, mask)
+    if (first >= 0) & (start < length):
+        query = tl.load(q + place[:, None] + at[None, :], is_line[:, None] & is_dim[None, :], 0.0)
+        best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
+        total = tl.zeros((TILE,), dtype=tl.float32)
+        value = tl.zeros((TILE, BLOCK_D), dtype=tl.float32)
+        stop = tl.minimum(start + each, length)
+        for place_in_cut in range(start, stop, STEP):
+            slot = place_in_cut + tl.arange(0, STEP)
+            is_slot = slot < stop
+            block = tl.load(tables + request * table_stride + slot // PAGE, is_slot, 0)
+            where = (block.to(tl.int64) * PAGE + slot % PAGE) * KV_HEADS + kv_head
+            mask = is_slot[:, None] & is_dim[None, :]
+            keys = tl.load(k_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
+            # Asked for together: with one step per program there is no next one to overlap with.
+            values = tl.load(v_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
+            scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+            is_seen = (slot[None, :] <= first + row[:, None]) & (slot[None, :] >= first_slot)
+            scores = tl.where(is_seen & is_slot[None, :], scores, float("-inf"))
+            best, total, value = gathered(scores, values, best, total, value)
+        is_known = total > 0
+        whole = tl.where(is_known, total, 1.0)
+        value = value / whole[:, None]
+        if each >= length:  # one piece is all
+            target = result + place[:, None] + at[None, :]
+            mask = is_line[:, None] & is_dim[None, :]
+            tl.store(target, value.to(result.dtype.element_ty), mask)
+        else:
+            base = ((request * KV_HEADS + kv_head) * tl.num_programs(2) + part) * TILE + line
+            tl.store(sums + base, tl.where(is_known, best + tl.log(whole), float("-inf")))
+            tl.store(partial + base[:, None] * DIM + at[None, :], value, is_dim[None, :])
+
+
+@triton.jit
+def combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.constexpr,
+             KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+             TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
+             LINES: tl.constexpr, BLOCK_C: tl.constexpr,
+             LEFT_ALONE: tl.constexpr):  # fmt: skip
+    request = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    first = tl.load(seen + request)
+    each = piece(first + ROWS, cuts, LEAST, CUT, STEP)
+    used = tl.where(first >= 0, tl.cdiv(first + ROWS, each), 0)  # pieces that were computed
+    # LEFT_ALONE: one piece, where that is the result; none, a place without a request, is zero.
+    if used != LEFT_ALONE:
+        line = tl.program_id(2) * LINES + tl.arange(0, LINES)
+        is_line = line < ROWS * GROUP
+        at = tl.arange(0, BLOCK_D)
+        is_dim = at < DIM
+        best = tl.full((LINES,), float("-inf"), dtype=tl.float32)
+        whole = tl.zeros((LINES,), dtype=tl.float32)
+        value = tl.zeros((LINES, BLOCK_D), dtype=tl.float32)
+        for start in range(0, used, BLOCK_C):
+            part = start + tl.arange(0, BLOCK_C)
+            is_part = (part[:, None] < used) & is_line[None, :]
+            base = ((request * KV_HEADS + kv_head) * cuts + part[:, None]) * TILE + line[None, :]
+            sum_ = tl.load(sums + base, is_part, float("-inf"))
+            top = tl.maximum(best, tl.max(sum_, 0))
+            safe = tl.where(top == float("-inf"), 0.0, top)
+            share = tl.exp(sum_ - safe[None, :])
+            shrink = tl.exp(best - safe)
+            where = base[:, :, None] * DIM + at[None, None, :]
+            values = tl.load(partial + where, is_part[:, :, None] & is_dim[None, None, :], 0.0)
+            whole = whole * shrink + tl.sum(share, 0)
+            value = value * shrink[:, None] + tl.sum(values * share[:, :, None], 0)
+            best = top
+        value = value / tl.where(whole > 0, whole, 1.0)[:, None]
+        head = kv_head * GROUP + line % GROUP
+        place = ((request * ROWS + line // GROUP) * HEADS + head) * DIM
+        mask = is_line[:, None] & is_dim[None, :]
+        tl.store(result + place[:, None] + at[None, :], value.to(result.dtype.element_ty), mask)

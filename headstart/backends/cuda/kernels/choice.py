@@ -1,0 +1,247 @@
+"""The LM head and the choice of a token in one pass: logits are never written to memory.
+
+For requests without truncation, penalties or masks the choice is the arg-max of logit /
+temperature plus Gumbel noise, or of the logit alone. Each program keeps the best of its outputs;
+a second kernel takes the best of those, the lowest id on ties. The noise is that of
+`sampling/noise.py`, bit for bit.
+
+M rows, N outputs (tokens, or rows of a draft vocabulary), K inputs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstart.backends.cuda.kernels.linear import Shape, product_tile, tile_rows
+
+_SCALE = tl.constexpr(2.0**-32 - 2.0**-56)
+_OFFSET = tl.constexpr(2.0**-33)
+_LOGITS_TILE = 4096
+_TILES_PER_STEP = 4096
+MAX_TOP_K = 64  # of requests whose truncation happens on the device
+
+
+def choose_rows(
+    x: Tensor, weight: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
+    token_ids: Tensor | None = None, shape: Shape | None = None, *, scales: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """x [M, K], weight [N, K] -> chosen token ids [M] int64.
+
+    heat [M] fp32 is 1 / temperature, 0 for the plain arg-max; seeds and positions [M] int64 make
+    the noise; token_ids [N]: original ids of a draft vocabulary (ascending); scales [N] fp32 come
+    with fp8 weights.
+    """
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    assert x.is_contiguous() and weight.is_contiguous()
+    shape = shape or Shape(outputs=64, inputs=128, stages=3 if scales is None else 5)
+    tiles = triton.cdiv(outputs, shape.outputs)
+    best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
+    where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
+    ids = token_ids if token_ids is not None else where
+    tile = tile_rows(rows)
+    _best_of_tile[(tiles, triton.cdiv(rows, tile))](
+        x, weight, scales, heat, seeds, positions, ids, best, where, rows, outputs, inputs, tiles,
+        BLOCK_M=tile, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
+        IS_EVEN=inputs % shape.inputs == 0, HAS_IDS=token_ids is not None,
+        num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    return best_of_rows(best, where)
+
+
+def choose_logits(
+    logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, token_ids: Tensor | None = None
+) -> Tensor:
+    """The same from logits [M, N] that a library computed, for more rows than a tile has."""
+    rows, outputs = logits.shape
+    tiles = triton.cdiv(outputs, _LOGITS_TILE)
+    best = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
+    where = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
+    _best_of_logits[(tiles, rows)](
+        logits, heat, seeds, positions, token_ids if token_ids is not None else where, best, where,
+        outputs, tiles, BLOCK_N=_LOGITS_TILE, HAS_IDS=token_ids is not None,
+        num_warps=8,
+    )  # fmt: skip
+    return best_of_rows(best, where)
+
+
+def choose_truncated(
+    logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, top_k: Tensor, top_p: Tensor,
+    min_p: Tensor, token_ids: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The same where rows with a top_k choose among few tokens, as `sampling/truncation.py` has it.
+
+    top_k [M] of at most MAX_TOP_K, 0 for all tokens; top_p and min_p [M] fp32.
+    """
+    values, columns = logits.float().topk(min(MAX_TOP_K, logits.shape[-1]))
+    columns = columns.sort(-1).values  # equal values stand by lowest id
+    values, order = logits.float().gather(-1, columns).sort(dim=-1, descending=True, stable=True)
+    columns = columns.gather(-1, order)
+    ids = columns if token_ids is None else token_ids[columns]
+    scaled = (values - values[:, :1]) * heat[:, None]
+    rank = torch.arange(values.shape[-1], device=logits.device)
+    scaled = scaled.masked_fill(rank >= top_k[:, None], -torch.inf)
+    share = scaled.softmax(-1).double()
+    is_inside = share.cumsum(-1) - share < torch.where(top_p < 1, top_p, torch.inf)[:, None]
+    is_inside &= scaled >= min_p.log()[:, None]
+    sums = torch.where(is_inside, scaled + gumbel_at(ids, seeds, positions), -torch.inf)
+    is_best = sums == sums.amax(-1, keepdim=True)
+    lowest = torch.where(is_best, ids, torch.iinfo(torch.int64).max).amin(-1)
+    plain = choose_logits(logits, heat, seeds, positions, token_ids)
+    is_cut = (top_k > 0) & (heat > 0) & is_best.any(-1)  # nothing is best among no numbers
+    return torch.where(is_cut, lowest, plain)
+
+
+def gumbel_at(ids: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """The noise of tokens ids [M, c]: `sampling.noise.gumbel`."""
+    rows, count = ids.shape
+    result = torch.empty(rows, count, dtype=torch.float32, device=ids.device)
+    _gumbel_at[(rows,)](
+        ids.contiguous(), seeds, positions, result, count, BLOCK=triton.next_power_of_2(count),
+        num_warps=1,
+    )  # fmt: skip
+    return result
+
+
+def best_of_rows(best: Tensor, where: Tensor) -> Tensor:
+    """Token ids [M] from each tile's best value and token [M, tiles]."""
+    rows, tiles = best.shape
+    chosen = torch.empty(rows, dtype=torch.int64, device=best.device)
+    _best_of_row[(rows,)](
+        best, where, chosen, tiles, BLOCK=min(_TILES_PER_STEP, triton.next_power_of_2(tiles)),
+        num_warps=8,
+    )  # fmt: skip
+    return chosen
+
+
+@triton.jit
+def _mix64(word):
+    """`sampling.params.mix64`; uint64 wraps."""
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
+    return word ^ (word >> 31)
+
+
+@triton.jit
+def row_keys(seeds, positions):
+    """The halves of `sampling.noise.row_key` for the target's choice."""
+    gamma: tl.constexpr = 0x9E3779B97F4A7C15
+    word = _mix64(seeds.to(tl.uint64, bitcast=True) + gamma)
+    word = _mix64(word + positions.to(tl.uint64, bitcast=True) * gamma)
+    return word.to(tl.uint32), (word >> 32).to(tl.uint32)
+
+
+@triton.jit
+def _finalise(word):
+    """One round of the 32-bit finaliser; uint32 wraps."""
+    word = word ^ (word >> 16)
+    word = word * 0x7FEB352D
+    word = word ^ (word >> 15)
+    word = word * 0x846CA68B
+    return word ^ (word >> 16)
+
+
+@triton.jit
+def noise_bits(tokens, first, second):
+    """32 bits for (key, token): `sampling.noise.bits`."""
+    word = _finalise(tokens.to(tl.uint32) ^ first)
+    return _finalise(word ^ second)
+
+
+@triton.jit
+def gumbel_of(bits):
+    """`sampling.noise.gumbel` of the bits."""
+    u = bits.to(tl.float32) * _SCALE + _OFFSET
+    # log1p by a series where 1 - u would lose the digits of u.
+    small = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * 0.2))))
+    return -tl.log(tl.where(u < 0.01, small, -tl.log(1.0 - u)))
+
+
+@triton.jit
+def _gumbel_at(ids, seeds, positions, result, count, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = tl.arange(0, BLOCK)
+    tokens = tl.load(ids + row * count + at, at < count, 0).to(tl.int32)
+    first, second = row_keys(tl.load(seeds + row), tl.load(positions + row))
+    tl.store(result + row * count + at, gumbel_of(noise_bits(tokens, first, second)), at < count)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _best_of_tile(x, weight, scales, heat, seeds, positions, ids, best, where, rows, outputs,
+                  inputs, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+                  BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
+    tile = tl.program_id(0)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
+    logits = product_tile(
+        x, weight, scales, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_M, BLOCK_N,
+        BLOCK_K, IS_EVEN,
+    )  # fmt: skip
+    best_of_values(
+        logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs, tiles, tile,
+        HAS_IDS,
+    )  # fmt: skip
+
+
+@triton.jit
+def best_of_values(logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs,
+                   tiles, tile, HAS_IDS: tl.constexpr):  # fmt: skip
+    """Keep the best of a tile's outputs `columns` for the rows `row`: logits [outputs, rows]."""
+    is_row = row < rows
+    tokens = columns
+    if HAS_IDS:
+        tokens = tl.load(ids + columns, columns < outputs, 0).to(tl.int32)
+    warmth = tl.load(heat + row, is_row, 0.0)
+    value = logits
+    if tl.max(warmth, 0) > 0:
+        keys = row_keys(tl.load(seeds + row, is_row, 0), tl.load(positions + row, is_row, 0))
+        noise = gumbel_of(noise_bits(tokens[:, None], keys[0][None, :], keys[1][None, :]))
+        value = tl.where(warmth[None, :] > 0, logits * warmth[None, :] + noise, logits)
+    value = tl.where(columns[:, None] < outputs, value, float("-inf"))
+    top = tl.max(value, 0)
+    chosen = tl.min(tl.where(value == top[None, :], tokens[:, None], 2147483647), 0)
+    tl.store(best + row * tiles + tile, top, is_row)
+    tl.store(where + row * tiles + tile, chosen, is_row)
+
+
+@triton.jit
+def _best_of_logits(logits, heat, seeds, positions, ids, best, where, outputs, tiles,
+                    BLOCK_N: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
+    tile = tl.program_id(0)
+    row = tl.program_id(1)
+    columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
+    is_column = columns < outputs
+    value = tl.load(logits + row.to(tl.int64) * outputs + columns, is_column, float("-inf"))
+    value = value.to(tl.float32)
+    tokens = columns
+    if HAS_IDS:
+        tokens = tl.load(ids + columns, is_column, 0).to(tl.int32)
+    warmth = tl.load(heat + row)
+    if warmth > 0:
+        first, second = row_keys(tl.load(seeds + row), tl.load(positions + row))
+        value = value * warmth + gumbel_of(noise_bits(tokens, first, second))
+        value = tl.where(is_column, value, float("-inf"))
+    top = tl.max(value, 0)
+    tl.store(best + row * tiles + tile, top)
+    tl.store(where + row * tiles + tile, tl.min(tl.where(value == top, tokens, 2147483647), 0))
+
+
+@triton.jit
+def _best_of_row(best, where, chosen, tiles, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)
+    token = tl.full((BLOCK,), 2147483647, dtype=tl.int32)
+    for start in range(0, tiles, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        value = tl.load(best + row * tiles + at, at < tiles, float("-inf"))
+        ids = tl.load(where + row * tiles + at, at < tiles, 2147483647)
+        # Tiles come in the order of their ids: the first of equal values has the lowest.
+        token = tl.where(value > top, ids, token)
+        top = tl.maximum(value, top)
+    most = tl.max(top, 0)
+    lowest = tl.min(tl.where(top == most, token, 2147483647), 0)
+    # Nothing is the best of logits that are no numbers; some token must be chosen all the same.
+    tl.store(chosen + row, tl.where(lowest == 2147483647, 0, lowest).to(tl.int64))

@@ -1,0 +1,94 @@
+"""The LM head and the choice of a draft for some dozens of rows, from int8 on both sides.
+
+`int8.py` writes x as two integers, which costs nothing while reading weights takes the time. With
+more rows multiplying does, so here x is its nearest 8-bit integers alone. That rounds x, too: a
+few more drafts are wrong, and a round is still quicker. Tiles are fetched as in `streamed.py`.
+
+M rows, N outputs, K inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from headstart.backends.cuda.kernels.choice import best_of_rows, best_of_values
+from headstart.backends.cuda.kernels.int8 import MAX_CHOICES, choose_int8, integers
+from headstart.backends.cuda.kernels.linear import Shape
+from headstart.backends.cuda.kernels.streamed import has_copy_engine
+
+# Rows of the tile and of a second one.
+_TILES = ((64, 0), (64, 16), (128, 0))
+MAX_ROWS = sum(_TILES[-1])
+_COPIED = 16  # numbers of 8 bits: what the copy engine fetches at least
+_SHAPE = Shape(outputs=64, inputs=128, warps=4, stages=4)
+
+
+def chooser_for(x: Tensor) -> Callable[..., Tensor] | None:
+    """`choose_int8`, `choose_streamed`, or None where the weights as they are would be quicker."""
+    rows, inputs = x.shape
+    if rows <= MAX_CHOICES:
+        return choose_int8
+    is_fit = rows <= MAX_ROWS and inputs % _COPIED == 0 and has_copy_engine(x.device)
+    return choose_streamed if is_fit else None
+
+
+def choose_streamed(
+    x: Tensor, weight: Tensor, scales: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
+    token_ids: Tensor | None = None, shape: Shape = _SHAPE,
+) -> Tensor:  # fmt: skip
+    """`choice.choose_rows` with weight [N, K] int8 and scales [N] fp32; K is a multiple of 16."""
+    rows, inputs = x.shape
+    outputs = weight.shape[0]
+    whole, _, sizes = integers(x)
+    tile, rest = next(tiles for tiles in _TILES if rows <= sum(tiles))
+    tiles = triton.cdiv(outputs, shape.outputs)
+    best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
+    where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
+    _best_of_tile[(tiles,)](
+        TensorDescriptor.from_tensor(whole, [tile, shape.inputs]),
+        TensorDescriptor.from_tensor(whole, [rest or tile, shape.inputs]), sizes,
+        TensorDescriptor.from_tensor(weight, [shape.outputs, shape.inputs]), scales, heat, seeds,
+        positions, token_ids if token_ids is not None else where, best, where, rows, outputs,
+        inputs, tiles, BLOCK_M=tile, REST=rest, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
+        HAS_IDS=token_ids is not None, num_warps=shape.warps, num_stages=shape.stages,
+    )  # fmt: skip
+    return best_of_rows(best, where)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _best_of_tile(whole, whole_rest, sizes, weight, scales, heat, seeds, positions, ids, best,
+                  where, rows, outputs, inputs, tiles, BLOCK_M: tl.constexpr, REST: tl.constexpr,
+                  BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+                  HAS_IDS: tl.constexpr):  # fmt: skip
+    tile = tl.program_id(0)
+    column = tile * BLOCK_N
+    sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.int32)
+    if REST:
+        sums_rest = tl.zeros((BLOCK_N, REST), dtype=tl.int32)
+    for first in range(0, inputs, BLOCK_K):
+        w = weight.load([column, first])
+        sums = tl.dot(w, whole.load([0, first]).T, sums, out_dtype=tl.int32)
+        if REST:
+            v = whole_rest.load([BLOCK_M, first])
+            sums_rest = tl.dot(w, v.T, sums_rest, out_dtype=tl.int32)
+    columns = column + tl.arange(0, BLOCK_N)
+    gain = tl.load(scales + columns, columns < outputs, 0.0)[:, None]
+    row = tl.arange(0, BLOCK_M)
+    logits = sums.to(tl.float32) * gain * tl.load(sizes + row, row < rows, 0.0)[None, :]
+    best_of_values(
+        logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs, tiles, tile,
+        HAS_IDS,
+    )  # fmt: skip
+    if REST:
+        row = BLOCK_M + tl.arange(0, REST)
+        size = tl.load(sizes + row, row < rows, 0.0)[None, :]
+        best_of_values(
+            sums_rest.to(tl.float32) * gain * size, columns, row, heat, seeds, positions, ids,
+            best, where, rows, outputs, tiles, tile, HAS_IDS,
+        )  # fmt: skip

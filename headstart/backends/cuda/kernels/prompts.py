@@ -1,0 +1,121 @@
+"""Attention of prompts: many rows per request over a paged K/V cache, causal from the end.
+
+A program takes a tile of one request's rows and one query head, and walks the context up to its
+last row; only the last steps need a mask. The slots of every request's context are given one after
+another, so contexts may lie anywhere in the cache and nothing is gathered before.
+
+T rows of all requests, H query heads, G key/value heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstart.backends.cuda.kernels.softmax import gathered_by_2
+
+LOG2_E = 1.4426950408889634
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Rows of a program, tokens of a step, warps, stages."""
+
+    rows: int = 64
+    tokens: int = 64
+    warps: int = 4
+    stages: int = 2
+
+
+DEFAULT = Tile()  # the fastest on an H200, for prompts of 2500 tokens and heads of 128
+
+
+def tiles_of(num_rows: Sequence[int], tile: Tile = DEFAULT) -> list[tuple[int, int]]:
+    """(request, first row) of every program, the longest walks first."""
+    starts = [
+        (first, request)
+        for request, count in enumerate(num_rows)
+        for first in range(0, count, tile.rows)
+    ]
+    return [(request, first) for first, request in sorted(starts, reverse=True)]
+
+
+def prompt_attention(
+    q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, tiles: Tensor,
+    row_edges: Tensor, context_edges: Tensor, tile: Tile = DEFAULT, *, into: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """q [T, H, D], caches [slots, G, D], context [all contexts] int32 -> [T, H, D].
+
+    tiles [programs, 2] int32 from `tiles_of`; row_edges and context_edges [B + 1] int32 say where
+    each request begins. The last row of a request sees all of its context, the row before it
+    one slot less, and so on. `into`: where results go; rows without a tile are left alone.
+    """
+    _, heads, dim = q.shape
+    result = torch.empty_like(q) if into is None else into
+    _prompt[(tiles.shape[0], heads)](
+        q, k_cache, v_cache, context, tiles, row_edges, context_edges, result,
+        dim**-0.5 * LOG2_E, HEADS=heads, KV_HEADS=k_cache.shape[1], DIM=dim,
+        BLOCK_D=triton.next_power_of_2(dim), BLOCK_M=tile.rows, BLOCK_N=tile.tokens,
+        num_warps=tile.warps, num_stages=tile.stages,
+    )  # fmt: skip
+    return result
+
+
+@triton.jit
+def _prompt(q, k_cache, v_cache, context, tiles, row_edges, context_edges, result, scale,
+            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+            BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
+    request = tl.load(tiles + 2 * tl.program_id(0))
+    first = tl.load(tiles + 2 * tl.program_id(0) + 1)
+    head = tl.program_id(1)
+    begin = tl.load(row_edges + request)
+    num_rows = tl.load(row_edges + request + 1) - begin
+    slots = tl.load(context_edges + request)
+    length = tl.load(context_edges + request + 1) - slots
+    row = first + tl.arange(0, BLOCK_M)
+    at = tl.arange(0, BLOCK_D)
+    is_query = (row[:, None] < num_rows) & (at[None, :] < DIM)
+    place = ((begin + row).to(tl.int64) * HEADS + head)[:, None] * DIM + at[None, :]
+    query = tl.load(q + place, is_query, 0.0)
+    last = length - num_rows + row  # the last slot that a row sees
+    best = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
+    total = tl.zeros((BLOCK_M,), dtype=tl.float32)
+    value = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    kv_head = head // (HEADS // KV_HEADS)
+    # Up to here every row of the tile sees everything.
+    open_stop = (length - num_rows + first + 1) // BLOCK_N * BLOCK_N
+    stop = tl.minimum(length - num_rows + first + BLOCK_M, length)
+    best, total, value = _walk(
+        query, k_cache, v_cache, context + slots, best, total, value, last, 0, open_stop, length,
+        kv_head, at, scale, KV_HEADS, DIM, BLOCK_N, False,
+    )  # fmt: skip
+    best, total, value = _walk(
+        query, k_cache, v_cache, context + slots, best, total, value, last, open_stop, stop,
+        length, kv_head, at, scale, KV_HEADS, DIM, BLOCK_N, True,
+    )  # fmt: skip
+    value = value / tl.where(total > 0, total, 1.0)[:, None]
+    tl.store(result + place, value.to(result.dtype.element_ty), is_query)
+
+
+@triton.jit
+def _walk(query, k_cache, v_cache, slots, best, total, value, last, start, stop, length, kv_head,
+          at, scale, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr,
+          IS_MASKED: tl.constexpr):  # fmt: skip
+    """Take in the keys and values of context [start, stop)."""
+    is_dim = at[None, :] < DIM
+    for first in range(start, stop, BLOCK_N):
+        token = first + tl.arange(0, BLOCK_N)
+        slot = tl.load(slots + token, token < length, 0).to(tl.int64)
+        where = (slot * KV_HEADS + kv_head)[:, None] * DIM + at[None, :]
+        keys = tl.load(k_cache + where, is_dim, 0.0)
+        values = tl.load(v_cache + where, is_dim, 0.0)
+        scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+        if IS_MASKED:
+            scores = tl.where(token[None, :] <= last[:, None], scores, float("-inf"))
+        best, total, value = gathered_by_2(scores, values, best, total, value)
+    return best, total, value

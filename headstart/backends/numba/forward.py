@@ -1,0 +1,195 @@
+"""Trunk and head through the compiled kernels: the same modules, each pass one call.
+
+All rows go this way, prompts too: a token's bits then depend on the tokens before it alone, not
+on how a prompt was cut, on drafts, or on who else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from headstart.backends.numba import layers as kernels
+from headstart.backends.numba.crew import CREW, new_board
+from headstart.backends.numba.linear import PackedFloat, PackedLinear
+from headstart.backends.numba.vectors import LANES
+from headstart.models.attention import Span
+from headstart.models.config import LayerKind, ModelConfig
+from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.mlp import MLP
+from headstart.models.norm import Norm
+from headstart.models.rope import RotaryTable
+from headstart.models.trunk import Trunk
+
+Kind = TypeVar("Kind")
+
+
+def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | None:
+    """What in layers of these kinds the kernels cannot run, or None."""
+    if any(kind.mixer != "attention" for kind in kinds):
+        other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
+        return f"the model has layers with {other} attention"
+    if any(kind.feed != "dense" for kind in kinds):
+        return "the model has experts"
+    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
+        return "the model cuts off inner products"
+    if any(window is not None for window in config.windows):
+        return "the model has sliding windows"
+    if config.v_dim != config.head_dim or config.v_scale != 1:
+        return "the model's values have a size or a scale of their own"
+    if config.gated_attention or config.head_gate:
+        return "the model has gates behind attention"
+    if config.qk_norm:
+        return "the model norms queries and keys"
+    if config.head_dim % LANES:
+        return f"the model has heads of size {config.head_dim}, no multiple of {LANES}"
+    if config.rope.is_interleaved:
+        return "the model rotates neighbours"
+    return None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Layers in the form that kernels read, with their memory."""
+
+    model: kernels.Model
+    width: int  # of all queries of a row
+    weights: int  # how many there are
+
+    @classmethod
+    def of(cls, layers: Sequence[DecoderLayer], slots: int, rotary: RotaryTable) -> Block:
+        """The layers' own matrices become views of it: nothing is held twice."""
+        attentions = [_checked(layer.attention, Attention) for layer in layers]
+        feeds = [_checked(layer.mlp, MLP) for layer in layers]
+        first = attentions[0]
+        groups = -(-slots // LANES)
+        stacked = kernels.Layers(
+            attention_norm=norms([layer.attention_norm for layer in layers]),
+            qkv=matrices([attention.qkv for attention in attentions]),
+            o=matrices([attention.o for attention in attentions]),
+            mlp_norm=norms([layer.mlp_norm for layer in layers]),
+            gate_up=matrices([feed.gate_up for feed in feeds]),
+            down=matrices([feed.down for feed in feeds]),
+            eps=layers[0].attention_norm.eps,
+        )
+        model = kernels.Model(
+            stacked,
+            np.zeros((len(layers), groups, first.kv_heads, first.dim, LANES), np.float32),
+            np.zeros((len(layers), slots, first.kv_heads, first.dim), np.float32),
+            kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy()),
+        )
+        found = (stacked.qkv, stacked.o, stacked.gate_up, stacked.down)
+        return cls(model, first.heads * first.dim, sum(part.packed.size for part in found))
+
+    def scratch(self, rows: int) -> kernels.Scratch:
+        layers, (kv_heads, dim) = self.model.layers, self.model.values.shape[2:]
+        shapes = (
+            (rows, layers.qkv.bias.shape[1]),
+            (kv_heads, rows * self.width // (kv_heads * dim), dim),
+            (rows, self.width),
+            (rows, layers.gate_up.bias.shape[1]),
+        )
+        return kernels.Scratch(*(np.empty(shape, np.float32) for shape in shapes))
+
+
+def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
+    """Where the rows of some requests go, and what each of them sees."""
+    return seated([(places_of(span.new), places_of(span.context)) for span in spans], positions)
+
+
+def seated(
+    requests: Sequence[tuple[np.ndarray, np.ndarray]], positions: Sequence[int]
+) -> kernels.Seats:
+    """The same from the slots that each request's rows fill and the places that its last sees."""
+    begins: list[int] = []
+    ends: list[int] = []
+    firsts: list[int] = []
+    lasts: list[int] = []
+    begin = row = 0
+    for slots, seen in requests:
+        end, stop = begin + len(seen), row + len(slots)
+        begins += [begin] * len(slots)
+        ends += range(end - len(slots) + 1, end + 1)
+        together = range(row, stop, kernels.TOGETHER)
+        firsts += together
+        lasts += [min(first + kernels.TOGETHER, stop) for first in together]
+        begin, row = end, stop
+    return kernels.Seats(
+        np.array(positions), joined([slots for slots, _ in requests]),
+        joined([seen for _, seen in requests]),
+        joined([kernels.runs(seen) for _, seen in requests]),
+        np.array(begins), np.array(ends), np.array(firsts), np.array(lasts),
+    )  # fmt: skip
+
+
+class TrunkKernels:
+    """A trunk's pass, with its LM head."""
+
+    def __init__(self, trunk: Trunk, slots: int):
+        self._embed, self._final_norm = trunk.embed, trunk.final_norm.factor.numpy()
+        layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
+        self._block = Block.of(layers, slots, trunk.rotary)
+        self._lm_head = matrices([trunk.lm_head])
+
+    def run(
+        self, ids: torch.Tensor, seats: kernels.Seats, wanted: Sequence[int]
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
+        block, stream = self._block, self._embed[ids].numpy()
+        logits = np.empty((len(wanted), self._lm_head.bias.shape[1]), np.float32)
+        normed = CREW.run(
+            len(ids) * block.weights, kernels.run_trunk,
+            new_board(kernels.PHASES * len(block.model.keys) + 1), stream,
+            block.scratch(len(ids)), block.model, seats, self._final_norm, self._lm_head,
+            np.array(wanted, np.int64), logits,
+        )  # fmt: skip
+        return torch.from_numpy(stream), torch.from_numpy(normed), torch.from_numpy(logits)
+
+
+def places_of(places: slice | torch.Tensor) -> np.ndarray:
+    if isinstance(places, slice):
+        return np.arange(places.start, places.stop)
+    return places.numpy()
+
+
+def joined(parts: list[np.ndarray]) -> np.ndarray:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
+def norms(norms: Sequence[Norm]) -> np.ndarray:
+    return np.stack([norm.factor.numpy() for norm in norms])
+
+
+def matrices(found: Sequence[nn.Module]) -> kernels.Matrices | kernels.FloatMatrices:
+    """One kind of matrix of all layers, in one piece of memory."""
+    if isinstance(found[0], PackedFloat):
+        floats = [_checked(module, PackedFloat) for module in found]
+        return kernels.FloatMatrices(_whole(floats), np.stack([f.offsets for f in floats]))
+    parts = [_checked(module, PackedLinear) for module in found]
+    return kernels.Matrices(
+        _whole(parts), np.stack([part.scales.numpy() for part in parts]),
+        np.stack([part.bias.numpy() for part in parts]),
+        np.array([part.levels for part in parts]),
+    )  # fmt: skip
+
+
+def _whole(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
+    """All weights in one array, of which the parts keep views."""
+    if len(parts) == 1:
+        return parts[0].weight.numpy()[None]
+    first = parts[0].weight.numpy()
+    whole = np.empty((len(parts), *first.shape), first.dtype)
+    for part, view in zip(parts, whole, strict=True):  # one by one: each old one is let go
+        view[...] = part.weight.numpy()
+        part.repack(torch.from_numpy(view))
+    return whole
+
+
+def _checked(module: object, kind: type[Kind]) -> Kind:
+    assert isinstance(module, kind), "others are refused"
+    return module

@@ -1,0 +1,122 @@
+"""Products of a few rows with int8 weights: rows are rounded to integers, sums are exact.
+
+A row is rounded to int16 with one scale, as finely as its sums with these weights allow: none may
+leave 32 bits. Float arithmetic happens once per row and output, and is written out, so a
+row gets the same bits alone and among others, whatever the number of threads.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch.nn.functional import pad
+
+from headstart.backends.numba.compiler import njit
+from headstart.backends.numba.crew import claim, finish, wait
+from headstart.backends.numba.rows import ROUNDING, bits_of
+from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE, add_up
+from headstart.backends.numba.vectors import LANES
+
+_LARGEST_SUM = 2**31 - 1
+_LARGEST_INPUT = 2**15 - 1
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """int8 [N, K] -> [tiles, bytes], in the order in which a product reads; filled with zeros."""
+    outputs, inputs = weight.shape
+    filled = pad(weight, (0, inputs % 2, 0, -outputs % TILE))
+    parts = filled.view(-1, BLOCKS, LANES, filled.shape[1] // 2, 2)
+    ordered = parts.permute(0, 3, 1, 2, 4)
+    # numpy asks for large pages, torch does not: walking through small ones takes a third longer
+    packed = np.empty((parts.shape[0], filled.shape[1] * TILE), np.int8)
+    packed.reshape(ordered.shape)[...] = ordered.numpy()
+    return torch.from_numpy(packed)
+
+
+def unpack(packed: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
+    """The opposite of `pack`."""
+    parts = packed.view(packed.shape[0], -1, BLOCKS, LANES, 2).permute(0, 2, 3, 1, 4)
+    return parts.reshape(packed.shape[0] * TILE, -1)[:outputs, :inputs]
+
+
+def finest(weight: torch.Tensor) -> int:
+    """The largest integer that inputs may have: the largest sum then still fits."""
+    most = max(1, int(weight.abs().sum(dim=1, dtype=torch.int64).max()))
+    return min(_LARGEST_INPUT, _LARGEST_SUM // most)
+
+
+@njit(fastmath={"nnan", "nsz"})  # of these the order of comparisons is free: no result changes
+def _largest(row):
+    found = np.float32(0)
+    for value in row:
+        found = max(found, abs(value))
+    return found
+
+
+@njit()
+def round_row(row, levels, out):
+    """row [K] -> out [K or one more] int16 within +-levels; returns its scale."""
+    largest = _largest(row)
+    if largest == 0:
+        for k in range(out.shape[0]):
+            out[k] = 0
+        return np.float32(0)
+    factor = np.float32(levels) / largest
+    for k in range(row.shape[0]):
+        out[k] = np.int16(bits_of(row[k] * factor + ROUNDING))
+    for k in range(row.shape[0], out.shape[0]):
+        out[k] = 0
+    return largest / np.float32(levels)
+
+
+@njit()
+def product(board, phase, packed, scales, bias, inputs, input_scales, out, adds):
+    """out [rows, N] = inputs W^T + bias, or that in addition to what is there: one phase."""
+    tiles, outputs = packed.shape[0], out.shape[1]
+    sums = np.empty((MOST_ROWS, TILE), np.int32)
+    while True:
+        begin, end = claim(board, phase, tiles)
+        if begin >= tiles:
+            break
+        for number in range(begin, end):
+            start = number * TILE
+            stop = min(start + TILE, outputs)
+            first = 0
+            while first < inputs.shape[0]:
+                count = add_up(packed[number], inputs, first, sums)
+                for row in range(count):
+                    _finish(
+                        sums[row], input_scales[first + row], scales[start:stop],
+                        bias[start:stop], out[first + row, start:stop], adds,
+                    )  # fmt: skip
+                first += count
+        finish(board, phase, end - begin)
+    wait(board, phase, tiles)
+
+
+@njit()
+def _finish(sums, input_scale, scales, bias, out, adds):
+    if adds:
+        for n in range(out.shape[0]):
+            out[n] = out[n] + (np.float32(sums[n]) * (input_scale * scales[n]) + bias[n])
+    else:
+        for n in range(out.shape[0]):
+            out[n] = np.float32(sums[n]) * (input_scale * scales[n]) + bias[n]
+
+
+@njit()
+def round_rows(x, levels):
+    """x [rows, K] -> int16 [rows, K or one more] and scales [rows]."""
+    rows, width = x.shape
+    inputs = np.empty((rows, width + width % 2), np.int16)
+    scales = np.empty(rows, np.float32)
+    for row in range(rows):
+        scales[row] = round_row(x[row], levels, inputs[row])
+    return inputs, scales
+
+
+@njit()
+def linear(board, x, levels, packed, scales, bias, out):
+    """x [rows, K] -> out [rows, N], by a crew."""
+    inputs, input_scales = round_rows(x, levels)
+    product(board, 0, packed, scales, bias, inputs, input_scales, out, False)

@@ -1,0 +1,108 @@
+"""What happens to one row between products: norm, rotation, gate.
+
+Every function treats one row by itself in code that knows nothing of others, so that its bits
+depend on nothing else. Where sums may be reordered for speed, the order follows from sizes
+that all rows share.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from headstart.backends.numba.compiler import njit
+
+# Added to a float32 below 2^22 it leaves the nearest whole number in the last bits.
+ROUNDING = np.float32(1.5 * 2**23)
+# exp of more or less counts for nothing beside 1, and what it is multiplied with stays a normal
+# float32: others are computed many times slower.
+_LOWEST, _HIGHEST = np.float32(-60), np.float32(60)
+_PER_LOG2 = np.float32(1 / math.log(2))
+# ln 2 in two parts: the first has few bits, so that a whole multiple of it is exact
+_LOG2_HIGH = np.float32(0.693359375)
+_LOG2_LOW = np.float32(math.log(2) - 0.693359375)
+_1, _2, _3, _4, _5, _6 = (np.float32(1 / math.factorial(n)) for n in range(1, 7))
+ONE = np.float32(1)
+
+
+@intrinsic
+def _float_of(typing: Any, bits: Any) -> tuple[Any, Any]:
+    """The float32 that has these 32 bits."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        return build.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), generate
+
+
+@intrinsic
+def bits_of(typing: Any, number: Any) -> tuple[Any, Any]:
+    """The 32 bits of a float32."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        return build.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), generate
+
+
+@njit(inline="always")
+def exp(x):
+    """exp of a float32 in operations that vectors have: 2^n times a series on +-ln 2 / 2."""
+    x = x if x > _LOWEST else _LOWEST  # not min and max, which heed NaN and are no vectors
+    x = x if x < _HIGHEST else _HIGHEST
+    n = (x * _PER_LOG2 + ROUNDING) - ROUNDING
+    r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW
+    series = ONE + r * (_1 + r * (_2 + r * (_3 + r * (_4 + r * (_5 + r * _6)))))
+    return series * _float_of(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+
+
+@njit(fastmath={"reassoc", "contract"})
+def _dot(a, b):
+    total = np.float32(0)
+    for i in range(a.shape[0]):
+        total += a[i] * b[i]
+    return total
+
+
+@njit()
+def norm(x, weight, eps, out):
+    """RMSNorm of one row."""
+    mean = _dot(x, x) / np.float32(x.shape[0])
+    factor = ONE / np.float32(math.sqrt(mean + np.float32(eps)))
+    for i in range(x.shape[0]):
+        out[i] = x[i] * factor * weight[i]
+
+
+@njit()
+def gate(both, out):
+    """silu of the first half times the second."""
+    width = out.shape[0]
+    for i in range(width):
+        x = both[i] if both[i] > _LOWEST else _LOWEST  # below, silu is nothing
+        out[i] = x / (ONE + exp(-x)) * both[width + i]
+
+
+@njit()
+def turn(head, cos, sin, scale, out):
+    """Rotate one head, and scale it; what is not rotated is only scaled.
+
+    `sin` has the sign of each first half.
+    """
+    half = cos.shape[0] // 2
+    for i in range(half):
+        out[i] = (head[i] * cos[i] + head[half + i] * sin[i]) * scale
+    for i in range(half):
+        out[half + i] = (head[half + i] * cos[half + i] + head[i] * sin[half + i]) * scale
+    for i in range(cos.shape[0], head.shape[0]):
+        out[i] = head[i] * scale
+
+
+@njit()
+def copy(row, out):
+    for i in range(row.shape[0]):
+        out[i] = row[i]

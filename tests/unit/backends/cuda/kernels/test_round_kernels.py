@@ -1,0 +1,97 @@
+"""The bookkeeping of a round against the same in Python."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from headstart.backends.cuda.kernels.rounds import (
+    accept,
+    chain_rows,
+    head_rows,
+    keep_states,
+    trunk_rows,
+)
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+PAGE = 4
+
+
+def ints(*values: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
+    return torch.tensor(values, dtype=kind, device=DEVICE)
+
+
+TABLES = torch.arange(30, dtype=torch.int32, device=DEVICE).view(3, 10).flip(1)
+
+
+def place(seat: int, slot: int) -> int:
+    return int(TABLES[seat, slot // PAGE]) * PAGE + slot % PAGE
+
+
+def test_rows_of_a_verification_lie_behind_the_newest_token() -> None:
+    # seat 0 has room for everything, seat 1 is empty, seat 2 may get two more tokens
+    lengths, left, limits = ints(10, 0, 5), ints(99, 0, 2), ints(3, 3, 3)
+    positions, places, seen = trunk_rows(lengths, left, limits, TABLES, PAGE, 4)
+    assert seen.tolist() == [9, -1, 4]
+    wanted = [*(place(0, s) for s in range(9, 13)), *[-1] * 4, place(2, 4), place(2, 5), -1, -1]
+    assert places.tolist() == wanted
+    assert positions.tolist() == [9, 10, 11, 12, 0, 0, 0, 0, 4, 5, 0, 0]
+
+
+def test_head_rows_are_the_tokens_of_the_last_round() -> None:
+    lengths, left, valid = ints(10, 0, 5), ints(99, 0, 2), ints(3, 0, 1)
+    positions, places, seen = head_rows(lengths, left, valid, TABLES, PAGE, 4)
+    assert seen.tolist() == [7, -1, 4]
+    assert places.tolist() == [*(place(0, s) for s in (7, 8, 9)), *[-1] * 5, place(2, 4), *[-1] * 3]
+    assert positions.tolist() == [6, 7, 8, 0, 0, 0, 0, 0, 3, 0, 0, 0]
+
+
+def test_a_chain_goes_on_while_the_limit_allows() -> None:
+    lengths, left, limits = ints(10, 0, 5), ints(99, 0, 2), ints(3, 3, 3)
+    positions, places, seen = chain_rows(lengths, left, limits, TABLES, PAGE, 2)
+    assert (positions.tolist(), places.tolist()) == ([9, 0, 0], [place(0, 10), -1, -1])
+    assert seen.tolist() == [10, -1, -1]
+
+
+def test_leading_drafts_that_equal_the_choices_are_accepted() -> None:
+    drafts = torch.tensor([[7, 8, 9], [1, 2, 3], [4, 5, 6], [4, 5, 6]], device=DEVICE)
+    choices = torch.tensor([[7, 8, 9, 1], [1, 5, 3, 4], [4, 5, 6, 7], [4, 5, 6, 7]], device=DEVICE)
+    lengths, left, limits = ints(10, 10, 5, 0), ints(99, 99, 2, 5), ints(3, 3, 3, 3)
+    pending, tokens = ints(9, 9, 9, 9), torch.zeros(4, 5, dtype=torch.int64, device=DEVICE)
+    emitted = torch.zeros(4, 6, dtype=torch.int64, device=DEVICE)
+    accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, has_read=True)
+    assert pending.tolist() == [4, 2, 2, 0]
+    assert (lengths.tolist(), left.tolist()) == ([14, 12, 7, 0], [95, 97, 0, 5])
+    assert emitted[0].tolist() == [4, 7, 8, 9, 1, 0] and emitted[1, :3].tolist() == [2, 1, 5]
+    assert tokens[2].tolist() == [4, 5, 0, 0, 0]
+
+
+def test_tokens_that_the_head_has_not_read_wait_for_it() -> None:
+    none = torch.zeros(1, 0, dtype=torch.int64, device=DEVICE)
+    lengths, left, limits, pending = ints(10), ints(5), ints(0), ints(2)
+    tokens = torch.tensor([[7, 8, 0, 0]], device=DEVICE)
+    emitted = torch.zeros(1, 6, dtype=torch.int64, device=DEVICE)
+    choice = torch.tensor([[9]], device=DEVICE)
+    accept(none, choice, limits, lengths, left, pending, tokens, emitted, has_read=False)
+    assert (tokens.tolist(), pending.tolist(), lengths.tolist()) == ([[7, 8, 9, 0]], [3], [11])
+    states, row = torch.zeros(1, 4, 6, device=DEVICE), torch.ones(1, 1, 6, device=DEVICE)
+    boundary = torch.zeros(30, 6, device=DEVICE)
+    keep_states(row, states, boundary, lengths, pending, emitted, TABLES[:1], PAGE)
+    assert states.sum(-1).tolist() == [[0, 0, 6, 0]] and not boundary.any()
+
+
+def test_states_are_kept_for_the_head_and_at_block_ends() -> None:
+    rows = torch.randn(2, 3, 6).to(DEVICE)
+    states = torch.zeros(2, 4, 6, device=DEVICE)
+    boundary = torch.zeros(30, 6, device=DEVICE)
+    # seat 0 emitted two tokens after slot 6: its rows consumed slots 6 and 7, the end of a block
+    lengths, pending = ints(9, 6), ints(2, 1)
+    emitted = torch.tensor([[2, 0], [1, 0]], device=DEVICE)
+    keep_states(rows, states, boundary, lengths, pending, emitted, TABLES, PAGE)
+    assert torch.equal(states[0, :2], rows[0, :2]) and torch.equal(states[1, 0], rows[1, 0])
+    assert not states[1, 1:].any()
+    wanted = torch.zeros_like(boundary)
+    wanted[TABLES[0, 1]] = rows[0, 1]
+    assert torch.equal(boundary, wanted)

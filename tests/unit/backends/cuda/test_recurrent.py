@@ -1,0 +1,171 @@
+"""Rounds of a gated delta net against the plain module, row by row; on the CPU interpreted."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton")
+
+from headstart.backends.cuda import recurrent as recurrent_module
+from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.recurrent import RecurrentSeats, ragged_recur, round_recur, settle
+from headstart.backends.cuda.seats import Seat, Seats
+from headstart.backends.cuda.transfer import on_device
+from headstart.models.delta_config import DeltaConfig
+from headstart.models.linear_attention import DeltaNet
+from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+CONFIG = DeltaConfig(k_heads=1, v_heads=2, k_dim=16, v_dim=12, kernel=4)
+HIDDEN, DRAFTS = 32, 2
+
+
+def make_net() -> DeltaNet:
+    torch.manual_seed(0)
+    net = DeltaNet(HIDDEN, CONFIG, 1e-6)
+    for value in net.parameters():
+        value.data.normal_(0, 0.3)
+    return net.to(DEVICE)
+
+
+def plain(net: DeltaNet, texts: list[Tensor]) -> tuple[list[Tensor], LayerStates]:
+    """Every text from its beginning: what its rows give, and the states after them by slot."""
+    states, results = empty_states(CONFIG, len(texts), torch.float32, DEVICE), []
+    for slot, text in enumerate(texts):
+        span = StateSpan(0, len(text), None, ((len(text), slot),))
+        results.append(net(text, None, SlotRecurrence(states, [span], one_by_one=True)))
+    return results, states
+
+
+class Play:
+    """Two texts that were read up to some row, seated in the wrong order."""
+
+    def __init__(self, read: list[int]):
+        self.net = make_net()
+        self.texts = [torch.randn(count, HIDDEN, device=DEVICE) for count in read]
+        self.states = [plain(self.net, self.texts)[1]]
+        recurrent = RecurrentSeats.create(CONFIG, 1, 3, DRAFTS, torch.float32, DEVICE)
+        self.seats = Seats(
+            3, max_drafts=DRAFTS, window=4, max_blocks=1, hidden=4, dtype=torch.float32,
+            device=DEVICE, recurrent=recurrent,
+        )  # fmt: skip
+        self.recurrent = recurrent
+        self.order = [1, 0]
+        for at, text in enumerate(self.order):
+            seat = Seat(read[text] + 1, 9, 0, 0, None, 0, 0.0, [0], state_slot=text)
+            self.seats.sit(at, seat, self.states)
+
+    def settle(self) -> None:
+        lengths = [len(self.texts[text]) + 1 for text in self.order]
+        settle([self.net], self.recurrent, self.states, lengths)
+
+    def round(self, rows: int, accepted: list[int], given: Tensor | None = None) -> None:
+        """New rows of each text, some of which are accepted; held against the plain module."""
+        new = torch.randn(len(self.order), rows, HIDDEN, device=DEVICE) if given is None else given
+        first = [len(self.texts[text]) for text in self.order]
+        begin = torch.tensor([*first, -1], dtype=torch.int32, device=DEVICE)
+        recur = round_recur(Kernels(), self.recurrent, self.states, begin, rows)
+        x = torch.cat([new.flatten(0, 1), torch.full((rows, HIDDEN), torch.nan, device=DEVICE)])
+        found = recur(self.net, 0, x).sum(0).view(3, rows, HIDDEN)
+        for at, text in enumerate(self.order):
+            whole = torch.cat([self.texts[text], new[at]])
+            wanted = plain(self.net, [whole])[0][0][-rows:]
+            torch.testing.assert_close(found[at], wanted, rtol=1e-4, atol=1e-5)
+            self.texts[text] = whole[: len(whole) - rows + accepted[at]]
+        assert not found[2].any(), "an empty seat gives nothing"
+        counts = torch.tensor(accepted, dtype=torch.int32, device=DEVICE)
+        self.recurrent.replays[: len(accepted)] = counts
+
+
+def test_rejected_rows_leave_no_trace() -> None:
+    play = Play([5, 2])
+    play.round(3, [1, 3])
+    play.round(3, [2, 1])
+    play.round(1, [1, 1])
+    play.round(3, [3, 2])
+    play.settle()
+    wanted = plain(play.net, play.texts)[1]
+    torch.testing.assert_close(play.states[0].memory, wanted.memory, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(play.states[0].conv, wanted.conv, rtol=1e-5, atol=1e-6)
+    assert not play.recurrent.replays.any()
+    play.round(2, [1, 1])  # and on from there, as if nothing had been
+
+
+def test_states_have_the_bits_of_rounds_without_drafts() -> None:
+    drafted, alone = Play([5, 2]), Play([5, 2])
+    read = [len(text) for text in drafted.texts]
+    drafted.round(3, [2, 3])
+    drafted.round(3, [1, 0])
+    for step in range(3):
+        rows = torch.stack([drafted.texts[text][read[text] + step] for text in alone.order])
+        alone.round(1, [1, 1], rows[:, None])
+    for play in (drafted, alone):
+        play.settle()
+    assert torch.equal(drafted.states[0].memory, alone.states[0].memory)
+    assert torch.equal(drafted.states[0].conv, alone.states[0].conv)
+
+
+def test_who_changes_seats_takes_his_rows_along() -> None:
+    play = Play([4, 1])
+    play.round(3, [3, 2])
+    play.seats.move(1, 0)  # text 0 goes on, text 1 has left, another one comes
+    play.texts[1] = torch.randn(2, HIDDEN, device=DEVICE)
+    fresh = plain(play.net, play.texts)[1]
+    play.states[0].memory[1], play.states[0].conv[1] = fresh.memory[1], fresh.conv[1]
+    play.seats.sit(1, Seat(3, 9, 0, 0, None, 0, 0.0, [0], state_slot=1), play.states)
+    play.order = [0, 1]
+    play.round(3, [2, 1])
+    play.round(2, [1, 2])
+    play.settle()  # rounds compare what they give; and the states are those of both texts
+    wanted = plain(play.net, play.texts)[1]
+    torch.testing.assert_close(play.states[0].memory, wanted.memory, rtol=1e-5, atol=1e-6)
+
+
+def test_rows_of_all_layers_are_numbered_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that goes to the device waits for it: one copy a pass, none per row or layer."""
+    net, lengths = make_net(), [3, 30, 1, 5]
+    rows = torch.randn(sum(lengths), HIDDEN, device=DEVICE)
+    edges = [sum(lengths[:at]) for at in range(len(lengths) + 1)]
+    spans = [
+        StateSpan(first, last, None, ((last - first, slot),))
+        for slot, (first, last) in enumerate(pairwise(edges))
+    ]
+    layers = [empty_states(CONFIG, len(spans), torch.float32, DEVICE) for _ in range(3)]
+    wanted, states = plain(net, list(rows.split(lengths)))
+    copies = list[list[int]]()
+
+    def counted(values: list[int], device: torch.device) -> Tensor:
+        copies.append(values)
+        return on_device(values, device)
+
+    def refuse(*_: object, **__: object) -> Tensor:
+        raise AssertionError("a number went to the device")
+
+    monkeypatch.setattr(recurrent_module, "on_device", counted)
+    recur = ragged_recur(layers, spans)
+    monkeypatch.setattr(torch, "tensor", refuse)
+    for layer in range(3):
+        found = recur(net, layer, rows).squeeze(0)
+        torch.testing.assert_close(found, torch.cat(wanted), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(layers[layer].memory, states.memory, rtol=1e-4, atol=1e-5)
+    assert copies == [[34, 0, 33]], "of those with few rows, the longest first"
+    with pytest.raises(AssertionError, match="a number went to the device"):
+        net(rows, None, SlotRecurrence(layers[0], spans))  # that would be seen
+
+
+@pytest.mark.parametrize("drafts", [0, 2, 16])
+def test_bytes_are_known_before_anything_is_taken(drafts: int) -> None:
+    made = [
+        RecurrentSeats.create(CONFIG, 2, 3, drafts, torch.bfloat16, torch.device(device))
+        for device in ("meta", "cpu")
+    ]
+    places = max(2 * (drafts + 1), drafts + 1 + 3)
+    each = places * (2 * 2 * CONFIG.channels + 4 * 2 * CONFIG.v_heads)  # inputs, mixed; gates
+    assert [seats.num_bytes for seats in made] == [2 * 3 * each + 3 * 3 * 4] * 2
+    tensors = [t for ring in made[1].rings for t in (ring.inputs, ring.mixed, ring.gates)]
+    stored = sum(t.untyped_storage().nbytes() for t in tensors)
+    assert stored == made[1].num_bytes - 3 * 3 * 4
