@@ -93,10 +93,10 @@ class Subject:
         from headstart.engine.rates import OVERALL_MEMORY, Rates
 
         engine, facts = self._engines[AUTO], read_provenance(self._model)
-        engine.speculation._overall = Rates(memory=OVERALL_MEMORY)
+        engine.policy._overall = Rates(memory=OVERALL_MEMORY)
         if rate == self.rate:
             return
-        vocab, hidden = engine.built.trunk.embed.shape
+        vocab, hidden = engine.model.trunk.embed.shape
         agreement = make_agreement(
             vocab, hidden, rate=rate, seed=facts["seed"], active=facts["active"]
         )
@@ -104,7 +104,7 @@ class Subject:
         with torch.inference_mode():
             for start in range(0, vocab, _ROWS):
                 stop = min(start + _ROWS, vocab)
-                engine.built.trunk.embed[start:stop].copy_(agreement.embedding_rows(start, stop))
+                engine.model.trunk.embed[start:stop].copy_(agreement.embedding_rows(start, stop))
         self.rate = rate
 
     def answer(self, name: str, count: int, *, prompt: int, answer: int, seed: int) -> Played:

@@ -120,7 +120,7 @@ def start(given: argparse.Namespace) -> dict[str, Any]:
         asked = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         engine.generate([[2, 3, 4]], asked)
         seconds = time.time() - given.child
-    is_gpu = engine.built.device.type == "cuda"
+    is_gpu = engine.model.device.type == "cuda"
     return {
         "seconds": seconds, "parts": looks.parts(seconds), "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if is_gpu else "CPU",

@@ -116,7 +116,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     engine = Engine(given.model, **settings, prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True)
-    vocab = min(engine.built.config.vocab, 8000)
+    vocab = min(engine.model.config.vocab, 8000)
     offline, online, loads = list[Turn](), list[Turn](), list[float]()
     with serving(
         given.model, *flags, "--no-prefix-caching", script=(__file__, "--serve")

@@ -79,8 +79,8 @@ def run(
 def _probed(
     checkpoint: Checkpoint, head: Path | None, file: Path | None, device: str, dtype: str
 ) -> ProbeReport:
-    from headstart.assembly.build import build
     from headstart.data.prompt_reader import PromptReader
+    from headstart.models.build import build
     from headstart.simulate.probe import PROBE_TEXT, probe
 
     try:

@@ -60,12 +60,13 @@ def run(
     vocab = vocab or shipped_vocab_of(model, head)  # as the engine would draft
     records = open_records(data, split, checkpoint, limit)  # before torch is imported
 
-    from headstart.assembly.build import build, has_head
+    from headstart.backends.torch.threads import prepare
     from headstart.cli.progress import counted_progress
     from headstart.cli.score_view import show
     from headstart.data.prompt_reader import PromptReader
+    from headstart.engine.auto.single_request import single_request_costs
     from headstart.engine.draft_vocabs import DraftVocabs
-    from headstart.engine.single_costs import single_costs
+    from headstart.models.build import build, has_head
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import WHOLE, score
@@ -79,12 +80,13 @@ def run(
             "`headstart graft`."
         )
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
-    costs = single_costs(
+    costs = single_request_costs(
         checkpoint, head, dict.fromkeys((None, largest)), device=device, dtype=dtype,
         bandwidth=bandwidth, weights=weights,
     )  # fmt: skip
-    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
-    for note in dict.fromkeys((*costs.notes, *built.notes)):
+    built = build(checkpoint, head, device=device, dtype=dtype)
+    notes = prepare(built, chooses_threads=bandwidth is None)
+    for note in dict.fromkeys((*costs.notes, *built.notes, *notes)):
         print(f"note: {note}", file=sys.stderr)
     prompts = PromptReader(checkpoint)
     ways: dict[str, VocabOf] = {WHOLE: lambda record: None}

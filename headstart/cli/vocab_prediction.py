@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from headstart.assembly.forms import Weights
+    from headstart.backends.options import Weights
     from headstart.checkpoint.reader import Checkpoint
     from headstart.vocab.draft_vocab import DraftVocab
     from headstart.vocab.making import Simulate
@@ -23,10 +23,11 @@ def predictor_of(
 
     None where there is no head for it.
     """
-    from headstart.assembly.build import build, has_head
+    from headstart.backends.torch.threads import prepare
     from headstart.data.prompt_reader import PromptReader
     from headstart.data.records import spread
-    from headstart.engine.single_costs import single_costs
+    from headstart.engine.auto.single_request import single_request_costs
+    from headstart.models.build import build, has_head
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import score
@@ -35,11 +36,12 @@ def predictor_of(
     if not has_head(checkpoint, head):
         return None
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
-    costs = single_costs(
+    costs = single_request_costs(
         checkpoint, head, sizes, device=device, dtype=dtype, bandwidth=bandwidth,
         weights=weights,
     )  # fmt: skip
-    built = build(checkpoint, head, device=device, dtype=dtype, measure_threads=bandwidth is None)
+    built = build(checkpoint, head, device=device, dtype=dtype)
+    prepare(built, chooses_threads=bandwidth is None)
     end_ids = PromptReader(checkpoint).end_ids
 
     def simulate(vocab: DraftVocab, answers: Any) -> Prediction:

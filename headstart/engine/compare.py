@@ -124,7 +124,7 @@ def find_divergence(
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if at is None:
         return _end_of_shorter(plain, drafted)
-    before, both = plain[:at], torch.tensor([plain[at], drafted[at]], device=engine.runner.device)
+    before, both = plain[:at], torch.tensor([plain[at], drafted[at]], device=engine.model.device)
     logits = _next_logits(engine, prompt + before)
     raw = logits[0, both]
     row = Row(
@@ -151,6 +151,6 @@ def _end_of_shorter(plain: list[int], drafted: list[int]) -> Divergence | None:
 
 def _next_logits(engine: Engine, tokens: list[int]) -> torch.Tensor:
     """[1, V] after `tokens`, from one pass of the trunk without K/V memory."""
-    trunk, ids = engine.built.trunk, torch.tensor(tokens, device=engine.runner.device)
+    trunk, ids = engine.model.trunk, torch.tensor(tokens, device=engine.model.device)
     states = trunk_states(trunk, ids, Documents((len(tokens),)), "after_final_norm")
     return trunk.logits(states[-1:])

@@ -1,6 +1,6 @@
 """The embedded engine: add requests, step, collect; what a step does is in `loop.py`.
 
-Whoever steps, everybody advances: a stream, `generate` and `step` may be used side by side, and
+Every step advances all requests: a stream, `generate` and `step` may be used side by side, and
 each gets what belongs to it.
 """
 
@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from headstart.assembly.build import Built, build
+from headstart.backends.select import load_backend
 from headstart.checkpoint.hub import local_folder
 from headstart.data.prompt_reader import Prompt, PromptReader
 from headstart.engine.admission import Admission
+from headstart.engine.core import EngineCore
 from headstart.engine.draft_vocabs import DraftVocabs, Source
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.groups import Groups
 from headstart.engine.options import EngineOptions, engine_options
 from headstart.engine.outputs import Result, Update
-from headstart.engine.parts import make_parts
 from headstart.engine.request import State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_model
@@ -60,29 +60,25 @@ class Engine:
         checkpoint = open_model(local_folder(model), "Give its model, and it as head.")
         source = draft_vocab if draft_vocab is not None else self.options.draft_vocab
         self.draft_vocabs = DraftVocabs.open(source, checkpoint)
-        self.built: Built = build(
-            checkpoint, Path(head) if head is not None else None,
-            device=self.options.device, dtype=self.options.dtype, weights=self.options.weights,
+        self.backend = load_backend(
+            checkpoint, Path(head) if head is not None else None, self.options.backend,
+            device=self.options.device, dtype=self.options.dtype,
             max_model_len=self.options.max_model_len, layout=self.options.layout,
-            with_head=self.options.speculate != 0, is_exact=self.options.exact,
-            measure_threads=self.options.threads is None,
-            asks_for_kernels=self.options.kernels == "on",
-            refuses_kernels=self.options.kernels == "off",
-            packs_floats=self.options.kernels == "auto",
+            with_head=self.options.speculate != 0,
         )  # fmt: skip
-        if source is not None and self.built.head is None:
+        self.model = self.backend.model
+        if source is not None and self.model.head is None:
             raise ConfigError(
                 "a draft vocabulary was given and the engine runs without a head (speculate 0, or "
                 "the model has none). Leave it out."
             )
-        self.options = self.options.resolved(self.built.device.type)
+        self.options = self.options.resolved(self.model.device.type)
         self.prompts = PromptReader(checkpoint)
-        parts = make_parts(self.built, self.options, self.draft_vocabs.by_name)
-        self.memory, self.runner, self.loop = parts.memory, parts.runner, parts.loop
-        self.scheduler, self.pool = parts.scheduler, parts.scheduler.pool
-        self.drafter, self.speculation = parts.drafter, parts.speculation
+        core = EngineCore.create(self.backend, self.options, self.draft_vocabs.by_name)
+        self.memory, self.loop, self.policy = core.memory, core.loop, core.policy
+        self.scheduler, self.pool = core.scheduler, core.scheduler.pool
         self.admission = Admission(
-            self.built, self.prompts, self.options, num_slots=self.pool.num_slots
+            self.model, self.prompts, self.options, num_slots=self.pool.num_slots
         )
         self.prompts.most_tokens = self.admission.longest
         self.stats = self.loop.stats
@@ -92,18 +88,12 @@ class Engine:
     @property
     def notes(self) -> list[str]:
         """What was decided at start, for people."""
-        memory = self.memory
-        size = memory.num_blocks * memory.block_bytes
-        states = f"{memory.num_states} recurrent states of {memory.state_bytes / 1e6:.1f} MB"
-        rings = f"{memory.ring_bytes / 1e6:.0f} MB for the newest rows of those who sit"
         return [
-            *self.built.notes,
-            *([self.runner.note] if self.runner.note else []),
+            *self.model.notes,
+            f"backend {self.backend.name}: {self.model.dtype} on {self.model.device}",
+            *self.backend.notes,
             *self.draft_vocabs.notes,
-            f"{self.pool.num_blocks} K/V blocks of {self.options.block_size} tokens "
-            f"({size / 1e6:.0f} MB), {self.built.dtype} on {self.built.device}",
-            *([states] if memory.num_states else []),
-            *([rings] if memory.ring_bytes else []),
+            *self.memory.notes,
         ]
 
     def step(self) -> list[Update]:
@@ -164,7 +154,7 @@ class Engine:
             raise RequestError(f"request id {group!r} is in use; choose another one.")
         params = asked.params
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        guarded = GuardedGrammar(grammar, self.built.config.vocab) if grammar is not None else None
+        guarded = GuardedGrammar(grammar, self.model.config.vocab) if grammar is not None else None
         requests = [
             self.admission.request(
                 group, sample, asked.ids, params, seed=seed, priority=priority, grammar=guarded,
@@ -184,7 +174,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request now; its memory is free at once. Unknown ids are ignored.
 
-        What it had can still be collected; of those that nobody collects the oldest are forgotten.
+        What it had can still be collected; of those that are not, the oldest are forgotten.
         """
         open_requests = [
             r for r in self._groups.requests(request_id) if r.state is not State.FINISHED
@@ -228,7 +218,7 @@ class Engine:
         try:
             for one in asked:
                 ids.append(self.submit(one, is_claimed=True, **options))
-            self._groups.hush(ids)
+            self._groups.discard_updates(ids)
             while not all(map(self._groups.is_finished, ids)):
                 self._advance()
             return [self.collect(request_id) for request_id in ids]
@@ -252,12 +242,12 @@ class Engine:
         try:
             is_finished = False
             while not is_finished:
-                if not group.updates:  # nobody else has stepped
+                if not group.updates:  # no other caller has stepped
                     self._advance()
                 is_finished = group.is_finished
                 yield from group.take()
         finally:
-            if self._groups.find(request_id) is group:  # an aborted id may be somebody else's now
+            if self._groups.find(request_id) is group:  # an aborted id may be another request's now
                 self._drop(request_id)
 
     def recover(self) -> None:
@@ -267,7 +257,8 @@ class Engine:
         self.scheduler.check()
         if self.pool.num_used:
             raise EngineError(
-                f"{self.pool.num_used} K/V blocks belong to nobody after a failed step. Restart."
+                f"{self.pool.num_used} K/V blocks belong to no request after a failed step. "
+                "Restart."
             )
 
     def _drop(self, request_id: str) -> None:

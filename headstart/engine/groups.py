@@ -69,8 +69,8 @@ class Groups:
             if not group.is_quiet:
                 group.updates.append(update)
 
-    def hush(self, names: Iterable[str]) -> None:
-        """Nobody will take updates of these: kept, each round's would wait for the last one."""
+    def discard_updates(self, names: Iterable[str]) -> None:
+        """Updates of these will not be taken: kept, each round's would wait for the last one."""
         for name in names:
             self._groups[name].is_quiet = True
 

@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from headstart.engine.draft_choice import MENU
+from headstart.backends.options import BackendOptions, Weights
 from headstart.errors import ConfigError, some
 
 Speculate = int | Literal["auto"]
 MAX_DRAFTS = 16
+MENU = (0, 1, 2, 3, 5, 8)  # numbers of drafts that `auto` chooses among and times
 
 
 def parse_speculate(text: str) -> Speculate:
@@ -48,7 +49,7 @@ class EngineOptions:
         default="auto",
         metadata={"help": "float32, bfloat16, float64, float16 (GPU), or auto by device"},
     )
-    weights: Literal["as-dtype", "int8", "fp8"] = field(
+    weights: Weights = field(
         default="as-dtype",
         metadata={"help": "8-bit weights with one scale per row: int8 (CPU) or fp8 (GPU)"},
     )
@@ -145,6 +146,14 @@ class EngineOptions:
         return replace(self, max_batched_tokens=_GPU_ROWS)
 
     @property
+    def backend(self) -> BackendOptions:
+        """The part that a backend is chosen and made by."""
+        return BackendOptions(
+            weights=self.weights, draft_weights=self.draft_weights, kernels=self.kernels,
+            exact=self.exact, threads=self.threads,
+        )  # fmt: skip
+
+    @property
     def max_drafts(self) -> int:
         """The most draft tokens a round may have."""
         return MENU[-1] if self.speculate == "auto" else self.speculate
@@ -153,7 +162,7 @@ class EngineOptions:
 # In one trunk pass: enough for the products to be efficient, and no more where a pass takes long,
 # since running answers wait for it. Of many answers half of the rows are for prompts.
 _CPU_ROWS, _GPU_ROWS = 512, 8192
-_CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until nobody else runs
+_CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until no other request runs
 _USUAL_DRAFTS = 3  # of `auto`, which may have more
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,

@@ -1,8 +1,8 @@
 """One request: what was asked, what came out so far, how far it is computed.
 
 `tokens` is prompt and output. Trunk slots [0, num_computed) are final. The last token is not
-computed yet (except while a prompt is being read); drafts come after it. `HeadTrack` says the
-same for the head.
+computed yet (except while a prompt is being read); drafts come after it. Numbers only: states of
+the head are the `Drafter`'s, requests that decode on a device the `Rounds`'.
 """
 
 from __future__ import annotations
@@ -10,17 +10,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from headstart.engine.head_track import HeadTrack
 from headstart.engine.state_plan import StateTrack
 from headstart.engine.stats import RequestStats
 from headstart.sampling.acceptance import Origin
 
 if TYPE_CHECKING:
-    import torch
-
     from headstart.engine.grammar import GuardedGrammar
+    from headstart.engine.outputs import TokenLogprob
     from headstart.engine.text import Detokenizer
     from headstart.sampling.params import SamplingParams
 
@@ -57,20 +55,14 @@ class Request:
     num_computed: int = 0
     num_cached: int = 0  # prompt tokens that a prefix hit saved, at the last start
     drafts: list[int] = field(default_factory=list)
-    draft_probs: torch.Tensor | None = None  # [K, V], kept only for the rejection rule
-    head: HeadTrack = field(default_factory=HeadTrack)
     states: StateTrack = field(default_factory=StateTrack)  # of recurrent layers
     origins: list[Origin] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     text: Detokenizer | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None  # what ended the request, where that was a failure
     stats: RequestStats = field(default_factory=RequestStats)
-    is_headless: bool = False  # no head reads it, so nothing is drafted for it
-    was_headless: bool = False  # before it started again
-    seat: int | None = None  # where the device carries it on by itself
-    num_tabled: int = 0  # blocks that the seat knows of
     waited_steps: int = 0  # in all, preemptions included
     created: float = field(default_factory=time.perf_counter)
 
@@ -108,9 +100,6 @@ class Request:
     def reset(self) -> None:
         """Back to the start after preemption: everything is computed again, tokens stay."""
         self.blocks, self.drafts = [], []
-        self.draft_probs = None
         self.num_computed = self.num_registered = self.num_cached = 0
-        self.head, self.states = HeadTrack(), StateTrack()
-        self.was_headless |= self.is_headless
-        self.is_headless = False
+        self.states = StateTrack()
         self.state = State.WAITING

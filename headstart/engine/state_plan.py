@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from headstart.backends.base import StateRows
 from headstart.engine.kv_cache import Digest, extend_digests
-from headstart.engine.state_pool import StatePool, StateRows
+from headstart.engine.state_pool import StatePool
 
 if TYPE_CHECKING:
     from headstart.engine.request import Request
@@ -64,7 +65,7 @@ class StatePlan:
         request.states = StateTrack()
 
     def place(self, works: Sequence[Work]) -> list[Work]:
-        """The same works with their slots; nobody's snapshot takes one that a draft needs."""
+        """The same works with their slots; no snapshot takes one that a draft needs."""
         return [self._with_snapshots(work) for work in [self._with_chain(work) for work in works]]
 
     def _with_chain(self, work: Work) -> Work:

@@ -1,8 +1,8 @@
-"""Slots for recurrent states: who holds which, and which snapshots can be found. Ints only.
+"""Slots for recurrent states: which request holds which, which snapshots can be found. Ints only.
 
 A state is as large as the K/V of many tokens, so there are few. A request holds the slot of its
 newest state, and during a step one for each draft row it may have to go back to. A snapshot is
-the state at the end of a block, findable by that block's digest and held by nobody: it makes a
+the state at the end of a block, findable by that block's digest and held by no request: it makes a
 prefix hit possible, and is given up when a request needs its slot. free + kept + held == total,
 always.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from headstart.engine.kv_cache import Digest
 from headstart.errors import EngineError
@@ -19,26 +18,12 @@ from headstart.errors import EngineError
 _SNAPSHOT_PART = 4  # one slot in so many is for snapshots only
 
 
-@dataclass(frozen=True)
-class StateRows:
-    """Where one request's states come from and go to in a step; counts are rows of the step."""
-
-    source: int | None  # slot of the state before the first row; None where the text begins
-    chain: tuple[tuple[int, int], ...]  # (rows done, slot): where the request may go on from
-    snapshots: tuple[tuple[int, int], ...] = ()  # the same, at ends of blocks
-
-    @property
-    def keeps(self) -> tuple[tuple[int, int], ...]:
-        """All slots that are written, by rows; the last row's among them."""
-        return tuple(sorted((*self.chain, *self.snapshots)))
-
-
 class StatePool:
     """All slots of one engine."""
 
     def __init__(self, num_slots: int):
         self.num_slots = num_slots
-        # Else a queue of requests would take every snapshot, and nobody would find anything.
+        # Else a queue of requests would take every snapshot, and no prefix would be found.
         self._for_snapshots = num_slots // _SNAPSHOT_PART
         self._free = list(range(num_slots))
         self._holders = [0] * num_slots
@@ -102,7 +87,7 @@ class StatePool:
                 self._kept[slot] = None
 
     def drop(self, digest: Digest) -> None:
-        """Give up a snapshot that a later one has made useless, unless somebody reads it."""
+        """Give up a snapshot that a later one has made useless, unless a request reads it."""
         slot = self._by_digest.get(digest)
         if slot is not None and slot in self._kept:
             self._forget(slot)

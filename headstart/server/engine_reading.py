@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from headstart.engine.speculation import DecidedBy
+from headstart.engine.auto.policy import DecidedBy
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
@@ -43,7 +43,7 @@ def counters(engine: Engine) -> Values:
         ("trunk_seconds", ()): stats.trunk_seconds,
         ("draft_seconds", ()): stats.draft_seconds,
     }
-    return values | _draft_counters(engine) if engine.speculation is not None else values
+    return values | _draft_counters(engine) if engine.policy is not None else values
 
 
 def _draft_counters(engine: Engine) -> Values:
@@ -75,7 +75,7 @@ def gauges(engine: Engine, num_queued: int) -> Values:
     waiting, deferred = len(scheduler.waiting) + num_queued, scheduler.num_held_back
     config = (
         str(engine.options.block_size), str(pool.num_blocks),
-        str(engine.options.prefix_caching), str(engine.built.dtype).removeprefix("torch."),
+        str(engine.options.prefix_caching), str(engine.model.dtype).removeprefix("torch."),
     )  # fmt: skip
     values: Values = {
         ("num_requests_running", ()): len(scheduler.running),
@@ -89,7 +89,7 @@ def gauges(engine: Engine, num_queued: int) -> Values:
         ("cache_config_info", config): 1,
         ("engine_sleep_state", ("awake",)): 1,
     }
-    speculation = engine.speculation
+    speculation = engine.policy
     reason = speculation.decided_by if speculation is not None else "none"
     values |= {("spec_decode_reason", (name,)): float(name == reason) for name in _REASONS}
     if speculation is not None:

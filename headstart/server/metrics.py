@@ -189,7 +189,7 @@ class ServerMetrics:
         if engine is None:
             return values
         values |= _sum(self._before, counters(engine)) | gauges(engine, self._num_queued())
-        return values | (self._recent.values(engine) if engine.speculation is not None else {})
+        return values | (self._recent.values(engine) if engine.policy is not None else {})
 
 
 def _sum(first: Values, second: Values) -> Values:

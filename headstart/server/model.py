@@ -34,7 +34,7 @@ class ServedModel:
         self.tokenizer: Any = engine.prompts.tokenizer
         self.chat_template: str | None = getattr(self.tokenizer, "chat_template", None)
         self.tool_format = tool_format(options.tool_call_parser, self.chat_template)
-        kind = engine.built.checkpoint.config.model_type
+        kind = engine.model.checkpoint.config.model_type
         added = self.tokenizer.get_added_vocab() if self.tokenizer is not None else {}
         self.reasoning_format = reasoning_format(
             options.reasoning_parser, self.chat_template, kind, added
@@ -113,7 +113,7 @@ class ServedModel:
         if self.tokenizer is None:
             raise RequestError("grammars need a tokenizer and the checkpoint has none.")
         return GrammarCompiler(
-            self.tokenizer, self.engine.built.config.vocab, end_ids=self.engine.prompts.end_ids,
+            self.tokenizer, self.engine.model.config.vocab, end_ids=self.engine.prompts.end_ids,
             markers=self._markers,
             max_bytes=self._limits.max_grammar_bytes, max_seconds=self._limits.max_grammar_seconds,
         )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import headstart
-from headstart.engine.draft_choice import MENU
+from headstart.engine.options import MENU
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
@@ -15,7 +15,7 @@ _BATCHES = (1, 4, 16, 64)  # shown in the table of costs
 
 def startup_lines(engine: Engine, model_name: str) -> list[str]:
     """One fact a line; the last ones say how many tokens are drafted."""
-    built = engine.built
+    built = engine.model
     kind, longest = built.checkpoint.config.model_type, engine.admission.longest
     limit = " (as much as K/V memory holds)" if longest < built.max_len else ""
     return [
@@ -30,7 +30,7 @@ def startup_lines(engine: Engine, model_name: str) -> list[str]:
 
 
 def _head_line(engine: Engine) -> str:
-    if engine.built.head is not None:
+    if engine.model.head is not None:
         return "head: complete and loaded"
     if engine.options.speculate == 0:
         return "head: not loaded, speculate is 0"
@@ -38,7 +38,7 @@ def _head_line(engine: Engine) -> str:
 
 
 def _speculation_lines(engine: Engine) -> list[str]:
-    speculation, options = engine.speculation, engine.options
+    speculation, options = engine.policy, engine.options
     if speculation is None:
         return ["drafts: none"]
     if options.speculate_off_above is not None:

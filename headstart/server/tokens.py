@@ -44,7 +44,7 @@ def _ids(request: TokenizeRequest, model: ServedModel) -> list[int]:
 
 def detokenize(request: DetokenizeRequest, model: ServedModel) -> bytes:
     model.check_name(request.model)
-    last = model.engine.built.config.vocab - 1
+    last = model.engine.model.config.vocab - 1
     bad = [token for token in request.tokens if token > last]
     if bad:
         raise RequestError(

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import torch
 
-from headstart.assembly.build import Built, build
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, dequantize, head_of
+from headstart.models.build import LoadedModel, build
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.linear import Linear, Stack
 from headstart.models.loading import load_head
@@ -27,7 +27,7 @@ class Subject:
     """A frozen trunk, and its head as it is stored."""
 
     checkpoint: Checkpoint
-    built: Built
+    built: LoadedModel
     source: Head  # dequantised where it was stored in 8 bits
 
     @property

@@ -111,8 +111,8 @@ def start(folder: Path, *, slots: int = 1200, topology: Any = None, **settings: 
     memory = max(1, slots // size) * block
     options = {"dtype": "float64", "device": "cpu", "kv_bytes": memory, **settings}
     engine = Engine(folder, **options)
-    if topology is not None and engine.built.head is not None:
-        engine.built.head.layout = replace(engine.built.head.layout, topology=topology)
+    if topology is not None and engine.model.head is not None:
+        engine.model.head.layout = replace(engine.model.head.layout, topology=topology)
     return engine
 
 

@@ -15,7 +15,7 @@ import pytest
 from distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
 from tiny_fixture import Tiny
 
-from headstart.assembly.build import build
+from headstart.models.build import build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
 from headstart.data.journal import read_journal

@@ -52,8 +52,8 @@ def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny
     for pauses in (False, True):
         engine = start(folder, speculate=3)
         seen: dict[tuple[str, int], list[int]] = {}
-        assert engine.drafter is not None and engine.speculation is not None
-        choose, propose = engine.speculation.choose, engine.drafter.propose
+        assert engine.drafter is not None and engine.policy is not None
+        choose, propose = engine.policy.choose, engine.drafter.propose
 
         def pause(requests: Any, num_running: int, choose: Any = choose, on: bool = pauses) -> Any:
             chosen = choose(requests, num_running)
@@ -63,7 +63,7 @@ def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny
             propose(drafting)
             seen.update({(r.id, len(r.tokens)): list(r.drafts) for r in drafting})
 
-        engine.speculation.choose = pause  # type: ignore[method-assign]
+        engine.policy.choose = pause  # type: ignore[method-assign]
         engine.drafter.propose = watch  # type: ignore[method-assign]
         run(engine, make_prompts(), greedy(40))
         drafted.append(seen)
@@ -116,7 +116,7 @@ def test_auto_starts_with_little_memory_and_short_texts(size: int, tiny: Tiny) -
 def test_profiling_heads_of_several_modules(family: str, tiny: Tiny) -> None:
     """Regression: a module of a parallel head needs the states of several slots."""
     engine = start(checkpoint(tiny, family), speculate="auto", slots=4000)
-    assert engine.built.head is not None and engine.built.head.num_modules > 1
+    assert engine.model.head is not None and engine.model.head.num_modules > 1
     assert len(run(engine, [PROMPT], seeded(max_tokens=12))[0].outputs[0].token_ids) == 12
 
 

@@ -81,8 +81,8 @@ def test_a_good_head_drafts_and_a_bad_one_is_left_alone(tiny: Tiny) -> None:
     late = []
     for folder in (good, with_bad_head(good)):
         engine = start(folder)
-        assert engine.speculation is not None
-        engine.speculation.rounds = LiveRounds(COSTS)
+        assert engine.policy is not None
+        engine.policy.rounds = LiveRounds(COSTS)
         answer, kinds = play(engine, 13)
         assert answer.token_ids == plain_ids(good, 13)
         assert "promise" in engine.stats.draft_reason
@@ -99,7 +99,7 @@ def test_the_head_catches_up_after_rounds_without_drafts(
     accepted: list[dict[int, bool]] = []  # by position, where a token was drafted
     for pause in (0, 6):
         engine = start(model(tiny), speculate=1)
-        assert engine.speculation is not None
+        assert engine.policy is not None
 
         final: list[int] = []  # slots that others may reuse
 
@@ -109,7 +109,7 @@ def test_the_head_catches_up_after_rounds_without_drafts(
         def register(request: Any, num_final: int, final: list[int] = final) -> None:
             final.append(num_final)
 
-        engine.speculation.choose = choose  # type: ignore[method-assign]
+        engine.policy.choose = choose  # type: ignore[method-assign]
         engine.scheduler.register = register  # type: ignore[method-assign]
         answer, kinds = play(engine, 14)
         assert (max(final[:5]) == len(PROMPT)) == bool(pause), "the head has not read the others"
@@ -131,9 +131,9 @@ def test_rounds_are_profiled_at_start_and_that_changes_no_text(
     for name, value in (("MENU", (0, 1)), ("_SHORT", 8), ("_LONG", 24), ("_REPEATS", 1)):
         monkeypatch.setattr(round_profile, name, value)
     engine = start(model(tiny), max_running_requests=1)
-    assert isinstance(engine.loop, DeviceLoop) and engine.speculation is not None
+    assert isinstance(engine.loop, DeviceLoop) and engine.policy is not None
     engine.loop.warm_up()
-    rounds = engine.speculation.rounds
+    rounds = engine.policy.rounds
     assert rounds is not None
     table = rounds._table
     assert [seats for seats, _ in table.rounds] == [1] and table.menu == (0, 1)

@@ -13,7 +13,7 @@ from tiny_fixture import Tiny
 from headstart.engine.engine import Engine
 from headstart.engine.scheduler import Work
 from headstart.errors import ConfigError
-from headstart.models.exact import BLOCK_ROWS, is_invariant
+from headstart.backends.torch.exact import BLOCK_ROWS, is_invariant
 from headstart.models.linear import PRODUCTS
 from headstart.sampling.params import SamplingParams
 

@@ -82,7 +82,7 @@ def play(folder: Path, ks: Sequence[int], *, headless: Sequence[int], num_blocks
             folder, dtype="float32", block_size=4, kernels="on", speculate="auto",
             kv_bytes=num_blocks * BLOCK_BYTES, max_running_requests=len(PROMPTS),
         )  # fmt: skip
-    assert engine.speculation is not None and isinstance(engine.loop, DeviceLoop)
+    assert engine.policy is not None and isinstance(engine.loop, DeviceLoop)
     found, own, number, wanted = Play([]), engine.loop.seating, 0, 0
     run, draft = own.kinds.run, rounds._drafts
 
@@ -118,7 +118,7 @@ def play(folder: Path, ks: Sequence[int], *, headless: Sequence[int], num_blocks
     engine.loop._headless = None
     engine.scheduler.goes_headless = lambda request: request.arrival in headless
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(engine.speculation, "choose", choose)
+        patched.setattr(engine.policy, "choose", choose)
         patched.setattr(own.kinds, "run", watched)
         patched.setattr(rounds, "_drafts", guessing)
         found.texts = ids_of(engine.generate(PROMPTS, params(len(PROMPTS))))

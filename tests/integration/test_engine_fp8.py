@@ -50,7 +50,7 @@ def test_drafts_change_nothing_and_the_head_is_alive(tiny: Tiny) -> None:
 
 def test_every_product_is_fp8_and_nothing_else_is(tiny: Tiny) -> None:
     engine = start(tiny)
-    trunk, head = engine.built.trunk, engine.built.head
+    trunk, head = engine.model.trunk, engine.model.head
     assert head is not None
     products = [m for part in (trunk, head) for m in part.modules() if isinstance(m, Linear)]
     assert all(isinstance(product, Fp8Linear) for product in products)

@@ -54,10 +54,10 @@ def start(folder: Path, costs: RoundTable = COSTS, *, num_blocks: int = 100) -> 
         folder, dtype="float32", block_size=4, kernels="on", speculate="auto",
         kv_bytes=num_blocks * BLOCK_BYTES,
     )  # fmt: skip
-    assert engine.speculation is not None
-    engine.speculation.rounds = LiveRounds(costs)
+    assert engine.policy is not None
+    engine.policy.rounds = LiveRounds(costs)
     for number in range(60):
-        engine.speculation._overall.observe(1, int(number % 3 == 0))
+        engine.policy._overall.observe(1, int(number % 3 == 0))
     return engine
 
 

@@ -80,7 +80,7 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
 @torch.inference_mode()
 def from_scratch(engine: Engine, tokens: list[int]) -> list[LayerStates]:
     """States of every recurrent layer after these tokens, row by row in one go."""
-    trunk, config = engine.built.trunk, engine.built.config
+    trunk, config = engine.model.trunk, engine.model.config
     assert config.delta is not None
     states, contexts = [], []
     span = StateSpan(0, len(tokens), None, ((len(tokens), 0),))

@@ -92,7 +92,7 @@ def test_a_dense_block_of_a_deepseek_head_runs(tiny: Tiny, tmp_path: Path) -> No
     """As JoyAI-LLM-Flash has it; what is stored tells."""
     folder = with_dense_head(checkpoint(tiny, "deepseek_v3", num_hidden_layers=3), tmp_path / "d")
     engine = start(folder, speculate=3)
-    assert engine.built.head is not None and engine.built.head.config.head_layer.feed == "dense"
+    assert engine.model.head is not None and engine.model.head.config.head_layer.feed == "dense"
     results = run(engine, make_prompts(), greedy())
     assert_head_is_alive(results)
     assert ids_of(results) == ids_of(run(start(folder, speculate=0), make_prompts(), greedy()))

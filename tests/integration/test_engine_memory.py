@@ -9,7 +9,7 @@ import pytest
 from engine_runs import checkpoint
 from tiny_fixture import Tiny
 
-from headstart.assembly.build import Built, build
+from headstart.models.build import LoadedModel, build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import memory
 from headstart.engine.memory import block_bytes, num_blocks
@@ -20,11 +20,11 @@ GIB = 1 << 30
 SLOT = 3 * 2 * 2 * 16 * 4  # layers of trunk and head, K and V, heads, head_dim, fp32
 
 
-def built(folder: Path, **options: Any) -> Built:
+def built(folder: Path, **options: Any) -> LoadedModel:
     return build(Checkpoint.open(folder), device="cpu", **options)
 
 
-def taken(model: Built, free: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> int:
+def taken(model: LoadedModel, free: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> int:
     monkeypatch.setattr(memory, "available_bytes", lambda: free)
     count, size = num_blocks(model, EngineOptions(**settings))
     return count * size

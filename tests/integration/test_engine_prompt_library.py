@@ -14,7 +14,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.assembly.build import build
+from headstart.models.build import build
 from headstart.backends.cuda import cudnn
 from headstart.backends.cuda.cudnn import by_cudnn
 from headstart.backends.cuda.libraries import Library

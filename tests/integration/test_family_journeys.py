@@ -76,7 +76,7 @@ def predicted(folder: Path, results: list[Result]) -> Acceptance:
     engine = start(folder, speculate=DRAFTS)
     known = records(results, PARAMS)
     found = score(
-        engine.built, known, make_plan(known, None, "match"), max_drafts=DRAFTS,
+        engine.model, known, make_plan(known, None, "match"), max_drafts=DRAFTS,
         end_ids=engine.prompts.end_ids, vocabs={WHOLE: lambda record: None},
     )  # fmt: skip
     total = Acceptance()

@@ -12,7 +12,7 @@ from engine_runs import checkpoint, greedy, ids_of, make_prompts, run, start
 from head_edits import Tensors, edited
 from tiny_fixture import Tiny
 
-from headstart.assembly.build import build
+from headstart.models.build import build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import memory
 from headstart.engine.memory import block_bytes, plan_memory, state_bytes

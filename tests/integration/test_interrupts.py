@@ -48,7 +48,7 @@ def stopped(
     ("moment", "command"),
     [
         ("headstart.checkpoint.hub.local_folder", "score model --data data"),
-        ("headstart.assembly.build.build", "score model --data data --bandwidth 9"),
+        ("headstart.models.build.build", "score model --data data --bandwidth 9"),
         ("headstart.checkpoint.hub.local_folder", "vocab model --data data --out v.json"),
         ("headstart.train.session.load_subject", "train model --data data --out run"),
         ("headstart.distill.run.open_dialogues", "distill model --prompts prompts.jsonl --out d"),

@@ -208,7 +208,7 @@ def test_each_reduced_lm_head_is_made_once(
     monkeypatch.setattr(scoring, "_logits", lambda b, v: built.append(v) or real(b, v))
     ways: dict[str, scoring.VocabOf] = {"by category": lambda r: vocabs[r.category == "a"]}
     engine = start(model, speculate=3, slots=8000)
-    scoring.score(engine.built, made, make_plan(made, None, "match"), vocabs=ways)
+    scoring.score(engine.model, made, make_plan(made, None, "match"), vocabs=ways)
     assert len(made) == 6 and sorted(v.name for v in built) == ["every 2", "every 3"]
 
 

@@ -53,7 +53,7 @@ def predicted(engine: Engine, plain: list[Result], params: SamplingParams) -> di
     plan = make_plan(known, None, "match")
     assert plan.method == "replay"
     found = score(
-        engine.built, known, plan, max_drafts=MAX_DRAFTS, end_ids=engine.prompts.end_ids,
+        engine.model, known, plan, max_drafts=MAX_DRAFTS, end_ids=engine.prompts.end_ids,
         vocabs={WHOLE: lambda record: None, "reduced": lambda record: REDUCED},
     )  # fmt: skip
     result: dict[str, dict[str, list[Acceptance]]] = {}
@@ -98,7 +98,7 @@ def test_a_head_run_otherwise_is_predicted_otherwise(tiny: Tiny) -> None:
     right = predicted(engine, plain, params)[WHOLE]
     other_noise = [replace(r, outputs=[replace(r.outputs[0], stats=_seed(r))]) for r in plain]
     assert predicted(engine, other_noise, params)[WHOLE] != right
-    head = engine.built.head
+    head = engine.model.head
     assert head is not None
     for part in (head, *head.modules_):
         part.layout = replace(head.layout, fuse_order="embed_first")

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from headstart.backends.cuda.cudnn import by_cudnn
-from headstart.backends.cuda.flash import by_flash2, by_flash3
 from headstart.backends.cuda.kernels.prompts import prompt_attention, tiles_of
 from headstart.errors import first_line
 from headstart.models.attention import MAX_GATHERED_SLOTS, LayerCache, Span
@@ -63,12 +62,8 @@ class Library:
 
 
 # On an H200 cuDNN is behind our kernel at 2500 rows and far ahead at 8192; it plans for every shape
-# anew (50 to 200 ms), so it gets few of them. FlashAttention is measured beside it.
-LIBRARIES = {
-    "flash3": Library("FlashAttention 3", by_flash3, 256, 256),
-    "cudnn": Library("cuDNN", by_cudnn, 4096, 2048),
-    "flash2": Library("FlashAttention 2", by_flash2, 256, 256),
-}
+# anew (50 to 200 ms), so it gets few of them.
+LIBRARIES = {"cudnn": Library("cuDNN", by_cudnn, 4096, 2048)}
 PREFERRED = ("cudnn",)
 
 

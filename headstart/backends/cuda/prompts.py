@@ -17,8 +17,7 @@ from headstart.backends.cuda.forward import Rows
 from headstart.backends.cuda.kernels.prompts import prompt_attention, tiles_of
 from headstart.backends.cuda.libraries import Library
 from headstart.backends.cuda.transfer import on_device
-from headstart.models.alike import Places
-from headstart.models.attention import LayerCache, Span
+from headstart.models.attention import LayerCache, Slots, Span
 
 
 def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | None = None) -> Rows:
@@ -86,7 +85,7 @@ def exact_rows(
     return Rows(positions, places.to(torch.int32), attend)
 
 
-def as_tensor(places: Places, device: torch.device) -> Tensor:
-    if isinstance(places, slice):
-        return torch.arange(places.start, places.stop, device=device)
-    return places
+def as_tensor(slots: Slots, device: torch.device) -> Tensor:
+    if isinstance(slots, slice):
+        return torch.arange(slots.start, slots.stop, device=device)
+    return slots

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from headstart.backends.numba import drafts as kernels
-from headstart.backends.numba.crew import CREW, new_board
-from headstart.backends.numba.forward import Block, joined, matrices, norms, seated
-from headstart.backends.numba.layers import FloatMatrices, Matrices, Seats, runs
+from headstart.backends.numba.forward import Block, joined, matrices, norms, row_layout
+from headstart.backends.numba.layers import FloatMatrices, Matrices, RowLayout, runs
+from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.models.mtp import MTPModule
 from headstart.models.trunk import Trunk
 
@@ -31,7 +31,7 @@ class Chain:
     rows: int
     first_position: int
     slots: np.ndarray  # of the rows, then of each draft but the last
-    places: np.ndarray  # what the last row sees, its own slot included
+    kv_slots: np.ndarray  # what the last row sees, its own slot included
     depths: int
 
     @property
@@ -40,7 +40,7 @@ class Chain:
 
     @property
     def first_pass(self) -> tuple[np.ndarray, np.ndarray]:
-        return self.slots[: self.rows], self.places[: len(self.places) - self._later]
+        return self.slots[: self.rows], self.kv_slots[: len(self.kv_slots) - self._later]
 
 
 class HeadKernels:
@@ -59,14 +59,14 @@ class HeadKernels:
         )  # fmt: skip
 
     def run(
-        self, ids: torch.Tensor, hidden: torch.Tensor, seats: Seats
+        self, ids: torch.Tensor, hidden: torch.Tensor, layout: RowLayout
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
-        embedded = self._embedded(ids, seats)
-        _, normed, recycled = CREW.run(
-            len(ids) * self._block.weights, kernels.run_head, new_board(kernels.num_phases(1)), 0,
-            embedded, hidden.contiguous().numpy(), np.empty_like(embedded),
-            self._block.scratch(len(ids)), self._head, seats,
+        embedded = self._embedded(ids, layout)
+        _, normed, recycled = POOL.run(
+            len(ids) * self._block.weights, kernels.run_head,
+            new_counters(kernels.num_phases(1)), 0, embedded, hidden.contiguous().numpy(),
+            np.empty_like(embedded), self._block.scratch(len(ids)), self._head, layout,
         )  # fmt: skip
         return torch.from_numpy(normed), torch.from_numpy(recycled)
 
@@ -75,45 +75,45 @@ class HeadKernels:
     ) -> np.ndarray:
         """The most likely drafts [depths, chains]; those that go deepest come first."""
         positions = [p for c in chains for p in range(c.first_position, c.first_position + c.rows)]
-        seats = seated([chain.first_pass for chain in chains], positions)
+        layout = row_layout([chain.first_pass for chain in chains], positions)
         active = [
             sum(chain.depths > depth for chain in chains) for depth in range(chains[0].depths)
         ]
-        embedded = self._embedded(ids, seats)
+        embedded = self._embedded(ids, layout)
         shape = (len(active) - 1, len(chains), embedded.shape[1])
         room = kernels.Room(
             np.empty(shape, np.float32),
             np.empty((len(active), len(chains), tokens.lm_head.bias.shape[1]), np.float32),
         )
         work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
-        result = CREW.run(
-            work, kernels.run_chain, new_board(kernels.num_phases(1) * len(active)), embedded,
+        result = POOL.run(
+            work, kernels.run_chain, new_counters(kernels.num_phases(1) * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
-            self._head, seats, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
+            self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
             np.array(active), self._embed.numpy(), tokens.lm_head, tokens.ids, room,
         )  # fmt: skip
         assert isinstance(result, np.ndarray)
         return result
 
-    def _embedded(self, ids: torch.Tensor, seats: Seats) -> np.ndarray:
+    def _embedded(self, ids: torch.Tensor, layout: RowLayout) -> np.ndarray:
         embedded: np.ndarray = self._embed[ids].numpy()
         if self._hides_first:
-            embedded[seats.positions == 0] = 0
+            embedded[layout.positions == 0] = 0
         return embedded
 
 
-def _later(chains: Sequence[Chain]) -> Seats:
+def _later(chains: Sequence[Chain]) -> RowLayout:
     """The rows of the second depth, with the slots of all further ones [depths - 1, chains]."""
     count = len(chains)
     slots = np.zeros((chains[0].depths - 1, count), np.int64)
     for number, chain in enumerate(chains):
         slots[: chain.depths - 1, number] = chain.slots[chain.rows :]
-    lengths = [len(chain.places) for chain in chains]
+    lengths = [len(chain.kv_slots) for chain in chains]
     begins = np.cumsum([0, *lengths[:-1]])
     seen = [len(chain.first_pass[1]) + 1 for chain in chains]
-    return Seats(
+    return RowLayout(
         np.array([chain.first_position + chain.rows for chain in chains]), slots,
-        joined([chain.places for chain in chains]),
-        joined([runs(chain.places) for chain in chains]),
+        joined([chain.kv_slots for chain in chains]),
+        joined([runs(chain.kv_slots) for chain in chains]),
         begins, begins + np.array(seen), np.arange(count), np.arange(1, count + 1),
     )  # fmt: skip

@@ -1,7 +1,7 @@
 """Trunk and head through the compiled kernels: the same modules, each pass one call.
 
 All rows go this way, prompts too: a token's bits then depend on the tokens before it alone, not
-on how a prompt was cut, on drafts, or on who else is in the batch.
+on how a prompt was cut, on drafts, or on other requests in the batch.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ import torch
 from torch import nn
 
 from headstart.backends.numba import layers as kernels
-from headstart.backends.numba.crew import CREW, new_board
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
+from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
 from headstart.models.attention import Span
-from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.mlp import MLP
 from headstart.models.norm import Norm
@@ -27,30 +26,6 @@ from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 
 Kind = TypeVar("Kind")
-
-
-def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | None:
-    """What in layers of these kinds the kernels cannot run, or None."""
-    if any(kind.mixer != "attention" for kind in kinds):
-        other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
-        return f"the model has layers with {other} attention"
-    if any(kind.feed != "dense" for kind in kinds):
-        return "the model has experts"
-    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
-        return "the model cuts off inner products"
-    if any(window is not None for window in config.windows):
-        return "the model has sliding windows"
-    if config.v_dim != config.head_dim or config.v_scale != 1:
-        return "the model's values have a size or a scale of their own"
-    if config.gated_attention or config.head_gate:
-        return "the model has gates behind attention"
-    if config.qk_norm:
-        return "the model norms queries and keys"
-    if config.head_dim % LANES:
-        return f"the model has heads of size {config.head_dim}, no multiple of {LANES}"
-    if config.rope.is_interleaved:
-        return "the model rotates neighbours"
-    return None
 
 
 @dataclass(frozen=True)
@@ -97,15 +72,17 @@ class Block:
         return kernels.Scratch(*(np.empty(shape, np.float32) for shape in shapes))
 
 
-def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
+def layout_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.RowLayout:
     """Where the rows of some requests go, and what each of them sees."""
-    return seated([(places_of(span.new), places_of(span.context)) for span in spans], positions)
+    return row_layout(
+        [(slot_numbers(span.new), slot_numbers(span.context)) for span in spans], positions
+    )
 
 
-def seated(
+def row_layout(
     requests: Sequence[tuple[np.ndarray, np.ndarray]], positions: Sequence[int]
-) -> kernels.Seats:
-    """The same from the slots that each request's rows fill and the places that its last sees."""
+) -> kernels.RowLayout:
+    """The same from the slots that each request's rows fill and those that its last row sees."""
     begins: list[int] = []
     ends: list[int] = []
     firsts: list[int] = []
@@ -119,7 +96,7 @@ def seated(
         firsts += together
         lasts += [min(first + kernels.TOGETHER, stop) for first in together]
         begin, row = end, stop
-    return kernels.Seats(
+    return kernels.RowLayout(
         np.array(positions), joined([slots for slots, _ in requests]),
         joined([seen for _, seen in requests]),
         joined([kernels.runs(seen) for _, seen in requests]),
@@ -137,24 +114,24 @@ class TrunkKernels:
         self._lm_head = matrices([trunk.lm_head])
 
     def run(
-        self, ids: torch.Tensor, seats: kernels.Seats, wanted: Sequence[int]
+        self, ids: torch.Tensor, layout: kernels.RowLayout, wanted: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
         block, stream = self._block, self._embed[ids].numpy()
         logits = np.empty((len(wanted), self._lm_head.bias.shape[1]), np.float32)
-        normed = CREW.run(
+        normed = POOL.run(
             len(ids) * block.weights, kernels.run_trunk,
-            new_board(kernels.PHASES * len(block.model.keys) + 1), stream,
-            block.scratch(len(ids)), block.model, seats, self._final_norm, self._lm_head,
+            new_counters(kernels.PHASES * len(block.model.keys) + 1), stream,
+            block.scratch(len(ids)), block.model, layout, self._final_norm, self._lm_head,
             np.array(wanted, np.int64), logits,
         )  # fmt: skip
         return torch.from_numpy(stream), torch.from_numpy(normed), torch.from_numpy(logits)
 
 
-def places_of(places: slice | torch.Tensor) -> np.ndarray:
-    if isinstance(places, slice):
-        return np.arange(places.start, places.stop)
-    return places.numpy()
+def slot_numbers(kv_slots: slice | torch.Tensor) -> np.ndarray:
+    if isinstance(kv_slots, slice):
+        return np.arange(kv_slots.start, kv_slots.stop)
+    return kv_slots.numpy()
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:

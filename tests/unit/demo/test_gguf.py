@@ -67,7 +67,7 @@ def test_logits_are_those_of_transformers_llama(
 ) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from headstart.assembly.build import build
+    from headstart.models.build import build
     from headstart.models.documents import Documents
     from headstart.models.unroll import trunk_states
 

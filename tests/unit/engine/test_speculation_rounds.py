@@ -15,7 +15,7 @@ from headstart.engine.draft_choice import MENU
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.engine.round_costs import LiveRounds, RoundTable
-from headstart.engine.speculation import Speculation
+from headstart.engine.policy import Speculation
 from headstart.sampling.params import SamplingParams
 
 PROMPT, ANSWER = 512, 256

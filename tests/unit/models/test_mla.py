@@ -14,7 +14,7 @@ from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.attention import PagedContext, Span, empty_cache
 from headstart.models.config import model_config
 from headstart.models.documents import Chain, Documents, Passage
-from headstart.models.exact import ExactContext, OneRow
+from headstart.backends.torch.exact import ExactContext, OneRow
 from headstart.models.mla import LatentAttention
 from headstart.models.mla_config import mla_config
 from headstart.models.rope import RotaryTable, rope_config

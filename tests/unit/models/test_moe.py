@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.experts import is_fused_experts, split_name
 from headstart.models.config import LayerKind
-from headstart.models.int8 import Int8Rows, add_int8
+from headstart.backends.cuda.int8 import Int8Rows, add_int8
 from headstart.models.linear import Int8Linear, Linear, Stack, quantize
 from headstart.models.loading import materialize
 from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.places import Place, layer_places
-from headstart.models.tuning import tune
+from headstart.backends.torch.tuning import tune
 
 HIDDEN, EXPERTS, WIDTH = SMALL["hidden_size"], 8, 24
 PLAIN = MoeConfig(

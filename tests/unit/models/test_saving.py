@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_fixture import Tiny
 
-from headstart.assembly.build import build
+from headstart.models.build import build
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load

@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 TILE_ROWS = (16, 32, 64)
 FP8_TILE_ROWS = (*TILE_ROWS, 128, 256)  # no library takes over where these would be slow
 
@@ -133,7 +135,7 @@ def gated_linear(
     return result
 
 
-@triton.jit
+@jit
 def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, stop,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  IS_EVEN: tl.constexpr):  # fmt: skip
@@ -159,7 +161,7 @@ def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, 
     return sums
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _linear(x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -175,7 +177,7 @@ def _linear(x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M
     tl.store(result + where, sums, (columns[:, None] < outputs) & (row[None, :] < rows))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _gated(x, weight, scales, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.sorting import empty_lists, sort_pairs
 
@@ -106,7 +107,7 @@ def _cut_many(tile: int) -> Shape:
     return Shape(outputs=64, inputs=128 if tile <= 32 else 64, warps=4, stages=3)
 
 
-@triton.jit
+@jit
 def _scan(chosen, pair, rows, CHOICES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """The expert of `pair`, the pairs [BLOCK_R] of the rows that chose it, too, or -1, how many.
 
@@ -125,7 +126,7 @@ def _scan(chosen, pair, rows, CHOICES: tl.constexpr, BLOCK_R: tl.constexpr, BLOC
     return expert, own, count
 
 
-@triton.jit
+@jit
 def _ranked(own, start, BLOCK_M: tl.constexpr):
     """Of the pairs that are not -1 those of rank start, start + 1 and so on: [BLOCK_M]."""
     line = start + tl.arange(0, BLOCK_M)
@@ -134,7 +135,7 @@ def _ranked(own, start, BLOCK_M: tl.constexpr):
     return tl.sum(tl.where(is_line, own[:, None], 0), 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, width, shared_width,
              num_experts, CHOICES: tl.constexpr, IS_SORTED: tl.constexpr, BLOCK_R: tl.constexpr,
              MOST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -166,7 +167,7 @@ def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, wid
                           BLOCK_K, IS_EVEN)  # fmt: skip
 
 
-@triton.jit
+@jit
 def _gate_up_tile(x, weight, shared, inner, pairs, is_pair, columns, expert, hidden, width,
                   shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -202,7 +203,7 @@ def _gate_up_tile(x, weight, shared, inner, pairs, is_pair, columns, expert, hid
     tl.store(inner + where, value.to(inner.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _down(inner, weight, shared, experts, starts, order, weights, terms, rows, hidden, width,
           shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
@@ -224,7 +225,7 @@ def _down(inner, weight, shared, experts, starts, order, weights, terms, rows, h
                    IS_EVEN)  # fmt: skip
 
 
-@triton.jit
+@jit
 def _down_tile(inner, weight, shared, weights, terms, pairs, is_pair, columns, expert, rows, hidden,
                width, shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip

@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from headstart.backends.cuda.kernels.jit import jit
 
 _TILES = (16, 32, 64)  # pairs
 # Pairs that a sorting program looks at together: it needs few enough registers for the programs of
@@ -83,7 +84,7 @@ def _tiling(pairs: int, num_experts: int) -> tuple[int, int]:
     return pairs // tile + num_experts, tile
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@jit(do_not_specialize=["pairs"])
 def _sort(chosen, experts, starts, order, pairs, TILE: tl.constexpr, BLOCK: tl.constexpr,
           BLOCK_T: tl.constexpr):  # fmt: skip
     """All about one expert: its pairs in `order`, its tiles; the first program is nobody's."""

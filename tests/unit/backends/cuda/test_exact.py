@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.assembly.build import build
+from headstart.models.build import build
 from headstart.backends.cuda import exact
 from headstart.backends.cuda.exact import ExactKernels, exact_shape, filled
 from headstart.backends.cuda.forward import Kernels, Rows

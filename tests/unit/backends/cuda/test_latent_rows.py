@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 
 from kernel_sizes import LATENT
 
-from headstart.assembly.build import build
+from headstart.models.build import build
 from headstart.backends.cuda import latent_prompts
 from headstart.backends.cuda.forward import Kernels, Rows, why_unsupported
 from headstart.backends.cuda.latent import paged_latent

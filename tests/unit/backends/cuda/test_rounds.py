@@ -12,11 +12,11 @@ from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.assembly.build import Built, build
+from headstart.models.build import LoadedModel, build
 from headstart.backends.cuda.forward import Kernels, why_unsupported
 from headstart.backends.cuda.graphs import Graphs
 from headstart.backends.cuda.rounds import Kind, Model, catch_up, run_round
-from headstart.backends.cuda.seats import Seat, Seats
+from headstart.backends.cuda.decode_batch import Seat, Seats
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
@@ -44,7 +44,7 @@ class Rig:
     """Seats filled by a plain reading of the prompts."""
 
     def __init__(self, folder: Path, num_drafts: int, *, plan: Plan | None = None):
-        self.built: Built = build(
+        self.built: LoadedModel = build(
             Checkpoint.open(folder), device=DEVICE, dtype="float32", with_head=num_drafts > 0
         )
         trunk, head = self.built.trunk, self.built.head

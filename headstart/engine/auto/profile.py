@@ -1,0 +1,83 @@
+"""Rounds of blank requests, timed before the first real one: what `auto` decides by.
+
+Whole batches are timed: the same rows in one request would lack the spans, the sampling and the
+Python that each request brings. Greedy requests are timed separately: to sample a token can take
+longer than a row. `blank_passes.py` runs the host's rounds, the backend runs device rounds.
+"""
+
+from __future__ import annotations
+
+import time
+
+from headstart.backends.base import Backend, DeviceRounds
+from headstart.engine.auto.blank_passes import BlankPasses
+from headstart.engine.auto.costs import (
+    NEVER_PAYS,
+    Curve,
+    RoundCosts,
+    level,
+    level_surface,
+)
+from headstart.engine.drafter import Drafter
+from headstart.engine.options import MENU, EngineOptions
+from headstart.sampling.params import SamplingParams
+
+_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
+_QUICK_SECONDS = 0.05  # a round in which the choice of tokens counts
+_BUDGET_SECONDS = 1.0  # larger batches than fit into this are extrapolated,
+_LEAST_BATCH = 8  # but of quick rounds not from smaller ones: that batching pays must be seen
+_SAMPLED, _GREEDY = SamplingParams(temperature=1), SamplingParams(temperature=0)
+
+
+def profile_host_rounds(
+    backend: Backend, drafter: Drafter, options: EngineOptions
+) -> tuple[RoundCosts, RoundCosts | None]:
+    """Costs of sampled and of greedy requests; of a slow model both are the same."""
+    timer = BlankPasses(backend, drafter, max_rows=options.num_rows)
+    max_batch = options.max_running_requests
+    sampled = profile_passes(timer, max_batch, _SAMPLED)
+    is_quick = sampled is not NEVER_PAYS and sampled.round_seconds(1, 0) < _QUICK_SECONDS
+    return sampled, profile_passes(timer, max_batch, _GREEDY) if is_quick else None
+
+
+def profile_passes(timer: BlankPasses, max_batch: int, params: SamplingParams) -> RoundCosts:
+    """Verification and drafting by batch size, as many as there is time for."""
+    verification: list[tuple[int, Curve]] = []
+    draft: list[tuple[int, float]] = []
+    start: list[tuple[int, float]] = []
+    spent = last = 0.0
+    for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
+        drafts = [count for count in MENU if timer.has_room(batch, count)]
+        if spent + 2 * last > _BUDGET_SECONDS:
+            # A few numbers of drafts say enough of the one batch that is still timed.
+            is_quick = verification[0][1][0][1] < _QUICK_SECONDS
+            drafts = drafts[:3] if batch == _LEAST_BATCH and is_quick else []
+            if batch < _LEAST_BATCH:
+                continue
+        if drafts in ([], [0]):
+            break
+        started = time.perf_counter()
+        curve = [(count, timer.verify_seconds(batch, count, params)) for count in drafts]
+        verification.append((batch, tuple(curve)))
+        one, several = (timer.draft_seconds(batch, count, params) for count in (1, drafts[-1]))
+        step = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
+        draft.append((batch, step))
+        start.append((batch, max(0.0, one - step)))
+        last = time.perf_counter() - started
+        spent += last
+    if not verification:
+        return NEVER_PAYS
+    return RoundCosts(level_surface(verification), level(draft), level(start))
+
+
+def profile_device_rounds(rounds: DeviceRounds) -> RoundCosts:
+    """Whole rounds by size and drafts, what context adds to them, and what catching up does."""
+    times = rounds.time_rounds()
+    if not times:
+        return RoundCosts(((1, tuple((k, NEVER_PAYS.round_seconds(1, k)) for k in MENU)),))
+    return RoundCosts(
+        tuple((own.size, tuple(own.seconds.items())) for own in times),
+        context=tuple((own.size, tuple(own.per_token.items())) for own in times),
+        catch_up=tuple((own.size, own.catch_up) for own in times),
+        window=rounds.window - 1,
+    )
