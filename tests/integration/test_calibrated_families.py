@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
-from tiny_fixture import Tiny
+from support.engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
+from support.tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import make_agreement, walk
 from headstart.calibrate.calibrated import write_calibrated

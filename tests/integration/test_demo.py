@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from engine_runs import assert_head_is_alive, checkpoint, greedy, start
-from tiny_fixture import Tiny
+from support import tiny_gguf
+from support.engine_runs import assert_head_is_alive, checkpoint, greedy, start
+from support.tiny_fixture import Tiny
 
 from headstart.cli import demo as command
 from headstart.demo import package, unpacked

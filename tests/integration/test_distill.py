@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
-from tiny_fixture import Tiny
+from support import SCRIPTS
+from support.distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
+from support.tiny_fixture import Tiny
 
 from headstart.models.build import build
 from headstart.checkpoint.reader import Checkpoint
@@ -33,7 +34,7 @@ FLAGS = [
     "--seed", "3", "--max-repetition", "1", "--dtype", "float64", "--device", "cpu",
     "--kv-bytes", str(ENGINE["kv_bytes"]),
 ]  # fmt: skip
-SLOW = Path(__file__).parent / "slow_distill.py"
+SLOW = SCRIPTS / "slow_distill.py"
 
 
 @pytest.fixture(scope="module")

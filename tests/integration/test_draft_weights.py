@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 from test_engine_kernels import PROMPTS, model, settings, start
-from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

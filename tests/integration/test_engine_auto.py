@@ -5,8 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import PROMPT, checkpoint, greedy, ids_of, make_prompts, run, seeded, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import (
+    PROMPT,
+    checkpoint,
+    greedy,
+    ids_of,
+    make_prompts,
+    run,
+    seeded,
+    soft,
+    start,
+)
+from support.tiny_fixture import Tiny
 
 from headstart.engine import cost
 from headstart.engine import parts as parts_module

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import ids_of
-from head_edits import edited
-from kernel_runs import BLOCK_BYTES, SIZES
-from tiny_fixture import Tiny
+from support.engine_runs import ids_of
+from support.head_edits import edited
+from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import checkpoint, greedy, make_prompts, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint, greedy, make_prompts, run, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_runs import start
+from support.kernel_runs import start
 from triton.runtime.interpreter import InterpretedFunction
 
 from headstart.backends.cuda.compiling import thinned

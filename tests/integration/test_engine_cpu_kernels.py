@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     assert_head_is_alive,
     checkpoint,
     greedy,
@@ -20,7 +20,7 @@ from engine_runs import (
     soft,
     start,
 )
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.backends.numba import compiler
 from headstart.engine.engine import Engine

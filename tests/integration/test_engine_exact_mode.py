@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, greedy, ids_of, make_prompts, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, greedy, ids_of, make_prompts, run, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.scheduler import Work

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_runs import few_programs, start
+from support.kernel_runs import few_programs, start
 
 from headstart.backends.cuda import exact
 from headstart.engine.device_loop import DeviceLoop

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     VOCAB,
     assert_head_is_alive,
     checkpoint,
@@ -24,8 +24,8 @@ from engine_runs import (
     soft,
     start,
 )
-from head_edits import edited, published
-from tiny_fixture import Tiny
+from support.head_edits import edited, published
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError

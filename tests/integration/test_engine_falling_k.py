@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import ids_of
-from kernel_runs import BLOCK_BYTES, SIZES
-from tiny_fixture import Tiny
+from support.engine_runs import ids_of
+from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
-from kernel_runs import SIZES
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.kernel_runs import SIZES
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     AGREEING,
     assert_head_is_alive,
     greedy,
@@ -23,8 +23,8 @@ from engine_runs import (
     seeded,
     start,
 )
-from head_edits import edited
-from tiny_fixture import Tiny
+from support.head_edits import edited
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.kv_cache import extend_digests

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from kernel_runs import few_programs, start
+from support.kernel_runs import few_programs, start
 
 from headstart.engine import device_runner
 from headstart.engine.device_loop import DeviceLoop

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
-from interpreted_bf16 import repair_bf16
-from kernel_runs import BLOCK_BYTES, SIZES
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.interpreted_bf16 import repair_bf16
+from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

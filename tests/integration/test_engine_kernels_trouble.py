@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import ids_of
+from support.engine_runs import ids_of
+from support.tiny_fixture import Tiny
 from test_engine_kernels import PROMPTS, SIZES, model, settings, start
-from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_runs import few_programs, start
-from kernel_sizes import LATENT
+from support.kernel_runs import few_programs, start
+from support.kernel_sizes import LATENT
 
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.options import EngineOptions

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     assert_head_is_alive,
     checkpoint,
     greedy,
@@ -16,8 +16,8 @@ from engine_runs import (
     run,
     start,
 )
-from head_edits import Tensors, edited, with_dense_head
-from tiny_fixture import Tiny
+from support.head_edits import Tensors, edited, with_dense_head
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import checkpoint
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint
+from support.tiny_fixture import Tiny
 
 from headstart.models.build import LoadedModel, build
 from headstart.checkpoint.reader import Checkpoint

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import ids_of
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import VOCAB, checkpoint, seeded, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import VOCAB, checkpoint, seeded, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, PromptTooLong, RequestError

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_runs import PROMPT, SIZES, ids_of, make_prompts, run, seeded, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import PROMPT, SIZES, ids_of, make_prompts, run, seeded, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine import groups

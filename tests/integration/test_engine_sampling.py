@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     PROMPT,
     VOCAB,
     assert_head_is_alive,
@@ -19,7 +19,7 @@ from engine_runs import (
     soft,
     start,
 )
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams

@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, checkpoint, greedy, ids_of, make_prompts, run, start
-from tiny_fixture import Tiny
+from support.engine_runs import (
+    assert_head_is_alive,
+    checkpoint,
+    greedy,
+    ids_of,
+    make_prompts,
+    run,
+    start,
+)
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.models import attention, indexer

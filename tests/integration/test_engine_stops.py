@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import checkpoint, ids_of, run, start
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint, ids_of, run, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Completion

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, ids_of, run, seeded
-from server_runs import VOCAB, served
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of, run, seeded
+from support.server_runs import VOCAB, served
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.grammar import GuardedGrammar

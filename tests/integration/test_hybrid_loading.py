@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import checkpoint, greedy, ids_of, make_prompts, run, start
-from head_edits import Tensors, edited
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint, greedy, ids_of, make_prompts, run, start
+from support.head_edits import Tensors, edited
+from support.tiny_fixture import Tiny
 
 from headstart.models.build import build
 from headstart.checkpoint.reader import Checkpoint

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training_runs import flags, write_inputs
+from support.training_runs import flags, write_inputs
 
 # The command line, with Ctrl-C pressed at the moment that a function is called.
 CODE = """

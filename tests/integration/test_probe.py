@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import checkpoint
-from head_edits import edited
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint
+from support.head_edits import edited
+from support.tiny_fixture import Tiny
 from torch.nn.functional import cross_entropy
 
 from headstart.models.build import LoadedModel, build

@@ -14,10 +14,18 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import VOCAB, assert_head_is_alive, checkpoint, make_prompts, run, soft, start
-from head_edits import edited, export
-from simulator_runs import records
-from tiny_fixture import Tiny
+from support.engine_records import records
+from support.engine_runs import (
+    VOCAB,
+    assert_head_is_alive,
+    checkpoint,
+    make_prompts,
+    run,
+    soft,
+    start,
+)
+from support.head_edits import edited, export
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli import score as command

@@ -9,8 +9,8 @@ import re
 import warnings
 
 import pytest
-from engine_runs import PROMPT, assert_head_is_alive, greedy, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import PROMPT, assert_head_is_alive, greedy, run, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Completion, Result

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, greedy, make_prompts, soft, start
 from prometheus_client.parser import text_string_to_metric_families
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, greedy, make_prompts, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result

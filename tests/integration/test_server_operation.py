@@ -15,8 +15,17 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from server_runs import HTTP, VOCAB
-from server_threads import LONG, SHORT, Running, ask, is_idle, serving, small_engine, wait_until
+from support.server_runs import HTTP, VOCAB
+from support.server_threads import (
+    LONG,
+    SHORT,
+    Running,
+    ask,
+    is_idle,
+    serving,
+    small_engine,
+    wait_until,
+)
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.cli.serve import run

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_runs import Server
+from support.server_runs import Server
 
 from headstart.engine.options import EngineOptions
 from headstart.server.limits import ServerOptions

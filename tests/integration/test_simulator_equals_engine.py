@@ -6,9 +6,17 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_runs import VOCAB, assert_head_is_alive, checkpoint, make_prompts, run, soft, start
-from simulator_runs import records
-from tiny_fixture import Tiny
+from support.engine_records import records
+from support.engine_runs import (
+    VOCAB,
+    assert_head_is_alive,
+    checkpoint,
+    make_prompts,
+    run,
+    soft,
+    start,
+)
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result

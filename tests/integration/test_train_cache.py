@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_data import random_records
-from training_runs import StopAt, trained, write_inputs
+from support.training_data import random_records
+from support.training_runs import StopAt, trained, write_inputs
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import DataError

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_data import random_records, record, write_data
-from training_runs import QUICK, StopAt, job, metrics, trained, weights, write_inputs
+from support.training_data import random_records, record, write_data
+from support.training_runs import QUICK, StopAt, job, metrics, trained, weights, write_inputs
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.config import Config

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import load_file
+from support import tiny_gguf
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import write_folder

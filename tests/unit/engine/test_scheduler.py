@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_play import request, run, scheduler
+from support.scheduler_steps import request, run, scheduler
 
 from headstart.engine import kv_cache
 from headstart.engine.kv_cache import block_digest

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_play import request
+from support.scheduler_steps import request
 
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work

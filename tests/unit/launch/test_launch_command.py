@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from launch_examples import command, report
+from support.launch_examples import command, report
 
 from headstart.errors import ConfigError, LaunchError
 from headstart.families.engines import ENGINE_TITLES, SERVED, served_by

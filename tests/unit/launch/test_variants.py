@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from launch_examples import command, report
+from support.launch_examples import command, report
 
 from headstart.errors import LaunchError
 from headstart.families.engines import SERVED

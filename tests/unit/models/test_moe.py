@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, randomised, sources
+from support.model_reference import SMALL, randomised, sources
 from torch import Tensor, nn
 
 from headstart.errors import BadConfig, UnsupportedFamily

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from grammar_walks import END, MAX_SECONDS, VOCAB, tokenizer
+from support.grammar_walks import END, MAX_SECONDS, VOCAB, tokenizer
 
 from headstart.server.grammars import GrammarCompiler
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tool_texts import TEMPLATES
+from support.tool_texts import TEMPLATES
 
 from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import RequestError

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from grammar_walks import MAX_SECONDS, ids, walk
+from support.grammar_walks import MAX_SECONDS, ids, walk
 
 from headstart.errors import EngineError, RequestError
 from headstart.server.grammar_client import CompilerProcess

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from grammar_walks import SPECIAL, ids, walk
-from tool_texts import TEMPLATES, TIME, WEATHER
+from support.grammar_walks import SPECIAL, ids, walk
+from support.tool_texts import TEMPLATES, TIME, WEATHER
 from transformers import PreTrainedTokenizerFast
 
 from headstart.calibrate.tokenizer import tokenizer_documents

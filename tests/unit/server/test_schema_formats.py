@@ -6,7 +6,7 @@ import json
 import random
 
 import pytest
-from grammar_walks import CHARS, END, SPECIAL, ids
+from support.grammar_walks import CHARS, END, SPECIAL, ids
 
 from headstart.errors import RequestError
 from headstart.server.grammar_specs import json_schema

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
+from support.tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
 
 from headstart.errors import ConfigError
 from headstart.server.tool_calls import PreparedChat, prepare

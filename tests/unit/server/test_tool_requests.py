@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
+from support.tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
 
 from headstart.errors import RequestError
 from headstart.server.grammar_specs import json_object

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.models.build import LoadedModel, build
 from headstart.checkpoint.reader import Checkpoint

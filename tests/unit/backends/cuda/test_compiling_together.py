@@ -7,7 +7,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from compiled_script import run_compiled
+from support import SCRIPTS
+from support.compiled_script import run_compiled
 
 pytest.importorskip("triton")
 
@@ -85,5 +86,5 @@ def test_an_error_leaves_launches_as_they_were() -> None:
 
 
 def test_what_was_compiled_is_found_by_launches(tmp_path: Path) -> None:
-    printed = run_compiled(Path(__file__).with_name("compile_together.py"), tmp_path)
+    printed = run_compiled(SCRIPTS / "compile_together.py", tmp_path)
     assert printed.strip() == "['CompiledKernel', 'CompiledKernel']"

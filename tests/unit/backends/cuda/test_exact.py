@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_bf16 import repair_bf16
-from tiny_fixture import Tiny
+from support.interpreted_bf16 import repair_bf16
+from support.tiny_fixture import Tiny
 from torch import Tensor
 
 pytest.importorskip("triton")

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_sizes import LATENT
+from support.kernel_sizes import LATENT
 
 from headstart.models.build import build
 from headstart.backends.cuda import latent_prompts

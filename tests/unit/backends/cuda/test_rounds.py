@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 

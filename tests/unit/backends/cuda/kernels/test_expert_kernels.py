@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interpreted_bf16 import repair_bf16
+from support.interpreted_bf16 import repair_bf16
 from torch import Tensor
 
 pytest.importorskip("triton")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, random
+from support.kernel_inputs import DEVICE, random
 from torch.nn.functional import rms_norm
 
 pytest.importorskip("triton")

@@ -7,7 +7,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, layer_of, random
+from support.kernel_inputs import DEVICE, layer_of, random
 from torch import Tensor
 
 pytest.importorskip("triton")

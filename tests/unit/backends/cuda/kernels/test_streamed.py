@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, layer_of, random
+from support.kernel_inputs import DEVICE, layer_of, random
 
 pytest.importorskip("triton")
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench_records import request, run
-
 from headstart.bench.arrivals import LoadOptions
 from headstart.bench.cells import Point
 from headstart.bench.cost import parse_prices
@@ -15,6 +13,7 @@ from headstart.bench.records import Speculation, VariantRecord
 from headstart.bench.study import Study
 from headstart.bench.variants import parse_compare
 from headstart.bench.workload import Workload
+from support.bench_records import request, run
 
 
 def document(

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tiny_fixture import Tiny
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from support.tiny_fixture import Tiny
 
 SPECIAL = ["<s>", "</s>", "<|user|>", "<|assistant|>", "<|system|>", "<|tool|>"]
 VOCAB = 272

@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from head_edits import edited, graft, tensors
-from tiny_fixture import Tiny
 
 from headstart.checkpoint.config import Config
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
 from headstart.families.registry import GRAFTED_AS
 from headstart.sampling.params import SamplingParams
+from support.head_edits import edited, graft, tensors
+from support.tiny_fixture import Tiny
 
 SIZES: dict[str, Any] = {
     "hidden_size": 128, "vocab_size": 64, "head_dim": 16, "intermediate_size": 64,

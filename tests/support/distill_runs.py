@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from engine_runs import soft
-from tiny_fixture import Tiny
-
 from headstart.data.dataset import Dataset, Split
 from headstart.data.records import Record
 from headstart.distill.options import DistillOptions
 from headstart.distill.run import Outcome, distill, plan
 from headstart.engine.options import EngineOptions
+from support.engine_runs import soft
+from support.tiny_fixture import Tiny
 
 TEMPLATE = (
     "{% for m in messages %}{{ 't2' if m['role'] == 'user' else 't3' }} {{ m['content'] }} "

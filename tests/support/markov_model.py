@@ -10,11 +10,11 @@ import json
 from pathlib import Path
 
 import torch
-from training_data import record, write_data
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.data.records import Record
+from support.training_data import record, write_data
 
 VOCAB, CLASSES, NOISE = 34, 3, 0.1
 PROMPT, ANSWER = 6, 20

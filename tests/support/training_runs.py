@@ -6,13 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from training_data import random_records, write_data
-
 from headstart.calibrate.tiny import write_tiny
 from headstart.train.job import Job
 from headstart.train.options import TrainOptions, resolve
 from headstart.train.trainer import Outcome, train
 from headstart.train.watching import Watch
+from support.training_data import random_records, write_data
 
 # 12 steps with validations and checkpoints on the way, and several packed rows in a step. AdamW:
 # Muon's iterations in bf16 would make more of the last bits, in which processes differ.
