@@ -94,6 +94,9 @@ FAMILY = Family(
         "block.ffn": ("model.decoder.mlp",),
     },
     is_complete=True,
+    is_quantized_by_layout=True,
+    lacks="several residual streams with hyper-connections, K/V compressed by layer, "
+    "output projections in groups, and a head that is fed those streams",
     notes=(
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",
         "scales are E8M0 beside FP4 experts: copied bit for bit",

@@ -32,6 +32,7 @@ ASSISTANT = Family(
         masked_embedding.token_ordering     vocab            if use_ordered_embeddings
     """),
     kv_elements="0",
+    lacks="attention over the K/V of another model",
     notes=(
         "a separate checkpoint: it cannot be exported from the target nor stitched into it",
         "attention has queries only, over the target's KV cache; positions stay while drafting",

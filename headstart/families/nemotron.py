@@ -119,4 +119,5 @@ FAMILY = Family(
     num_sub_layers=lambda fields: len(_head_pattern(fields)),
     looked_up_as={"vllm": "mtp.layers.", "sglang": "mtp.layers."},
     is_complete=True,
+    lacks="Mamba layers, and experts without gates in a latent space",
 )
