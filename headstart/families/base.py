@@ -111,8 +111,6 @@ class Served:
     since: str
     note: str = ""  # everything there is to know, variants included, for tables
     caution: str = ""  # what holds for every model of the family
-    # model_type or architecture -> first release for that variant, None: no release
-    variants: Mapping[str, str | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +143,12 @@ class Family:
     also_asked_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_published: bool = True  # False: only grafted or privately trained heads exist
     is_complete: bool = False  # fully supported: fixture, tiny checkpoint, all file operations
+    # engine -> the first release whose sources register the head (`main`: none yet), and what holds
+    # for the whole family; an engine that is not listed cannot serve the head
+    served: Mapping[str, str] = field(default_factory=dict)
+    # engine -> model_type or architecture that came later than the family, or never (None)
+    variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    variant_titles: Mapping[str, str] = field(default_factory=dict)  # as people call them
     # its releases are quantised as part of the layout, which no quantisation config describes
     is_quantized_by_layout: bool = False
     # where transformers lacks its config class: `auto_map` of a config, and the files that it names

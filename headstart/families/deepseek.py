@@ -53,6 +53,7 @@ V3 = Family(
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
+    served={"vllm": "0.7.3", "sglang": "0.4.3.post1", "trtllm": "1.0.0", "xllm": "0.6.0"},
     is_complete=True,
     runtime=Runtime(defaults={**_DEFAULTS, "max_position_embeddings": 4096}),
     notes=(
@@ -81,6 +82,7 @@ V32 = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
+    served={"vllm": "0.11.0", "sglang": "0.5.3", "trtllm": "1.2.0", "xllm": "0.9.0"},
     is_complete=True,
     runtime=Runtime(
         defaults={**_DEFAULTS, "max_position_embeddings": 163840}, has_gpu_kernels=False

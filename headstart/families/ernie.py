@@ -55,6 +55,7 @@ FAMILY = Family(
     block_kind="dense",
     trunk=Trunk(kinds={"dense": _BLOCK, "moe": _MOE}, kind_of=_kind),
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.mtp_block."},
+    served={"vllm": "0.10.2 one module, reused for every draft", "sglang": "0.5.1"},
     is_complete=True,
     runtime=Runtime(
         defaults={

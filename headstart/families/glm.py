@@ -57,6 +57,7 @@ GLM4_MOE = Family(
         kind_of=dense_then_moe,
     ),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.10.0", "sglang": "0.4.9.post5", "trtllm": "1.2.0", "xllm": "0.7.0"},
     is_complete=True,
     runtime=Runtime(
         defaults={
@@ -89,6 +90,7 @@ GLM4_MOE_LITE = Family(
     ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.15.0", "sglang": "0.5.13 earlier releases load it into a class without MLA"},
     is_complete=True,
     runtime=Runtime(
         defaults={
@@ -139,6 +141,7 @@ GLM_MOE_DSA = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as=_LOOKED_UP,
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
+    served={"vllm": "0.16.0", "sglang": "0.5.9", "trtllm": "1.3.0rc9", "xllm": "0.9.0"},
     is_complete=True,
     runtime=Runtime(
         defaults={**_LATENT_DEFAULTS, "indexer_rope_interleave": True}, has_gpu_kernels=False
@@ -168,6 +171,7 @@ GLM_OCR = Family(
     copies=("embed_tokens", "lm_head"),
     trunk=Trunk(prefixes=_OCR_ROOTS, kinds={"dense": _OCR_LAYER}),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.16.0", "sglang": "0.5.9"},
     lacks="norms behind attention and MLP, and positions of images",
     notes=(
         "image positions: the head takes the trunk's M-RoPE positions and merged embeddings",

@@ -47,6 +47,7 @@ MIMO = Family(
     block_kind="dense",
     trunk=Trunk(kinds={"dense": _LAYER}),
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": ""},
+    served={"vllm": "0.9.0", "sglang": "0.4.6.post5", "xllm": "main CUDA devices only"},
     is_complete=True,
     auto_map={"AutoConfig": "configuration_mimo.MiMoConfig"},
     remote_code={"configuration_mimo.py": _CONFIG_CLASS},
@@ -142,6 +143,12 @@ V2 = Family(
     ),
     kv_elements="swa_kv_heads*swa_head_dim+swa_kv_heads*swa_v_dim",
     looked_up_as={"vllm": "model.mtp.layers.{module}.", "sglang": "model.decoder."},
+    served={
+        "vllm": "0.21.0 only the first module is loaded and reused for every draft",
+        "sglang": "0.5.7 one draft runner per module",
+    },
+    variants={"sglang": {"mimo_v2": "0.5.11"}},
+    variant_titles={"mimo_v2": "V2-Pro and V2.5"},
     is_complete=True,
     runtime=Runtime(
         model_types=("mimo_v2_flash",),

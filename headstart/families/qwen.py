@@ -109,6 +109,7 @@ NEXT = Family(
         kind_of=next_layer_type,
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
+    served={"vllm": "0.10.2", "sglang": "0.5.2"},
     is_complete=True,
     runtime=replace(_RUNTIME, parameters={**_SHARED_EXPERT, **_JOINED_INPUTS}),
     notes=("the config carries no count that engines rely on; they assume one module",),
@@ -136,6 +137,10 @@ QWEN3_5 = Family(
         kind_of=layer_type,
     ),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.17.0", "sglang": "0.5.9", "xllm": "0.9.0"},
+    # by architecture: the text part of every Qwen3.5 has the model_type of a text-only one
+    variants={"sglang": {"Qwen3_5ForCausalLM": "0.5.17"}},
+    variant_titles={"Qwen3_5ForCausalLM": "text-only checkpoints"},
     is_complete=True,
     runtime=_RUNTIME,
 )
@@ -162,6 +167,9 @@ QWEN3_5_MOE = Family(
         kind_of=layer_type,
     ),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.17.0", "sglang": "0.5.9", "trtllm": "1.3.0rc14", "xllm": "0.9.0"},
+    variants={"sglang": {"Qwen3_5MoeForCausalLM": "0.5.17"}},
+    variant_titles={"Qwen3_5MoeForCausalLM": "text-only checkpoints"},
     is_complete=True,
     runtime=replace(_RUNTIME, parameters=_SHARED_EXPERT),
     notes=("experts are stored one by one (Qwen3.5) or fused (Qwen3.6); either is kept",),
@@ -182,6 +190,8 @@ INTERN_S2 = Family(
     block=lambda fields: _MOE if fields.get("num_experts") else _DENSE,
     head_fields={"num_experts": "mtp_num_experts"},
     trunk=Trunk(prefixes=_PREFIXES, lm_heads=_LM_HEADS, beside=_VISION),
+    served={"vllm": "0.22.0", "sglang": "0.5.12"},
+    variants={"vllm": {"interns2_mobius": "0.28.0rc1"}, "sglang": {"interns2_mobius": "0.5.18"}},
 )
 
 _QWEN3_LAYER = NORMS + GQA + QK_NORM + DENSE_MLP
