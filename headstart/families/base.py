@@ -105,15 +105,6 @@ class Trunk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """That an engine serves the family's head, since which release, and what to know."""
-
-    since: str
-    note: str = ""  # everything there is to know, variants included, for tables
-    caution: str = ""  # what holds for every model of the family
-
-
-@dataclass(frozen=True, kw_only=True)
 class Family:
     name: str
     title: str  # as people call it

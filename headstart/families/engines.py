@@ -5,7 +5,9 @@ The facts are in the families' own files (`Family.served`, `Family.variants`).
 
 from __future__ import annotations
 
-from headstart.families.base import Family, Served
+from dataclasses import dataclass
+
+from headstart.families.base import Family
 from headstart.families.registry import families
 
 ENGINE_TITLES = {
@@ -14,6 +16,15 @@ ENGINE_TITLES = {
     "trtllm": "TensorRT-LLM",
     "xllm": "xLLM",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Served:
+    """That an engine serves the family's head, since which release, and what to know."""
+
+    since: str
+    note: str = ""  # everything there is to know, variants included, for tables
+    caution: str = ""  # what holds for every model of the family
 
 
 def served_by(family_name: str) -> dict[str, Served]:

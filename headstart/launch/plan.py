@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from headstart.errors import ConfigError, LaunchError
-from headstart.families.base import Family, Served
-from headstart.families.engines import ENGINE_TITLES, served_by
+from headstart.families.base import Family
+from headstart.families.engines import ENGINE_TITLES, Served, served_by
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
