@@ -1,6 +1,6 @@
 """A head's parameters as tensors under our names: the inverse of `load_head`.
 
-The places of published tensors are loading's own, so the two cannot drift apart.
+What published tensors fill is loading's own, so the two cannot drift apart.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from headstart.models.config import ModelConfig
-from headstart.models.loading import head_places
+from headstart.models.loading import head_targets
 
 
 def split_parameters(
@@ -22,6 +22,6 @@ def split_parameters(
     ways, such as experts one by one or fused, `stored` names tell which.
     """
     return {
-        name: place.of(parameters[place.parameter]).detach()
-        for name, place in head_places(parameters, config, stored)
+        name: target.of(parameters[target.parameter]).detach()
+        for name, target in head_targets(parameters, config, stored)
     }

@@ -1,7 +1,7 @@
-"""Llama and Qwen2 trunks described as MiMo's, whose head layout engines serve.
+"""Trunks without a published head, described as a family whose head layout engines serve.
 
-The values stay; the config says what MiMo's config class would assume otherwise, and attention
-biases that the trunk does not have are to be added as zeros.
+The values stay; the config says what the family's config class would assume otherwise, and
+attention biases that the trunk does not have are to be added as zeros.
 """
 
 from __future__ import annotations
@@ -13,54 +13,43 @@ from typing import Any
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, UnexpectedTensor, UnsupportedFamily, some
-from headstart.families.base import expand
-from headstart.families.registry import family
-from headstart.families.remote_code import MIMO_AUTO_MAP
+from headstart.families.base import Family, expand
+from headstart.families.registry import PLAIN_TRUNKS
 from headstart.heads.quantization import SCALES, is_quantized
 
-# What transformers assumes where a config is silent; None: as many as there are attention heads.
-_DEFAULTS: dict[str, dict[str, int | float | None]] = {
-    "llama": {
-        "num_key_value_heads": None, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6,
-    },
-    "qwen2": {
-        "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-    },
-}  # fmt: skip
 _REQUIRED = (
     "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size",
 )  # fmt: skip
 _OPTIONAL = ("head_dim", "num_key_value_heads")
 
 
-def as_mimo(model: Checkpoint) -> Config:
-    """The config of `model` with every size that MiMo's needs."""
+def described_as(model: Checkpoint, layout: Family) -> Config:
+    """The config of `model` with every size that the family `layout` needs."""
     raw = copy.deepcopy(model.config.raw)
     _check_sizes(model, raw)
-    if raw.get("mlp_bias") or (raw.get("model_type") == "llama" and raw.get("attention_bias")):
+    runtime = PLAIN_TRUNKS[model.config.model_type].runtime
+    if raw.get("mlp_bias") or (runtime.output_bias and raw.get("attention_bias")):
         raise UnsupportedFamily(
-            f"{model.folder} has biases (mlp_bias or attention_bias) that the mimo layout has no "
-            "place for. Train a separate drafter for it instead."
+            f"{model.folder} has biases (mlp_bias or attention_bias) that the {layout.name} layout "
+            "has no place for. Train a separate drafter for it instead."
         )
-    raw.update(unspoken(raw, str(model.config.model_type)))
+    raw.update(unspoken(raw, model.config.model_type))
     raw.update(
-        model_type="mimo",
-        architectures=["MiMoForCausalLM"],
+        model_type=layout.model_types[0],
+        architectures=list(layout.architectures[:1]),
         attention_bias=True,
-        auto_map=dict(MIMO_AUTO_MAP),
+        auto_map=dict(layout.auto_map),
     )
     return Config(raw)
 
 
-def unspoken(fields: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    """What a config of model_type `kind` means where it is silent.
+def unspoken(fields: Mapping[str, Any], model_type: str) -> dict[str, Any]:
+    """What a config of a plain trunk means where it is silent.
 
-    MiMo's config class would put other defaults in its place.
+    The config class of the layout that it is grafted as would put other defaults in its place.
     """
     heads, hidden = fields.get("num_attention_heads"), fields.get("hidden_size")
-    defaults = {
-        name: heads if value is None else value for name, value in _DEFAULTS.get(kind, {}).items()
-    }
+    defaults = {"num_key_value_heads": heads, **PLAIN_TRUNKS[model_type].runtime.defaults}
     if isinstance(heads, int) and isinstance(hidden, int) and heads:
         defaults["head_dim"] = hidden // heads
     return {name: value for name, value in defaults.items() if fields.get(name) is None}
@@ -79,32 +68,32 @@ def _check_sizes(model: Checkpoint, raw: dict[str, Any]) -> None:
             )
 
 
-def missing_biases(model: Checkpoint) -> list[tuple[str, tuple[int, ...]]]:
+def missing_biases(model: Checkpoint, layout: Family) -> list[tuple[str, tuple[int, ...]]]:
     """Names and shapes of the q, k and v biases that the trunk lacks.
 
-    `model` has a config from `as_mimo`. Anything else that does not fit the layout is an error.
+    `model` has a config from `described_as`. What else does not fit the layout is an error.
     """
-    expected = dict(_trunk(model))
+    expected = dict(_trunk(model, layout))
     missing = [
         (name, shape)
         for name, shape in expected.items()
         if shape is not None and name not in model.tensors
     ]
-    known = {*expected, *family("mimo").trunk.lm_heads}
+    known = {*expected, *layout.trunk.lm_heads}
     beside = (*(f".{scale}" for scale in SCALES), ".rotary_emb.inv_freq")
     strangers = [n for n in model.tensors if n not in known and not n.endswith(beside)]
     if strangers:
         raise UnexpectedTensor(
-            f"{model.folder} holds {some(strangers)}, for which the mimo layout has no place. "
-            "Train a separate drafter for it instead."
+            f"{model.folder} holds {some(strangers)}, for which the {layout.name} layout has no "
+            "place. Train a separate drafter for it instead."
         )
     return missing
 
 
-def _trunk(model: Checkpoint) -> Iterator[tuple[str, tuple[int, ...] | None]]:
+def _trunk(model: Checkpoint, layout: Family) -> Iterator[tuple[str, tuple[int, ...] | None]]:
     """The tensors that the config asks for, each held against what is stored."""
     fields = model.config.fields
-    trunk = family("mimo").trunk
+    trunk = layout.trunk
     prefix = trunk.prefixes[0]
     hidden, vocab = fields["hidden_size"], fields["vocab_size"]
     stored = model.tensors.get(prefix + trunk.embed)
