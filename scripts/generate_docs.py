@@ -130,7 +130,7 @@ def metrics_tables() -> str:
 
 def _metric(metric: Metric) -> str:
     names = "<br>".join(f"`{name}`" for name in metric.exposed)
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    labels = ", ".join(f"`{label}`" for label in metric.label_names)
     return f"| {names} | {metric.kind} | {labels} | {metric.help} |"
 
 

@@ -13,7 +13,7 @@ PACKAGE = Path(headstart.__file__).parent
 
 # Lower layers first. Packages in one layer are strangers to each other.
 LAYERS = [
-    {"errors", "files"},
+    {"errors", "files", "processes"},
     {"checkpoint", "families", "kernels", "report", "sampling"},
     {"calibrate", "data", "vocab"},
     {"heads", "models"},

@@ -131,7 +131,7 @@ def _add_operation(app: FastAPI, state: ServerState) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """For Prometheus."""
-        body, kind = state.metrics.render()
+        body, kind = await state.metrics_page()
         return Response(body, headers={"content-type": kind})
 
 

@@ -33,22 +33,24 @@ class Events:
                 self.histogram(name)  # exposed with 0, not only after the first observation
 
     def _counter(self, metric: Metric) -> Counter:
-        labels = (*COMMON_LABELS, *metric.labels)
+        labels = (*COMMON_LABELS, *metric.label_names)
         return Counter(metric.own, metric.help, labels, registry=self._registry)
 
     def _histogram(self, metric: Metric) -> Histogram:
-        labels = (*COMMON_LABELS, *metric.labels)
+        labels = (*COMMON_LABELS, *metric.label_names)
         return Histogram(
             metric.own, metric.help, labels, registry=self._registry, buckets=metric.buckets
         )
 
     def counter(self, name: str, **labels: str) -> Counter:
         """A counter's series; it is exposed from the first call on, with 0."""
-        return self._counters[name].labels(**self._common, **labels)
+        bounded = METRICS[name].bounded(labels)
+        return self._counters[name].labels(**self._common, **bounded)
 
     def histogram(self, name: str, **labels: str) -> Histogram:
         """A histogram's series, to observe values with."""
-        return self._histograms[name].labels(**self._common, **labels)
+        bounded = METRICS[name].bounded(labels)
+        return self._histograms[name].labels(**self._common, **bounded)
 
     def families(self) -> Iterator[Family]:
         yield from self._registry.collect()
@@ -75,7 +77,8 @@ def _families(values: Values, common: Mapping[str, str]) -> Iterator[Family]:
     grouped: dict[str, list[Sample]] = {}
     for (name, label_values), value in values.items():
         metric = METRICS[name]
-        labels = {**common, **dict(zip(metric.labels, label_values, strict=True))}
+        own = metric.bounded(dict(zip(metric.label_names, label_values, strict=True)))
+        labels = {**common, **own}
         ending = "_total" if metric.kind == "counter" else ""
         grouped.setdefault(name, []).append(Sample(metric.own + ending, labels, float(value)))
     for name, samples in grouped.items():

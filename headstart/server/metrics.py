@@ -31,13 +31,13 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 import headstart
 from headstart.server.engine_reading import RecentAcceptance, Values, counters, gauges
 from headstart.server.exposition import Events, Exposition
+from headstart.server.metric_table import METRICS
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
     from headstart.engine.outputs import Completion, Result
 
 Health = Literal["starting", "ready", "draining", "dead"]
-_FINISH_REASONS = ("stop", "length", "abort", "error")
 
 
 @dataclass
@@ -64,7 +64,8 @@ class ServerMetrics:
         self._state: Health = "starting"
         self._prompt_tokens = 0  # before the latest step
         self._render_lock = threading.Lock()
-        for reason in _FINISH_REASONS:
+        (finished,) = METRICS["request_success"].labels
+        for reason in finished.values:
             self._events.counter("request_success", finished_reason=reason)
         histogram = self._events.histogram
         self._first_token = histogram("time_to_first_token_seconds")
@@ -169,7 +170,7 @@ class ServerMetrics:
 
     def http_request(self, handler: str | None, method: str, status: int, seconds: float) -> None:
         """One answer; `handler` is the route's template, None where no route matched."""
-        # Paths and methods that clients make up must not become series.
+        # Paths that clients make up must not become series; the table of metrics sees to methods.
         route = {"handler": handler or "none", "method": method if handler else "none"}
         self._events.counter("http_requests", status=f"{status // 100}xx", **route).inc()
         self._events.counter("http_responses", code=str(status), **route).inc()

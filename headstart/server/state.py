@@ -41,6 +41,9 @@ class ServerState:
         self._grammar_pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="grammar")
         # Nobody's answer waits for somebody's /tokenize, which may be of megabytes.
         self._token_pool = ThreadPoolExecutor(1, thread_name_prefix="tokens")
+        self._metrics_pool = ThreadPoolExecutor(1, thread_name_prefix="metrics")
+        self._next_page: asyncio.Task[tuple[bytes, str]] | None = None
+        self._page_lock = asyncio.Lock()
         self.bodies = BodyReader(options.max_body_bytes, self.in_thread)
         self._model: ServedModel | None = None
 
@@ -79,11 +82,27 @@ class ServerState:
         grammar: TokenGrammar = await _in_pool(pool, model.compile, spec)
         return grammar
 
+    async def metrics_page(self) -> tuple[bytes, str]:
+        """Body and content type of GET /metrics, rendered in a thread, one at a time.
+
+        Requests that arrive during a rendering share the next one: however many there are, each
+        waits for two at most, and what it gets was read after it arrived.
+        """
+        if self._next_page is None:
+            self._next_page = asyncio.create_task(self._rendered())
+        return await asyncio.shield(self._next_page)
+
+    async def _rendered(self) -> tuple[bytes, str]:
+        async with self._page_lock:
+            self._next_page = None
+            page: tuple[bytes, str] = await _in_pool(self._metrics_pool, self.metrics.render)
+            return page
+
     async def warm_up(self) -> None:
         await _in_pool(self._grammar_pool, self.model.warm_up)
 
     def close(self) -> None:
-        for pool in (self._pool, self._grammar_pool, self._token_pool):
+        for pool in (self._pool, self._grammar_pool, self._token_pool, self._metrics_pool):
             pool.shutdown(wait=False, cancel_futures=True)
         if self._model is not None:
             self._model.close()
