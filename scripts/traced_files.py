@@ -103,8 +103,7 @@ def chat_files(model: str, *, is_stream: bool, **settings: Any) -> list[str]:
 @contextlib.contextmanager
 def _served(model: str, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
     from headstart.server.lifecycle import Serving
-    from headstart.server.limits import ServerOptions
-    from headstart.server.listening import listen
+    from headstart.server.options import ServerOptions, listen
 
     options = ServerOptions(port=0)
     with listen(options) as listener:

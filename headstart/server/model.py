@@ -12,14 +12,13 @@ from typing import Any
 from headstart import __version__
 from headstart.engine.engine import Engine
 from headstart.errors import RequestError
-from headstart.server.grammar_specs import GrammarSpec
-from headstart.server.grammars import GrammarCompiler, TokenGrammar
-from headstart.server.limits import ServerOptions
-from headstart.server.named_fields import about
+from headstart.server.grammars.compiler import GrammarCompiler, TokenGrammar
+from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.options import ServerOptions
 from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format
-from headstart.server.refusals import Refusal
-from headstart.server.tool_formats import tool_format
+from headstart.server.refusals import Refusal, about
+from headstart.server.tools.formats import tool_format
 
 ANY_NAME = "default"  # always accepted
 _TAIL_TOKENS = 32  # of a prompt, which may open or close a block of thinking

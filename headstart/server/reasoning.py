@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headstart.errors import ConfigError
-from headstart.server.grammar_specs import GrammarSpec
-from headstart.server.markers import num_held
+from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.tools.parsing import num_held
 
 Start = Literal["open", "closed", "free"]
 

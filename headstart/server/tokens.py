@@ -1,4 +1,4 @@
-"""POST /tokenize and POST /detokenize."""
+"""POST /tokenize and POST /detokenize: their bodies and their answers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,36 @@ from typing import Any
 
 from headstart.errors import RequestError
 from headstart.server.model import ServedModel
-from headstart.server.named_fields import called
-from headstart.server.protocol.chat import for_template
-from headstart.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from headstart.server.stream import encoded
-from headstart.server.tool_calls import prepare as prepare_tools
+from headstart.server.protocol.base import Part, TokenIds
+from headstart.server.protocol.chat import Messages, Tools, for_template, template_options
+from headstart.server.refusals import called
+from headstart.server.tools.calls import prepare as prepare_tools
+from headstart.server.wire import encoded
+
+
+class TokenizeRequest(Part):
+    """A text, or messages that go through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    return_token_strs: bool = False
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            **template_options(self.chat_template_kwargs),
+        }
+
+
+class DetokenizeRequest(Part):
+    model: str | None = None
+    tokens: TokenIds
 
 
 def tokenize(request: TokenizeRequest, model: ServedModel) -> bytes:

@@ -14,8 +14,7 @@ from server_runs import HTTP
 
 from headstart.engine.engine import Engine
 from headstart.server.lifecycle import Serving
-from headstart.server.limits import ServerOptions
-from headstart.server.listening import listen
+from headstart.server.options import ServerOptions, listen
 
 LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}
 SHORT: dict[str, Any] = {"prompt": "abc", "max_tokens": 4, "ignore_eos": True}

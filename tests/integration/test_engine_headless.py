@@ -23,7 +23,7 @@ from headstart.engine.outputs import Result
 from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.gpu.rounds import Kind
 from headstart.sampling.params import SamplingParams
-from headstart.server.metrics import ServerMetrics
+from headstart.server.metrics.recorder import ServerMetrics
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 

@@ -15,8 +15,8 @@ from tiny_fixture import Tiny
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
 from headstart.sampling.params import SamplingParams
-from headstart.server.metric_table import METRICS
-from headstart.server.metrics import ServerMetrics
+from headstart.server.metrics.recorder import ServerMetrics
+from headstart.server.metrics.table import METRICS
 
 Scraped = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -16,7 +16,7 @@ from headstart.bench.variants import Variant
 from headstart.errors import LaunchError, ServerError
 from headstart.launch.command import Preparation
 from headstart.launch.run import _prepare
-from headstart.server.grammar_client import CompilerProcess
+from headstart.server.grammars.client import CompilerProcess
 
 PACKAGE = Path(headstart.__file__).parent
 NAMES = ("typer", "xgrammar", "torch", "rich", "headstart_planted")

@@ -1,18 +1,19 @@
-"""Answers of /v1/chat/completions."""
+"""Answers of /v1/chat/completions; text is split into reasoning, content and calls as it comes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from headstart.engine.outputs import Completion
-from headstart.server.answers.chat_text import ChatText
 from headstart.server.answers.logprobs import chat_logprobs
-from headstart.server.answers.special import WithoutSpecial
 from headstart.server.answers.writer import Writer
-from headstart.server.jobs import Event
 from headstart.server.protocol.chat import ChatRequest
-from headstart.server.reasoning import Start
+from headstart.server.reasoning import ReasoningFormat, ReasoningSplitter, Start
+from headstart.server.tools.calls import PreparedChat
+from headstart.server.tools.parsing import ToolEvent, assembled, delta, num_held
+from headstart.server.worker import Event
 
 
 class ChatWriter(Writer):
@@ -81,3 +82,77 @@ class ChatWriter(Writer):
 
 def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
+
+
+class ChatText:
+    """One sample's text."""
+
+    def __init__(self, chat: PreparedChat, reasoning: ReasoningFormat | None, start: Start):
+        self._splitter = ReasoningSplitter(reasoning, start)
+        self._parser = chat.new_parser()
+
+    def feed(self, text: str) -> list[dict[str, Any]]:
+        """Deltas of a message; none while text waits for what comes next."""
+        return _deltas(*self._split(text))
+
+    def finish(self) -> list[dict[str, Any]]:
+        """What still waited when the answer ended."""
+        return _deltas(*self._rest())
+
+    def finish_reason(self, reason: str) -> str:
+        return "tool_calls" if self._parser.num_calls and reason == "stop" else reason
+
+    def message(self, text: str) -> dict[str, Any]:
+        """The whole message of an answer that has ended."""
+        thought, events = self._split(text)
+        more, last = self._rest()
+        content, calls = assembled([*events, *last])
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if thought + more:
+            message["reasoning_content"] = thought + more
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _split(self, text: str) -> tuple[str, list[ToolEvent]]:
+        reasoning, content = self._splitter.feed(text)
+        return reasoning, self._parser.feed(content) if content else []
+
+    def _rest(self) -> tuple[str, list[ToolEvent]]:
+        reasoning, content = self._splitter.finish()
+        return reasoning, self._parser.feed(content) + self._parser.finish()
+
+
+def _deltas(reasoning: str, events: list[ToolEvent]) -> list[dict[str, Any]]:
+    first = [{"reasoning_content": reasoning}] if reasoning else []
+    return first + [delta(event) for event in events]
+
+
+class WithoutSpecial:
+    """One sample's text; only what came from a special token goes, not the same words as text."""
+
+    def __init__(self, texts: Mapping[int, str]):
+        self._texts = texts  # of the tokens to take out, by id
+        self._due: Counter[str] = Counter()  # seen as tokens, and not yet in the text
+        self._waiting = ""
+
+    def feed(self, token_ids: Sequence[int], text: str) -> str:
+        """The text that stays; text comes with its tokens or after them, never before."""
+        self._due.update(self._texts[token] for token in token_ids if token in self._texts)
+        if not self._due:
+            return text
+        self._waiting += text
+        kept = ""
+        while found := [
+            (self._waiting.find(due), due) for due in self._due if due in self._waiting
+        ]:
+            at, due = min(found)
+            kept, self._waiting = kept + self._waiting[:at], self._waiting[at + len(due) :]
+            self._due -= Counter([due])
+        stop = len(self._waiting) - num_held(self._waiting, self._due)
+        kept, self._waiting = kept + self._waiting[:stop], self._waiting[stop:]
+        return kept
+
+    def finish(self) -> str:
+        rest, self._waiting = self._waiting, ""
+        return rest

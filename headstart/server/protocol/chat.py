@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from headstart.errors import RequestError
-from headstart.server.limits import ServerOptions
-from headstart.server.named_fields import about
+from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import Part, Whole
 from headstart.server.protocol.sampling import SamplingFields
+from headstart.server.refusals import about
 
 # Fields of messages that OpenAI's clients send; a template that has no use for them has none.
 _MESSAGE_FIELDS = frozenset(("name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"))

@@ -13,13 +13,12 @@ from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.bodies import parse
-from headstart.server.grammar_specs import grammar_spec, regex
-from headstart.server.named_fields import about, called
+from headstart.server.grammars.specs import grammar_spec, regex
 from headstart.server.protocol.chat import ChatRequest
 from headstart.server.protocol.completion import CompletionRequest
-from headstart.server.refusals import Refusal, refusal_of
-from headstart.server.tool_calls import prepare
-from headstart.server.tool_formats import TOOL_FORMATS
+from headstart.server.refusals import Refusal, about, called, refusal_of
+from headstart.server.tools.calls import prepare
+from headstart.server.tools.formats import TOOL_FORMATS
 
 ASKED = {"messages": [{"role": "user", "content": "x"}]}
 DRAFTS = f"should be less than or equal to {MAX_DRAFTS}, or 'auto' or 'off'"

@@ -15,9 +15,9 @@ from starlette.routing import Route
 from headstart.engine.engine import Engine
 from headstart.engine.speculation import DecidedBy
 from headstart.server.app import create_app
-from headstart.server.limits import ServerOptions
-from headstart.server.metric_table import METRICS, OTHER, Metric
-from headstart.server.metrics import Health, ServerMetrics
+from headstart.server.metrics.recorder import Health, ServerMetrics
+from headstart.server.metrics.table import METRICS, OTHER, Metric
+from headstart.server.options import ServerOptions
 from headstart.server.state import ServerState
 
 SETTINGS = {"block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype", "version"}

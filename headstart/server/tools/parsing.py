@@ -12,9 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from headstart.server.markers import num_held
-from headstart.server.tool_arguments import Schemas
-from headstart.server.tool_formats import Call, ToolFormat, called_name, read_bare
+from headstart.server.tools.arguments import Schemas
+from headstart.server.tools.formats import Call, ToolFormat, called_name, read_bare
 
 
 @dataclass(frozen=True)
@@ -220,3 +219,14 @@ def assembled(events: Iterable[ToolEvent]) -> tuple[str | None, list[dict[str, A
         else:
             calls[event.index]["function"]["arguments"] += event.text  # type: ignore[index]
     return (content or None) if calls else content, calls
+
+
+def num_held(text: str, markers: Iterable[str]) -> int:
+    """Characters at the end of `text` that may be the beginning of a marker."""
+    longest = 0
+    for marker in markers:
+        for size in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:size]):
+                longest = size
+                break
+    return longest

@@ -29,9 +29,9 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
 import headstart
-from headstart.server.engine_reading import RecentAcceptance, Values, counters, gauges
-from headstart.server.exposition import Events, Exposition
-from headstart.server.metric_table import METRICS
+from headstart.server.metrics.engine_reading import RecentAcceptance, Values, counters, gauges
+from headstart.server.metrics.exposition import Events, Exposition
+from headstart.server.metrics.table import METRICS
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine

@@ -93,7 +93,7 @@ class CompilerProcess:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                python_command("headstart.server.grammar_process", str(theirs.fileno())),
+                python_command("headstart.server.grammars.process", str(theirs.fileno())),
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         self._is_ready = False

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.errors import RequestError
-from headstart.server.grammar_specs import Format, GrammarSpec, schema_format
-from headstart.server.named_fields import about
-from headstart.server.tool_formats import ToolFormat
-from headstart.server.tool_parsing import ToolParser
-from headstart.server.tool_requests import Tool, read_choice, read_tools
+from headstart.server.grammars.specs import Format, GrammarSpec, schema_format
+from headstart.server.refusals import about
+from headstart.server.tools.formats import ToolFormat
+from headstart.server.tools.parsing import ToolParser
+from headstart.server.tools.requests import Tool, read_choice, read_tools
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from headstart.server.engine_reading import Values
-from headstart.server.metric_table import COMMON_LABELS, METRICS, Metric
+from headstart.server.metrics.engine_reading import Values
+from headstart.server.metrics.table import COMMON_LABELS, METRICS, Metric
 
 _EVENT_COUNTERS = ("request_success", "http_requests", "http_responses")
 
