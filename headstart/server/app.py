@@ -132,7 +132,7 @@ def _add_operation(app: FastAPI, state: ServerState) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         """For Prometheus."""
-        body, kind = await state.metrics_page()
+        body, kind = await state.rendered_metrics()
         return Response(body, headers={"content-type": kind})
 
 

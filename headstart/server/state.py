@@ -20,6 +20,7 @@ from headstart.errors import RequestError
 from headstart.server.bodies import BodyReader
 from headstart.server.grammars.compiler import TokenGrammar
 from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.metrics.exposition import MetricsPage
 from headstart.server.metrics.recorder import Health, ServerMetrics
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
@@ -115,6 +116,7 @@ class ServerState:
         self.root = model
         self.names: Sequence[str] = options.served_model_name or [model]
         self.metrics = ServerMetrics(self.names[0])
+        self.metrics_page = MetricsPage(self.metrics)
         self.worker = Worker(lambda: self._load(make_engine), self.metrics)
         self.gate = Gate(self.worker, max_queue=options.max_queue)
         self.tally = Tally()
@@ -165,7 +167,7 @@ class ServerState:
         grammar: TokenGrammar = await _in_pool(pool, model.compile, spec)
         return grammar
 
-    async def metrics_page(self) -> tuple[bytes, str]:
+    async def rendered_metrics(self) -> tuple[bytes, str]:
         """Body and content type of GET /metrics, rendered in a thread, one at a time.
 
         Requests that arrive during a rendering share the next one: however many there are, each
@@ -178,7 +180,7 @@ class ServerState:
     async def _rendered(self) -> tuple[bytes, str]:
         async with self._page_lock:
             self._next_page = None
-            page: tuple[bytes, str] = await _in_pool(self._metrics_pool, self.metrics.render)
+            page: tuple[bytes, str] = await _in_pool(self._metrics_pool, self.metrics_page.render)
             return page
 
     async def warm_up(self) -> None:

@@ -2,69 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import threading
+from collections.abc import Iterable, Iterator, Mapping
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
 from headstart.server.metrics.engine_reading import Values
-from headstart.server.metrics.table import COMMON_LABELS, METRICS, Metric
-
-_EVENT_COUNTERS = ("request_success", "http_requests", "http_responses")
-
-
-class Events:
-    """Counters and histograms that are told what happened; the engine's own are read instead."""
-
-    def __init__(self, common: Mapping[str, str]):
-        self._registry = CollectorRegistry()
-        self._common = dict(common)
-        # All at once: made on first use, two threads could make the same one.
-        self._counters = {name: self._counter(METRICS[name]) for name in _EVENT_COUNTERS}
-        self._histograms = {
-            name: self._histogram(metric)
-            for name, metric in METRICS.items()
-            if metric.kind == "histogram"
-        }
-        for name in self._histograms:
-            if not METRICS[name].labels:
-                self.histogram(name)  # exposed with 0, not only after the first observation
-
-    def _counter(self, metric: Metric) -> Counter:
-        labels = (*COMMON_LABELS, *metric.label_names)
-        return Counter(metric.own, metric.help, labels, registry=self._registry)
-
-    def _histogram(self, metric: Metric) -> Histogram:
-        labels = (*COMMON_LABELS, *metric.label_names)
-        return Histogram(
-            metric.own, metric.help, labels, registry=self._registry, buckets=metric.buckets
-        )
-
-    def counter(self, name: str, **labels: str) -> Counter:
-        """A counter's series; it is exposed from the first call on, with 0."""
-        bounded = METRICS[name].bounded(labels)
-        return self._counters[name].labels(**self._common, **bounded)
-
-    def histogram(self, name: str, **labels: str) -> Histogram:
-        """A histogram's series, to observe values with."""
-        bounded = METRICS[name].bounded(labels)
-        return self._histograms[name].labels(**self._common, **bounded)
-
-    def families(self) -> Iterator[Family]:
-        yield from self._registry.collect()
+from headstart.server.metrics.recorder import ServerMetrics, bounded
+from headstart.server.metrics.table import METRICS, Metric
 
 
-class Exposition(Collector):
-    """Everything a registry asks for: events, and values that are read now."""
+class MetricsPage:
+    """GET /metrics: everything that one server has counted, and what its engine says now."""
 
-    def __init__(self, common: Mapping[str, str], events: Events, read: Callable[[], Values]):
-        self._common, self._events, self._read = dict(common), events, read
+    def __init__(self, metrics: ServerMetrics):
+        self.registry = CollectorRegistry()
+        self.registry.register(_Exposition(metrics))
+        ProcessCollector(registry=self.registry)
+        self._lock = threading.Lock()
+
+    def render(self) -> tuple[bytes, str]:
+        """Body and content type."""
+        with self._lock:  # two scrapers must not see the counters in turns
+            return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
+
+
+class _Exposition(Collector):
+    """What a registry asks for: counted events, and values that are read now."""
+
+    def __init__(self, metrics: ServerMetrics):
+        self._metrics = metrics
 
     def collect(self) -> Iterator[Family]:
         by_name = {metric.own: metric for metric in METRICS.values()}
-        families = [*self._events.families(), *_families(self._read(), self._common)]
+        events = self._metrics.events
+        families = [*events.families(), *_families(self._metrics.values(), events.common)]
         for family in families:
             metric = by_name[family.name]
             samples = [s for s in family.samples if not s.name.endswith("_created")]
@@ -77,7 +53,7 @@ def _families(values: Values, common: Mapping[str, str]) -> Iterator[Family]:
     grouped: dict[str, list[Sample]] = {}
     for (name, label_values), value in values.items():
         metric = METRICS[name]
-        own = metric.bounded(dict(zip(metric.label_names, label_values, strict=True)))
+        own = bounded(metric, dict(zip(metric.label_names, label_values, strict=True)))
         labels = {**common, **own}
         ending = "_total" if metric.kind == "counter" else ""
         grouped.setdefault(name, []).append(Sample(metric.own + ending, labels, float(value)))

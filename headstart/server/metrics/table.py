@@ -10,7 +10,6 @@ memory, and a line of every scrape, for as long as the server runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,10 +26,6 @@ class Label:
 
     name: str
     values: tuple[str, ...] = ()
-
-    def bounded(self, value: str) -> str:
-        """The value if it is listed, else the one that stands for all others."""
-        return value if not self.values or value in self.values else OTHER
 
 
 @dataclass(frozen=True)
@@ -52,10 +47,6 @@ class Metric:
     @property
     def label_names(self) -> tuple[str, ...]:
         return tuple(label.name for label in self.labels)
-
-    def bounded(self, values: Mapping[str, str]) -> dict[str, str]:
-        """The values of all labels, by name, each one of those listed."""
-        return {label.name: label.bounded(values[label.name]) for label in self.labels}
 
     @property
     def exposed(self) -> tuple[str, ...]:

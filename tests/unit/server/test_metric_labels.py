@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from dataclasses import replace
 from typing import get_args
 
 import pytest
@@ -15,7 +16,8 @@ from starlette.routing import Route
 from headstart.engine.engine import Engine
 from headstart.engine.speculation import DecidedBy
 from headstart.server.app import create_app
-from headstart.server.metrics.recorder import Health, ServerMetrics
+from headstart.server.metrics.exposition import MetricsPage
+from headstart.server.metrics.recorder import Health, ServerMetrics, bounded
 from headstart.server.metrics.table import METRICS, OTHER, Metric
 from headstart.server.options import ServerOptions
 from headstart.server.state import ServerState
@@ -44,8 +46,10 @@ def test_every_label_of_every_metric_has_listed_values_or_is_a_setting(metric: M
             assert not label.values and metric.kind == "gauge", "one value, read at each scrape"
         else:
             assert label.values and len(set(label.values)) == len(label.values) < 20
-            assert all(label.bounded(value) == value for value in label.values)
-            assert label.bounded("made up by a client") == OTHER
+            one = replace(metric, labels=(label,))
+            for value in label.values:
+                assert bounded(one, {label.name: value}) == {label.name: value}
+            assert bounded(one, {label.name: "made up by a client"}) == {label.name: OTHER}
 
 
 def test_the_lists_are_those_of_the_code_that_gives_the_values(client: TestClient) -> None:
@@ -63,7 +67,7 @@ def test_events_cannot_make_a_series_of_an_unlisted_value() -> None:
     metrics = ServerMetrics("small")
     for number in range(300):
         metrics.http_request(f"/route{number}", f"METHOD{number}", 600 + number, 0.001)
-    families = text_string_to_metric_families(metrics.render()[0].decode())
+    families = text_string_to_metric_families(MetricsPage(metrics).render()[0].decode())
     (found,) = (family for family in families if family.name == "headstart:http_responses")
     (sample,) = found.samples
     assert sample.value == 300
@@ -109,15 +113,15 @@ def test_pages_are_rendered_one_at_a_time_and_beside_the_event_loop(
         return str(len(threads)).encode(), "text/plain"
 
     async def scrape() -> tuple[list[tuple[bytes, str]], int]:
-        turns, tasks = 0, [asyncio.create_task(state.metrics_page())]
+        turns, tasks = 0, [asyncio.create_task(state.rendered_metrics())]
         await asyncio.sleep(0.05)
-        tasks += [asyncio.create_task(state.metrics_page()) for _ in range(100)]
+        tasks += [asyncio.create_task(state.rendered_metrics()) for _ in range(100)]
         while not all(task.done() for task in tasks):
             turns += 1
             await asyncio.sleep(0.005)
         return [task.result() for task in tasks], turns
 
-    monkeypatch.setattr(state.metrics, "render", render)
+    monkeypatch.setattr(state.metrics_page, "render", render)
     pages, turns = asyncio.run(scrape())
     assert [page[0] for page in pages] == [b"1"] + [b"2"] * 100, "fresh for whoever came later"
     assert turns > 20 and all(name.startswith("metrics") for name in threads)
@@ -125,7 +129,7 @@ def test_pages_are_rendered_one_at_a_time_and_beside_the_event_loop(
 
 def test_a_client_that_goes_away_takes_nobody_elses_page(state: ServerState) -> None:
     async def scrape() -> bytes:
-        first, second = (asyncio.create_task(state.metrics_page()) for _ in range(2))
+        first, second = (asyncio.create_task(state.rendered_metrics()) for _ in range(2))
         await asyncio.sleep(0)
         first.cancel()
         return (await second)[0]
