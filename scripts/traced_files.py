@@ -5,7 +5,7 @@
 
 `chat` counts from the arrival of a chat request at a running server to the end of its answer, in
 all threads; of three equal requests, files that all three ran, so that what happens to run beside
-them (a watch, a timer) is not taken for a part. `generate` counts from the loaded model to the end
+them (a timer) is not taken for a part. `generate` counts from the loaded model to the end
 of the command, and the command's own functions that are waiting for it. Ends with one JSON line.
 """
 
@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dis
+import functools
 import io
 import json
 import sys
@@ -64,7 +66,8 @@ class Tracer:
         return sorted(self._found)
 
     def _call(self, frame: FrameType, event: str, argument: Any) -> None:
-        if self._is_counting and event == "call":
+        # A coroutine that goes on after waiting is no call: the server's own wait all the time.
+        if self._is_counting and event == "call" and frame.f_lasti <= _start(frame.f_code):
             self._note(frame)
 
     def _note(self, frame: FrameType) -> None:
@@ -76,6 +79,12 @@ class Tracer:
         file = self._known[code]
         if file is not None and file not in self._found and not _is_importing(frame):
             self._found.add(file)
+
+
+@functools.cache
+def _start(code: CodeType) -> int:
+    """Where a function is when it has just been called; coroutines go on further behind."""
+    return next(step.offset for step in dis.get_instructions(code) if step.opname == "RESUME")
 
 
 def _is_importing(frame: FrameType | None) -> bool:

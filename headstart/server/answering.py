@@ -29,12 +29,13 @@ from headstart.server.refusals import (
     STOPPED,
     Refusal,
     about,
-    called,
     refusal_of,
+    renamed,
     too_long,
     too_slow,
 )
 from headstart.server.state import ServerState
+from headstart.server.tools.calls import PreparedChat
 from headstart.server.tools.calls import prepare as prepare_tools
 from headstart.server.wire import (
     DONE,
@@ -79,13 +80,12 @@ class Answering(Response):
             asked = self.request
             with self.state.gate.entry(asked.num_answers, field=asked.answers_field):
                 async with asyncio.timeout(limit):
-                    with called(asked.own_names):
-                        await self._answer(send)
+                    await self._answer(send)
             self.state.tally.finished += 1
         except TimeoutError:
             await self._refuse(send, too_slow(limit))
         except Exception as error:
-            await self._refuse(send, error)
+            await self._refuse(send, renamed(error, self.request.own_names))
 
     async def _answer(self, send: Send) -> None:
         state = self.state
@@ -178,20 +178,16 @@ def prepare_chat(
     request: ChatRequest, answer_id: str, model: ServedModel, limits: ServerOptions
 ) -> Prepared:
     messages = for_template(request.messages, model.chat_template)
-    chat = prepare_tools(
-        messages, tools=request.tools, tool_choice=request.tool_choice,
-        parallel_tool_calls=request.parallel_tool_calls, format=model.tool_format,
-        chat_template=model.chat_template,
-        spec=grammar_spec(request.response_format, request.structured_outputs),
-    )  # fmt: skip
-    is_kept = model.keeps_special(chat.uses_tools)
+    chat = _with_tools(request, messages, model)
+    is_kept = chat.format is not None or model.thinks_in_special
     special = model.plain_special if is_kept and request.skip_special_tokens is not False else {}
     changes = {"skip_special_tokens": False} if is_kept else {}
     params = request.params(model.engine.prompts, **changes)
     options = {**request.template_options, **chat.template_options}
     asked = model.engine.read(chat.messages, _seeded(params), options)
     _check_length(asked.ids, request, model, limits.max_prompt_tokens)
-    reasoning, start = model.reasoning_format, model.reasoning_start(asked.ids)
+    reasoning = model.reasoning_format
+    start = model.reasoning_start(asked.ids) if reasoning is not None else "closed"
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
     jobs = [Job(answer_id, asked, request.priority)]
     writer = ChatWriter(
@@ -202,12 +198,33 @@ def prepare_chat(
     return Prepared(jobs, spec, writer, messages)
 
 
+def _with_tools(
+    request: ChatRequest, messages: list[dict[str, Any]], model: ServedModel
+) -> PreparedChat:
+    """What tools, earlier calls and a grammar make of a request; most have none of them."""
+    spec = _grammar_of(request)
+    given = (request.tools, request.tool_choice)
+    if given == (None, None) and not any("tool_calls" in message for message in messages):
+        return PreparedChat(messages, grammar=spec)
+    return prepare_tools(
+        messages, tools=request.tools, tool_choice=request.tool_choice,
+        parallel_tool_calls=request.parallel_tool_calls, format=model.tool_format,
+        chat_template=model.chat_template, spec=spec,
+    )  # fmt: skip
+
+
+def _grammar_of(request: SamplingFields) -> GrammarSpec | None:
+    if request.response_format is None and request.structured_outputs is None:
+        return None
+    return grammar_spec(request.response_format, request.structured_outputs)
+
+
 def prepare_completion(
     request: CompletionRequest, answer_id: str, model: ServedModel, limits: ServerOptions
 ) -> Prepared:
     engine = model.engine
     params = request.params(engine.prompts)
-    spec = grammar_spec(request.response_format, request.structured_outputs)
+    spec = _grammar_of(request)
     jobs = []
     for number, prompt in enumerate(request.prompts):
         asked = engine.read(prompt, _seeded(params))

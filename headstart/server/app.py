@@ -17,13 +17,18 @@ from headstart.errors import ConfigError, RequestError
 from headstart.server.answering import Answering, Prepared, new_id, prepare_chat, prepare_completion
 from headstart.server.api_docs import body_of, describe, fields_page
 from headstart.server.page import page_response
-from headstart.server.protocol.base import Part
 from headstart.server.protocol.chat import ChatRequest
 from headstart.server.protocol.completion import CompletionRequest
 from headstart.server.protocol.sampling import SamplingFields
 from headstart.server.refusals import Refusal, no_such_route, refusal_of
 from headstart.server.state import ServerState
-from headstart.server.tokens import DetokenizeRequest, TokenizeRequest, detokenize, tokenize
+from headstart.server.tokens import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    TokensRequest,
+    detokenize,
+    tokenize,
+)
 from headstart.server.wire import Observed, encoded, note_of
 
 _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
@@ -31,15 +36,15 @@ _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 
 def create_app(state: ServerState) -> FastAPI:
     """All routes of a server; `state.worker` is started by whoever runs it."""
-    keys = Keys(state.options.api_keys)
+    options, keys = state.options, Keys(state.options.api_keys)
+    is_for_this_machine = not options.is_public and not options.api_keys  # no page knows a key
     # FastAPI's own /docs loads scripts from elsewhere; ours loads nothing.
     app = FastAPI(title="Headstart", version=__version__, redoc_url=None, docs_url=None)
 
     async def key(
         request: Request, authorization: Annotated[str | None, Header()] = None
     ) -> None:  # fmt: skip
-        options = state.options
-        if not options.is_public and not options.api_keys:  # no page knows a key
+        if is_for_this_machine:
             check_host(request.headers.get("host", ""), options.host)
         check_site(request.headers, options.cors_origin or ())
         keys.check(authorization)
@@ -65,7 +70,7 @@ def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     ) -> Response:
         state.gate.check()
         body = await state.bodies.read(request, kind)
-        state.model.check_name(body.model)
+        state.check_name(body.model)
         body.check(state.options)
         return Answering(state, body, new_id(prefix), prepare)
 
@@ -87,16 +92,18 @@ def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     @app.get("/v1/models/{name:path}", dependencies=keys)
     async def model(name: str) -> Response:
         """One of those names."""
-        state.model.check_name(name)
-        return _document({**state.model.cards()[0], "id": name})
+        card = state.model.cards()[0]
+        state.check_name(name)
+        return _document({**card, "id": name})
 
 
 def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     async def converted(
-        request: Request, kind: type[Part], convert: Callable[..., bytes]
+        request: Request, kind: type[TokensRequest], convert: Callable[..., bytes]
     ) -> Response:
         state.gate.check()
         body = await state.bodies.read(request, kind)
+        state.check_name(body.model)
         with state.gate.entry(1, is_timed=False):
             return _json(await state.in_token_thread(convert, body, state.model))
 

@@ -21,13 +21,14 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from headstart.server.protocol.base import Part, field_names, without_harmless
+from headstart.server.protocol.base import HARMLESS, Part, field_names
 from headstart.server.protocol.field_errors import field_refusal
 from headstart.server.refusals import Refusal, unavailable
 
 Body = TypeVar("Body", bound=Part)
 
 _JSON = "application/json"
+_PARTS = ("headstart", "stream_options")  # objects, in which null is no value either
 _AT_ONCE = 32  # bodies of the largest size that may be in memory together
 _MOST_TIMES = 8  # the largest size that the values of one body may take
 _OBJECT_BYTES, _LIST_BYTES, _VALUE_BYTES = 190, 64, 40  # what they take, small ones
@@ -140,11 +141,26 @@ def parse(data: bytes, kind: type[Body]) -> Body:
     if not isinstance(document, dict):
         found = type(document).__name__
         raise Refusal(400, f"the body is a {found}; give a JSON object.", code="invalid_json")
-    fields = without_harmless(document)
+    fields = _meaningful(document)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise field_refusal(error, fields, field_names(kind)) from None
+
+
+def _meaningful(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields that mean something: not null, and not among the harmless ones."""
+    return {
+        name: _without_nulls(value) if name in _PARTS else value
+        for name, value in body.items()
+        if name not in HARMLESS and value is not None
+    }
+
+
+def _without_nulls(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {name: value for name, value in part.items() if value is not None}
 
 
 class LargeRequests:

@@ -27,10 +27,9 @@ from headstart.engine.engine import Engine
 from headstart.errors import MissingExtra, RequestError
 from headstart.server.app import create_app
 from headstart.server.bodies import give_back
-from headstart.server.model import ANY_NAME
 from headstart.server.options import ServerOptions, url_of
 from headstart.server.refusals import STOPPED, unavailable
-from headstart.server.state import ServerState
+from headstart.server.state import ANY_NAME, ServerState
 from headstart.server.wire import GuardedConnection
 
 if TYPE_CHECKING:

@@ -112,12 +112,8 @@ def about(field: str | None) -> Iterator[None]:
         raise
 
 
-@contextmanager
-def called(names: Mapping[str, str]) -> Iterator[None]:
-    """What fails inside names the engine's fields as the request does: `{"prompt": "messages"}`."""
-    try:
-        yield
-    except (RequestError, ConfigError) as error:
-        if error.field is not None:
-            error.field = names.get(error.field, error.field)
-        raise
+def renamed(error: Exception, names: Mapping[str, str]) -> Exception:
+    """The same error about the field that the request has: `{"prompt": "messages"}`."""
+    if isinstance(error, RequestError | ConfigError) and error.field is not None:
+        error.field = names.get(error.field, error.field)
+    return error

@@ -24,11 +24,12 @@ from headstart.server.metrics.exposition import MetricsPage
 from headstart.server.metrics.recorder import Health, ServerMetrics
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
-from headstart.server.refusals import queue_full, unavailable
+from headstart.server.refusals import Refusal, queue_full, unavailable
 from headstart.server.worker import Worker
 
 _SMOOTHING = 0.1  # of a new duration in the mean that Retry-After is made from
 _LONGEST_RETRY = 60
+ANY_NAME = "default"  # of the model, always accepted
 _MOST_THREADS = 4  # for prompts, templates and grammars; the engine needs the cores more
 
 
@@ -146,6 +147,15 @@ class ServerState:
         self.gate.check()
         assert self._model is not None
         return self._model
+
+    def check_name(self, name: str | None) -> None:
+        """Refusal for a name that is not one of the model's."""
+        if name is not None and name != ANY_NAME and name not in self.names:
+            known = ", ".join(self.names)
+            raise Refusal(
+                404, f"no model is called {name[:80]!r}; this server has {known} (also as "
+                f"{ANY_NAME}).", param="model", code="model_not_found",
+            )  # fmt: skip
 
     def _load(self, make_engine: Callable[[], Engine]) -> Engine:
         engine = make_engine()

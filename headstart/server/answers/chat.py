@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from headstart.engine.outputs import Completion
@@ -12,7 +12,7 @@ from headstart.server.answers.writer import Writer
 from headstart.server.protocol.chat import ChatRequest
 from headstart.server.reasoning import ReasoningFormat, ReasoningSplitter, Start
 from headstart.server.tools.calls import PreparedChat
-from headstart.server.tools.parsing import ToolEvent, assembled, delta, num_held
+from headstart.server.tools.parsing import CallStarted, ContentDelta, ToolEvent, num_held
 from headstart.server.worker import Event
 
 
@@ -58,11 +58,13 @@ class ChatWriter(Writer):
         return [self.chunk(choice) for choice in choices]
 
     def usage(self) -> dict[str, Any]:
-        thought = sum(
-            self.model.num_reasoning_tokens(output.token_ids, self._start)
-            for result in self.results
-            for output in result.outputs
-        )
+        thought = 0
+        if self.model.reasoning_format is not None:
+            thought = sum(
+                self.model.num_reasoning_tokens(output.token_ids, self._start)
+                for result in self.results
+                for output in result.outputs
+            )
         return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
@@ -88,8 +90,9 @@ class ChatText:
     """One sample's text."""
 
     def __init__(self, chat: PreparedChat, reasoning: ReasoningFormat | None, start: Start):
-        self._splitter = ReasoningSplitter(reasoning, start)
-        self._parser = chat.new_parser()
+        # Most answers are content and nothing else: then there is nothing to take apart.
+        self._splitter = ReasoningSplitter(reasoning, start) if reasoning is not None else None
+        self._parser = chat.new_parser() if chat.format is not None else None
 
     def feed(self, text: str) -> list[dict[str, Any]]:
         """Deltas of a message; none while text waits for what comes next."""
@@ -100,7 +103,8 @@ class ChatText:
         return _deltas(*self._rest())
 
     def finish_reason(self, reason: str) -> str:
-        return "tool_calls" if self._parser.num_calls and reason == "stop" else reason
+        has_calls = self._parser is not None and self._parser.num_calls > 0
+        return "tool_calls" if has_calls and reason == "stop" else reason
 
     def message(self, text: str) -> dict[str, Any]:
         """The whole message of an answer that has ended."""
@@ -115,17 +119,48 @@ class ChatText:
         return message
 
     def _split(self, text: str) -> tuple[str, list[ToolEvent]]:
-        reasoning, content = self._splitter.feed(text)
-        return reasoning, self._parser.feed(content) if content else []
+        reasoning, content = ("", text) if self._splitter is None else self._splitter.feed(text)
+        return reasoning, self._parsed(content)
 
     def _rest(self) -> tuple[str, list[ToolEvent]]:
-        reasoning, content = self._splitter.finish()
-        return reasoning, self._parser.feed(content) + self._parser.finish()
+        reasoning, content = ("", "") if self._splitter is None else self._splitter.finish()
+        last = self._parser.finish() if self._parser is not None else []
+        return reasoning, self._parsed(content) + last
+
+    def _parsed(self, content: str) -> list[ToolEvent]:
+        if not content:
+            return []
+        return [ContentDelta(content)] if self._parser is None else self._parser.feed(content)
 
 
 def _deltas(reasoning: str, events: list[ToolEvent]) -> list[dict[str, Any]]:
     first = [{"reasoning_content": reasoning}] if reasoning else []
     return first + [delta(event) for event in events]
+
+
+def delta(event: ToolEvent) -> dict[str, Any]:
+    """The event as OpenAI's stream spells it: name and id first, then pieces of arguments."""
+    if isinstance(event, ContentDelta):
+        return {"content": event.text}
+    if isinstance(event, CallStarted):
+        function = {"name": event.name, "arguments": ""}
+        call = {"index": event.index, "id": event.id, "type": "function", "function": function}
+        return {"tool_calls": [call]}
+    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
+
+
+def assembled(events: Iterable[ToolEvent]) -> tuple[str | None, list[dict[str, Any]]]:
+    """(content, tool_calls) of a whole message; content is None where there are only calls."""
+    content, calls = "", []
+    for event in events:
+        if isinstance(event, ContentDelta):
+            content += event.text
+        elif isinstance(event, CallStarted):
+            function = {"name": event.name, "arguments": ""}
+            calls.append({"id": event.id, "type": "function", "function": function})
+        else:
+            calls[event.index]["function"]["arguments"] += event.text  # type: ignore[index]
+    return (content or None) if calls else content, calls
 
 
 class WithoutSpecial:

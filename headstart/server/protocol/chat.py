@@ -11,7 +11,6 @@ from headstart.errors import RequestError
 from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import Part, Whole
 from headstart.server.protocol.sampling import SamplingFields
-from headstart.server.refusals import about
 
 # Fields of messages that OpenAI's clients send; a template that has no use for them has none.
 _MESSAGE_FIELDS = frozenset(("name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"))
@@ -55,8 +54,11 @@ def for_template(messages: list[Message], template: str | None) -> list[dict[str
     """All messages of a request; RequestError names the first that cannot be used."""
     ready = []
     for number, message in enumerate(messages):
-        with about(f"messages[{number}]"):
+        try:
             ready.append(message.for_template(template))
+        except RequestError as error:
+            error.field = error.field or f"messages[{number}]"
+            raise
     return ready
 
 
