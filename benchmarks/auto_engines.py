@@ -164,7 +164,7 @@ def capture_all(engine: Any) -> int:
     import torch
 
     from headstart.backends.cuda.rounds import Kind
-    from headstart.engine.draft_choice import MENU
+    from headstart.engine.options import MENU
 
     seating = getattr(engine.loop, "seating", None)
     if seating is None or not seating.seats.lengths.is_cuda:

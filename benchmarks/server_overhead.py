@@ -35,7 +35,7 @@ _REPORT = "server work in the engine's thread: "
 def serve_counted() -> None:
     """`headstart serve` that counts what the engine's thread does outside of the engine."""
     from headstart.cli.main import main
-    from headstart.server.metrics import ServerMetrics
+    from headstart.server.metrics.recorder import ServerMetrics
     from headstart.server.worker import Worker
 
     spent = 0.0

@@ -16,12 +16,12 @@ PACKAGE = Path(headstart.__file__).parent
 
 # Lower layers first. Packages in one layer are strangers to each other.
 LAYERS = [
-    {"errors", "files"},
+    {"errors", "files", "processes"},
     {"checkpoint", "families", "report", "sampling"},
     {"calibrate", "data", "vocab"},
-    {"heads", "models"},
+    {"heads"},
+    {"models"},
     {"backends"},
-    {"assembly"},
     {"simulate"},
     {"launch", "engine", "train"},
     {"bench", "distill", "server"},
@@ -30,7 +30,7 @@ LAYERS = [
 ]
 # Computing packages, which the command line imports only when it runs a model.
 TORCH_PACKAGES = {
-    "sampling", "models", "backends", "assembly", "simulate", "engine", "train", "server",
+    "sampling", "models", "backends", "simulate", "engine", "train", "server",
 }  # fmt: skip
 # Where a model type may be named outside of families/: files, names (None: all), reason.
 NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [

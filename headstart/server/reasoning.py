@@ -12,8 +12,8 @@ from typing import Literal
 
 from headstart.errors import ConfigError
 from headstart.families.registry import match_family
-from headstart.server.grammar_specs import GrammarSpec
-from headstart.server.markers import num_held
+from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.tools.parsing import num_held
 
 Start = Literal["open", "closed", "free"]
 

@@ -20,7 +20,7 @@ from headstart.engine import device_loop
 from headstart.engine import parts as parts_module
 from headstart.engine.cost import NEVER_PAYS
 from headstart.engine.device_loop import DeviceLoop
-from headstart.engine.draft_choice import MENU
+from headstart.engine.options import MENU
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
 from headstart.engine.round_costs import RoundTable

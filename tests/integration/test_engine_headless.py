@@ -23,7 +23,8 @@ from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
 from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.sampling.params import SamplingParams
-from headstart.server.metrics import ServerMetrics
+from headstart.server.metrics.exposition import MetricsPage
+from headstart.server.metrics.recorder import ServerMetrics
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
@@ -97,7 +98,7 @@ def scraped(engine: Engine) -> tuple[float | None, float | None]:
     """How many had no head and how many got one again, as a server says it."""
     metrics, labels = ServerMetrics("tiny"), {"model_name": "tiny", "engine": "0"}
     metrics.attach(engine)
-    value = metrics.registry.get_sample_value
+    value = MetricsPage(metrics).registry.get_sample_value
     return (
         value("headstart:headless_requests_total", labels),
         value("headstart:heads_regained_total", labels),

@@ -15,9 +15,9 @@ from support.tiny_fixture import Tiny
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Completion, Result
 from headstart.engine.stats import RequestStats
-from headstart.server.answers.counts import usage_of
+from headstart.server.answers.writer import usage_of
+from headstart.server.lifecycle import startup_lines
 from headstart.server.logs import LogFormat, RequestRecord, configure, log_request
-from headstart.server.startup import startup_lines
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 NASTY = 'gpt\n2026-01-01 ERROR forged "line"\r\x1b[31m\u2028end'

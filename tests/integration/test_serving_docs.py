@@ -12,7 +12,7 @@ import pytest
 from support.server_runs import Server
 
 from headstart.engine.options import EngineOptions
-from headstart.server.limits import ServerOptions
+from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import HARMLESS
 from headstart.server.protocol.chat import ChatRequest
 

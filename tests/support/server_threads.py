@@ -13,8 +13,7 @@ import httpx
 
 from headstart.engine.engine import Engine
 from headstart.server.lifecycle import Serving
-from headstart.server.limits import ServerOptions
-from headstart.server.listening import listen
+from headstart.server.options import ServerOptions, listen
 from support.server_runs import HTTP
 
 LONG: dict[str, Any] = {"prompt": "abc", "max_tokens": 3000, "ignore_eos": True}

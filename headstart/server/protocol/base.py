@@ -6,7 +6,7 @@ API that change nothing here are accepted from `HARMLESS`; null stands for a fie
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -76,21 +76,3 @@ class StreamOptions(Part):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(default=False, description="usage with every chunk")
     include_obfuscation: bool = Field(default=False, description="accepted and without effect")
-
-
-_PARTS = ("headstart", "stream_options")
-
-
-def without_harmless(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields that mean something: not null, and not in the list."""
-    return {
-        name: _without_nulls(value) if name in _PARTS else value
-        for name, value in body.items()
-        if name not in HARMLESS and value is not None
-    }
-
-
-def _without_nulls(part: Any) -> Any:
-    if not isinstance(part, dict):
-        return part
-    return {name: value for name, value in part.items() if value is not None}

@@ -11,7 +11,7 @@ import pytest
 from headstart.engine.live_costs import LiveCosts
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
-from headstart.engine.policy import Speculation
+from headstart.engine.auto.policy import Speculation
 from headstart.sampling.params import SamplingParams
 
 Accept = Callable[[int], bool]  # whether the draft at a depth (from 0) is right

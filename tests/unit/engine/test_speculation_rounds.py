@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headstart.engine.draft_choice import MENU
+from headstart.engine.options import MENU
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.engine.round_costs import LiveRounds, RoundTable
-from headstart.engine.policy import Speculation
+from headstart.engine.auto.policy import Speculation
 from headstart.sampling.params import SamplingParams
 
 PROMPT, ANSWER = 512, 256

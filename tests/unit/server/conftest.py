@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from support.grammar_walks import END, MAX_SECONDS, VOCAB, tokenizer
 
-from headstart.server.grammars import GrammarCompiler
+from headstart.server.grammars.compiler import GrammarCompiler
 
 
 @pytest.fixture(scope="session")

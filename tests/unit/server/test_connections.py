@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from headstart.server.connections import GuardedConnection
+from headstart.server.wire import GuardedConnection
 
 _ANSWER = 24 << 20  # more than the system's own buffers take
 
@@ -60,6 +60,6 @@ async def served(path: str, *, reads: bool) -> tuple[int, int]:
 def test_who_does_not_read_is_disconnected(
     monkeypatch: pytest.MonkeyPatch, path: str, reads: bool, connections: int
 ) -> None:
-    monkeypatch.setattr("headstart.server.connections.STALL_SECONDS", 0.2)
+    monkeypatch.setattr("headstart.server.wire.STALL_SECONDS", 0.2)
     found, got = asyncio.run(served(path, reads=reads))
     assert found == connections and (got >= _ANSWER) is reads

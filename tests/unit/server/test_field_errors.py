@@ -13,13 +13,12 @@ from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.bodies import parse
-from headstart.server.grammar_specs import grammar_spec, regex
-from headstart.server.named_fields import about, called
+from headstart.server.grammars.specs import grammar_spec, regex
 from headstart.server.protocol.chat import ChatRequest
 from headstart.server.protocol.completion import CompletionRequest
-from headstart.server.refusals import Refusal, refusal_of
-from headstart.server.tool_calls import prepare
-from headstart.server.tool_formats import TOOL_FORMATS
+from headstart.server.refusals import Refusal, about, refusal_of, renamed
+from headstart.server.tools.calls import prepare
+from headstart.server.tools.formats import TOOL_FORMATS
 
 ASKED = {"messages": [{"role": "user", "content": "x"}]}
 DRAFTS = f"should be less than or equal to {MAX_DRAFTS}, or 'auto' or 'off'"
@@ -124,9 +123,9 @@ def test_fields_of_the_engine_are_named_as_the_request_does() -> None:
     chat = parse(json.dumps({**ASKED, "max_completion_tokens": 0}).encode(), ChatRequest)
     text = parse(b'{"prompt": "x", "max_tokens": 0}', CompletionRequest)
     for request, name in ((chat, "max_completion_tokens"), (text, "max_tokens")):
-        with pytest.raises(Exception, match="max_tokens is 0") as raised, called(request.own_names):
+        with pytest.raises(Exception, match="max_tokens is 0") as raised:
             SamplingParams(max_tokens=0)
-        assert refusal_of(raised.value).param == name
+        assert refusal_of(renamed(raised.value, request.own_names)).param == name
     assert chat.own_names["prompt"] == "messages" and "prompt" not in text.own_names
 
 

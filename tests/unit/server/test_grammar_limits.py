@@ -12,9 +12,9 @@ import pytest
 from support.grammar_walks import MAX_SECONDS, ids, walk
 
 from headstart.errors import EngineError, RequestError
-from headstart.server.grammar_client import CompilerProcess
-from headstart.server.grammar_specs import GrammarSpec, json_schema, regex, schema_format
-from headstart.server.grammars import GrammarCompiler
+from headstart.server.grammars.client import CompilerProcess
+from headstart.server.grammars.compiler import GrammarCompiler
+from headstart.server.grammars.specs import GrammarSpec, json_schema, regex, schema_format
 
 
 def test_a_grammar_that_needs_much_memory_is_given_up(

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerFast
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.errors import RequestError
-from headstart.server.grammar_specs import (
+from headstart.server.grammars.compiler import GrammarCompiler
+from headstart.server.grammars.specs import (
     GrammarSpec,
     choice,
     ebnf,
@@ -22,11 +23,10 @@ from headstart.server.grammar_specs import (
     json_schema,
     regex,
 )
-from headstart.server.grammars import GrammarCompiler
 from headstart.server.reasoning import REASONING_FORMATS, after_reasoning
-from headstart.server.tool_calls import prepare
-from headstart.server.tool_formats import TOOL_FORMATS
-from headstart.server.tool_parsing import assembled
+from headstart.server.tools.calls import prepare
+from headstart.server.tools.formats import TOOL_FORMATS
+from headstart.server.tools.parsing import assembled
 
 SCHEMA = {
     "type": "object",

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from starlette.types import Message
 
 from headstart.errors import MissingExtra
-from headstart.server.observing import Observed
+from headstart.server.wire import Observed
 
 
 class Counted:

@@ -12,13 +12,12 @@ from transformers import PreTrainedTokenizerFast
 from headstart.engine.outputs import Completion, Result
 from headstart.engine.stats import Acceptance, RequestStats
 from headstart.errors import ConfigError, EngineError, MissingExtra, PromptTooLong
-from headstart.server.answers.counts import statistics_of
-from headstart.server.auth import Keys
-from headstart.server.jobs import Channel
-from headstart.server.limits import ServerOptions
-from headstart.server.listening import listen
+from headstart.server.answers.writer import statistics_of
+from headstart.server.app import Keys
+from headstart.server.options import ServerOptions, listen
 from headstart.server.pieces import Pieces
 from headstart.server.refusals import Refusal, refusal_of
+from headstart.server.worker import Channel
 
 
 @pytest.mark.parametrize(

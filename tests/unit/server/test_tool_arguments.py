@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from headstart.server.tool_arguments import xml_arguments
+from headstart.server.tools.arguments import xml_arguments
 
 
 def read(text: str, schema: Any, **root: Any) -> Any:

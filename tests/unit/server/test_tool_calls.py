@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from support.tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
 
 from headstart.errors import ConfigError
-from headstart.server.tool_calls import PreparedChat, prepare
-from headstart.server.tool_formats import TOOL_FORMATS, tool_format
-from headstart.server.tool_parsing import ToolParser, assembled, delta
-from headstart.server.tool_requests import read_tools
+from headstart.server.answers.chat import assembled, delta
+from headstart.server.tools.calls import PreparedChat, prepare
+from headstart.server.tools.formats import TOOL_FORMATS, tool_format
+from headstart.server.tools.parsing import ToolParser
+from headstart.server.tools.requests import read_tools
 
 FORMATS = list(TOOL_FORMATS)
 CALLS = [

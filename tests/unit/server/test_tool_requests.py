@@ -8,10 +8,10 @@ import pytest
 from support.tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
 
 from headstart.errors import RequestError
-from headstart.server.grammar_specs import json_object
-from headstart.server.tool_calls import prepare
-from headstart.server.tool_formats import TOOL_FORMATS
-from headstart.server.tool_requests import read_tools
+from headstart.server.grammars.specs import json_object
+from headstart.server.tools.calls import prepare
+from headstart.server.tools.formats import TOOL_FORMATS
+from headstart.server.tools.requests import read_tools
 
 USER = {"role": "user", "content": "hi"}
 HERMES = TOOL_FORMATS["hermes"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.server.auth import check_host, check_site
+from headstart.server.app import check_host, check_site
 from headstart.server.refusals import Refusal
 
 

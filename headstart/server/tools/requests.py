@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from headstart.errors import RequestError, some
-from headstart.server.named_fields import about
-from headstart.server.schema_rules import check_form, enforceable
-from headstart.server.tool_arguments import is_object_schema
+from headstart.server.grammars.schema_rules import check_form, enforceable
+from headstart.server.refusals import about
+from headstart.server.tools.arguments import is_object_schema
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from headstart.errors import ConfigError
-from headstart.server.tool_arguments import Schemas, xml_arguments
+from headstart.server.tools.arguments import Schemas, xml_arguments
 
 
 @dataclass(frozen=True)

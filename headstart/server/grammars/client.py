@@ -6,11 +6,11 @@ import json
 import re
 import socket
 import subprocess
-import sys
 import threading
 import time
 
 from headstart.errors import EngineError, RequestError
+from headstart.processes import python_command
 from headstart.server.refusals import unavailable
 
 _START_SECONDS = 120.0  # importing xgrammar brings torch along
@@ -93,7 +93,7 @@ class CompilerProcess:
         self._control, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "headstart.server.grammar_process", str(theirs.fileno())],
+                python_command("headstart.server.grammars.process", str(theirs.fileno())),
                 stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
             )  # fmt: skip
         self._is_ready = False

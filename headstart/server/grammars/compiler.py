@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from headstart.errors import MissingExtra, RequestError, install
-from headstart.server.grammar_client import CompilerProcess
-from headstart.server.grammar_specs import GrammarSpec
+from headstart.server.grammars.client import CompilerProcess
+from headstart.server.grammars.specs import GrammarSpec
 from headstart.server.pieces import special_ids
 
 # Processor time that a grammar may take: a store that fills with every token.

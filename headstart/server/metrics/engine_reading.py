@@ -6,9 +6,6 @@ read before what was drafted, so a rate is never above 1. Two counters may be a 
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
 from headstart.engine.auto.policy import DecidedBy
@@ -19,8 +16,6 @@ if TYPE_CHECKING:
 Series = tuple[str, tuple[str, ...]]  # a metric's name and the values of its labels
 Values = dict[Series, float]
 
-_WINDOW_SECONDS = 60.0
-_SAMPLE_SECONDS = 1.0
 _REASONS = (*get_args(DecidedBy), "none")
 
 
@@ -101,55 +96,3 @@ def gauges(engine: Engine, num_queued: int) -> Values:
             if seconds is not None:
                 values["round_cost_seconds", (str(drafts),)] = seconds
     return values
-
-
-@dataclass(frozen=True)
-class _Sample:
-    seconds: float
-    rounds: int
-    drafted: int
-    accepted: int
-
-
-class RecentAcceptance:
-    """Acceptance over the last minute in which there were rounds."""
-
-    def __init__(self) -> None:
-        self._samples: deque[_Sample] = deque()
-        self._latest: Values = {
-            ("spec_decode_draft_acceptance_rate", ()): float("nan"),
-            ("spec_decode_acceptance_length", ()): float("nan"),
-            ("spec_decode_mean_chosen_drafts", ()): float("nan"),
-        }
-
-    def observe(self, engine: Engine, now: float | None = None) -> None:
-        """Take a sample, at most one a second."""
-        now = time.perf_counter() if now is None else now
-        if self._samples and now - self._samples[-1].seconds < _SAMPLE_SECONDS:
-            return
-        self._samples.append(_sample(engine, now))
-        while len(self._samples) > 2 and now - self._samples[0].seconds > _WINDOW_SECONDS:
-            self._samples.popleft()
-
-    def forget(self) -> None:
-        """Another engine counts from 0."""
-        self._samples.clear()
-
-    def values(self, engine: Engine) -> Values:
-        """Rates up to now; where nothing happened since, those of before."""
-        before = self._samples[0] if self._samples else _Sample(0.0, 0, 0, 0)
-        now = _sample(engine, 0.0)
-        rounds, drafted = now.rounds - before.rounds, now.drafted - before.drafted
-        accepted = now.accepted - before.accepted
-        if drafted:
-            self._latest["spec_decode_draft_acceptance_rate", ()] = accepted / drafted
-        if rounds:
-            self._latest["spec_decode_acceptance_length", ()] = 1 + accepted / rounds
-            self._latest["spec_decode_mean_chosen_drafts", ()] = drafted / rounds
-        return dict(self._latest)
-
-
-def _sample(engine: Engine, now: float) -> _Sample:
-    acceptance = engine.stats.acceptance
-    accepted = sum(list(acceptance.accepted))
-    return _Sample(now, acceptance.rounds, sum(list(acceptance.drafted)), accepted)

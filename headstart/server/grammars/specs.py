@@ -14,8 +14,8 @@ from dataclasses import field as dataclass_field
 from typing import Any
 
 from headstart.errors import RequestError, some
-from headstart.server.named_fields import about
-from headstart.server.schema_rules import enforceable
+from headstart.server.grammars.schema_rules import enforceable
+from headstart.server.refusals import about
 
 Format = dict[str, Any]
 

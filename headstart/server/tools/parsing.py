@@ -10,11 +10,9 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from headstart.server.markers import num_held
-from headstart.server.tool_arguments import Schemas
-from headstart.server.tool_formats import Call, ToolFormat, called_name, read_bare
+from headstart.server.tools.arguments import Schemas
+from headstart.server.tools.formats import Call, ToolFormat, called_name, read_bare
 
 
 @dataclass(frozen=True)
@@ -197,26 +195,12 @@ class _Arguments:
             self._is_done = self._depth == 0
 
 
-def delta(event: ToolEvent) -> dict[str, Any]:
-    """The event as OpenAI's stream spells it: name and id first, then pieces of arguments."""
-    if isinstance(event, ContentDelta):
-        return {"content": event.text}
-    if isinstance(event, CallStarted):
-        function = {"name": event.name, "arguments": ""}
-        call = {"index": event.index, "id": event.id, "type": "function", "function": function}
-        return {"tool_calls": [call]}
-    return {"tool_calls": [{"index": event.index, "function": {"arguments": event.text}}]}
-
-
-def assembled(events: Iterable[ToolEvent]) -> tuple[str | None, list[dict[str, Any]]]:
-    """(content, tool_calls) of a whole message; content is None where there are only calls."""
-    content, calls = "", []
-    for event in events:
-        if isinstance(event, ContentDelta):
-            content += event.text
-        elif isinstance(event, CallStarted):
-            function = {"name": event.name, "arguments": ""}
-            calls.append({"id": event.id, "type": "function", "function": function})
-        else:
-            calls[event.index]["function"]["arguments"] += event.text  # type: ignore[index]
-    return (content or None) if calls else content, calls
+def num_held(text: str, markers: Iterable[str]) -> int:
+    """Characters at the end of `text` that may be the beginning of a marker."""
+    longest = 0
+    for marker in markers:
+        for size in range(min(len(marker) - 1, len(text)), longest, -1):
+            if text.endswith(marker[:size]):
+                longest = size
+                break
+    return longest

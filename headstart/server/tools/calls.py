@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headstart.errors import RequestError
-from headstart.server.grammar_specs import Format, GrammarSpec, schema_format
-from headstart.server.named_fields import about
-from headstart.server.tool_formats import ToolFormat
-from headstart.server.tool_parsing import ToolParser
-from headstart.server.tool_requests import Tool, read_choice, read_tools
+from headstart.server.grammars.specs import Format, GrammarSpec, schema_format
+from headstart.server.refusals import about
+from headstart.server.tools.formats import ToolFormat
+from headstart.server.tools.parsing import ToolParser
+from headstart.server.tools.requests import Tool, read_choice, read_tools
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,11 @@ class PreparedChat:
     messages: list[dict[str, Any]]
     template_options: dict[str, Any] = field(default_factory=dict)
     grammar: GrammarSpec | None = None
-    format: ToolFormat | None = None  # None: the answer is content
+    # None: the answer is content. Else special tokens must stay in its text: markers may be such.
+    format: ToolFormat | None = None
     tools: tuple[Tool, ...] = ()
     max_calls: int | None = None
     is_forced: bool = False  # calls come out of a grammar, so they are well formed
-
-    @property
-    def uses_tools(self) -> bool:
-        """Then special tokens must stay in the text: a format's markers may be among them."""
-        return self.format is not None
 
     def new_parser(self) -> ToolParser:
         """For one answer."""
