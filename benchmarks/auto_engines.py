@@ -90,10 +90,10 @@ class Subject:
 
         from headstart.calibrate.agreement import make_agreement
         from headstart.checkpoint.provenance import read_provenance
-        from headstart.engine.rates import OVERALL_MEMORY, Rates
+        from headstart.engine.auto.rates import AcceptanceRates
 
         engine, facts = self._engines[AUTO], read_provenance(self._model)
-        engine.speculation._overall = Rates(memory=OVERALL_MEMORY)
+        engine.speculation.rates.overall = AcceptanceRates().overall
         if rate == self.rate:
             return
         vocab, hidden = engine.built.trunk.embed.shape
@@ -164,7 +164,7 @@ def capture_all(engine: Any) -> int:
     import torch
 
     from headstart.backends.cuda.rounds import Kind
-    from headstart.engine.draft_choice import MENU
+    from headstart.engine.auto.costs import MENU
 
     seating = getattr(engine.loop, "seating", None)
     if seating is None or not seating.seats.lengths.is_cuda:

@@ -39,8 +39,8 @@ PARTS = {
     "choose_library": "which library attends",
     "DeviceLoop._compile": "kernels found or compiled",
     "Seating.warm_up": "rounds captured",
-    "profile_rounds": "rounds captured and timed",
-    "measure_both": "requests that do not sit, timed",
+    "profile_captured_rounds": "rounds captured and timed",
+    "profile_host_rounds": "requests that do not sit, timed",
     "Engine.generate": "the first token",
 }
 IMPORTS, REST = "imports", "the rest"

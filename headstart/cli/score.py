@@ -64,8 +64,8 @@ def run(
     from headstart.cli.progress import counted_progress
     from headstart.cli.score_view import show
     from headstart.data.prompt_reader import PromptReader
+    from headstart.engine.auto.single_request import single_request_costs
     from headstart.engine.draft_vocabs import DraftVocabs
-    from headstart.engine.single_costs import single_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import WHOLE, score
@@ -79,7 +79,7 @@ def run(
             "`headstart graft`."
         )
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
-    costs = single_costs(
+    costs = single_request_costs(
         checkpoint, head, dict.fromkeys((None, largest)), device=device, dtype=dtype,
         bandwidth=bandwidth, weights=weights,
     )  # fmt: skip

@@ -26,7 +26,7 @@ def predictor_of(
     from headstart.assembly.build import build, has_head
     from headstart.data.prompt_reader import PromptReader
     from headstart.data.records import spread
-    from headstart.engine.single_costs import single_costs
+    from headstart.engine.auto.single_request import single_request_costs
     from headstart.simulate.cost import best, predict
     from headstart.simulate.plan import make_plan
     from headstart.simulate.scoring import score
@@ -35,7 +35,7 @@ def predictor_of(
     if not has_head(checkpoint, head):
         return None
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
-    costs = single_costs(
+    costs = single_request_costs(
         checkpoint, head, sizes, device=device, dtype=dtype, bandwidth=bandwidth,
         weights=weights,
     )  # fmt: skip

@@ -14,15 +14,16 @@ from typing import Any
 import torch
 
 from headstart.backends.cuda.rounds import Kind, run_round
+from headstart.engine.auto.blank_rounds import BlankRounds
+from headstart.engine.auto.headless import Headless
+from headstart.engine.auto.live_costs import LiveCosts
+from headstart.engine.auto.profile import profile_captured_rounds
 from headstart.engine.device_runner import DeviceRunner
 from headstart.engine.head_rows import HeadRows
 from headstart.engine.head_track import HeadTrack
-from headstart.engine.headless import Headless
 from headstart.engine.loop import Loop
 from headstart.engine.outputs import Update
 from headstart.engine.request import Request, State
-from headstart.engine.round_costs import LiveRounds
-from headstart.engine.round_profile import profile_rounds, profiled_kinds
 from headstart.engine.scheduler import Work
 from headstart.engine.seatable import may_sit
 from headstart.engine.seating import Flight, Outcome, Seating
@@ -71,14 +72,16 @@ class DeviceLoop(Loop):
         """Compile and capture before the first request; K/V memory is still scratch."""
         drafts = self.options.max_drafts if self.drafter is not None else 0
         choosing = self.speculation if self.options.speculate == "auto" else None
-        is_fixed = choosing is None
-        kinds = self.seating.kinds_of(drafts) if is_fixed else profiled_kinds(self.seating, drafts)
+        blank = BlankRounds(self.seating)
+        kinds = self.seating.kinds_of(drafts) if choosing is None else blank.kinds(drafts)
         if self.runner.device.type == "cuda":
             self._compile(kinds)
         self._read_blank()
         if choosing is not None:
-            table = profile_rounds(self.seating, self.options.max_drafts)
-            choosing.rounds = LiveRounds(table, self.seating.graphs.bucket)
+            table = profile_captured_rounds(blank, self.options.max_drafts)
+            choosing.uniform_costs = LiveCosts(
+                table, uniform=True, captured_size=self.seating.graphs.bucket
+            )
         else:
             self.seating.warm_up(kinds)
 
@@ -109,7 +112,7 @@ class DeviceLoop(Loop):
             return {}
         going = len(self.scheduler.running)
         seated = list(self.seating.taken.values())
-        chosen = self.speculation.choose(seated, num_running=going, is_seated=True)
+        chosen = self.speculation.choose(seated, num_running=going, uniform=True)
         self.stats.draft_reason = self.speculation.reason
         return chosen
 
@@ -128,9 +131,8 @@ class DeviceLoop(Loop):
         """What a round really took, where its result has just been read."""
         if flight is None or flight.timed is None or self.speculation is None:
             return
-        if (rounds := self.speculation.rounds) is not None:
-            kind = flight.timed.kind
-            rounds.observe(kind.count, kind.num_drafts, flight.timed.context, flight.seconds())
+        kind, context = flight.timed.kind, flight.timed.context
+        self.speculation.observe_round(kind.count, kind.num_drafts, context, flight.seconds())
 
     def _take(self, outcome: Outcome) -> Update | None:
         """Hand out what the device gave one request, unless it has ended since."""

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
+from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.drafter import Drafter
 from headstart.engine.emission import emit, update_since
 from headstart.engine.head_track import HeadTrack
@@ -19,7 +20,6 @@ from headstart.engine.outputs import Update
 from headstart.engine.request import Request
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler, Work
-from headstart.engine.speculation import Speculation
 from headstart.engine.stats import EngineStats
 from headstart.engine.verifier import Verdict, verify
 
@@ -33,7 +33,7 @@ class Loop:
         scheduler: Scheduler,
         runner: Runner,
         drafter: Drafter | None,
-        speculation: Speculation | None,
+        speculation: DraftPolicy | None,
     ):
         self.options, self.scheduler, self.runner = options, scheduler, runner
         self.drafter, self.speculation = drafter, speculation

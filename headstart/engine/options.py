@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from headstart.engine.draft_choice import MENU
+from headstart.engine.auto.costs import MENU
 from headstart.errors import ConfigError, some
 
 Speculate = int | Literal["auto"]

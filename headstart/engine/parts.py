@@ -9,8 +9,10 @@ import torch
 
 from headstart.assembly.build import Built
 from headstart.assembly.forms import why_not_compiled
-from headstart.engine.cost import measure_both
-from headstart.engine.draft_choice import MENU
+from headstart.engine.auto.blank_rounds import BlankPasses
+from headstart.engine.auto.costs import MENU
+from headstart.engine.auto.policy import DraftPolicy
+from headstart.engine.auto.profile import profile_host_rounds
 from headstart.engine.draft_weights import drafts_in_int8
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
@@ -20,7 +22,6 @@ from headstart.engine.options import EngineOptions
 from headstart.engine.pauses import keep_pauses_short
 from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Scheduler
-from headstart.engine.speculation import Speculation
 from headstart.engine.state_plan import StatePlan
 from headstart.engine.state_pool import StatePool
 from headstart.errors import ConfigError
@@ -37,7 +38,7 @@ class Parts:
     scheduler: Scheduler
     runner: Runner
     drafter: Drafter | None
-    speculation: Speculation | None
+    speculation: DraftPolicy | None
     loop: Loop
 
 
@@ -53,7 +54,7 @@ def make_parts(built: Built, options: EngineOptions, vocabs: Mapping[str, DraftV
         for name, vocab in vocabs.items():
             runner.add_draft_vocab(name, vocab.ids)
         drafter = Drafter(runner)
-        speculation = make_speculation(built, options, memory, drafter, runner)
+        speculation = make_policy(built, options, memory, drafter, runner)
     loop = make_loop(built, options, scheduler, runner, drafter, speculation, fused=fused)
     return Parts(memory, scheduler, runner, drafter, speculation, loop)
 
@@ -131,17 +132,18 @@ def make_runner(built: Built, options: EngineOptions, memory: Memory, *, fused: 
     )  # fmt: skip
 
 
-def make_speculation(
+def make_policy(
     built: Built, options: EngineOptions, memory: Memory, drafter: Drafter, runner: Runner
-) -> Speculation:
+) -> DraftPolicy:
     if options.speculate != "auto":
-        return Speculation(options, None, built.max_len)
+        return DraftPolicy(options, None, built.max_len)
+    passes = BlankPasses(
+        runner, drafter, num_blocks=memory.num_blocks, max_rows=options.num_rows,
+        one_by_one=options.exact,
+    )  # fmt: skip
     with torch.inference_mode():  # before the first request: K/V memory is still scratch
-        costs, greedy = measure_both(
-            runner, drafter, num_blocks=memory.num_blocks, one_by_one=options.exact,
-            max_batch=options.max_running_requests, max_rows=options.num_rows,
-        )  # fmt: skip
-    return Speculation(options, costs, built.max_len, greedy)
+        costs, greedy = profile_host_rounds(passes, max_batch=options.max_running_requests)
+    return DraftPolicy(options, costs, built.max_len, greedy)
 
 
 def make_loop(
@@ -150,7 +152,7 @@ def make_loop(
     scheduler: Scheduler,
     runner: Runner,
     drafter: Drafter | None,
-    speculation: Speculation | None,
+    speculation: DraftPolicy | None,
     *,
     fused: bool,
 ) -> Loop:

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, get_args
 
-from headstart.engine.speculation import DecidedBy
+from headstart.engine.auto.policy import DecidedBy
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import headstart
-from headstart.engine.draft_choice import MENU
+from headstart.engine.auto.costs import MENU
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine

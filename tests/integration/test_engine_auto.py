@@ -8,9 +8,9 @@ import pytest
 from engine_runs import PROMPT, checkpoint, greedy, ids_of, make_prompts, run, seeded, soft, start
 from tiny_fixture import Tiny
 
-from headstart.engine import cost
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import RoundCosts
+from headstart.engine.auto import profile
+from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.engine import Engine
 
 # Drafts pay for one or two requests; for more a row of drafts costs what a round does.
@@ -23,8 +23,8 @@ PAYS_FOR_FEW = RoundCosts(
 @pytest.fixture
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
-    monkeypatch.setattr(parts_module, "measure_both", lambda *_, **__: (PAYS_FOR_FEW, None))
-    monkeypatch.setattr("headstart.engine.corrections.Corrections.observe", lambda *_: None)
+    monkeypatch.setattr(parts_module, "profile_host_rounds", lambda *_, **__: (PAYS_FOR_FEW, None))
+    monkeypatch.setattr("headstart.engine.auto.corrections.Corrections.observe", lambda *_: None)
 
 
 @pytest.mark.usefixtures("made_up_costs")
@@ -121,12 +121,12 @@ def test_profiling_heads_of_several_modules(family: str, tiny: Tiny) -> None:
 
 
 def test_profiling_covers_batches_and_drafts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_BUDGET_SECONDS", 60)  # a busy machine covers less in its time
-    monkeypatch.setattr(cost, "_BATCHES", (1, 2, 4))
+    monkeypatch.setattr(profile, "_BUDGET_SECONDS", 60)  # a busy machine covers less in its time
+    monkeypatch.setattr(profile, "_BATCHES", (1, 2, 4))
     profiled: Engine = start(soft(tiny), speculate="auto", slots=4000, block_size=16)
     assert profiled.speculation is not None
     costs: Any = profiled.speculation._costs
-    measured: RoundCosts = costs._profile
+    measured: RoundCosts = costs.table
     assert [batch for batch, _ in measured.verify] == [1, 2, 4]
     assert [drafts for drafts, _ in measured.verify[0][1]] == [0, 1, 2, 3, 5, 8]
     assert all(seconds > 0 for _, curve in measured.verify for _, seconds in curve)

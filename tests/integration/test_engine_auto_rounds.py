@@ -15,25 +15,26 @@ from tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.rounds import Kind
-from headstart.engine import memory, round_profile, seating
+from headstart.engine import memory, seating
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import NEVER_PAYS
+from headstart.engine.auto import blank_rounds, profile
+from headstart.engine.auto.costs import NEVER_PAYS, RoundCosts
+from headstart.engine.auto.live_costs import LiveCosts
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
-from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 PROMPT = [9, 10, 11]
 # A draft pays where it is right more often than 15 times in 100; this head is, in a third of them.
-COSTS = RoundTable(((1, ((0, 1.0), (1, 1.15))),))
+COSTS = RoundCosts(((1, ((0, 1.0), (1, 1.15))),))
 
 
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here."""
-    monkeypatch.setattr(parts_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
+    monkeypatch.setattr(parts_module, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
 
 
 def model(tiny: Tiny) -> Path:
@@ -82,7 +83,7 @@ def test_a_good_head_drafts_and_a_bad_one_is_left_alone(tiny: Tiny) -> None:
     for folder in (good, with_bad_head(good)):
         engine = start(folder)
         assert engine.speculation is not None
-        engine.speculation.rounds = LiveRounds(COSTS)
+        engine.speculation.uniform_costs = LiveCosts(COSTS, uniform=True)
         answer, kinds = play(engine, 13)
         assert answer.token_ids == plain_ids(good, 13)
         assert "promise" in engine.stats.draft_reason
@@ -128,17 +129,18 @@ def test_rounds_are_profiled_at_start_and_that_changes_no_text(
 ) -> None:
     monkeypatch.setattr(seating, "WINDOW", 4)
     monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
-    for name, value in (("MENU", (0, 1)), ("_SHORT", 8), ("_LONG", 24), ("_REPEATS", 1)):
-        monkeypatch.setattr(round_profile, name, value)
+    for name, value in (("MENU", (0, 1)), ("_SHORT", 8), ("_LONG", 24)):
+        monkeypatch.setattr(profile, name, value)
+    monkeypatch.setattr(blank_rounds, "_ROUND_REPEATS", 1)
     engine = start(model(tiny), max_running_requests=1)
     assert isinstance(engine.loop, DeviceLoop) and engine.speculation is not None
     engine.loop.warm_up()
-    rounds = engine.speculation.rounds
-    assert rounds is not None
-    table = rounds._table
-    assert [seats for seats, _ in table.rounds] == [1] and table.menu == (0, 1)
+    costs = engine.speculation.uniform_costs
+    assert costs is not None
+    table = costs.table
+    assert [size for size, _ in table.verify] == [1] and table.menu == (0, 1)
     assert len(table.context) == len(table.catch_up) == 1
-    assert all(table.seconds(1, drafts, 8) > 0 for drafts in table.menu)
+    assert all(table.round_seconds(1, drafts, 8) > 0 for drafts in table.menu)
     assert not engine.loop.seating.seats.lengths.any(), "blank requests still sit"
     assert play(engine, 3)[0].token_ids == plain_ids(model(tiny), 3)
 

@@ -18,18 +18,16 @@ from headstart.backends.cuda import rounds
 from headstart.backends.cuda.rounds import Kind
 from headstart.engine import device_loop
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import NEVER_PAYS
+from headstart.engine.auto.costs import MENU, NEVER_PAYS, RoundCosts
 from headstart.engine.device_loop import DeviceLoop
-from headstart.engine.draft_choice import MENU
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
-from headstart.engine.round_costs import RoundTable
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 PROMPTS = [[9, 10, 11, 12, 13], [20, 21, 22, 23, 24]]
-COSTS = RoundTable(((1, tuple((drafts, 1.0) for drafts in MENU)),))
+COSTS = RoundCosts(((1, tuple((drafts, 1.0) for drafts in MENU)),))
 # By steps of the menu, by several, off the menu, and from none after one round and after many.
 FALLING = [8, 5, 3, 2, 1, 0, 5, 4, 0, 3, *[0] * 16, 2]
 
@@ -76,8 +74,8 @@ def steady(folder: Path) -> Play:
 def play(folder: Path, ks: Sequence[int], *, headless: Sequence[int], num_blocks: int) -> Play:
     """Rounds that want these numbers of drafts, one after the other, again and again."""
     with pytest.MonkeyPatch.context() as patched:  # nothing here is decided by times
-        patched.setattr(parts_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
-        patched.setattr(device_loop, "profile_rounds", lambda *_: COSTS)
+        patched.setattr(parts_module, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
+        patched.setattr(device_loop, "profile_captured_rounds", lambda *_: COSTS)
         engine = Engine(
             folder, dtype="float32", block_size=4, kernels="on", speculate="auto",
             kv_bytes=num_blocks * BLOCK_BYTES, max_running_requests=len(PROMPTS),
@@ -87,10 +85,10 @@ def play(folder: Path, ks: Sequence[int], *, headless: Sequence[int], num_blocks
     run, draft = own.kinds.run, rounds._drafts
 
     def choose(
-        requests: list[Request], num_running: int, *, is_seated: bool = False
+        requests: list[Request], num_running: int, *, uniform: bool = False
     ) -> dict[Request, int]:
         nonlocal number, wanted
-        if not is_seated:
+        if not uniform:
             return dict.fromkeys(requests, 0)
         wanted = ks[number % len(ks)]
         number += 1

@@ -15,13 +15,14 @@ from tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.rounds import Kind
-from headstart.engine import headless, memory, seating
+from headstart.engine import memory, seating
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import NEVER_PAYS
+from headstart.engine.auto import headless
+from headstart.engine.auto.costs import NEVER_PAYS, RoundCosts
+from headstart.engine.auto.live_costs import LiveCosts
 from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.engine.outputs import Result
-from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.sampling.params import SamplingParams
 from headstart.server.metrics import ServerMetrics
 
@@ -29,16 +30,16 @@ pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 PROMPTS = [[9, 10, 11, 12, 13], [20, 21, 22, 23, 24], [30, 31, 32, 33, 34], [40, 41, 42, 43, 44]]
 # Drafts pay for one request by itself and for nobody else; rows are cheap where there are many.
-COSTS = RoundTable(
+COSTS = RoundCosts(
     ((1, ((0, 1.0), (1, 1.05))), (2, ((0, 1.0), (1, 3.0))), (64, ((0, 1.0), (1, 3.0))))
 )
-CHEAP = RoundTable(((1, ((0, 1.0), (1, 1.05))),))  # the control: drafts always pay
+CHEAP = RoundCosts(((1, ((0, 1.0), (1, 1.05))),))  # the control: drafts always pay
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here; the head may be four tokens behind."""
-    monkeypatch.setattr(parts_module, "measure_both", lambda *_, **__: (NEVER_PAYS, None))
+    monkeypatch.setattr(parts_module, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
     monkeypatch.setattr(seating, "WINDOW", 4)
     monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
 
@@ -48,16 +49,16 @@ def folder(tiny: Tiny) -> Path:
     return tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
 
 
-def start(folder: Path, costs: RoundTable = COSTS, *, num_blocks: int = 100) -> Engine:
+def start(folder: Path, costs: RoundCosts = COSTS, *, num_blocks: int = 100) -> Engine:
     """An engine that has seen a third of its drafts accepted."""
     engine = Engine(
         folder, dtype="float32", block_size=4, kernels="on", speculate="auto",
         kv_bytes=num_blocks * BLOCK_BYTES,
     )  # fmt: skip
     assert engine.speculation is not None
-    engine.speculation.rounds = LiveRounds(costs)
+    engine.speculation.uniform_costs = LiveCosts(costs, uniform=True)
     for number in range(60):
-        engine.speculation._overall.observe(1, int(number % 3 == 0))
+        engine.speculation.rates.overall.observe(1, int(number % 3 == 0))
     return engine
 
 

@@ -25,9 +25,9 @@ from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import parts
-from headstart.engine import single_costs as costs_module
-from headstart.engine.cost import RoundCosts
-from headstart.engine.single_costs import single_costs
+from headstart.engine.auto import single_request as costs_module
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.single_request import single_request_costs
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams
@@ -240,7 +240,7 @@ def test_the_engine_that_was_timed_is_given_up(
 
     monkeypatch.setattr(parts, "make_runner", watched)
     threads = torch.get_num_threads()
-    single_costs(
+    single_request_costs(
         Checkpoint.open(model), None, (None, 20), device="cpu", dtype="float32", bandwidth=None
     )
     assert len(held) == 4 and not any(each() for each in held)
@@ -254,13 +254,14 @@ def test_measured_costs_are_those_of_the_engine(
     data = dataset(model, tmp_path / "data", answered[0.0][0])
     timed: list[tuple[str, float]] = []
 
-    def made_up(runner: Any, drafter: Any, **_: Any) -> tuple[RoundCosts, RoundCosts]:
+    def made_up(passes: Any, **_: Any) -> tuple[RoundCosts, RoundCosts]:
+        runner = passes.runner
         rows = max((len(vocab.ids) for vocab in runner.draft_vocabs.values()), default=VOCAB)
         timed.append((type(runner).__name__, rows))
         costs = [RoundCosts(((1, ((0, 1.0), (8, 1.0))),), ((1, each * rows),)) for each in (9, 1)]
         return costs[0], costs[1]  # a draft takes as many seconds as it has tokens, or nine times
 
-    monkeypatch.setattr(parts, "measure_both", made_up)
+    monkeypatch.setattr(parts, "profile_host_rounds", made_up)
     vocab = tmp_path / "vocab.json"
     write([DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="half", vocab_size=VOCAB)], vocab)
     whole, half = scored(

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.rounds import Kind
-from headstart.engine.draft_choice import MENU
+from headstart.engine.auto.costs import MENU
 from headstart.engine.kinds import Kinds
 
 SIZES = [1, 2, 4, 6, 16, 64]

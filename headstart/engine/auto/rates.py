@@ -1,20 +1,21 @@
-"""How often drafts have been right lately, by depth: of one request, and of all."""
+"""How often drafts have been right lately, by depth: of each request, and of all together."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_PRIOR_RATE = 0.6  # of a head nobody has seen work yet
+_PRIOR_RATE = 0.6  # of a head that has not been seen to work yet
 _PRIOR_WEIGHT = 4.0  # rounds that this guess counts for,
 _OTHERS_WEIGHT = 8.0  # and what is known of all requests, for one of them
 _MEMORY = 0.98  # weight of the past, per round
-OVERALL_MEMORY = 0.995  # the same where many requests report in every round
+_OVERALL_MEMORY = 0.995  # the same where many requests report in every round
 _FADING = 0.85  # weight of the past when drafts are tried again after a pause
 
 
 @dataclass
 class Rates:
-    """Running conditional acceptance by depth, forgetting slowly."""
+    """Running conditional acceptance rates by depth, forgetting slowly."""
 
     tried: list[float] = field(default_factory=list)
     right: list[float] = field(default_factory=list)
@@ -54,3 +55,28 @@ class Rates:
             chain *= self.conditional(depth, prior, _OTHERS_WEIGHT)
             result.append(chain)
         return result
+
+
+class AcceptanceRates:
+    """Rates of every request by its id, and of all requests together."""
+
+    def __init__(self) -> None:
+        self.overall = Rates(memory=_OVERALL_MEMORY)
+        self._own: dict[str, Rates] = {}
+
+    def observe(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
+        self.overall.observe(num_drafts, num_accepted)
+        self._own.setdefault(request_id, Rates()).observe(num_drafts, num_accepted)
+
+    def gains(self, request_id: str, priors: list[float]) -> list[float]:
+        """Expected tokens of each draft of a request: cumulative rates, by depth."""
+        return self._own.get(request_id, Rates()).cumulative(priors)
+
+    def fade(self, request_ids: Iterable[str]) -> None:
+        """Before these requests draft again."""
+        self.overall.fade()
+        for request_id in request_ids:
+            self._own.setdefault(request_id, Rates()).fade()
+
+    def forget(self, request_id: str) -> None:
+        self._own.pop(request_id, None)

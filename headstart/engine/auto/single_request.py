@@ -1,7 +1,8 @@
-"""What rounds of one request cost, as an engine would run them here, or from sizes and bandwidth.
+"""Costs of rounds of a single request, for predictions of speed by `score` and `vocab`.
 
-An engine holds weights as its kernels want them, which is not how texts are scored. So costs are
-taken first, from a model of their own that is given up again.
+They are timed as an engine would run such rounds here, or derived from sizes and bandwidth. An
+engine holds weights as its kernels want them, which is not how texts are scored. So costs are
+taken first, from a model of their own that is dropped again.
 """
 
 from __future__ import annotations
@@ -28,10 +29,12 @@ _MAX_LEN = 2048  # tokens that there is K/V memory for while rounds are timed
 _PASSES = {"cpu": 3, "cuda": 1}
 
 
-class SingleCosts(Protocol):
+class SingleRequestCosts(Protocol):
+    """Costs by size of the draft vocabulary."""
+
     @property
     def notes(self) -> tuple[str, ...]:
-        """What was decided on the way, for people."""
+        """What was decided on the way, to be shown to the user."""
         ...
 
     def of(self, built: Built, size: int | None, *, is_greedy: bool) -> Costs:
@@ -83,10 +86,10 @@ class BandwidthCosts:
         )  # fmt: skip
 
 
-def single_costs(
+def single_request_costs(
     checkpoint: Checkpoint, head: Path | None, sizes: Collection[int | None], *, device: str,
     dtype: str, bandwidth: float | None, weights: Weights = "as-dtype",
-) -> SingleCosts:  # fmt: skip
+) -> SingleRequestCosts:  # fmt: skip
     """Timed here, for draft vocabularies of these sizes, unless a bandwidth is given.
 
     Time does not depend on which tokens a vocabulary holds.
@@ -107,15 +110,18 @@ def single_costs(
     for size in [*sizes] * _PASSES[built.device.type]:
         for is_greedy, found in _timed(short, options, size).items():
             times[size, is_greedy] = found.best_of(times.get((size, is_greedy)))
-        _tidy(is_gpu)
+        _free_memory(is_gpu)
     del built, short
-    _tidy(is_gpu)
+    _free_memory(is_gpu)
     torch.set_num_threads(threads)  # what scores texts computes otherwise
     return EngineCosts(times, notes)
 
 
 def _timed(built: Built, options: EngineOptions, size: int | None) -> dict[bool, RoundTimes]:
-    """Numbers only: nothing that would keep the engine's memory."""
+    """Round times of a new engine, by whether requests are greedy.
+
+    Numbers only: nothing that would keep the engine's memory.
+    """
     vocabs = {} if size is None else {"timed": DraftVocab(ids=tuple(range(size)), name="timed")}
     speculation = make_parts(built, options, vocabs).speculation
     assert speculation is not None
@@ -131,7 +137,7 @@ def _timed(built: Built, options: EngineOptions, size: int | None) -> dict[bool,
     return times
 
 
-def _tidy(is_gpu: bool) -> None:
+def _free_memory(is_gpu: bool) -> None:
     """A runner may hold itself; and memory that is only cached would count as taken."""
     gc.collect()
     if is_gpu:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 _COMMON_SHARE = 0.05  # of a new observation, in what all have in common
 _OWN_SHARE = 0.1  # in what one batch size and K has of its own; the first ones count for more
 _MOST = 2.0  # times what was expected: a pause of the machine is not a cost
-_WELL_KNOWN = 10  # observations after which a change is taken to be everybody's,
+_WELL_KNOWN = 10  # observations after which a change is taken to be one of the whole machine,
 _TOGETHER = 0.8  # to this power: a small part is still its own
 
 
@@ -27,8 +27,8 @@ class _Factor:
 class Corrections:
     """A factor for everything that is predicted."""
 
-    def __init__(self, *, doubt: int = 3, fading: float = 0.7) -> None:
-        """`doubt`: 1 takes a first observation at its word, more counts it for less.
+    def __init__(self, *, doubt: int, fading: float):
+        """`doubt`: 1 takes a first observation as it is, more counts it for less.
 
         `fading` is what is left of a correction that has not been seen again for a while.
         """
@@ -49,7 +49,7 @@ class Corrections:
         self._common += _COMMON_SHARE * (ratio - self._common)
         self._fresh.add(key)
         if own.count > _WELL_KNOWN:
-            # What is well known does not change by itself: the machine does, for all of them.
+            # What is well known does not change by itself: the machine does, for all keys.
             change = (own.value / before) ** _TOGETHER
             for other in self._own.values():
                 other.value *= change if other is not own else 1.0

@@ -1,0 +1,190 @@
+"""How many tokens each request drafts in the next round.
+
+A fixed number, or `auto`: the numbers that give the most tokens per second by what a round costs
+(profiled at start, corrected by live rounds) and what each request's drafts have been worth so
+far. 0 is a candidate like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
+
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.exploration import Exploration
+from headstart.engine.auto.live_costs import Choice, LiveCosts
+from headstart.engine.auto.rates import AcceptanceRates
+from headstart.engine.options import EngineOptions, Speculate
+from headstart.engine.request import Request
+
+_FEW = 4  # one request of so many has a head, or fewer
+_WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
+
+DecidedBy = Literal["fixed", "fastest", "off_above"]
+
+
+class DraftPolicy:
+    """Chooses K for every running request, every round."""
+
+    def __init__(
+        self,
+        options: EngineOptions,
+        costs: RoundCosts | None,
+        max_len: int,
+        greedy_costs: RoundCosts | None = None,
+    ):
+        """`costs` are of rounds that the host drives; needed where a request may ask for `auto`.
+
+        `greedy_costs`: of rounds in which all requests are greedy, where they differ.
+        """
+        self._options, self._max_len = options, max_len
+        self._costs = LiveCosts(costs) if costs is not None else None
+        self._greedy_costs = self._costs if greedy_costs is None else LiveCosts(greedy_costs)
+        self.uniform_costs: LiveCosts | None = None  # of rounds that have one K for all requests
+        self.rates = AcceptanceRates()
+        self._exploration = Exploration(self.rates, options.max_drafts)
+        self._last_k: dict[str, int] = {}  # by request
+        self._typical_k = 0  # that of most requests in the last round, where a new request begins
+        self.reason = ""
+        self.decided_by: DecidedBy = "fastest" if options.speculate == "auto" else "fixed"
+        self.expected_speedup: float | None = None  # over no drafts, where `auto` chose last
+
+    def choose(
+        self, requests: Sequence[Request], num_running: int, *, uniform: bool = False
+    ) -> dict[Request, int]:
+        """Drafts for each decoding request, 0 included; `num_running` counts prompts, too.
+
+        `uniform`: the requests share one captured round, which costs what its largest K does, and
+        cuts by itself what an answer has no room for.
+        """
+        if not requests:
+            return {}
+        limit = self._options.speculate_off_above
+        if limit is not None and num_running > limit:
+            self.reason = f"{num_running} requests run, more than speculate_off_above {limit}"
+            self.decided_by = "off_above"
+            return dict.fromkeys(requests, 0)
+        rooms = {request: self._room(request) for request in requests}
+        fixed = {
+            request: asked if uniform else min(asked, rooms[request])
+            for request in requests
+            if (asked := self._asked(request)) != "auto"
+        }
+        automatic = {request: rooms[request] for request in requests if request not in fixed}
+        if not automatic:
+            self._explain_fixed(requests)
+            return fixed
+        costs = (self.uniform_costs if uniform else None) or self._host_costs(requests)
+        assert costs is not None, "`auto` needs costs"
+        choice = self._fastest(automatic, fixed, costs)
+        best = {
+            request: min(drafts, room)
+            for (request, room), drafts in zip(automatic.items(), choice.drafts, strict=True)
+        }
+        self._remember(best, automatic)
+        num_heads = sum(not request.is_headless for request in requests)
+        varied = self._exploration.vary(
+            best, automatic, costs, break_even=choice.break_even,
+            rarely=_FEW * num_heads <= len(requests),
+        )  # fmt: skip
+        return {**fixed, **varied}
+
+    def is_automatic(self, request: Request) -> bool:
+        """Whether the engine chooses how much is drafted for it."""
+        return self._asked(request) == "auto"
+
+    def _asked(self, request: Request) -> Speculate:
+        own = request.params.speculate
+        if request.is_headless:
+            return 0
+        return self._options.speculate if own is None else own
+
+    def _room(self, request: Request) -> int:
+        """Drafts that can still be used: a round emits one token more than it drafts."""
+        return max(0, min(request.room, self._max_len - len(request.tokens)) - 1)
+
+    def _explain_fixed(self, requests: Sequence[Request]) -> None:
+        has_no_heads = all(request.is_headless for request in requests)
+        self.reason = "no head, drafts would not pay" if has_no_heads else "fixed"
+        self.decided_by = "fastest" if has_no_heads else "fixed"
+
+    def _fastest(
+        self, rooms: Mapping[Request, int], fixed: Mapping[Request, int], costs: LiveCosts
+    ) -> Choice:
+        """The drafts that give the most tokens per second, by what they promise and cost."""
+        priors = self.rates.overall.priors(self._options.max_drafts)
+        longest = self.rates.overall.priors(max(fixed.values(), default=0))
+        choice = costs.best(
+            [self._biased(r, self.rates.gains(r.id, priors[:room]), costs.hysteresis)
+             for r, room in rooms.items()],
+            [self.rates.gains(r.id, longest[:drafts]) for r, drafts in fixed.items()],
+            sum(len(request.tokens) for request in [*rooms, *fixed]),
+        )  # fmt: skip
+        self.expected_speedup = choice.speed / choice.plain_speed
+        if any(rooms.values()):
+            self.reason = (
+                f"{sum(choice.drafts)} drafts for {len(rooms)} request(s), "
+                f"K up to {max(choice.drafts)}, promise {choice.speed:.1f} tokens/s; "
+                f"none {choice.plain_speed:.1f}, all {choice.full_speed:.1f}"
+            )
+            self.decided_by = "fastest"
+        return choice
+
+    def _biased(self, request: Request, gains: Sequence[float], hysteresis: float) -> list[float]:
+        """Expected tokens with a bias towards the last K, as far as drafts are worth something."""
+        last = self._last_k.get(request.id, self._typical_k)
+        biased = []
+        for depth, gain in enumerate(gains, 1):
+            if gain < _WORTHLESS:
+                break
+            biased.append(gain * (1 + hysteresis if depth <= last else 1 - hysteresis))
+        return biased
+
+    def _remember(self, best: Mapping[Request, int], rooms: Mapping[Request, int]) -> None:
+        self._last_k.update({request.id: drafts for request, drafts in best.items()})
+        # Answers that are about to end draft little, whatever would pay.
+        free = [k for request, k in best.items() if rooms[request] >= self._options.max_drafts]
+        if free:
+            self._typical_k = max(set(free), key=free.count)
+
+    def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
+        """What became of a request's drafts in one round."""
+        if num_drafts:
+            self.rates.observe(request.id, num_drafts, num_accepted)
+            self._exploration.observe(request.id, is_right=num_accepted > 0)
+
+    def observe_verify(self, requests: Sequence[Request], rows: int, seconds: float) -> None:
+        """How long a verification took in which no request read its prompt."""
+        if (costs := self._host_costs(requests)) is not None:
+            costs.observe_verify(len(requests), rows, seconds)
+
+    def observe_drafts(self, drafts: Mapping[Request, int], seconds: float) -> None:
+        """How long drafting took; `drafts` are the numbers of the requests that drafted."""
+        costs = self._host_costs(drafts)
+        if costs is not None and drafts:
+            deepest = max(drafts.values())
+            active = [sum(k >= depth for k in drafts.values()) for depth in range(1, deepest + 1)]
+            costs.observe_drafts(active, seconds)
+
+    def observe_round(self, size: int, num_drafts: int, context: int, seconds: float) -> None:
+        """How long a captured round of that size took in which the head had not to catch up."""
+        if self.uniform_costs is not None:
+            rows = size * (num_drafts + 1)
+            self.uniform_costs.observe_verify(size, rows, seconds, context)
+
+    def _host_costs(self, requests: Iterable[Request]) -> LiveCosts | None:
+        """Costs of rounds that the host drives, by what the requests sample."""
+        is_greedy = all(request.takes_most_likely for request in requests)
+        return self._greedy_costs if is_greedy else self._costs
+
+    def round_seconds(
+        self, batch: int, num_drafts: int, *, is_greedy: bool = False
+    ) -> float | None:
+        """What a round costs in which all requests draft as much; None: nothing was profiled."""
+        costs = self.uniform_costs or (self._greedy_costs if is_greedy else self._costs)
+        return costs.seconds(batch, num_drafts) if costs is not None else None
+
+    def forget(self, request: Request) -> None:
+        self.rates.forget(request.id)
+        self._last_k.pop(request.id, None)
+        self._exploration.forget(request.id)

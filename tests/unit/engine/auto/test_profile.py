@@ -1,0 +1,107 @@
+"""What is timed at start, and the table that comes of it: timers are made up, no model runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+
+from headstart.engine.auto import profile
+from headstart.engine.auto.costs import MENU, NEVER_PAYS
+from headstart.engine.auto.profile import profile_captured_rounds, profile_host_rounds
+from headstart.sampling.params import SamplingParams
+
+
+@dataclass
+class Passes:
+    """A pass of one request takes `seconds`, of more of them longer; sampling takes as much."""
+
+    seconds: float
+    now: float = 0.0
+    memory: int = 10**6  # rows
+    sampling: float = 0.0
+
+    def has_room(self, batch: int, drafts: int) -> bool:
+        return batch * (drafts + 1) <= self.memory
+
+    def verify_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
+        seconds = self.seconds * (1 + batch / 16)
+        self.now += 4 * seconds
+        return seconds + self.sampling * (params.temperature > 0)
+
+    def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
+        return self.seconds / 10 * drafts
+
+
+@pytest.mark.parametrize(
+    ("seconds", "batches"), [(0.001, [1, 2, 4, 8, 16]), (0.02, [1, 8]), (0.2, [1])]
+)
+def test_that_batching_pays_is_seen_where_rounds_are_quick(
+    seconds: float, batches: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten timings take as long as the clock says; it was extrapolated from one request."""
+    passes = Passes(seconds)
+    monkeypatch.setattr(profile.time, "perf_counter", lambda: passes.now)
+    found, _ = profile_host_rounds(passes, max_batch=16)
+    assert [batch for batch, _ in found.verify] == batches
+
+
+@pytest.mark.parametrize(("seconds", "is_quick"), [(0.001, True), (0.2, False)])
+def test_greedy_requests_are_timed_separately_where_rounds_are_quick(
+    seconds: float, is_quick: bool
+) -> None:
+    sampled, greedy = profile_host_rounds(Passes(seconds, sampling=0.01), max_batch=2)
+    assert (greedy is not None) == is_quick
+    if greedy is not None:
+        assert sampled.round_seconds(1, 3) - greedy.round_seconds(1, 3) == pytest.approx(0.01)
+
+
+def test_without_memory_for_a_round_with_drafts_none_pays() -> None:
+    assert profile_host_rounds(Passes(0.001, memory=1), max_batch=4) == (NEVER_PAYS, None)
+
+
+@dataclass
+class Rounds:
+    """A round takes 4 s and 1 s per draft, and a millisecond per token of context."""
+
+    memory: int = 10**6  # tokens
+    window: int = 16
+    calls: list[str] = field(default_factory=list)
+
+    def sizes(self) -> list[int]:
+        return [1, 4]
+
+    def fitting(self, size: int, tokens: int) -> int:
+        return min(tokens, self.memory // size)
+
+    def seconds(self, size: int, drafts: int, context: int, *, reads_window: bool = False) -> float:
+        return 4.0 + drafts + 0.001 * size * context + 0.3 * reads_window
+
+    def prepare_changes(self, size: int, context: int) -> None:
+        self.calls.append(f"prepared {size}")
+
+    def clear(self) -> None:
+        self.calls.append("cleared")
+
+
+def test_captured_rounds_are_told_apart_by_drafts_context_and_catching_up() -> None:
+    rounds = Rounds()
+    table = profile_captured_rounds(rounds, max_drafts=3)
+    assert table.menu == (0, 1, 2, 3)
+    assert [size for size, _ in table.verify] == [1, 4]
+    assert table.round_seconds(4, 3) == pytest.approx(7.0)
+    assert table.round_seconds(4, 3, context=5000) == pytest.approx(12.0)
+    assert table.catch_up_seconds(4) == pytest.approx(0.3 / 15)
+    assert rounds.calls == ["prepared 1", "prepared 4", "cleared"]
+
+
+def test_a_context_that_is_hardly_longer_says_nothing_about_its_cost() -> None:
+    table = profile_captured_rounds(Rounds(memory=100), max_drafts=1)
+    assert table.round_seconds(1, 0) == pytest.approx(4.064)
+    assert table.round_seconds(1, 0, context=5000) == pytest.approx(4.064)
+
+
+def test_without_memory_for_a_captured_round_no_draft_pays() -> None:
+    table = profile_captured_rounds(Rounds(memory=0), max_drafts=3)
+    assert table.menu == MENU
+    assert table.round_seconds(1, 2) == pytest.approx(3 * table.round_seconds(1, 0))
