@@ -78,8 +78,8 @@ def profile_host_rounds(
 def profile_passes(timer: PassTimer, max_batch: int, params: SamplingParams) -> RoundCosts:
     """Verification and drafting by batch size, as many as there is time for."""
     verification: list[tuple[int, Curve]] = []
-    draft: list[tuple[int, float]] = []
-    start: list[tuple[int, float]] = []
+    first: list[tuple[int, float]] = []  # seconds until one draft is made,
+    step: list[tuple[int, float]] = []  # and for each one more
     spent = last = 0.0
     for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
         drafts = [count for count in MENU if timer.has_room(batch, count)]
@@ -95,14 +95,19 @@ def profile_passes(timer: PassTimer, max_batch: int, params: SamplingParams) -> 
         curve = [(count, timer.verify_seconds(batch, count, params)) for count in drafts]
         verification.append((batch, tuple(curve)))
         one, several = (timer.draft_seconds(batch, count, params) for count in (1, drafts[-1]))
-        step = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
-        draft.append((batch, step))
-        start.append((batch, max(0.0, one - step)))
+        first.append((batch, one))
+        more = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
+        step.append((batch, more))
         last = time.perf_counter() - started
         spent += last
     if not verification:
         return NEVER_PAYS
-    return RoundCosts(level_surface(verification), level(draft), level(start))
+    draft = level(step)
+    start = [
+        (batch, max(0.0, one - each))
+        for (batch, one), (_, each) in zip(level(first), draft, strict=True)
+    ]
+    return RoundCosts(level_surface(verification), draft, tuple(start))
 
 
 def profile_captured_rounds(timer: RoundTimer, max_drafts: int) -> RoundCosts:

@@ -8,6 +8,7 @@ import pytest
 
 from headstart.engine.auto import profile
 from headstart.engine.auto.costs import MENU, NEVER_PAYS
+from headstart.engine.auto.live_costs import LiveCosts
 from headstart.engine.auto.profile import profile_captured_rounds, profile_host_rounds
 from headstart.sampling.params import SamplingParams
 
@@ -54,6 +55,21 @@ def test_greedy_requests_are_timed_separately_where_rounds_are_quick(
     assert (greedy is not None) == is_quick
     if greedy is not None:
         assert sampled.round_seconds(1, 3) - greedy.round_seconds(1, 3) == pytest.approx(0.01)
+
+
+def test_noise_makes_no_draft_free() -> None:
+    """Regression: a profile said that drafting took no time, and the first live time failed by it.
+
+    Of one request eight drafts took as long as one, of two requests eight times as long.
+    """
+
+    class Noisy(Passes):
+        def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
+            return 0.1 if batch == 1 else 0.1 * drafts
+
+    table, _ = profile_host_rounds(Noisy(0.2), max_batch=2)
+    assert table.start_seconds(1) + table.draft_seconds(1) == pytest.approx(0.1)
+    LiveCosts(table).observe_drafts([1], 0.1)
 
 
 def test_without_memory_for_a_round_with_drafts_none_pays() -> None:
