@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from headstart.backends.base import Backend
+from headstart.engine.auto.blank_passes import BlankPasses
 from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.auto.profile import profile_device_rounds, profile_host_rounds
 from headstart.engine.drafter import Drafter
@@ -48,7 +49,7 @@ class EngineCore:
             for name, vocab in vocabs.items():
                 backend.add_draft_vocab(name, vocab.ids)
             drafter = Drafter(backend)
-            policy = _policy(backend, drafter, options, memory)
+            policy = _policy(backend, drafter, options)
         rounds = None
         if backend.has_rounds:
             rounds = _rounds(backend, options, policy, scheduler.pool, vocabs)
@@ -67,14 +68,13 @@ def _scheduler(options: EngineOptions, memory: Memory) -> Scheduler:
     return Scheduler(pool, options, states)
 
 
-def _policy(
-    backend: Backend, drafter: Drafter, options: EngineOptions, memory: Memory
-) -> DraftPolicy:
+def _policy(backend: Backend, drafter: Drafter, options: EngineOptions) -> DraftPolicy:
     max_len = backend.model.max_len
     if options.speculate != "auto":
         return DraftPolicy(options, max_len)
+    passes = BlankPasses(backend, drafter, max_rows=options.num_rows)
     with torch.inference_mode():  # before the first request: K/V memory is still scratch
-        sampled, greedy = profile_host_rounds(backend, drafter, options)
+        sampled, greedy = profile_host_rounds(passes, max_batch=options.max_running_requests)
     return DraftPolicy(options, max_len, sampled, greedy)
 
 

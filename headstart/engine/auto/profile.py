@@ -8,9 +8,9 @@ longer than a row. `blank_passes.py` runs the host's rounds, the backend runs de
 from __future__ import annotations
 
 import time
+from typing import Protocol
 
-from headstart.backends.base import Backend, DeviceRounds
-from headstart.engine.auto.blank_passes import BlankPasses
+from headstart.backends.base import DeviceRounds
 from headstart.engine.auto.costs import (
     NEVER_PAYS,
     Curve,
@@ -18,8 +18,7 @@ from headstart.engine.auto.costs import (
     level,
     level_surface,
 )
-from headstart.engine.drafter import Drafter
-from headstart.engine.options import MENU, EngineOptions
+from headstart.engine.options import MENU
 from headstart.sampling.params import SamplingParams
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -29,22 +28,32 @@ _LEAST_BATCH = 8  # but of quick rounds not from smaller ones: that batching pay
 _SAMPLED, _GREEDY = SamplingParams(temperature=1), SamplingParams(temperature=0)
 
 
+class PassTimer(Protocol):
+    """Times the parts of rounds that the host drives."""
+
+    def has_room(self, batch: int, drafts: int) -> bool:
+        """Whether there is memory for such a round."""
+        ...
+
+    def verify_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float: ...
+
+    def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float: ...
+
+
 def profile_host_rounds(
-    backend: Backend, drafter: Drafter, options: EngineOptions
+    timer: PassTimer, *, max_batch: int
 ) -> tuple[RoundCosts, RoundCosts | None]:
     """Costs of sampled and of greedy requests; of a slow model both are the same."""
-    timer = BlankPasses(backend, drafter, max_rows=options.num_rows)
-    max_batch = options.max_running_requests
     sampled = profile_passes(timer, max_batch, _SAMPLED)
     is_quick = sampled is not NEVER_PAYS and sampled.round_seconds(1, 0) < _QUICK_SECONDS
     return sampled, profile_passes(timer, max_batch, _GREEDY) if is_quick else None
 
 
-def profile_passes(timer: BlankPasses, max_batch: int, params: SamplingParams) -> RoundCosts:
+def profile_passes(timer: PassTimer, max_batch: int, params: SamplingParams) -> RoundCosts:
     """Verification and drafting by batch size, as many as there is time for."""
     verification: list[tuple[int, Curve]] = []
-    draft: list[tuple[int, float]] = []
-    start: list[tuple[int, float]] = []
+    first: list[tuple[int, float]] = []  # seconds until one draft is made,
+    step: list[tuple[int, float]] = []  # and for each one more
     spent = last = 0.0
     for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
         drafts = [count for count in MENU if timer.has_room(batch, count)]
@@ -60,14 +69,19 @@ def profile_passes(timer: BlankPasses, max_batch: int, params: SamplingParams) -
         curve = [(count, timer.verify_seconds(batch, count, params)) for count in drafts]
         verification.append((batch, tuple(curve)))
         one, several = (timer.draft_seconds(batch, count, params) for count in (1, drafts[-1]))
-        step = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
-        draft.append((batch, step))
-        start.append((batch, max(0.0, one - step)))
+        first.append((batch, one))
+        more = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
+        step.append((batch, more))
         last = time.perf_counter() - started
         spent += last
     if not verification:
         return NEVER_PAYS
-    return RoundCosts(level_surface(verification), level(draft), level(start))
+    draft = level(step)
+    start = [
+        (batch, max(0.0, one - each))
+        for (batch, one), (_, each) in zip(level(first), draft, strict=True)
+    ]
+    return RoundCosts(level_surface(verification), draft, tuple(start))
 
 
 def profile_device_rounds(rounds: DeviceRounds) -> RoundCosts:

@@ -8,9 +8,10 @@ import pytest
 
 pytest.importorskip("triton")
 
+from headstart.engine.kinds import Kinds
+
 from headstart.backends.cuda.rounds import Kind
 from headstart.engine.options import MENU
-from headstart.engine.kinds import Kinds
 
 SIZES = [1, 2, 4, 6, 16, 64]
 

@@ -2,52 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
-from headstart.engine.live_costs import LiveCosts
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.live_costs import LiveCosts
 
-
-@dataclass(frozen=True)
-class Flat:
-    """A profile that says: rows are free, a draft step costs a tenth."""
-
-    def verify_seconds(self, batch: int, rows: int) -> float:
-        return 1.0
-
-    def draft_seconds(self, batch: int) -> float:
-        return 0.1 if batch else 0.0
-
-    def start_seconds(self, batch: int) -> float:
-        return 0.0
-
-
-@dataclass(frozen=True)
-class SlowStart(Flat):
-    """The same, but to draft at all costs half a verification more."""
-
-    def start_seconds(self, batch: int) -> float:
-        return 0.5 if batch else 0.0
+# Rows are free, a draft step costs a tenth; and to draft at all half a verification more.
+FREE_ROWS = ((1, ((0, 1.0),)), (2, ((0, 1.0),)))
+FLAT = RoundCosts(FREE_ROWS, draft=((1, 0.1), (2, 0.1)))
+SLOW_START = RoundCosts(FREE_ROWS, draft=((1, 0.1), (2, 0.1)), start=((1, 0.5), (2, 0.5)))
 
 
 def test_what_drafting_costs_once_is_paid_for_by_several_drafts() -> None:
-    promise = [[0.45, 0.4, 0.35]]
-    assert LiveCosts(Flat()).best([[0.45]], [], 10).drafts == [1]
-    assert LiveCosts(SlowStart()).best([[0.45]], [], 10).drafts == [0]
-    assert LiveCosts(SlowStart()).best(promise, [], 10).drafts == [3]
-    assert LiveCosts(SlowStart()).round_seconds(1, 3) == pytest.approx(1.8)
+    gains = [[0.45, 0.4, 0.35]]
+    assert LiveCosts(FLAT).best([[0.45]], [], 10).drafts == [1]
+    assert LiveCosts(SLOW_START).best([[0.45]], [], 10).drafts == [0]
+    assert LiveCosts(SLOW_START).best(gains, [], 10).drafts == [3]
+    assert LiveCosts(SLOW_START).seconds(1, 3) == pytest.approx(1.8)
 
 
 def test_a_start_is_corrected_like_the_steps() -> None:
-    costs = LiveCosts(SlowStart())
+    costs = LiveCosts(SLOW_START)
     for _ in range(100):
         costs.observe_drafts([1, 1, 1], 1.6)  # twice what was expected
     assert costs.start_seconds(1) + 3 * costs.draft_seconds(1) == pytest.approx(1.6, rel=0.02)
 
 
 def test_a_machine_that_is_slower_as_a_whole_changes_no_comparison() -> None:
-    costs = LiveCosts(Flat())
+    costs = LiveCosts(FLAT)
     for _ in range(200):
         costs.observe_verify(1, 4, 5.0)
         costs.observe_drafts([1, 1, 1], 1.5)
@@ -56,7 +38,7 @@ def test_a_machine_that_is_slower_as_a_whole_changes_no_comparison() -> None:
 
 
 def test_a_k_that_costs_more_than_profiled_is_seen_to_do_so() -> None:
-    costs = LiveCosts(Flat())
+    costs = LiveCosts(FLAT)
     for _ in range(100):
         costs.observe_verify(4, 16, 2.0)
         costs.observe_verify(4, 4, 1.0)
@@ -67,7 +49,7 @@ def test_a_k_that_costs_more_than_profiled_is_seen_to_do_so() -> None:
 
 
 def test_a_single_pause_of_the_machine_is_not_a_cost() -> None:
-    costs = LiveCosts(Flat())
+    costs = LiveCosts(FLAT)
     for _ in range(20):
         costs.observe_verify(1, 4, 1.0)
     costs.observe_verify(1, 4, 500.0)
@@ -78,7 +60,7 @@ def test_a_single_pause_of_the_machine_is_not_a_cost() -> None:
 
 
 def test_a_correction_that_is_not_seen_again_fades_and_one_that_is_stays() -> None:
-    costs = LiveCosts(Flat())
+    costs = LiveCosts(FLAT)
     for _ in range(60):
         costs.observe_verify(1, 1, 1.0)
         costs.observe_verify(1, 4, 2.0)
@@ -92,7 +74,7 @@ def test_a_correction_that_is_not_seen_again_fades_and_one_that_is_stays() -> No
 
 def test_a_machine_that_slows_down_does_not_make_what_is_not_running_look_cheap() -> None:
     """Regression: under load K = 0 grew dear, and K = 1, timed before, was chosen for it."""
-    costs = LiveCosts(Flat())
+    costs = LiveCosts(FLAT)
     for _ in range(40):
         costs.observe_verify(1, 1, 1.0)
         costs.observe_verify(1, 2, 1.5)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from headstart.engine.live_costs import LiveCosts
-from headstart.engine.options import EngineOptions
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.live_costs import LiveCosts
+from headstart.engine.auto.policy import DraftPolicy
+from headstart.engine.options import MENU, EngineOptions
 from headstart.engine.request import Request
-from headstart.engine.auto.policy import Speculation
 from headstart.sampling.params import SamplingParams
 
 Accept = Callable[[int], bool]  # whether the draft at a depth (from 0) is right
@@ -25,25 +25,14 @@ def never(depth: int) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class Linear:
+def linear(row: float = 0.02, draft: float = 0.05) -> RoundCosts:
     """A verification costs 1 and `row` for each row beyond the first of a request."""
-
-    row: float = 0.02
-    draft: float = 0.05
-
-    def verify_seconds(self, batch: int, rows: int) -> float:
-        return 1 + self.row * (rows - batch)
-
-    def draft_seconds(self, batch: int) -> float:
-        return self.draft if batch else 0.0
-
-    def start_seconds(self, batch: int) -> float:
-        return 0.0
+    verify = tuple((batch, tuple((k, 1 + row * batch * k) for k in MENU)) for batch in (1, 2))
+    return RoundCosts(verify, draft=((1, draft), (2, draft)))
 
 
-def auto(costs: Any = None, **options: Any) -> Speculation:
-    return Speculation(EngineOptions(speculate="auto", **options), costs or Linear(), max_len=10**6)
+def auto(costs: Any = None, **options: Any) -> DraftPolicy:
+    return DraftPolicy(EngineOptions(speculate="auto", **options), 10**6, costs or linear())
 
 
 def request(name: str, max_tokens: int = 10**5, speculate: Any = None) -> Request:
@@ -52,7 +41,7 @@ def request(name: str, max_tokens: int = 10**5, speculate: Any = None) -> Reques
 
 
 def play(
-    own: Speculation, requests: Sequence[Request], rounds: int, accept: dict[Request, Accept]
+    own: DraftPolicy, requests: Sequence[Request], rounds: int, accept: dict[Request, Accept]
 ) -> list[dict[str, int]]:
     """Rounds as the engine plays them; the K of every request, by round."""
     history = []
@@ -68,7 +57,7 @@ def play(
     return history
 
 
-def play_one(own: Speculation, rounds: int, accept: Accept, name: str = "a") -> list[int]:
+def play_one(own: DraftPolicy, rounds: int, accept: Accept, name: str = "a") -> list[int]:
     one = request(name)
     return [chosen[name] for chosen in play(own, [one], rounds, {one: accept})]
 
@@ -88,11 +77,8 @@ def test_a_head_that_is_always_right_drafts_as_many_as_pay() -> None:
 def test_the_number_stops_where_another_draft_costs_more_than_it_brings() -> None:
     """Always right, and the fourth draft costs ten rounds."""
 
-    class Steep(Linear):
-        def verify_seconds(self, batch: int, rows: int) -> float:
-            return super().verify_seconds(batch, rows) + (10 if rows > 4 * batch else 0)
-
-    assert play_one(auto(Steep()), 200, always)[-1] == 3
+    steep = tuple((k, 1 + 0.02 * k + (10 if k > 3 else 0)) for k in range(9))
+    assert play_one(auto(RoundCosts(((1, steep),), draft=((1, 0.05),))), 200, always)[-1] == 3
 
 
 def test_a_draft_that_is_right_half_of_the_time_pays_or_not_by_its_cost() -> None:
@@ -100,14 +86,14 @@ def test_a_draft_that_is_right_half_of_the_time_pays_or_not_by_its_cost() -> Non
         turns = iter(range(10**6))
         return lambda depth: next(turns) % 2 == 0
 
-    assert play_one(auto(Linear(0.02, 0.05)), 200, half())[-1] >= 1
-    late = play_one(auto(Linear(0.4, 0.4)), 300, half())[-100:]
+    assert play_one(auto(linear(0.02, 0.05)), 200, half())[-1] >= 1
+    late = play_one(auto(linear(0.4, 0.4)), 300, half())[-100:]
     assert late.count(0) >= 95
 
 
 def test_answers_shorter_than_the_pause_between_tries_are_tried_as_well() -> None:
     """Regression: each request counted its own rounds, and none lived to its first try."""
-    own = auto(Linear(0.1, 0.15))
+    own = auto(linear(0.1, 0.15))
     play_one(own, 1000, never)
     used = []
     for number in range(60):
@@ -121,7 +107,7 @@ def test_answers_shorter_than_the_pause_between_tries_are_tried_as_well() -> Non
 
 
 def test_a_long_answer_that_becomes_easy_is_drafted_again() -> None:
-    own = auto(Linear(0.1, 0.15))
+    own = auto(linear(0.1, 0.15))
     one = request("a")
     play(own, [one], 500, {one: never})
     history = [k["a"] for k in play(own, [one], 400, {one: always})]
@@ -152,22 +138,13 @@ def test_a_newcomer_begins_like_the_others_and_does_not_wait_for_a_large_promise
 def test_a_small_advantage_changes_nothing() -> None:
     """The draft's cost moves around the point where it pays; the choice does not follow."""
 
-    class Moving(Linear):
-        scale = 1.0
-
-        def draft_seconds(self, batch: int) -> float:
-            return self.scale * 0.35 if batch else 0.0
-
     chosen = {}
     for first in (0.5, 2.0):
-        costs = Moving(row=0.3)
-        own = auto(costs)
-        one = request("a", 10**6)
+        own, one = auto(linear(0.3, first * 0.35)), request("a", 10**6)
         turns = iter(range(10**7))
         accept: dict[Request, Accept] = {one: lambda depth, t=turns: depth < 1 and next(t) % 3 > 0}  # type: ignore[misc]
-        Moving.scale = first
         play(own, [one], 150, accept)
-        Moving.scale = 1.0
+        own._costs.table = own._greedy_costs.table = linear(0.3, 0.35)
         history = [k["a"] for k in play(own, [one], 50, accept)]
         chosen[first] = max(set(history), key=history.count)
     assert chosen == {0.5: 1, 2.0: 0}
@@ -177,7 +154,7 @@ def test_live_times_overrule_a_profile_that_is_too_good() -> None:
     """Always right, but a round with drafts really takes ten times as long."""
     own = auto()
     one = request("a")
-    real = Linear(row=3.0, draft=0.05)
+    real = linear(row=3.0, draft=0.05)
     history = []
     for _ in range(2500):
         chosen = own.choose([one], num_running=1)[one]
@@ -191,7 +168,7 @@ def test_live_times_overrule_a_profile_that_is_too_good() -> None:
 
 def test_one_draft_more_is_tried_now_and_then() -> None:
     """Second drafts are wrong for a while: K becomes 1, and 2 when they are right again."""
-    own, one = auto(Linear(row=0.02, draft=0.1)), request("a", 10**6)
+    own, one = auto(linear(row=0.02, draft=0.1)), request("a", 10**6)
     early = [k["a"] for k in play(own, [one], 400, {one: lambda depth: depth < 1})][200:]
     assert max(set(early), key=early.count) == 1
     assert 2 <= early.count(2) <= len(early) // 8
@@ -199,22 +176,20 @@ def test_one_draft_more_is_tried_now_and_then() -> None:
     assert max(set(late[-200:]), key=late[-200:].count) >= 3
 
 
-def test_seated_requests_try_nothing_deeper() -> None:
-    own, one = auto(Linear(row=0.02, draft=0.1)), request("a", 10**6)
+def test_requests_that_share_one_k_try_nothing_deeper() -> None:
+    table = linear(row=0.02, draft=0.1)
+    own, one = auto(table), request("a", 10**6)
     play(own, [one], 400, {one: lambda depth: depth < 1})
-
-    class Rounds(LiveCosts):
-        """Captured rounds, as far as `choose` looks."""
-
-    own.rounds = Rounds(Linear(row=0.02, draft=0.1))  # type: ignore[assignment]
-    chosen = [own.choose([one], num_running=1, is_seated=True)[one] for _ in range(200)]
-    assert set(chosen) <= {0, 1}
+    whole = RoundCosts(((1, tuple((k, table.round_seconds(1, k)) for k in MENU)),))
+    own.uniform_costs = LiveCosts(whole, uniform=True)
+    chosen = [own.choose([one], num_running=1, uniform=True)[one] for _ in range(200)]
+    assert set(chosen) <= {0, 1} and chosen.count(1) > 190
 
 
 def test_greedy_requests_have_costs_of_their_own() -> None:
-    """A draw costs as much as the trunk: drafts pay for those only who do not draw."""
-    drawn = Linear(row=1.0)
-    own = Speculation(EngineOptions(speculate="auto"), drawn, 10**6, greedy_costs=Linear())
+    """A draw costs as much as the trunk: drafts pay only for requests that do not."""
+    drawn = linear(row=1.0)
+    own = DraftPolicy(EngineOptions(speculate="auto"), 10**6, drawn, linear())
     greedy, sampled = request("greedy"), request("sampled")
     sampled.params = SamplingParams(temperature=1)
     for one in (greedy, sampled):
@@ -277,7 +252,7 @@ def test_fixed_numbers_are_kept_beside_auto_and_end_with_the_answer() -> None:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_fixed_number_needs_no_costs(speculate: int) -> None:
-    own = Speculation(EngineOptions(speculate=speculate), None, max_len=100)
+    own = DraftPolicy(EngineOptions(speculate=speculate), 100)
     assert own.decided_by == "fixed"
     one = request("a")
     assert own.choose([one], num_running=1) == {one: speculate}

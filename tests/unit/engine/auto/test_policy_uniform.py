@@ -11,20 +11,20 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from headstart.engine.options import MENU
-from headstart.engine.options import EngineOptions
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.live_costs import LiveCosts
+from headstart.engine.auto.policy import DraftPolicy
+from headstart.engine.options import MENU, EngineOptions
 from headstart.engine.request import Request
-from headstart.engine.round_costs import LiveRounds, RoundTable
-from headstart.engine.auto.policy import Speculation
 from headstart.sampling.params import SamplingParams
 
 PROMPT, ANSWER = 512, 256
-# Milliseconds of a round by seats, for K = 0 and 3: a 7.8B trunk on an H200, the last guessed.
+# Milliseconds of a round by batch size, for K = 0 and 3: a 7.8B trunk on an H200, the last guessed.
 POINTS = {1: (4.2, 5.5), 4: (4.6, 6.0), 16: (6.1, 8.3), 80: (13.9, 20.4), 256: (35.0, 58.0)}
-TABLE = RoundTable(
+TABLE = RoundCosts(
     tuple(
-        (seats, tuple((k, (none + (three - none) * k / 3) / 1e3) for k in MENU))
-        for seats, (none, three) in POINTS.items()
+        (batch, tuple((k, (none + (three - none) * k / 3) / 1e3) for k in MENU))
+        for batch, (none, three) in POINTS.items()
     )
 )
 RATES = (0.2, 0.5, 0.8)
@@ -41,7 +41,7 @@ def num_right(right: list[bool], at: int, drafts: int) -> int:
     return next((i for i in range(drafts) if not right[at + i]), drafts)
 
 
-def fixed_seconds(table: RoundTable, batch: int, drafts: int, right: list[list[bool]]) -> float:
+def fixed_seconds(table: RoundCosts, batch: int, drafts: int, right: list[list[bool]]) -> float:
     """A first token, then rounds until the last answer is whole."""
     ending: Counter[int] = Counter()  # by round
     for own in right:
@@ -52,7 +52,7 @@ def fixed_seconds(table: RoundTable, batch: int, drafts: int, right: list[list[b
         ending[rounds] += 1
     seconds, going = 0.0, batch
     for number in range(1, max(ending) + 1):
-        seconds += table.seconds(going, drafts, 0)
+        seconds += table.round_seconds(going, drafts)
         going -= ending[number]
     return seconds
 
@@ -61,19 +61,19 @@ def fixed_seconds(table: RoundTable, batch: int, drafts: int, right: list[list[b
 class Player:
     """Plays rounds as `auto` chooses them; `believed` is what it was told at start."""
 
-    table: RoundTable = TABLE
-    believed: RoundTable = TABLE
-    own: Speculation = field(init=False)
+    table: RoundCosts = TABLE
+    believed: RoundCosts = TABLE
+    own: DraftPolicy = field(init=False)
     num_waves: int = 0
     chosen: Counter[int] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.own = Speculation(EngineOptions(speculate="auto"), None, max_len=10**6)
-        self.own.rounds = LiveRounds(self.believed)
+        self.own = DraftPolicy(EngineOptions(speculate="auto"), 10**6)
+        self.own.uniform_costs = LiveCosts(self.believed, uniform=True)
 
     def seconds(self, right: list[list[bool]]) -> float:
         """One wave of requests that come together."""
-        assert self.own.rounds is not None
+        assert self.own.uniform_costs is not None
         self.num_waves += 1
         going = {
             Request(f"{self.num_waves}/{i}", [1] * PROMPT, SamplingParams(), 0, ANSWER, frozenset(),
@@ -84,10 +84,10 @@ class Player:
             request.tokens.append(0)
         seconds, late = 0.0, list[tuple[Request, int, int]]()
         while going:
-            choices = self.own.choose(list(going), len(going), is_seated=True)
+            choices = self.own.choose(list(going), len(going), uniform=True)
             drafts = next(k for k in MENU if k >= max(choices.values()))
             self.chosen[drafts] += 1
-            took = self.table.seconds(len(going), drafts, 0)
+            took = self.table.round_seconds(len(going), drafts)
             seconds += took
             played = []
             for request, own in going.items():
@@ -97,7 +97,7 @@ class Player:
             for request, tried, accepted in late:
                 self.own.observe(request, tried, accepted)
                 request.tokens += [0] * (accepted + 1)
-            self.own.rounds.observe(len(going), drafts, 0, took)
+            self.own.observe_round(len(going), drafts, 0, took)
             going = {request: own for request, own in going.items() if at[request] < ANSWER}
             late = [outcome for outcome in played if outcome[0] in going]
         return seconds
@@ -145,8 +145,8 @@ def test_a_first_answer_by_itself_finds_its_k(rate: float) -> None:
 
 def test_a_profile_that_is_wrong_is_corrected_by_the_rounds_themselves() -> None:
     """Profiled as if drafts cost nothing; they really cost so much that none pays."""
-    dear = RoundTable(((16, tuple((k, 0.006 * (1 + 0.6 * k)) for k in MENU)),))
-    free = RoundTable(((16, tuple((k, 0.006 * (1 + 0.01 * k)) for k in MENU)),))
+    dear = RoundCosts(((16, tuple((k, 0.006 * (1 + 0.6 * k)) for k in MENU)),))
+    free = RoundCosts(((16, tuple((k, 0.006 * (1 + 0.01 * k)) for k in MENU)),))
     player = Player(dear, free)
     for wave in range(2):
         player.seconds(right_drafts(0.5, 16, wave))
@@ -156,32 +156,8 @@ def test_a_profile_that_is_wrong_is_corrected_by_the_rounds_themselves() -> None
 
 def test_tries_of_many_requests_are_judged_together() -> None:
     """Regression: one lucky draft of 256 had the next try come soon, for ever."""
-    dear = RoundTable(((256, tuple((k, 0.035 * (1 + 0.5 * k)) for k in MENU)),))
+    dear = RoundCosts(((256, tuple((k, 0.035 * (1 + 0.5 * k)) for k in MENU)),))
     player = Player(dear, dear)
     player.seconds(right_drafts(0.2, 256, 0))
     assert player.chosen[0] > 240
     assert sum(player.chosen[k] for k in MENU if k) <= 10
-
-
-def test_where_few_have_a_head_tries_are_rare() -> None:
-    """A round with drafts costs everybody, and only heads tell what it was worth."""
-    dear = RoundTable(((16, ((0, 0.006), (1, 0.009))),))
-    tries = {}
-    for num_heads in (2, 16):
-        own = Speculation(EngineOptions(speculate="auto"), None, max_len=10**6)
-        own.rounds = LiveRounds(dear)
-        requests = [
-            Request(str(i), [1] * PROMPT, SamplingParams(), 0, 10**5, frozenset(), 0)
-            for i in range(16)
-        ]
-        for request in requests[num_heads:]:
-            request.is_headless = True
-        tries[num_heads] = 0
-        for _ in range(600):
-            chosen = own.choose(requests, 16, is_seated=True)
-            drafting = [request for request, drafts in chosen.items() if drafts]
-            assert not any(request.is_headless for request in drafting)
-            tries[num_heads] += bool(drafting)
-            for request in drafting:
-                own.observe(request, 1, 0)
-    assert 1 <= tries[2] <= 4 and tries[16] >= 8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.engine.rates import Rates
+from headstart.engine.auto.rates import Rates
 
 
 def seen(*rounds: tuple[int, int]) -> Rates:
