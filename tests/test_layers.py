@@ -40,7 +40,7 @@ NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
     ("calibrate/shapes.py", None, "configs of released sizes"),
     ("demo/", {"llama"}, "fields of GGUF files, which are llama.cpp's"),
     ("server/reasoning.py", {"mistral"}, "vLLM's name of a reasoning format"),
-    ("server/tool_formats.py", {"deepseek_v3"}, "vLLM's name of a tool format"),
+    ("server/tools/formats.py", {"deepseek_v3"}, "vLLM's name of a tool format"),
 ]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
@@ -142,3 +142,57 @@ def test_a_model_type_in_a_string_would_be_found() -> None:
     )
     names = {"mimo", "mimo_v2", "llama", "qwen2"}
     assert named_models("\n".join(lines), names) == {"mimo", "llama"}
+
+
+# What an engine may know of backends. `options` is what `base` exports, without importing torch.
+SEAM = {"backends.base", "backends.select", "backends.options"}
+# Modules whose functions are written in another language: LLVM's values, Triton's and numba's.
+KERNELS = (
+    "backends/cuda/kernels/", "backends/numba/compiler.py", "backends/numba/context.py",
+    "backends/numba/drafts.py", "backends/numba/float_products.py", "backends/numba/layers.py",
+    "backends/numba/products.py", "backends/numba/rows.py", "backends/numba/sums.py",
+    "backends/numba/thread_pool.py", "backends/numba/vectors.py",
+)  # fmt: skip
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of headstart that a file imports, without the package's name."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.removeprefix("headstart.") for name in names if name.startswith("headstart.")}
+
+
+def untyped_parameters(source: str) -> list[str]:
+    """Parameters that accept anything: Any, object, or keywords that are passed through."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        given = node.args
+        optional = [one for one in (given.vararg, given.kwarg) if one is not None]
+        for each in [*given.posonlyargs, *given.args, *given.kwonlyargs, *optional]:
+            parts = [] if each.annotation is None else ast.walk(each.annotation)
+            names = {part.id for part in parts if isinstance(part, ast.Name)}
+            is_bare = each.annotation is None and each.arg not in ("self", "cls")
+            if is_bare or names & {"Any", "object"}:
+                found.append(f"{node.name}({each.arg})")
+    return found
+
+
+def test_the_engine_knows_backends_by_their_seam_alone() -> None:
+    for path in (PACKAGE / "engine").rglob("*.py"):
+        beyond = {name for name in imported_modules(path) if name.startswith("backends.")} - SEAM
+        assert not beyond, f"{path.relative_to(PACKAGE)} imports {beyond}"
+
+
+@pytest.mark.parametrize("package", ["engine", "backends"])
+def test_parameters_say_what_they_take(package: str) -> None:
+    for path in (PACKAGE / package).rglob("*.py"):
+        inside = path.relative_to(PACKAGE).as_posix()
+        if not inside.startswith(KERNELS):
+            assert untyped_parameters(path.read_text()) == [], inside
+
+
+def test_a_parameter_that_takes_anything_would_be_found() -> None:
+    source = "def f(self, a: int, *b: Any, c: dict[str, object], **d: str): ...\ndef g(e): ..."
+    assert sorted(untyped_parameters(source)) == ["f(b)", "f(c)", "g(e)"]

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.host import available_bytes
-from headstart.backends.options import BackendOptions
+from headstart.backends.options import BackendOptions, Weights
 from headstart.backends.rounds import (
     DeviceRounds,
     Launched,
@@ -38,7 +38,7 @@ from headstart.sampling.rows import Row
 __all__ = [
     "Backend", "BackendOptions", "CacheSizes", "DeviceRounds", "HeadOutput", "HeadRows", "Launched",
     "LoadedModel", "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes", "StateRows",
-    "TrunkRows",
+    "TrunkRows", "Weights",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 

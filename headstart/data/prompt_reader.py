@@ -11,6 +11,7 @@ from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.params import SamplingParams
 
 Message = Mapping[str, Any]
+TemplateOptions = dict[str, Any]  # what a chat template is given beside messages: JSON values
 Prompt = str | Sequence[int] | Sequence[Message]
 
 

@@ -11,19 +11,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from headstart.backends.select import load_backend
 from headstart.checkpoint.hub import local_folder
-from headstart.data.prompt_reader import Prompt, PromptReader
+from headstart.data.prompt_reader import Prompt, PromptReader, TemplateOptions
 from headstart.engine.admission import Admission
 from headstart.engine.core import EngineCore
 from headstart.engine.draft_vocabs import DraftVocabs, Source
-from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.grammar import Grammar, GuardedGrammar
 from headstart.engine.groups import Groups
-from headstart.engine.options import EngineOptions, engine_options
+from headstart.engine.options import EngineOptions, EngineSettings, engine_options
 from headstart.engine.outputs import Result, Update
 from headstart.engine.request import State
 from headstart.errors import ConfigError, EngineError, RequestError
@@ -50,7 +50,7 @@ class Engine:
         *,
         options: EngineOptions | None = None,
         draft_vocab: Source | None = None,
-        **settings: Any,
+        **settings: Unpack[EngineSettings],
     ):
         self.options = engine_options(options, settings)
         if head is not None and self.options.speculate == 0:
@@ -111,8 +111,8 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        grammar: Any = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        grammar: Grammar | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> str:
         """Submit a prompt (text, token ids or chat messages); returns its id.
 
@@ -125,7 +125,7 @@ class Engine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> Asked:
         """Check what is asked, before anything is queued; safe in any thread."""
         params = params or self.prompts.default_params()
@@ -141,7 +141,7 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        grammar: Any = None,
+        grammar: Grammar | None = None,
         is_claimed: bool = False,
     ) -> str:
         """Queue what `read` gave; returns its id."""
@@ -199,8 +199,10 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **options: Any,
+        request_id: str | None = None,
+        priority: int = 0,
+        grammar: Grammar | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> list[Result]:
         """Answer prompts, one result each, in order; all of them or none."""
         many = self.prompts.as_list(prompts)
@@ -217,27 +219,34 @@ class Engine:
         ids: list[str] = []
         try:
             for one in asked:
-                ids.append(self.submit(one, is_claimed=True, **options))
+                name = self.submit(
+                    one, request_id=request_id, priority=priority, grammar=grammar, is_claimed=True
+                )
+                ids.append(name)
             self._groups.discard_updates(ids)
             while not all(map(self._groups.is_finished, ids)):
                 self._advance()
-            return [self.collect(request_id) for request_id in ids]
+            return [self.collect(name) for name in ids]
         finally:
-            for request_id in ids:
-                self._drop(request_id)
+            for name in ids:
+                self._drop(name)
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **options: Any,
+        request_id: str | None = None,
+        priority: int = 0,
+        grammar: Grammar | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> Iterator[Update]:
         """Answer one prompt, yielding what each step adds; other requests advance as well."""
         asked = self.read(prompt, params, chat_template_kwargs)
-        request_id = self.submit(asked, is_claimed=True, **options)
-        group = self._groups.find(request_id)
+        name = self.submit(
+            asked, request_id=request_id, priority=priority, grammar=grammar, is_claimed=True
+        )
+        group = self._groups.find(name)
         assert group is not None
         try:
             is_finished = False
@@ -247,8 +256,8 @@ class Engine:
                 is_finished = group.is_finished
                 yield from group.take()
         finally:
-            if self._groups.find(request_id) is group:  # an aborted id may be another request's now
-                self._drop(request_id)
+            if self._groups.find(name) is group:  # an aborted id may be another request's now
+                self._drop(name)
 
     def recover(self) -> None:
         """After a step that raised: end every request. Raises if memory is not free then."""

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from headstart.backends.options import BackendOptions, Weights
 from headstart.errors import ConfigError, some
@@ -176,12 +175,35 @@ _CHOICES = {
 }  # fmt: skip
 
 
-def is_speculate(value: object) -> bool:
+def is_speculate(value: Speculate | None) -> bool:
     """Whether an engine can draft that many tokens: `auto`, or 0 to MAX_DRAFTS."""
     return value == "auto" or (type(value) is int and 0 <= value <= MAX_DRAFTS)
 
 
-def engine_options(options: EngineOptions | None, settings: Mapping[str, Any]) -> EngineOptions:
+class EngineSettings(TypedDict, total=False):
+    """The fields of `EngineOptions` as keywords of `Engine`, which has `draft_vocab` of its own."""
+
+    speculate: Speculate
+    speculate_off_above: int | None
+    device: str
+    dtype: str
+    weights: Weights
+    draft_weights: Literal["auto", "as-dtype", "int8"]
+    block_size: int
+    kv_bytes: int | None
+    memory_fraction: float | None
+    max_running_requests: int
+    max_batched_tokens: int | None
+    max_model_len: int | None
+    prefix_caching: bool
+    chunked_prefill: bool
+    threads: int | None
+    exact: bool
+    kernels: Literal["auto", "on", "off"]
+    layout: Literal["own", "vllm", "sglang"]
+
+
+def engine_options(options: EngineOptions | None, settings: EngineSettings) -> EngineOptions:
     """What a constructor was given: a dataclass, or its fields by name, never both."""
     if options is not None and settings:
         raise ConfigError(

@@ -7,17 +7,22 @@ handed out only as far as it cannot change any more and cannot become part of a 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Protocol
 
 _BROKEN = "\ufffd"  # what decoders put for bytes that are not yet a character
 
 
-def _decoder(tokenizer: Any) -> Callable[..., str]:
+class Decoder(Protocol):
+    """What turns tokens into text: a tokenizer of transformers or tokenizers."""
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+
+
+def _decoder(tokenizer: Decoder) -> Callable[..., str]:
     """The tokenizer's `decode`, or what it calls: every token of every answer goes this way."""
-    inner: Any = getattr(tokenizer, "backend_tokenizer", None)
-    is_plain = inner is not None and not tokenizer.clean_up_tokenization_spaces
-    result: Callable[..., str] = inner.decode if is_plain else tokenizer.decode
-    return result
+    inner: Decoder | None = getattr(tokenizer, "backend_tokenizer", None)
+    is_plain = inner is not None and not getattr(tokenizer, "clean_up_tokenization_spaces", False)
+    return inner.decode if inner is not None and is_plain else tokenizer.decode
 
 
 class Detokenizer:
@@ -25,7 +30,7 @@ class Detokenizer:
 
     def __init__(
         self,
-        tokenizer: Any,
+        tokenizer: Decoder,
         stops: Sequence[str],
         *,
         skip_special: bool,

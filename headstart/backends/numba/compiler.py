@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,18 @@ from typing import Any
 from headstart.checkpoint.cache import cache_folder
 
 
-def njit(**options: Any) -> Any:
+def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
     """numba's decorator: compiled once per machine, and without a lock on Python."""
     import numba
 
-    def compiled(function: Any) -> Any:
+    def compiled(function: Callable[..., Any]) -> Any:
         before, folder = numba.config.CACHE_DIR, kept_in()
         numba.config.CACHE_DIR = str(folder)
         try:
             return numba.njit(
-                cache=_is_writable(folder), nogil=True, error_model="numpy", **options
-            )(function)
+                cache=_is_writable(folder), nogil=True, error_model="numpy",
+                fastmath=fastmath or False, inline=inline,
+            )(function)  # fmt: skip
         finally:  # a program may have kernels of its own
             numba.config.CACHE_DIR = before
 

@@ -167,6 +167,6 @@ def _whole(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
     return whole
 
 
-def _checked(module: object, kind: type[Kind]) -> Kind:
+def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     assert isinstance(module, kind), "others are refused"
     return module

@@ -13,7 +13,7 @@ import os
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from numba.extending import intrinsic
 from headstart.backends.numba.compiler import njit
 
 Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
 
 _SHARES = 24  # claims that a phase is cut into, if it has as many items
 _TURNS = 4000  # of waiting before others may have the core: some microseconds
@@ -45,7 +46,9 @@ class ThreadPool:
     def __init__(self) -> None:
         self._jobs: list[SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]] = []
 
-    def run(self, work: int, function: Callable[..., Result], *arguments: Any) -> Result:
+    def run(
+        self, work: int, function: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
         """Call the function here and in every helper; when it returns here all items are done.
 
         `work`: how many products that is; where it is little no helper is woken.

@@ -91,7 +91,7 @@ class BlankPasses:
         return requests
 
     def _seconds(
-        self, run: Callable[[], None], before: Callable[[], object] | None = None
+        self, run: Callable[[], None], before: Callable[[], torch.Tensor] | None = None
     ) -> float:
         """`before` is not timed, but leaves the caches of the processor as they are in a round."""
         times = []

@@ -15,8 +15,7 @@ from typing import Protocol
 
 import torch
 
-from headstart.backends.base import Backend
-from headstart.backends.options import Weights
+from headstart.backends.base import Backend, Weights
 from headstart.backends.select import create_backend
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.core import EngineCore
