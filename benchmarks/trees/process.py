@@ -42,8 +42,10 @@ class Tree:
         `headstart`'s command line, or the idle process of one tree would slow the other's.
         """
         compiled = self.work / f"compiled-{self.name}"
+        path = [str(self.path), *filter(None, [os.environ.get("PYTHONPATH")])]
         own = {
-            "PYTHONPATH": str(self.path), "PYTHONPYCACHEPREFIX": str(compiled / "python"),
+            "PYTHONPATH": os.pathsep.join(path),
+            "PYTHONPYCACHEPREFIX": str(compiled / "python"),
             "TRITON_CACHE_DIR": str(compiled / "triton"),
             "NUMBA_CACHE_DIR": str(compiled / "numba"), "GOMP_SPINCOUNT": "1000",
         }  # fmt: skip
