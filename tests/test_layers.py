@@ -21,7 +21,7 @@ LAYERS = [
     {"assembly"},
     {"simulate"},
     {"launch", "engine", "train"},
-    {"bench", "distill", "server"},
+    {"bench", "distill", "predict", "server"},
     {"demo"},
     {"cli"},
 ]
