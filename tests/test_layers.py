@@ -24,7 +24,7 @@ LAYERS = [
     {"backends"},
     {"simulate"},
     {"launch", "engine", "train"},
-    {"bench", "distill", "server"},
+    {"bench", "distill", "predict", "server"},
     {"demo"},
     {"cli"},
 ]

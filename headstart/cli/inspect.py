@@ -1,4 +1,4 @@
-"""`headstart inspect MODEL`: is there a head, whose, is it whole, how to serve with it."""
+"""`headstart inspect MODEL`: is there a head, which family, is it whole, how to serve with it."""
 
 from __future__ import annotations
 

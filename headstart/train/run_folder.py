@@ -52,7 +52,7 @@ class RunFolder:
         check_parents(self.path)
         if not self.path.exists() or self.replaced.is_half_done:
             return
-        # What a kill left of the very first file does not make a folder somebody's.
+        # A run killed during its first write leaves only this partial file: the folder is free.
         partial = partial_of(self.path / OPTIONS)
         if self.path.is_dir() and all(path == partial for path in self.path.iterdir()):
             return
@@ -86,7 +86,7 @@ class RunFolder:
             ) from error
 
     def fail(self, step: int, error: str) -> None:
-        """Note that the head was dropped, so that nobody goes on with it."""
+        """Note that the head was dropped, so that no later start resumes it."""
         _write(self.path / FAILED, json.dumps({"step": step, "error": error}) + "\n")
 
     def go_back(self, step: int | None) -> None:

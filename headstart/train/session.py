@@ -58,7 +58,7 @@ def open_session(job: Job, world: World, device: str, watch: Watch) -> Session:
         for name, own in job.options.items()
     ]  # fmt: skip
     source = _states(planned, subject, world, watch)
-    world.wait()  # nobody checks a folder any more
+    world.wait()  # until every process has checked its folders
     if world.is_main:
         begin([lane.folder for lane in lanes], overwrite=job.overwrite)
     world.wait()
@@ -75,7 +75,7 @@ def restore(session: Session) -> int | None:
     if step is not None:
         for lane in lanes:
             lane.restore(step)
-    session.world.wait()  # everybody has seen which checkpoints there are
+    session.world.wait()  # until every process has listed the checkpoints
     if session.world.is_main:
         for lane in lanes:
             lane.folder.go_back(step)

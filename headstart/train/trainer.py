@@ -234,8 +234,8 @@ class Trainer:
         """Records of the packed rows whose loss is not finite; all, if only gradients are not."""
         pairs = list(zip(names, sums, strict=True))
         bad = [n for n, s in pairs if not bool(torch.isfinite(s.values).all())]
-        everybody = self.world.gather((bad, names))
-        chosen = [n for part, _ in everybody for n in part] or [n for _, a in everybody for n in a]
+        gathered = self.world.gather((bad, names))
+        chosen = [n for part, _ in gathered for n in part] or [n for _, a in gathered for n in a]
         return [name for group in chosen for name in group]
 
     def is_due(self, every: int) -> bool:

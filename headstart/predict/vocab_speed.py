@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from headstart.backends.options import Weights
-    from headstart.checkpoint.reader import Checkpoint
-    from headstart.vocab.draft_vocab import DraftVocab
-    from headstart.vocab.making import Simulate
+from headstart.backends.options import Weights
+from headstart.backends.torch.threads import prepare
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.prompt_reader import PromptReader
+from headstart.data.records import spread
+from headstart.engine.auto.single_request import single_request_costs
+from headstart.models.build import build, has_head
+from headstart.simulate.cost import best, predict
+from headstart.simulate.plan import make_plan
+from headstart.simulate.scoring import score
+from headstart.vocab.draft_vocab import DraftVocab
+from headstart.vocab.making import Prediction, Simulate
 
 _MAX_ANSWERS = 128  # held-out answers that each size is tried on
 
@@ -23,16 +30,6 @@ def predictor_of(
 
     None where there is no head for it.
     """
-    from headstart.backends.torch.threads import prepare
-    from headstart.data.prompt_reader import PromptReader
-    from headstart.data.records import spread
-    from headstart.engine.auto.single_request import single_request_costs
-    from headstart.models.build import build, has_head
-    from headstart.simulate.cost import best, predict
-    from headstart.simulate.plan import make_plan
-    from headstart.simulate.scoring import score
-    from headstart.vocab.making import Prediction
-
     if not has_head(checkpoint, head):
         return None
     # Before the model is loaded as scoring wants it: an engine holds it otherwise.
