@@ -94,7 +94,7 @@ def compare_runs(engine: Engine, prompt: Prompt, params: SamplingParams) -> Comp
     seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
     answers: dict[str, Any] = {}
     for name in ("plain", "drafted") * _REPEATS:
-        engine.pool.drop_cache()  # a cached prompt would favour whoever runs second
+        engine.pool.drop_cache()  # a cached prompt would favour the second run
         started = time.perf_counter()
         (result,) = engine.generate([prompt], plain if name == "plain" else params)
         seconds[name].append(time.perf_counter() - started)

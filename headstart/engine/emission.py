@@ -79,6 +79,6 @@ def _check_end(request: Request, token: int) -> None:
 
 
 def _check_grammar(request: Request) -> None:
-    """A grammar that failed ends its request, and nobody else's."""
+    """A grammar that failed ends its own request, and no other."""
     if request.grammar is not None and request.grammar.error is not None:
         request.finish_reason, request.error = "error", request.grammar.error

@@ -1,7 +1,7 @@
 """Requests under the ids that users know, and what has been made for them and not been taken.
 
-n samples share an id. Whoever steps the engine advances everybody, so an update waits here for
-the one it belongs to: a stream, or whoever calls `step`.
+n samples share an id. A step advances all requests, whatever called it, so an update waits here
+for the stream it belongs to, or for the next call of `step`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from headstart.engine.outputs import Completion, Result, Update
 from headstart.engine.request import Request
 from headstart.errors import RequestError
 
-_ABORTED_KEPT = 256  # results of aborted requests that nobody has collected yet
+_ABORTED_KEPT = 256  # results of aborted requests that were not collected yet
 
 
 @dataclass

@@ -21,7 +21,7 @@ from headstart.models.trunk import Trunk
 from headstart.models.weight_map import Target, Targets, layer_targets
 
 _READERS = 8  # tensors on their way to a GPU at once
-# Stored by some exporters, computed from the config by everybody.
+# Stored by some exporters, computed from the config by every engine.
 _DERIVED = (".rotary_emb.inv_freq",)
 
 

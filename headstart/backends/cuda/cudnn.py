@@ -4,7 +4,7 @@ cuDNN makes a plan for every shape it meets, which takes longer than the attenti
 its causal mask begins at the first key. So rows are filled up to sizes of a short list and attend
 to themselves in a square; what lies before the square is seen whole, in pieces whose sizes are
 powers of two, and merged in. Where the earlier context does not end at such a size, its last rows
-join the square: nobody wants what they see.
+join the square: what they see is not used.
 
 n rows, L slots of their context, H query heads, G key/value heads, D head size.
 """

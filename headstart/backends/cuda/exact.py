@@ -116,7 +116,7 @@ class ExactKernels(Kernels):
         return self.by_row(tables.repeat_interleave(rows, 0), slots.flatten(), block_size)
 
     def by_row(self, tables: Tensor, slots: Tensor, block_size: int) -> Attend:
-        """Each row a request of its own: tables [M, blocks] int32, slots [M] int32, -1: nobody.
+        """Each row a request of its own: tables [M, blocks] int32, slots [M] int32, -1: none.
 
         The result takes q filled up to whole tiles.
         """

@@ -26,7 +26,7 @@ _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as t
 def moe_terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
     """x [M, H] -> terms [C, M, H] whose sum is what the experts say.
 
-    slots [M]: a row with a slot below 0 belongs to nobody and asks no expert.
+    slots [M]: a row with a slot below 0 belongs to no request and asks no expert.
     """
     rows = x.shape[0]
     if rows <= _MOST_ROWS:

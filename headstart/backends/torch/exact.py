@@ -59,7 +59,7 @@ class ExactContext:
     def seen(self, new: torch.Tensor) -> list[Seen]:
         for index, row in enumerate(self.rows):
             self.cache.k[row.slot] = new[index]
-        # Copies, as below; a row's context ends with the row, whoever has written further on.
+        # Copies, as below; a row's context ends with the row, whatever was written further on.
         return [
             Seen(slice(index, index + 1), self.cache.k[row.context].clone())
             for index, row in enumerate(self.rows)

@@ -146,7 +146,7 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
     at = tl.arange(0, BLOCK_D)
     is_dim = at < DIM
     place = ((request * ROWS + row) * HEADS + head) * DIM
-    # Nobody puts pieces together then, so a place without a request is made zero here.
+    # Pieces are not put together then, so a place without a request is made zero here.
     if IS_WHOLE:  # noqa: SIM102 (this is decided while compiling, the other at run time)
         if first < 0:
             nothing = tl.zeros((TILE, BLOCK_D), dtype=result.dtype.element_ty)

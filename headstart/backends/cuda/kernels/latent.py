@@ -103,7 +103,7 @@ def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_
     is_dim = at < RANK
     is_turned = turned_at < ROPE
     is_target = is_line[:, None] & is_dim[None, :]
-    # Where nobody puts pieces together, a place without a request walks over nothing: zeros.
+    # Where pieces are not put together, a place without a request walks over nothing: zeros.
     if start < tl.maximum(length, IS_WHOLE):
         line_at = line[:, None] * RANK + at[None, :]
         query = tl.load(lifted + own * RANK + line_at, is_target, 0.0)

@@ -2,8 +2,8 @@
 
 A tile holds 16, 32 or 64 rows, so up to that many a program streams its share of W past all of
 them. The inner dimension is cut into splits where there are too few output columns to fill a
-GPU; partial sums are added in a fixed order by whoever reads them, so a result never depends on
-timing.
+GPU; partial sums are added in a fixed order by the kernel that reads them, so a result never
+depends on timing.
 
 Weights may be fp8 with one scale per output: they become numbers of x's type in registers, which
 is exact, and the scale is applied to the sums.

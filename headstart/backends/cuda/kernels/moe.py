@@ -2,12 +2,12 @@
 
 A choice is a pair of a row and an expert. Of the pairs with one expert the first one's programs
 do the work for all, up to a tile of them at a time; the programs of the others end at once. So a
-launch has the same size whatever was chosen, and nobody waits for a sort: the first product finds
+launch has the same size whatever was chosen, and nothing waits for a sort: the first product finds
 the rows of its expert by itself, and leaves a list for the second. From some number of rows on
 sorting pays: then a program gets a tile of pairs that were sorted by expert.
 
 The shared experts are those from number E on: parts of one wide MLP, as wide as an expert each.
-What a pair's expert says is left as a term of its own, already weighed: whoever adds up the terms
+What a pair's expert says is left as a term of its own, already weighed: what adds up the terms
 does so in the order of a row's choices, so a result does not depend on timing.
 
 M rows, C choices of a row, E routed experts, H model width, W width of an expert.
@@ -213,7 +213,7 @@ def _down(inner, weight, shared, experts, starts, order, weights, terms, rows, h
     expert = tl.load(experts + tile)
     begin = tl.load(starts + 2 * tile)
     count = tl.load(starts + 2 * tile + 1)
-    if expert < 0:  # a row of nobody, whose pairs are not sorted
+    if expert < 0:  # a row of no request, whose pairs are not sorted
         where = (tile % CHOICES * rows + tile // CHOICES) * hidden + columns
         zero = tl.zeros((BLOCK_N,), dtype=terms.dtype.element_ty)
         tl.store(terms + where, zero, columns < hidden)

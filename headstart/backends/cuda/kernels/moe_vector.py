@@ -94,7 +94,7 @@ def _first(x, weight, shared, chosen, inner, rows, hidden, width, shared_width, 
 def _second(inner, weight, shared, chosen, weights, terms, rows, hidden, width, shared_width,
             num_experts, CHOICES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
             IS_EARLY: tl.constexpr):  # fmt: skip
-    """What one pair's expert says, weighed, for BLOCK_N outputs; zero for a row of nobody."""
+    """What one pair's expert says, weighed, for BLOCK_N outputs; zero for a row of no request."""
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1)
     expert = tl.load(chosen + pair)

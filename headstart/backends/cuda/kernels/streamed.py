@@ -2,7 +2,7 @@
 
 More rows than `linear.py` is for want larger tiles, whose addresses would fill the registers. Here
 the GPU's copy engine fetches tiles by descriptors instead (from Hopper on). As there, the inner
-dimension may be cut into splits, whose sums are added by whoever reads them, in a fixed order.
+dimension may be cut into splits, whose sums the kernel that reads them adds in a fixed order.
 
 A tile has 32 or 64 rows; a second, smaller one takes what is left, since multiplying rows that are
 not there would take longer than reading weights.
