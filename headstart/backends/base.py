@@ -26,7 +26,14 @@ from headstart.backends.rounds import (
     RoundTiming,
     SizeTimes,
 )
-from headstart.backends.rows import HeadBatch, HeadRows, StateRows, TrunkBatch, TrunkRows
+from headstart.backends.rows import (
+    HeadBatch,
+    HeadRows,
+    StateRows,
+    TrunkBatch,
+    TrunkRows,
+    on_device,
+)
 from headstart.backends.weights import Int8Linear
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
@@ -174,7 +181,7 @@ class Backend(ABC):
         self._run_head(module, batch)
 
     def to_device(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, device=self.device)
+        return on_device(values, self.device)
 
     # Drafts and choices
 

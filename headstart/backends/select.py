@@ -22,7 +22,7 @@ from headstart.backends.options import BackendOptions
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError
 from headstart.models.build import LoadedModel, build, resolve_device, resolve_dtype
-from headstart.models.stored_head import Layout
+from headstart.models.stored import Layout
 
 WhyNot = Callable[[LoadedModel, BackendOptions], str | None]
 

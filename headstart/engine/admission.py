@@ -6,8 +6,8 @@ from headstart.backends.base import LoadedModel
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
+from headstart.engine.output import Detokenizer
 from headstart.engine.request import Request
-from headstart.engine.text import Detokenizer
 from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.params import SamplingParams, derive_seed
 

@@ -20,8 +20,7 @@ from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_size
 from headstart.engine.options import EngineOptions
 from headstart.engine.rounds import Rounds
 from headstart.engine.scheduler import Scheduler
-from headstart.engine.state_plan import StatePlan
-from headstart.engine.state_pool import StatePool
+from headstart.engine.state_cache import StatePlan, StatePool
 from headstart.vocab.draft_vocab import DraftVocab
 
 

@@ -24,7 +24,7 @@ from headstart.engine.draft_vocabs import DraftVocabs, Source
 from headstart.engine.grammar import Grammar, GuardedGrammar
 from headstart.engine.groups import Groups
 from headstart.engine.options import EngineOptions, EngineSettings, engine_options
-from headstart.engine.outputs import Result, Update
+from headstart.engine.output import Result, Update
 from headstart.engine.request import State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_model

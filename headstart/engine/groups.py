@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headstart.engine.outputs import Completion, Result, Update
+from headstart.engine.output import Completion, Result, Update
 from headstart.engine.request import Request
 from headstart.errors import RequestError
 

@@ -16,13 +16,11 @@ import torch
 from headstart.backends.base import Backend
 from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.drafter import Drafter
-from headstart.engine.emission import emit, update_since
 from headstart.engine.options import EngineOptions
-from headstart.engine.outputs import Update
+from headstart.engine.output import EngineStats, Update, emit, update_since
 from headstart.engine.request import Request
 from headstart.engine.rounds import RoundOutcome, Rounds
 from headstart.engine.scheduler import Scheduler, Work
-from headstart.engine.stats import EngineStats
 from headstart.engine.verifier import Verdict, verify
 from headstart.sampling.acceptance import origins
 

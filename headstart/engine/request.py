@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Literal
 
-from headstart.engine.state_plan import StateTrack
-from headstart.engine.stats import RequestStats
+from headstart.engine.state_cache import StateTrack
 from headstart.sampling.acceptance import Origin
+from headstart.simulate.acceptance import Acceptance
 
 if TYPE_CHECKING:
     from headstart.engine.grammar import GuardedGrammar
-    from headstart.engine.outputs import TokenLogprob
-    from headstart.engine.text import Detokenizer
+    from headstart.engine.output import Detokenizer
     from headstart.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -29,6 +28,30 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of an emitted token and of the best alternatives at its place."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass
+class RequestStats:
+    """Counters and times of one request."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    queue_seconds: float | None = None  # until it ran for the first time
+    first_token_seconds: float | None = None
+    total_seconds: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    seed: int = 0
+    max_tokens: int | None = None  # as resolved: by parameters, model length and memory
+    draft_vocab: str | None = None  # None: the whole vocabulary
 
 
 @dataclass(eq=False)

@@ -16,7 +16,7 @@ from headstart.backends.base import StateRows, TrunkRows
 from headstart.engine.kv_cache import BlockPool, extend_digests
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request, State
-from headstart.engine.state_plan import StatePlan
+from headstart.engine.state_cache import StatePlan
 
 # Waiting this long is worth one level of priority, for good: no request starves, and one that was
 # admitted for its age does not become the first victim again.

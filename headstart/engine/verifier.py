@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headstart.engine.outputs import TokenLogprob
-from headstart.engine.request import Request
+from headstart.engine.request import Request, TokenLogprob
 from headstart.engine.scheduler import Work
 from headstart.sampling.acceptance import Origin, origins, reject
 from headstart.sampling.choose import NOTHING_ALLOWED, logprobs, target_probs

@@ -22,8 +22,7 @@ from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import load_trunk, materialize
 from headstart.models.mtp import MTPHead
-from headstart.models.stored_head import Layout, load_stored_head
-from headstart.models.stored_trunk import trunk_tensors
+from headstart.models.stored import Layout, load_stored_head, trunk_tensors
 from headstart.models.trunk import Trunk
 
 _DTYPES = {

@@ -34,9 +34,7 @@ class LayerKind:
 
     mixer: Literal["attention", "sliding", "latent", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
-    index: Literal["none", "own", "shared"] = (
-        "none"  # which entries latent attention sees
-    )
+    index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
     limit: float | None = None
     shared_limit: float | None = None

@@ -1,7 +1,7 @@
-"""Checkpoint tensors into modules, strictly: nothing missing, nothing left over, no wrong shape.
+"""Checkpoint tensors into modules and back, strictly: nothing missing, left over, misshapen.
 
-Tensors are streamed one at a time into their parameters (`models/weight_map.py`). Quantised
-weights arrive here as sources that dequantise while they are read.
+Tensors are streamed one at a time into their places (`models/weight_map.py`). Quantised weights
+arrive here as sources that dequantise while they are read.
 """
 
 from __future__ import annotations
@@ -131,3 +131,17 @@ def _copy(source: TensorSource, name: str, target: Target, parameter: torch.Tens
 def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Give a module built on the meta device real, uninitialised memory of one dtype."""
     return module.to_empty(device=device).to(dtype)
+
+
+def split_parameters(
+    parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
+    """Our name -> values, with merged q, k, v and gate, up taken apart.
+
+    From a head's parameters by name, wherever they are kept. Where a part may be stored in several
+    ways, such as experts one by one or fused, `stored` names tell which.
+    """
+    return {
+        name: target.of(parameters[target.parameter]).detach()
+        for name, target in head_targets(parameters, config, stored)
+    }

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 if TYPE_CHECKING:
-    from headstart.engine.outputs import Result
-    from headstart.engine.stats import RequestStats
+    from headstart.engine.output import Result
+    from headstart.engine.request import RequestStats
 
 LogFormat = Literal["text", "json"]
 _FIELDS = "headstart_fields"  # attribute of a record that holds its fields

@@ -20,7 +20,7 @@ from pydantic_core import PydanticSerializationError, to_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.server.logs import RequestRecord, log_request
 from headstart.server.metrics.recorder import ServerMetrics
 from headstart.server.refusals import Refusal, refusal_of

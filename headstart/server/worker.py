@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from headstart.engine.engine import Asked, Engine
-from headstart.engine.outputs import Result, Update
+from headstart.engine.output import Result, Update
 from headstart.errors import EngineError, HeadstartError
 from headstart.server.metrics.recorder import ServerMetrics
 from headstart.server.refusals import engine_failed

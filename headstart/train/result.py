@@ -14,7 +14,7 @@ from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.heads.export import plan_export
-from headstart.models.saving import split_parameters
+from headstart.models.loading import split_parameters
 from headstart.train.learner import Learner
 from headstart.train.subject import Subject
 

@@ -18,7 +18,7 @@ from headstart.demo import package, unpacked
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up, race
 from headstart.demo.shipped import shipped_head
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.errors import ConfigError, WriteFailed
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from headstart.engine.cost import RoundCosts
 from support.engine_runs import (
     PROMPT,
     checkpoint,
@@ -20,7 +21,6 @@ from support.tiny_fixture import Tiny
 
 from headstart.engine import cost
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import RoundCosts
 from headstart.engine.engine import Engine
 
 # Drafts pay for one or two requests; for more a row of drafts costs what a round does.

@@ -14,13 +14,14 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.engine.cost import NEVER_PAYS
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.round_costs import LiveRounds, RoundTable
+
 from headstart.backends.cuda.rounds import Kind
 from headstart.engine import memory, round_profile, seating
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import NEVER_PAYS
-from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
-from headstart.engine.round_costs import LiveRounds, RoundTable
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

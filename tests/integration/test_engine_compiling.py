@@ -10,12 +10,12 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.engine.device_loop import DeviceLoop
 from support.kernel_runs import start
 from triton.runtime.interpreter import InterpretedFunction
 
 from headstart.backends.cuda.compiling import thinned
 from headstart.backends.cuda.rounds import Kind, Model, run_round
-from headstart.engine.device_loop import DeviceLoop
 
 Launch = tuple[str, tuple[Any, ...]]
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from headstart.engine.runner import Runner
 from support.engine_runs import (
     assert_head_is_alive,
     checkpoint,
@@ -24,7 +25,6 @@ from support.tiny_fixture import Tiny
 
 from headstart.backends.numba import compiler
 from headstart.engine.engine import Engine
-from headstart.engine.runner import Runner
 
 PROMPTS = make_prompts()
 INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}

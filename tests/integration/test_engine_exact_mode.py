@@ -10,10 +10,10 @@ import torch
 from support.engine_runs import assert_head_is_alive, greedy, ids_of, make_prompts, run, soft, start
 from support.tiny_fixture import Tiny
 
+from headstart.backends.torch.exact import BLOCK_ROWS, is_invariant
 from headstart.engine.engine import Engine
 from headstart.engine.scheduler import Work
 from headstart.errors import ConfigError
-from headstart.backends.torch.exact import BLOCK_ROWS, is_invariant
 from headstart.models.linear import PRODUCTS
 from headstart.sampling.params import SamplingParams
 

@@ -11,10 +11,10 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.engine.device_loop import DeviceLoop
 from support.kernel_runs import few_programs, start
 
 from headstart.backends.cuda import exact
-from headstart.engine.device_loop import DeviceLoop
 from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
 

@@ -14,16 +14,17 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.engine.cost import NEVER_PAYS
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.round_costs import RoundTable
+
 from headstart.backends.cuda import rounds
 from headstart.backends.cuda.rounds import Kind
 from headstart.engine import device_loop
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import NEVER_PAYS
-from headstart.engine.device_loop import DeviceLoop
-from headstart.engine.options import MENU
 from headstart.engine.engine import Engine
+from headstart.engine.options import MENU
 from headstart.engine.request import Request
-from headstart.engine.round_costs import RoundTable
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")

@@ -14,14 +14,15 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.engine.cost import NEVER_PAYS
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.round_costs import LiveRounds, RoundTable
+
 from headstart.backends.cuda.rounds import Kind
 from headstart.engine import headless, memory, seating
 from headstart.engine import parts as parts_module
-from headstart.engine.cost import NEVER_PAYS
-from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
-from headstart.engine.round_costs import LiveRounds, RoundTable
+from headstart.engine.output import Result
 from headstart.sampling.params import SamplingParams
 from headstart.server.metrics.exposition import MetricsPage
 from headstart.server.metrics.recorder import ServerMetrics

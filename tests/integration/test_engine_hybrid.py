@@ -29,7 +29,7 @@ from support.tiny_fixture import Tiny
 from headstart.engine.engine import Engine
 from headstart.engine.kv_cache import extend_digests
 from headstart.engine.memory import Memory
-from headstart.engine.state_pool import StatePool
+from headstart.engine.state_cache import StatePool
 from headstart.models.documents import Documents, Passage
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
 from headstart.sampling.params import SamplingParams

@@ -14,10 +14,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from headstart.engine.device_loop import DeviceLoop
 from support.kernel_runs import few_programs, start
 
 from headstart.engine import device_runner
-from headstart.engine.device_loop import DeviceLoop
 from headstart.errors import ConfigError
 from headstart.models.delta_rule import DeltaRows, scan_texts
 from headstart.sampling.params import SamplingParams

@@ -15,11 +15,12 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda import exact
 from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.parts import uses_kernels
+
+from headstart.backends.cuda import exact
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
-from headstart.engine.parts import uses_kernels
 from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
 

@@ -12,12 +12,12 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.parts import uses_kernels
 from support.kernel_runs import few_programs, start
 from support.kernel_sizes import LATENT
 
-from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.options import EngineOptions
-from headstart.engine.parts import uses_kernels
 from headstart.errors import ConfigError
 from headstart.models.mla import LatentAttention
 from headstart.sampling.params import SamplingParams

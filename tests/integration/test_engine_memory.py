@@ -9,12 +9,12 @@ import pytest
 from support.engine_runs import checkpoint
 from support.tiny_fixture import Tiny
 
-from headstart.models.build import LoadedModel, build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import memory
 from headstart.engine.memory import block_bytes, num_blocks
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, EngineError
+from headstart.models.build import LoadedModel, build
 
 GIB = 1 << 30
 SLOT = 3 * 2 * 2 * 16 * 4  # layers of trunk and head, K and V, heads, head_dim, fp32

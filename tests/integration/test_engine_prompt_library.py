@@ -14,18 +14,17 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.models.build import build
-from headstart.backends.cuda import cudnn
-from headstart.backends.cuda.cudnn import by_cudnn
-from headstart.backends.cuda.libraries import Library
+from headstart.engine.exact_runner import ExactRunner
+from headstart.engine.head_rows import HeadRows
+
+from headstart.backends.cuda.libraries import Library, by_cudnn
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import device_runner, memory
 from headstart.engine.engine import Engine
-from headstart.engine.exact_runner import ExactRunner
-from headstart.engine.head_rows import HeadRows
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
+from headstart.models.build import build
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -55,7 +54,7 @@ def test_texts_are_the_same_in_chunks_and_behind_cached_prefixes(
         asked.append((q.shape[0], k.shape[0]))
         return by_cudnn(q, k, v)
 
-    monkeypatch.setattr(cudnn, "STEP", 8)
+    monkeypatch.setattr(libraries, "STEP", 8)
     library = Library("spied", attend, 6, 6)
     monkeypatch.setattr(device_runner, "choose_library", lambda *_: library)
     fused = Engine(model(tiny), kernels="on", **settings)

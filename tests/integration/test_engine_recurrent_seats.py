@@ -12,14 +12,15 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.seating import Seating
+
 from headstart.backends.cuda.recurrent import RecurrentSeats
 from headstart.backends.cuda.rounds import Kind
 from headstart.engine import round_profile
-from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.engine.memory import plan_memory, ring_bytes
 from headstart.engine.options import EngineOptions
-from headstart.engine.seating import Seating
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
 

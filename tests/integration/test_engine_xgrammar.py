@@ -15,7 +15,7 @@ from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.grammar import GuardedGrammar
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, choice, ebnf, json_schema, regex
 from headstart.server.tools.calls import prepare

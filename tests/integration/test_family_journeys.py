@@ -16,7 +16,7 @@ from support.tiny_fixture import Tiny
 from support.training_data import write_data
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.heads.detection import find_head
 from headstart.simulate.acceptance import Acceptance
 from headstart.simulate.plan import make_plan

@@ -12,12 +12,12 @@ from support.engine_runs import checkpoint, greedy, ids_of, make_prompts, run, s
 from support.head_edits import Tensors, edited
 from support.tiny_fixture import Tiny
 
-from headstart.models.build import build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import memory
 from headstart.engine.memory import block_bytes, plan_memory, state_bytes
 from headstart.engine.options import EngineOptions
 from headstart.errors import EngineError, RequestError
+from headstart.models.build import build
 
 PROMPTS = make_prompts()[:4]
 FRONT = "model.language_model."

@@ -13,8 +13,8 @@ from support.engine_runs import PROMPT, assert_head_is_alive, greedy, run, soft,
 from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Completion, Result
-from headstart.engine.stats import RequestStats
+from headstart.engine.output import Completion, Result
+from headstart.engine.request import RequestStats
 from headstart.server.answers.writer import usage_of
 from headstart.server.lifecycle import startup_lines
 from headstart.server.logs import LogFormat, RequestRecord, configure, log_request

@@ -13,7 +13,7 @@ from support.engine_runs import assert_head_is_alive, greedy, make_prompts, soft
 from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.sampling.params import SamplingParams
 from headstart.server.metrics.exposition import MetricsPage
 from headstart.server.metrics.recorder import ServerMetrics

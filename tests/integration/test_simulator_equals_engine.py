@@ -19,7 +19,7 @@ from support.engine_runs import (
 from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.sampling.params import SamplingParams
 from headstart.simulate.acceptance import Acceptance
 from headstart.simulate.plan import make_plan

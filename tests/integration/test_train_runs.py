@@ -26,7 +26,7 @@ from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.stitch import plan_stitch
 from headstart.models.config import model_config
-from headstart.models.saving import split_parameters
+from headstart.models.loading import split_parameters
 from headstart.train import trainer
 from headstart.train.lane import Lane
 from headstart.train.learner import Learner

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from headstart.data.records import Record
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 
 RULES = ("temperature", "top_k", "top_p", "min_p", "max_tokens", "min_tokens", "stop_token_ids")
 

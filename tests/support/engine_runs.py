@@ -14,7 +14,7 @@ import torch
 
 from headstart.checkpoint.config import Config
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.families.registry import GRAFTED_AS
 from headstart.sampling.params import SamplingParams
 from support.head_edits import edited, graft, tensors

@@ -19,12 +19,10 @@ from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.fp8 import Fp8Linear
 from headstart.backends.cuda.int8 import add_int8, with_int8
-from headstart.backends.cuda.latent_prompts import latent_rows
 from headstart.backends.cuda.libraries import Library, choose_library
-from headstart.backends.cuda.prompts import exact_rows, filling_rows, ragged_rows
+from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.rounds import RoundModel
-from headstart.backends.cuda.transfer import on_device
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.paged_memory import PagedMemory
@@ -96,9 +94,6 @@ class CudaBackend(Backend):
             whole = self.model.max_len * config.num_heads * (mla.nope_dim + mla.v_dim)
             filled = min(MOST_UNFOLDED, whole)
         return (gathered + filled) * self.dtype.itemsize
-
-    def to_device(self, values: Sequence[int]) -> Tensor:
-        return on_device(values, self.device)
 
     # Forward passes
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.choice import MAX_TOP_K
-from headstart.backends.cuda.transfer import on_device
+from headstart.backends.rows import on_device
 from headstart.sampling.params import SamplingParams
 from headstart.sampling.rows import Row
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from headstart.backends.cuda.choices import signed
 from headstart.backends.cuda.recurrent import RecurrentBatch
-from headstart.backends.cuda.transfer import on_device
 from headstart.backends.rounds import RoundRequest
+from headstart.backends.rows import on_device
 from headstart.models.recurrence import LayerStates
 
 

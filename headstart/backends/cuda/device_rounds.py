@@ -11,10 +11,9 @@ from torch import Tensor
 
 from headstart.backends.cuda.choices import choose_rows, in_rounds, needs_truncation
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.graphs import Graphs
+from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
-from headstart.backends.cuda.round_shapes import RoundShapes
 from headstart.backends.cuda.rounds import RoundShape, run_round
 from headstart.backends.rounds import (
     DeviceRounds,

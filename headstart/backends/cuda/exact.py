@@ -21,9 +21,8 @@ from headstart.backends.cuda.kernels.attention import Cut, paged_attention
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_truncated
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for
 from headstart.models.attention import LayerCache
+from headstart.models.feed_forward import MLP, MoE
 from headstart.models.linear import Linear
-from headstart.models.mlp import MLP
-from headstart.models.moe import MoE
 from headstart.models.trunk import Trunk
 
 TILE = 16  # rows

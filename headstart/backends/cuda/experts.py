@@ -14,8 +14,8 @@ from headstart.backends.cuda.kernels.moe import (
 )
 from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
 from headstart.backends.cuda.kernels.routing import Routing, choose_experts
+from headstart.models.feed_forward import MoE
 from headstart.models.linear import Stack
-from headstart.models.moe import MoE
 
 # Bytes. In seven bf16 layers on an H200 (`benchmarks/gpu_moe.py --ways`) rows that read 8 to 28 MB
 # again were 2 to 7 us quicker without tiles, at 50 about as quick, and slower from 60 on.

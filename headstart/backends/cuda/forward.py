@@ -35,12 +35,11 @@ from headstart.backends.cuda.latent import (
     queries_of,
 )
 from headstart.models.attention import LayerCache
+from headstart.models.feed_forward import MLP, MoE
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
-from headstart.models.mlp import MLP
-from headstart.models.moe import MoE
 from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk

@@ -1,7 +1,8 @@
-"""Captured rounds, one for each shape: a round becomes one launch.
+"""Captured rounds, one graph for each shape, and which shape serves a batch.
 
-The first round of a shape runs as it is, which also compiles what the start did not; the second is
-captured. Indices beyond those in use are free, which every kernel skips.
+A captured round is one launch. The first round of a shape runs as it is, which also compiles what
+the start did not; the second is captured. Indices beyond those in use are free, which every kernel
+skips. There are few shapes, so that few are captured.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -66,3 +68,75 @@ class Graphs:
         with torch.cuda.graph(graph, pool=pool):
             run_round(self.model, self._batch, shape)
         return graph
+
+
+_PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,
+_AS_LARGE = 2  # up to so many times as large
+
+
+@dataclass
+class RoundShapes:
+    """The shapes of one engine's rounds."""
+
+    graphs: Graphs
+    window: int  # tokens that the head may be behind while no request drafts
+    menu: Sequence[int] = ()  # numbers of drafts that others are rounded up to; none: any
+    widest: int = 0  # tokens that it may be behind after many drafts, where that is more
+    _wanted: Counter[RoundShape] = field(default_factory=Counter)
+
+    def pick(self, count: int, most: int, pending: int, *, is_truncated: bool) -> RoundShape:
+        """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
+
+        Without drafts the head falls behind, and reads a whole window now and then. With drafts
+        a round reads as much as the one before gave. Where K falls by one step of the menu, the
+        larger round runs once more, in which requests draft what is wanted. Where still more is
+        pending, it reads the window and drafts a single token: one shape for all such changes.
+        """
+        drafts = self._on_menu(most)
+        if not self.graphs.has_head:
+            drafts, head_rows = 0, 0
+        elif self.is_late(most, pending):
+            above = next((number for number in self.menu if number > drafts), 0)
+            if most > 1 and pending <= above + 1:
+                drafts, head_rows = above, above + 1
+            else:
+                drafts, head_rows = min(1, most), self._late_rows(pending)
+        else:
+            head_rows = drafts + 1 if most else 0
+        return self._captured(
+            RoundShape(self.graphs.bucket(count), drafts, head_rows, is_truncated)
+        )
+
+    def is_late(self, most: int, pending: int) -> bool:
+        """Whether the head has more to read than rounds with up to `most` drafts let it."""
+        return pending > self._on_menu(most) + 1 if most else pending + 1 > self.window
+
+    def is_usual(self, shape: RoundShape, most: int) -> bool:
+        """Whether its time says what rounds with up to `most` drafts cost.
+
+        Not where the head reads a whole window, nor where a larger round runs once more than was
+        wanted: that may take less than one in which all rows are there.
+        """
+        return shape.head_rows < self.window and shape.num_drafts <= self._on_menu(most)
+
+    def _late_rows(self, pending: int) -> int:
+        """Rows of the head that read so much, where it is late."""
+        return self.window if pending <= self.window else self.widest
+
+    def _on_menu(self, most: int) -> int:
+        return next((number for number in self.menu if number >= most), most)
+
+    def _captured(self, shape: RoundShape) -> RoundShape:
+        """The shape itself, or a larger one for a while: capturing takes longer than some rounds.
+
+        The last answers of a batch pass through many sizes, a few rounds each.
+        """
+        self._wanted[shape] += 1
+        if self.graphs.is_captured(shape) or self._wanted[shape] > _PATIENCE:
+            return shape
+        larger = (
+            replace(shape, count=size)
+            for size in self.graphs.sizes()
+            if shape.count < size <= _AS_LARGE * shape.count
+        )
+        return next(filter(self.graphs.is_captured, larger), shape)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from headstart.models.feed_forward import MoE
 from headstart.models.linear import Linear
-from headstart.models.moe import MoE
 
 _LARGEST = 127
 _ROWS = 4096  # converted at a time: an LM head in fp32 would not fit beside its model

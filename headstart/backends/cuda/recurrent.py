@@ -21,7 +21,7 @@ from headstart.backends.cuda.kernels.delta import (
     delta_round,
     empty_rings,
 )
-from headstart.backends.cuda.transfer import on_device
+from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.linear_attention import DeltaNet

@@ -16,10 +16,17 @@ import torch
 from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
-from headstart.backends.numba.chains import Chain, HeadKernels, Tokens
 from headstart.backends.numba.compiler import kept_in
 from headstart.backends.numba.drafts import best_of_rows
-from headstart.backends.numba.forward import TrunkKernels, layout_of, matrices, slot_numbers
+from headstart.backends.numba.forward import (
+    Chain,
+    HeadKernels,
+    Tokens,
+    TrunkKernels,
+    layout_of,
+    matrices,
+    slot_numbers,
+)
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores

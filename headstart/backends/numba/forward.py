@@ -1,4 +1,4 @@
-"""Trunk and head through the compiled kernels: the same modules, each pass one call.
+"""Trunk and head through the compiled kernels: each pass, and each chain of drafts, is one call.
 
 All rows go this way, prompts too: a token's bits then depend on the tokens before it alone, not
 on how a prompt was cut, on drafts, or on other requests in the batch.
@@ -14,13 +14,15 @@ import numpy as np
 import torch
 from torch import nn
 
+from headstart.backends.numba import drafts
 from headstart.backends.numba import layers as kernels
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
 from headstart.models.attention import Span
+from headstart.models.feed_forward import MLP
 from headstart.models.layers import Attention, DecoderLayer
-from headstart.models.mlp import MLP
+from headstart.models.mtp import MTPModule
 from headstart.models.norm import Norm
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
@@ -170,3 +172,106 @@ def _whole(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
 def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     assert isinstance(module, kind), "others are refused"
     return module
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is guessed among: an LM head, and the ids of its rows where they are not all."""
+
+    lm_head: kernels.Matrices | kernels.FloatMatrices
+    ids: np.ndarray  # empty: all
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A request's drafts: rows that are read before the first, slots that all of them fill."""
+
+    rows: int
+    first_position: int
+    slots: np.ndarray  # of the rows, then of each draft but the last
+    kv_slots: np.ndarray  # what the last row sees, its own slot included
+    depths: int
+
+    @property
+    def _later(self) -> int:
+        return self.depths - 1
+
+    @property
+    def first_pass(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.slots[: self.rows], self.kv_slots[: len(self.kv_slots) - self._later]
+
+
+class HeadKernels:
+    """One module of a head."""
+
+    def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
+        layout = module.layout
+        self._embed, self._hides_first = trunk.embed, layout.zero_embed_at_position_0
+        self._block = Block.of([module.block], slots, module.rotary or trunk.rotary)
+        swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
+        out = module.out_norm
+        self._head = drafts.Head(
+            self._block.model, norms(both[::-1] if swaps else both), matrices([module.fuse]),
+            np.empty(0, np.float32) if out is None else out.factor.numpy(),
+            swaps, layout.recycled_hidden == "after_out_norm",
+        )  # fmt: skip
+
+    def run(
+        self, ids: torch.Tensor, hidden: torch.Tensor, layout: kernels.RowLayout
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
+        embedded = self._embedded(ids, layout)
+        _, normed, recycled = POOL.run(
+            len(ids) * self._block.weights, drafts.run_head,
+            new_counters(drafts.num_phases(1)), 0, embedded, hidden.contiguous().numpy(),
+            np.empty_like(embedded), self._block.scratch(len(ids)), self._head, layout,
+        )  # fmt: skip
+        return torch.from_numpy(normed), torch.from_numpy(recycled)
+
+    def draft(
+        self, ids: torch.Tensor, hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens
+    ) -> np.ndarray:
+        """The most likely drafts [depths, chains]; those that go deepest come first."""
+        positions = [p for c in chains for p in range(c.first_position, c.first_position + c.rows)]
+        layout = row_layout([chain.first_pass for chain in chains], positions)
+        active = [
+            sum(chain.depths > depth for chain in chains) for depth in range(chains[0].depths)
+        ]
+        embedded = self._embedded(ids, layout)
+        shape = (len(active) - 1, len(chains), embedded.shape[1])
+        room = drafts.Room(
+            np.empty(shape, np.float32),
+            np.empty((len(active), len(chains), tokens.lm_head.bias.shape[1]), np.float32),
+        )
+        work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
+        result = POOL.run(
+            work, drafts.run_chain, new_counters(drafts.num_phases(1) * len(active)), embedded,
+            hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
+            self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
+            np.array(active), self._embed.numpy(), tokens.lm_head, tokens.ids, room,
+        )  # fmt: skip
+        assert isinstance(result, np.ndarray)
+        return result
+
+    def _embedded(self, ids: torch.Tensor, layout: kernels.RowLayout) -> np.ndarray:
+        embedded: np.ndarray = self._embed[ids].numpy()
+        if self._hides_first:
+            embedded[layout.positions == 0] = 0
+        return embedded
+
+
+def _later(chains: Sequence[Chain]) -> kernels.RowLayout:
+    """The rows of the second depth, with the slots of all further ones [depths - 1, chains]."""
+    count = len(chains)
+    slots = np.zeros((chains[0].depths - 1, count), np.int64)
+    for number, chain in enumerate(chains):
+        slots[: chain.depths - 1, number] = chain.slots[chain.rows :]
+    lengths = [len(chain.kv_slots) for chain in chains]
+    begins = np.cumsum([0, *lengths[:-1]])
+    seen = [len(chain.first_pass[1]) + 1 for chain in chains]
+    return kernels.RowLayout(
+        np.array([chain.first_position + chain.rows for chain in chains]), slots,
+        joined([chain.kv_slots for chain in chains]),
+        joined([kernels.runs(chain.kv_slots) for chain in chains]),
+        begins, begins + np.array(seen), np.arange(count), np.arange(1, count + 1),
+    )  # fmt: skip

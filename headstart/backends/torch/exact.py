@@ -17,9 +17,9 @@ import torch
 from headstart.errors import ConfigError
 from headstart.models.attention import LayerCache, Seen, Slots, attend_rows
 from headstart.models.delta_rule import DeltaRows
+from headstart.models.feed_forward import Router
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.mla import LatentAttention
-from headstart.models.moe import Router
 from headstart.models.trunk import Trunk
 
 BLOCK_ROWS = MAX_TUNED_ROWS

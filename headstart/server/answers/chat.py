@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from headstart.engine.outputs import Completion
+from headstart.engine.output import Completion
 from headstart.server.answers.logprobs import chat_logprobs
 from headstart.server.answers.writer import Writer
 from headstart.server.protocol.chat import ChatRequest

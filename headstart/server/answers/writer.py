@@ -7,16 +7,15 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from headstart.engine.outputs import Completion, Result, Update
-from headstart.engine.stats import Acceptance
-from headstart.engine.text import Detokenizer
+from headstart.engine.output import Completion, Detokenizer, Result, Update
 from headstart.server.model import ServedModel
 from headstart.server.protocol.sampling import SamplingFields
 from headstart.server.refusals import unanswerable
 from headstart.server.worker import Event, Job
+from headstart.simulate.acceptance import Acceptance
 
 if TYPE_CHECKING:
-    from headstart.engine.outputs import Completion, Result
+    from headstart.engine.output import Completion, Result
 
 _LARGE = 2000  # tokens and alternatives in one answer
 

@@ -34,7 +34,7 @@ from headstart.server.metrics.table import COMMON_LABELS, METRICS, OTHER, Metric
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
-    from headstart.engine.outputs import Completion, Result
+    from headstart.engine.output import Completion, Result
 
 _WINDOW_SECONDS = 60.0
 _SAMPLE_SECONDS = 1.0

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-
 from headstart.assembly import threads
+
 from headstart.models.config import model_config
 from headstart.models.trunk import Trunk
 

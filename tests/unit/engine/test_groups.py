@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headstart.engine.groups import Groups
-from headstart.engine.outputs import Update
+from headstart.engine.output import Update
 
 
 def test_updates_that_nobody_will_take_are_not_kept() -> None:

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from headstart.engine.runner import Runner
 from support.model_reference import SMALL, our_trunk, randomised, transformers_model
 from torch import Tensor
 
 from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
-from headstart.engine.runner import Runner
 from headstart.engine.scheduler import Work
-from headstart.engine.state_pool import StateRows
+from headstart.engine.state_cache import StateRows
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.families.registry import family

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 from headstart.models.alike import Places, Reach, attend_alike
+
 from headstart.models.attention import MAX_LONE_ROWS, LayerCache, PagedContext, Span
 
 HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 16, 96

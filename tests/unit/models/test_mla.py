@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from headstart.backends.torch.exact import ExactContext, OneRow
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.attention import PagedContext, Span, empty_cache
 from headstart.models.config import model_config
 from headstart.models.documents import Chain, Documents, Passage
-from headstart.backends.torch.exact import ExactContext, OneRow
 from headstart.models.mla import LatentAttention
 from headstart.models.mla_config import mla_config
 from headstart.models.rope import RotaryTable, rope_config

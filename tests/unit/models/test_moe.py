@@ -10,15 +10,15 @@ import torch
 from support.model_reference import SMALL, randomised, sources
 from torch import Tensor, nn
 
+from headstart.backends.cuda.int8 import Int8Rows, add_int8
+from headstart.backends.torch.tuning import tune
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.experts import is_fused_experts, split_name
 from headstart.models.config import LayerKind
-from headstart.backends.cuda.int8 import Int8Rows, add_int8
+from headstart.models.feed_forward import MoE
 from headstart.models.linear import Int8Linear, Linear, Stack, quantize
 from headstart.models.loading import materialize
-from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig, moe_config
-from headstart.backends.torch.tuning import tune
 from headstart.models.weight_map import Targets, layer_targets
 
 HIDDEN, EXPERTS, WIDTH = SMALL["hidden_size"], 8, 24

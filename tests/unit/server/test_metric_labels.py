@@ -13,8 +13,8 @@ from fastapi.testclient import TestClient
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.routing import Route
 
-from headstart.engine.engine import Engine
 from headstart.engine.auto.policy import DecidedBy
+from headstart.engine.engine import Engine
 from headstart.server.app import create_app
 from headstart.server.metrics.exposition import MetricsPage
 from headstart.server.metrics.recorder import Health, ServerMetrics, bounded

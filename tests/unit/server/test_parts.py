@@ -9,8 +9,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from headstart.engine.outputs import Completion, Result
-from headstart.engine.stats import Acceptance, RequestStats
+from headstart.engine.output import Completion, Result
+from headstart.engine.request import RequestStats
 from headstart.errors import ConfigError, EngineError, MissingExtra, PromptTooLong
 from headstart.server.answers.writer import statistics_of
 from headstart.server.app import Keys
@@ -18,6 +18,7 @@ from headstart.server.options import ServerOptions, listen
 from headstart.server.pieces import Pieces
 from headstart.server.refusals import Refusal, refusal_of
 from headstart.server.worker import Channel
+from headstart.simulate.acceptance import Acceptance
 
 
 @pytest.mark.parametrize(

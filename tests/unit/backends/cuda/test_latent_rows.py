@@ -13,14 +13,13 @@ pytest.importorskip("triton")
 
 from support.kernel_sizes import LATENT
 
-from headstart.models.build import build
-from headstart.backends.cuda import latent_prompts
 from headstart.backends.cuda.forward import Kernels, Rows, why_unsupported
 from headstart.backends.cuda.latent import paged_latent
-from headstart.backends.cuda.latent_prompts import heads_at_once, latent_rows
+from headstart.backends.cuda.prompts import heads_at_once, latent_rows
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
+from headstart.models.build import build
 from headstart.models.config import model_config
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -103,7 +102,7 @@ def test_ragged_rows_get_the_plain_states(
     counts: tuple[int, ...], most: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of prompts unfold what they see, a few rows of a request do not."""
-    monkeypatch.setattr(latent_prompts, "MOST_UNFOLDED", most)
+    monkeypatch.setattr(prompts, "MOST_UNFOLDED", most)
     rig = Rig(tiny)
     lengths = [count + 5 * (index % 2) for index, count in enumerate(counts)]
     slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3)).to(DEVICE)

@@ -14,9 +14,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda import cudnn, flash, libraries
-from headstart.backends.cuda.cudnn import by_cudnn, piece_sizes, square_size
-from headstart.backends.cuda.libraries import LIBRARIES, Library, choose_library, why_unusable
+from headstart.backends.cuda import flash, libraries
+from headstart.backends.cuda.libraries import (
+    LIBRARIES,
+    Library,
+    by_cudnn,
+    choose_library,
+    piece_sizes,
+    square_size,
+    why_unusable,
+)
 from headstart.backends.cuda.prompts import ragged_rows
 from headstart.models.attention import LayerCache, Span
 
@@ -28,8 +35,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn, "STEP", 8)
-    monkeypatch.setattr(cudnn, "_LONGEST_PIECE", 16)
+    monkeypatch.setattr(libraries, "STEP", 8)
+    monkeypatch.setattr(libraries, "_LONGEST_PIECE", 16)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -11,10 +11,10 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.backends.cuda import recurrent as recurrent_module
+from headstart.backends.cuda.decode_batch import Seat, Seats
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.recurrent import RecurrentSeats, ragged_recur, round_recur, settle
-from headstart.backends.cuda.decode_batch import Seat, Seats
-from headstart.backends.cuda.transfer import on_device
+from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states

@@ -12,15 +12,15 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.models.build import LoadedModel, build
+from headstart.backends.cuda.decode_batch import Seat, Seats
 from headstart.backends.cuda.forward import Kernels, why_unsupported
 from headstart.backends.cuda.graphs import Graphs
 from headstart.backends.cuda.rounds import Kind, Model, catch_up, run_round
-from headstart.backends.cuda.decode_batch import Seat, Seats
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.models.build import LoadedModel, build
 from headstart.models.config import LayerKind, model_config
 from headstart.sampling.choose import choose
 from headstart.sampling.params import SamplingParams, derive_seed

@@ -1,8 +1,8 @@
-"""A mixture of experts: a router chooses a few experts for each row, and weighs what they say.
+"""The feed-forward part of a layer: a gated MLP, or a mixture of experts.
 
-Rows are sorted by expert, so that an expert's weights are read once per batch, however many rows
-chose it. A row's sum runs over its experts in the order in which they were chosen, whatever the
-other rows are.
+A router chooses a few experts for each row, and weighs what they give. Rows are sorted by expert,
+so that an expert's weights are read once per batch, however many rows chose it. A row's sum runs
+over its experts in the order in which they were chosen, whatever the other rows are.
 """
 
 from __future__ import annotations
@@ -12,11 +12,33 @@ from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.functional import linear
+from torch.nn.functional import linear, silu
 
 from headstart.models.linear import PRODUCTS, Linear, Stack
-from headstart.models.mlp import MLP, gated
 from headstart.models.moe_config import MoeConfig
+
+
+class MLP(nn.Module):
+    """SwiGLU with gate and up in one product."""
+
+    def __init__(self, hidden: int, width: int, *, bias: bool = False, limit: float | None = None):
+        super().__init__()
+        self.limit = limit
+        self.gate_up = Linear(hidden, 2 * width, bias=bias)
+        self.down = Linear(width, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        result = self.down(gated(gate, up, self.limit))
+        assert isinstance(result, torch.Tensor)
+        return result
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+    """silu(gate) * up, without a third tensor where no gradient needs it; each within a limit."""
+    if limit is not None:
+        return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    return silu(gate) * up if gate.requires_grad else silu(gate).mul_(up)
 
 
 class Router(nn.Module):
