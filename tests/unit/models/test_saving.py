@@ -6,11 +6,11 @@ import pytest
 import torch
 from support.tiny_fixture import Tiny
 
-from headstart.models.build import build
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load
 from headstart.heads.head import head_of
+from headstart.models.build import build
 from headstart.models.config import model_config
 from headstart.models.saving import split_parameters
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from support.tiny_fixture import Tiny
 
-from headstart.models.build import LoadedModel, build
 from headstart.checkpoint.reader import Checkpoint
+from headstart.models.build import LoadedModel, build
 from headstart.models.documents import Documents, Passage
 from headstart.models.unroll import trunk_states
 from headstart.simulate.acceptance import Acceptance
@@ -77,7 +77,9 @@ class Loop:
         return ids, counters
 
 
-def batches(built: LoadedModel, texts: list[list[int]], dtype: torch.dtype | None = None) -> list[Batch]:
+def batches(
+    built: LoadedModel, texts: list[list[int]], dtype: torch.dtype | None = None
+) -> list[Batch]:
     """Two documents in a batch, with states as a cache would give them."""
     result = []
     for start in range(0, len(texts), 2):
@@ -97,7 +99,10 @@ def batches(built: LoadedModel, texts: list[list[int]], dtype: torch.dtype | Non
 
 
 def simulated(
-    built: LoadedModel, given: list[Batch], max_drafts: int = 8, draft_ids: torch.Tensor | None = None
+    built: LoadedModel,
+    given: list[Batch],
+    max_drafts: int = 8,
+    draft_ids: torch.Tensor | None = None,
 ) -> Rates:
     """As scoring and validation put the parts together, from states that are given."""
     assert built.head is not None

@@ -10,7 +10,7 @@ from headstart.models.linear import Linear
 
 pytest.importorskip("numba")
 
-from headstart.backends.numba import thread_pool, float_products
+from headstart.backends.numba import float_products, thread_pool
 from headstart.backends.numba.linear import PackedFloat
 
 WIDTHS = [(70, 33), (32, 64), (5, 3), (960, 576)]

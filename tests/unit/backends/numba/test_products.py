@@ -9,7 +9,7 @@ from headstart.models.linear import Linear
 
 pytest.importorskip("numba")
 
-from headstart.backends.numba import thread_pool, products
+from headstart.backends.numba import products, thread_pool
 from headstart.backends.numba.linear import PackedLinear
 
 WIDTHS = [(70, 33), (32, 64), (5, 3), (960, 576)]
