@@ -87,10 +87,10 @@ class Subject:
     def become(self, rate: float) -> None:
         """Be the checkpoint of another rate; what `auto` has learnt about this one is forgotten."""
         import torch
+        from headstart.engine.rates import OVERALL_MEMORY, Rates
 
         from headstart.calibrate.agreement import make_agreement
         from headstart.checkpoint.provenance import read_provenance
-        from headstart.engine.rates import OVERALL_MEMORY, Rates
 
         engine, facts = self._engines[AUTO], read_provenance(self._model)
         engine.policy._overall = Rates(memory=OVERALL_MEMORY)
@@ -162,9 +162,9 @@ def capture_all(engine: Any) -> int:
     An engine that has served for a while has captured them all.
     """
     import torch
+    from headstart.engine.draft_choice import MENU
 
     from headstart.backends.cuda.rounds import Kind
-    from headstart.engine.options import MENU
 
     seating = getattr(engine.loop, "seating", None)
     if seating is None or not seating.seats.lengths.is_cuda:

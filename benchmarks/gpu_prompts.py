@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 from graph_timing import DEVICE, device_name, seconds, timed, wall
+from headstart.engine.device_runner import DeviceRunner
+from headstart.engine.head_rows import HeadRows
 from random_models import random_model
 from torch import Tensor
 
 from headstart.backends.cuda.libraries import LIBRARIES, Library, choose_library
 from headstart.backends.cuda.prompts import ragged_rows
 from headstart.calibrate.shape_config import shape_config
-from headstart.engine.device_runner import DeviceRunner
-from headstart.engine.head_rows import HeadRows
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.models.attention import LayerCache, Span

@@ -19,10 +19,10 @@ import torch
 from graph_timing import copy_speed, timed
 from random_models import random_model
 
+from headstart.backends.cuda.decode_batch import Seat, Seats
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.graphs import Graphs
 from headstart.backends.cuda.rounds import Kind, Model
-from headstart.backends.cuda.decode_batch import Seat, Seats
 from headstart.calibrate.shape_config import shape_config
 from headstart.models.attention import LayerCache
 from headstart.models.config import model_config

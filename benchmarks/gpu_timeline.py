@@ -21,12 +21,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.seating import Seating
 
 from headstart.calibrate.calibrated import agreement_of
-from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.engine.loop import Loop
-from headstart.engine.seating import Seating
 from headstart.sampling.params import SamplingParams
 
 PROFILED_ROUNDS = 30

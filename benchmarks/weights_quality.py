@@ -17,8 +17,8 @@ import math
 from pathlib import Path
 
 import torch
-
 from headstart.assembly.forms import FORMS, fastest_form
+
 from headstart.engine.engine import Engine
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work

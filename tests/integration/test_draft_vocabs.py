@@ -28,7 +28,6 @@ from headstart.cli.main import main
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import Record
-from headstart.engine import single_costs
 from headstart.engine.engine import Engine
 from headstart.errors import DataError, RequestError
 from headstart.heads.digest import trunk_digest
@@ -329,13 +328,13 @@ def test_rounds_of_the_sizes_that_nobody_gave_are_timed(
 ) -> None:
     """It ended with a KeyError."""
     asked: list[tuple[int | None, bool]] = []
-    of = single_costs.EngineCosts.of
+    of = single_request.EngineCosts.of
 
     def watched(costs: Any, built: Any, size: int | None, *, is_greedy: bool) -> Any:
         asked.append((size, is_greedy))
         return of(costs, built, size, is_greedy=is_greedy)
 
-    monkeypatch.setattr(single_costs.EngineCosts, "of", watched)
+    monkeypatch.setattr(single_request.EngineCosts, "of", watched)
     code, printed, errors = vocab(model, "--data", data, "--by", "none", "--json", "--dry-run")
     assert code == 0, errors
     (said,) = json.loads(printed)["maps"]

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from headstart.engine.cost import RoundCosts
-from headstart.engine.single_costs import single_costs
 from support.engine_records import records
 from support.engine_runs import (
     VOCAB,
@@ -36,6 +35,7 @@ from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import parts
 from headstart.engine import single_costs as costs_module
+from headstart.engine.auto.single_request import single_costs
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams

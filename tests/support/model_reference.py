@@ -11,8 +11,10 @@ from torch import Tensor, nn
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.models.attention import PagedContext, Span, empty_cache
+from headstart.models.build import LoadedModel
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import load_trunk
+from headstart.models.mtp import MTPHead
 from headstart.models.recurrence import SlotRecurrence, StateSpan, empty_states
 from headstart.models.trunk import Trunk
 
@@ -106,6 +108,15 @@ def our_trunk(raw: Mapping[str, Any], model: nn.Module, dtype: torch.dtype) -> T
     trunk = Trunk(config, config.max_positions, dtype).to(dtype)
     load_trunk(trunk, sources(published(model, config)))
     return trunk
+
+
+def hand_made(trunk: Trunk, head: MTPHead | None = None) -> LoadedModel:
+    """Modules as if they had been loaded; there is no checkpoint behind them."""
+    return LoadedModel(
+        checkpoint=None,  # type: ignore[arg-type]
+        config=trunk.config, trunk=trunk, head=head, dtype=trunk.embed.dtype,
+        device=trunk.embed.device, max_len=trunk.config.max_positions, notes=(),
+    )  # fmt: skip
 
 
 class PagedRun:

@@ -3,7 +3,8 @@
 For a handful of rows libraries differ by a factor of two and more between computing x W^T and
 (W x^T)^T, and one row may cost more than two. The choice is measured once per shape and number of
 rows, over several weights of the model itself, so that caches do not flatter either. Two starts
-may choose differently, and with them the last bits of a result (`models/exact.py` does not).
+may choose differently, and with them the last bits of a result (`backends/torch/exact.py` does
+not).
 """
 
 from __future__ import annotations

@@ -204,4 +204,3 @@ def test_a_preempted_request_resets_all_but_its_tokens() -> None:
     own.reset()
     assert own.output_ids == [5]
     assert (own.blocks, own.num_computed, own.drafts, own.num_registered) == ([], 0, [], 0)
-    assert own.head.done == []

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headstart.backends.cuda.forward import why_unsupported
+from headstart.backends.cuda.support import why_unsupported
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.config import Config
 from headstart.cli.families import family_rows, markdown_table

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from headstart.backends.cuda.int8 import Int8Rows, add_int8
 from headstart.backends.torch.tuning import tune
+from headstart.backends.weights import Int8Linear, convert_weights
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.experts import is_fused_experts, split_name
 from headstart.models.config import LayerKind
 from headstart.models.feed_forward import MoE
-from headstart.models.linear import Int8Linear, Linear, Stack, quantize
+from headstart.models.linear import Linear, Stack
 from headstart.models.loading import materialize
 from headstart.models.moe_config import MoeConfig, moe_config
-from headstart.models.weight_map import Targets, layer_targets
+from headstart.models.weight_map import Place, layer_places
 
 HIDDEN, EXPERTS, WIDTH = SMALL["hidden_size"], 8, 24
 PLAIN = MoeConfig(
@@ -84,20 +85,20 @@ def stored(block: nn.Module, *, fused: bool) -> dict[str, Tensor]:
     return result
 
 
-def our_block(model_type: str, config: MoeConfig, tensors: dict[str, Tensor]) -> MoE:
+def our_block(config: MoeConfig, tensors: dict[str, Tensor], dtype: torch.dtype) -> MoE:
     """The same weights, put where loading puts them."""
     from types import SimpleNamespace
 
-    block = MoE(config, HIDDEN)
-    sizes: Any = SimpleNamespace(model_type=model_type, moe=config)
-    targets: Targets = []
+    block = MoE(config, HIDDEN).to(dtype)
+    sizes: Any = SimpleNamespace(moe=config)
+    places: list[tuple[str, Place]] = []
     state = block.state_dict()
     for name in state:
-        targets += layer_targets(name, "", f"mlp.{name}", sizes, LayerKind(), sources(tensors))
-    assert {name for name, _ in targets} == set(tensors)
-    for name, target in targets:
-        part = target.of(state[target.parameter])
-        part.copy_(tensors[name].view_as(part))
+        places += layer_places(name, "", f"mlp.{name}", sizes, LayerKind(), sources(tensors))
+    assert {name for name, _ in places} == set(tensors)
+    for name, place in places:
+        target = place.of(state[place.parameter])
+        target.copy_(tensors[name].view_as(target))
     return block
 
 
@@ -108,7 +109,7 @@ def test_a_block_equals_that_of_transformers(
     module: str, name: str, fields: dict[str, Any], config: MoeConfig, fused: bool
 ) -> None:
     theirs = their_block(module, name, fields)
-    ours = our_block(module, config, stored(theirs, fused=fused))
+    ours = our_block(config, stored(theirs, fused=fused), torch.float32)
     x = torch.randn(33, HIDDEN, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(ours(x), theirs(x[None])[0], atol=1e-5, rtol=1e-5)
 
@@ -176,7 +177,7 @@ def test_the_router_stays_in_fp32_in_a_bf16_model() -> None:
 def test_experts_in_int8_are_near_and_the_router_is_not_rounded() -> None:
     moe, x = block(torch.float32), rows(20, torch.float32)
     expected, choice = moe(x), moe.router(x)
-    quantize(moe, Int8Linear)
+    convert_weights(moe, Int8Linear)
     assert all(torch.equal(a, b) for a, b in zip(moe.router(x), choice, strict=True))
     difference = (moe(x) - expected).abs().max()
     assert 0 < difference < 0.05 * expected.abs().max()

@@ -1,4 +1,4 @@
-"""The number of threads: measured where nobody chose it, left alone where somebody did."""
+"""The number of threads: measured where it is open, left alone where it was chosen."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from headstart.assembly import threads
 
+from headstart.backends.torch import threads
 from headstart.models.config import model_config
 from headstart.models.trunk import Trunk
 
@@ -44,9 +44,9 @@ def test_the_fastest_number_is_taken_and_told(
     seconds: dict[int, float], best: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(threads, "pass_seconds", lambda trunk: seconds[torch.get_num_threads()])
-    note = threads.set_threads(trunk())
+    (note,) = threads.measure_threads(trunk(), is_tuned=True)
     assert torch.get_num_threads() == best
-    assert note is not None and note.startswith(f"threads: {best}, the fastest")
+    assert note.startswith(f"threads: {best}, the fastest")
 
 
 def test_products_are_tuned_for_every_number_before_it_is_timed(
@@ -63,10 +63,10 @@ def test_products_are_tuned_for_every_number_before_it_is_timed(
         return 1.0
 
     monkeypatch.setattr(threads, "pass_seconds", timed)
-    threads.set_threads(trunk())
+    threads.measure_threads(trunk(), is_tuned=True)
     assert events == [(what, count) for count in (1, 2, 4) for what in ("tune", "time")]
     events.clear()
-    threads.set_threads(trunk(), is_tuned=False)
+    threads.measure_threads(trunk(), is_tuned=False)
     assert {what for what, _ in events} <= {"time"}
 
 
@@ -78,8 +78,17 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     before = torch.get_num_threads()
     monkeypatch.setattr(threads, "pass_seconds", lambda trunk: pytest.fail("was measured"))
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
-    assert threads.set_threads(trunk()) is None
+    assert threads.measure_threads(trunk(), is_tuned=True) == []
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(threads, "_AT_IMPORT", before + 1)  # set by the program itself since
-    assert threads.set_threads(trunk()) is None
+    assert threads.measure_threads(trunk(), is_tuned=True) == []
     assert torch.get_num_threads() == before
+
+
+@pytest.mark.parametrize("cores", [1, 4])
+def test_compiled_kernels_get_all_cores(cores: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "usable_cores", lambda: cores)
+    told = ["threads: 4, all cores that may be used"] if cores > 1 else []
+    assert threads.use_all_cores() == told
+    assert torch.get_num_threads() == cores
+    assert threads.use_all_cores() == [], "the number has been chosen by now"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headstart.models.linear import Int8Linear, Linear
+from headstart.backends.weights import Int8Linear
+from headstart.models.linear import Linear
 
 
 @pytest.mark.parametrize("inputs", [16, 24, 37])

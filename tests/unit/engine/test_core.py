@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 
-from headstart.engine.pauses import keep_pauses_short
+from headstart.engine.core import _keep_pauses_short
 
 
 class Owner:
@@ -13,7 +13,7 @@ class Owner:
 
 def test_what_is_alive_is_left_out_until_its_owner_is_gone() -> None:
     owner, before = Owner(), gc.get_freeze_count()
-    keep_pauses_short(owner)
+    _keep_pauses_short(owner)
     assert gc.get_freeze_count() > before + 1000
     del owner
     assert gc.get_freeze_count() == 0
