@@ -16,7 +16,6 @@ from support import SCRIPTS
 from support.distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
 from support.tiny_fixture import Tiny
 
-from headstart.models.build import build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
 from headstart.data.journal import read_journal
@@ -24,6 +23,7 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
 from headstart.engine.engine import Engine
 from headstart.errors import CheckpointError, DataError, WriteFailed
+from headstart.models.build import build
 from headstart.sampling.params import SamplingParams
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import Rates

@@ -13,10 +13,10 @@ from support.head_edits import edited
 from support.tiny_fixture import Tiny
 from torch.nn.functional import cross_entropy
 
-from headstart.models.build import LoadedModel, build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli import inspect as command
 from headstart.errors import ConfigError, DataError, HeadNotFound
+from headstart.models.build import LoadedModel, build
 from headstart.models.documents import Documents
 from headstart.models.unroll import StateKind, teacher_states, trunk_states, unroll
 from headstart.simulate.continuation import continued
