@@ -80,8 +80,6 @@ class EngineStats:
     trunk_seconds: float = 0.0
     draft_seconds: float = 0.0
     chosen_drafts: dict[int, int] = field(default_factory=dict)  # K -> rounds
-    headless: int = 0  # requests that ended without a head, where drafts did not pay
-    heads_regained: int = 0  # requests that began again with one, when drafts did
     draft_reason: str = ""  # why the last K was chosen
 
 

@@ -85,7 +85,7 @@ class Rounds:
         The device goes on at once; only then the host waits for the round before.
         """
         before, firsts = self._flight, self._firsts
-        self._flight = self._firsts = None
+        self._flight = self._firsts = self.measured = None
         self._entering = {}  # of a step that failed
         is_launched = self._launch([drafts.get(request, 0) for request in self._requests])
         outcomes = [] if before is None else self._outcomes(before)
@@ -108,7 +108,6 @@ class Rounds:
     def _outcomes(self, flight: _Flight) -> list[RoundOutcome]:
         emitted, launched = flight.launched.collect(), flight.launched
         timing = launched.timing()
-        self.measured = None
         if timing is not None:
             self.measured = MeasuredRound(
                 timing.size, timing.num_drafts, flight.context, timing.seconds

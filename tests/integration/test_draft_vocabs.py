@@ -28,6 +28,7 @@ from headstart.cli.main import main
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import Record
+from headstart.engine.auto import single_request
 from headstart.engine.engine import Engine
 from headstart.errors import DataError, RequestError
 from headstart.heads.digest import trunk_digest
@@ -86,15 +87,15 @@ def engine(model: Path, maps: list[DraftVocab], tmp_path_factory: pytest.TempPat
 
 def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
     """Every draft token that the engine proposes, by request."""
-    assert engine.drafter is not None
-    propose, seen = engine.drafter.propose, {}
+    assert engine.loop.drafter is not None
+    propose, seen = engine.loop.drafter.propose, {}
 
     def watch(drafting: Any) -> None:
         propose(drafting)
         for request in drafting:
             seen.setdefault(request.group, set()).update(request.drafts)
 
-    monkeypatch.setattr(engine.drafter, "propose", watch)
+    monkeypatch.setattr(engine.loop.drafter, "propose", watch)
     return seen
 
 
@@ -223,7 +224,7 @@ def test_the_engine_takes_files_of_every_format(
 ) -> None:
     write(maps[:1], tmp_path / name)
     engine = start(model, speculate=3, draft_vocab=str(tmp_path / name))
-    (loaded,) = engine.runner.draft_vocabs.values()
+    (loaded,) = engine.backend.draft_vocabs.values()
     assert tuple(loaded.ids.tolist()) == maps[0].ids
     assert ids_of(run(engine, PROMPTS[:3], seeded())) == plain[:3]
 

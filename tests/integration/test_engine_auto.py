@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from headstart.engine.cost import RoundCosts
 from support.engine_runs import (
     PROMPT,
     checkpoint,
@@ -19,8 +18,9 @@ from support.engine_runs import (
 )
 from support.tiny_fixture import Tiny
 
-from headstart.engine import cost
-from headstart.engine import parts as parts_module
+from headstart.engine import core
+from headstart.engine.auto import profile
+from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.engine import Engine
 
 # Drafts pay for one or two requests; for more a row of drafts costs what a round does.
@@ -33,8 +33,8 @@ PAYS_FOR_FEW = RoundCosts(
 @pytest.fixture
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
-    monkeypatch.setattr(parts_module, "measure_both", lambda *_, **__: (PAYS_FOR_FEW, None))
-    monkeypatch.setattr("headstart.engine.corrections.Corrections.observe", lambda *_: None)
+    monkeypatch.setattr(core, "profile_host_rounds", lambda *_: (PAYS_FOR_FEW, None))
+    monkeypatch.setattr("headstart.engine.auto.corrections.Corrections.observe", lambda *_: None)
 
 
 @pytest.mark.usefixtures("made_up_costs")
@@ -62,8 +62,8 @@ def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny
     for pauses in (False, True):
         engine = start(folder, speculate=3)
         seen: dict[tuple[str, int], list[int]] = {}
-        assert engine.drafter is not None and engine.policy is not None
-        choose, propose = engine.policy.choose, engine.drafter.propose
+        assert engine.loop.drafter is not None and engine.policy is not None
+        choose, propose = engine.policy.choose, engine.loop.drafter.propose
 
         def pause(requests: Any, num_running: int, choose: Any = choose, on: bool = pauses) -> Any:
             chosen = choose(requests, num_running)
@@ -74,13 +74,13 @@ def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny
             seen.update({(r.id, len(r.tokens)): list(r.drafts) for r in drafting})
 
         engine.policy.choose = pause  # type: ignore[method-assign]
-        engine.drafter.propose = watch  # type: ignore[method-assign]
+        engine.loop.drafter.propose = watch  # type: ignore[method-assign]
         run(engine, make_prompts(), greedy(40))
         drafted.append(seen)
     steady, resumed = drafted
     both = steady.keys() & resumed.keys()
     assert len(both) > 30
-    assert len(steady.keys() - resumed.keys()) > 10, "nobody paused"
+    assert len(steady.keys() - resumed.keys()) > 10, "no request paused"
     assert not [key for key in both if resumed[key] != steady[key]]
 
 
@@ -131,12 +131,12 @@ def test_profiling_heads_of_several_modules(family: str, tiny: Tiny) -> None:
 
 
 def test_profiling_covers_batches_and_drafts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cost, "_BUDGET_SECONDS", 60)  # a busy machine covers less in its time
-    monkeypatch.setattr(cost, "_BATCHES", (1, 2, 4))
+    monkeypatch.setattr(profile, "_BUDGET_SECONDS", 60)  # a busy machine covers less in its time
+    monkeypatch.setattr(profile, "_BATCHES", (1, 2, 4))
     profiled: Engine = start(soft(tiny), speculate="auto", slots=4000, block_size=16)
-    assert profiled.speculation is not None
-    costs: Any = profiled.speculation._costs
-    measured: RoundCosts = costs._profile
+    assert profiled.policy is not None
+    costs: Any = profiled.policy._costs
+    measured: RoundCosts = costs.table
     assert [batch for batch, _ in measured.verify] == [1, 2, 4]
     assert [drafts for drafts, _ in measured.verify[0][1]] == [0, 1, 2, 3, 5, 8]
     assert all(seconds > 0 for _, curve in measured.verify for _, seconds in curve)

@@ -11,7 +11,6 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.engine.device_loop import DeviceLoop
 from support.kernel_runs import few_programs, start
 
 from headstart.backends.cuda import exact
@@ -45,7 +44,7 @@ def model(tiny: Tiny, family: str) -> Path:
 def test_texts_and_acceptance_are_those_of_the_plain_engine(family: str, tiny: Tiny) -> None:
     folder = model(tiny, family)
     fused, plain = start(folder, "on"), start(folder, "off")
-    assert isinstance(fused.loop, DeviceLoop) and fused.built.config.layers[0].feed == "moe"
+    assert fused.backend.name == "cuda" and fused.model.config.layers[0].feed == "moe"
     found, wanted = (engine.generate(PROMPTS, SETTINGS) for engine in (fused, plain))
     assert ids_of(found) == ids_of(wanted)
     assert_head_is_alive(found)

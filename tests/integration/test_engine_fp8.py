@@ -61,7 +61,7 @@ def test_every_product_is_fp8_and_nothing_else_is(tiny: Tiny) -> None:
 def test_logits_are_rounded_a_little(tiny: Tiny) -> None:
     rounded, plain = start(tiny, speculate=0), start(tiny, "as-dtype", speculate=0)
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    found, wanted = (e.built.trunk.logits(x) for e in (rounded, plain))
+    found, wanted = (e.model.trunk.logits(x) for e in (rounded, plain))
     error = (found - wanted).norm() / wanted.norm()
     assert 0.001 < error < 0.05
 

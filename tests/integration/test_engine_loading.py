@@ -79,7 +79,7 @@ def test_an_eight_bit_trunk_runs_dequantised(
         change_config=lambda c: c.update(quantization_config=method),
     )  # fmt: skip
     engine, reference = start(folder, speculate=3), start(plain, speculate=0)
-    loaded, wanted = (e.built.trunk.state_dict() for e in (engine, reference))
+    loaded, wanted = (e.model.trunk.state_dict() for e in (engine, reference))
     for name in ("layers.0.attention.o.weight", "layers.0.mlp.down.weight"):
         difference = (loaded[name] - wanted[name]).abs().max()
         assert 0 < difference < 0.1 * wanted[name].abs().max()

@@ -116,7 +116,7 @@ def test_an_answer_that_is_interrupted_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(drafting.runner, "trunk", interrupt)
+        patch.setattr(drafting.backend, "trunk_pass", interrupt)
         with pytest.raises(KeyboardInterrupt):
             drafting.generate([[5, 6], [7]], seeded())
     assert (drafting.has_work, len(drafting._groups), drafting.pool.num_used) == (False, 0, 0)

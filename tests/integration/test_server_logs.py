@@ -133,8 +133,8 @@ def test_the_start_says_model_head_memory_and_costs(tiny: Tiny, plain: Engine) -
     assert "head: complete" in text and "K/V blocks of 4 tokens" in text
     assert re.search(r" 1 running: K=0 [\d.]+ ms, K=1 [\d.]+ ms", text)
     assert " 4 running:" in text and "16 running:" not in text
-    whole = f"up to {auto.built.max_len} tokens"
-    assert f"{whole} (" not in text and auto.admission.longest == auto.built.max_len
+    whole = f"up to {auto.model.max_len} tokens"
+    assert f"{whole} (" not in text and auto.admission.longest == auto.model.max_len
     small = start(soft(tiny), speculate=0, slots=64)
     (first, *_) = startup_lines(small, "my-model")
     assert first.endswith("prompt and answer up to 63 tokens (as much as K/V memory holds)")

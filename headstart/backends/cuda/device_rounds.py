@@ -112,6 +112,8 @@ class CapturedRounds(DeviceRounds):
             self.batch.move(last, index)
             self._params[index] = self._params[last]
         del self._params[last]
+        if not self._params:  # the next request brings one token that its head has not read
+            self._pending = 0
 
     def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
         self.batch.extend(index, start, blocks)

@@ -52,8 +52,6 @@ def _draft_counters(engine: Engine) -> Values:
         ("spec_decode_num_drafts", ()): drafted[0] if drafted else 0,
         ("spec_decode_num_draft_tokens", ()): sum(drafted),
         ("spec_decode_num_accepted_tokens", ()): sum(accepted),
-        ("headless_requests", ()): engine.stats.headless,
-        ("heads_regained", ()): engine.stats.heads_regained,
     }
     for depth in depths:
         position = (str(depth),)

@@ -122,9 +122,6 @@ SPECULATION = (
     _gauge("round_cost_seconds",
            "what auto thinks a round costs at the current batch size, by drafts per request",
            _DRAFTS),
-    _counter("headless_requests",
-             "samples that ended without a head: auto saw that drafts would not pay"),
-    _counter("heads_regained", "samples that began again with a head, when drafts paid again"),
     _counter("trunk_seconds", "seconds in the trunk: prompts and verification"),
     _counter("draft_seconds", "seconds in drafting, choosing K included"),
 )  # fmt: skip

@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 
 from support.kernel_sizes import LATENT
 
+from headstart.backends.cuda import prompts
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.latent import paged_latent
 from headstart.backends.cuda.prompts import heads_at_once, latent_rows

@@ -1,4 +1,4 @@
-"""What seats of models with recurrent layers take: planned, made for the drafts that are let
+"""What requests in rounds take of recurrent layers: planned, made for the drafts that are let
 through, and filled as in serving when rounds are timed. Interpreted here."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.engine.device_loop import DeviceLoop
-from headstart.engine.seating import Seating
-
-from headstart.backends.cuda.recurrent import RecurrentSeats
-from headstart.backends.cuda.rounds import Kind
-from headstart.engine import round_profile
+from headstart.backends.base import CacheSizes
+from headstart.backends.cuda.backend import CudaBackend
+from headstart.backends.cuda.device_rounds import CapturedRounds
+from headstart.backends.cuda.recurrent import RecurrentBatch
+from headstart.backends.cuda.round_profile import BlankRounds
+from headstart.backends.cuda.rounds import RoundShape
 from headstart.engine.engine import Engine
-from headstart.engine.memory import plan_memory, ring_bytes
+from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_sizes
 from headstart.engine.options import EngineOptions
 from headstart.errors import EngineError
 from headstart.sampling.params import SamplingParams
@@ -45,41 +45,49 @@ def start(folder: Path, kernels: str = "on", **settings: Any) -> Engine:
     return Engine(folder, dtype="float32", block_size=4, kernels=kernels, **settings)
 
 
-def seating_of(engine: Engine) -> tuple[Seating, RecurrentSeats]:
-    assert isinstance(engine.loop, DeviceLoop)
-    seating = engine.loop.seating
-    assert seating.seats.recurrent is not None
-    return seating, seating.seats.recurrent
+def rounds_of(engine: Engine) -> tuple[CapturedRounds, RecurrentBatch]:
+    assert engine.loop.rounds is not None
+    device = engine.loop.rounds._device
+    assert isinstance(device, CapturedRounds) and device.batch.recurrent is not None
+    return device, device.batch.recurrent
 
 
 @pytest.mark.parametrize(("speculate", "drafts"), [(0, 0), (2, 2), (5, 5), (16, 16)])
 def test_rings_take_what_was_planned_for_them(folder: Path, speculate: int, drafts: int) -> None:
     engine = start(folder, speculate=speculate, max_running_requests=3)
-    seating, recurrent = seating_of(engine)
-    memory, rings = engine.memory, recurrent.rings[0]
-    assert seating.seats.max_drafts == drafts
+    device, recurrent = rounds_of(engine)
+    needs, cache, rings = engine.memory.needs, engine.memory.cache, recurrent.rings[0]
+    assert device.batch.max_drafts == drafts
     assert rings.inputs.shape[:2] == (3, max(2 * (drafts + 1), drafts + 1 + 3))
-    assert memory.ring_bytes == recurrent.num_bytes > rings.inputs.nbytes > 0
-    states = sum(s.conv.nbytes + s.memory.nbytes for s in seating.runner.layer_states)
-    assert states == memory.num_states * memory.state_bytes
-    blocks = memory.num_blocks * memory.block_bytes
-    assert memory.ring_bytes + states + blocks <= GIVEN
-    assert any("for the newest rows of those who sit" in note for note in engine.notes)
+    assert needs.round_bytes == recurrent.num_bytes > rings.inputs.nbytes > 0
+    assert isinstance(engine.backend, CudaBackend)
+    states = sum(s.conv.nbytes + s.memory.nbytes for s in engine.backend.memory.states)
+    assert states == cache.num_states * needs.state_bytes
+    blocks = cache.num_blocks * needs.block_bytes
+    assert needs.round_bytes + states + blocks <= GIVEN
+    assert any("for the newest rows of requests in rounds" in note for note in engine.notes)
 
 
 def test_only_kernels_have_rings_and_they_leave_less_to_the_others(folder: Path) -> None:
-    built = start(folder, "off").built
+    without, with_rounds = start(folder, "off").backend, start(folder).backend
     options = EngineOptions(kv_bytes=GIVEN, speculate=4, block_size=4, max_running_requests=8)
-    plain, fused = (plan_memory(built, options, fused=is_fused) for is_fused in (False, True))
-    assert plain.ring_bytes == 0 < fused.ring_bytes == ring_bytes(built, options)
-    assert (plain.num_states, fused.num_states) == (8 * (2 + 4), 8 * 2 + 2 * 4)
-    few = EngineOptions(kv_bytes=fused.ring_bytes, speculate=4, max_running_requests=8)
-    with pytest.raises(EngineError, match=r"the rings of 8 seats need [\d,]+ bytes .* speculate"):
-        plan_memory(built, few, fused=True)
-    assert plan_memory(built, few).num_blocks > 0, "without kernels there is room"
+
+    def planned(fused: bool, options: EngineOptions) -> Memory:
+        return plan_memory(MemoryNeeds.of(with_rounds if fused else without, options), options)
+
+    plain, fused = planned(False, options), planned(True, options)
+    rings = with_rounds.round_bytes(round_sizes(with_rounds, options))
+    assert plain.needs.round_bytes == 0 < fused.needs.round_bytes == rings
+    assert (plain.cache.num_states, fused.cache.num_states) == (8 * (2 + 4), 8 * 2 + 2 * 4)
+    few = EngineOptions(kv_bytes=rings, speculate=4, max_running_requests=8)
+    with pytest.raises(
+        EngineError, match=r"the newest rows of 8 requests need [\d,]+ bytes .* speculate"
+    ):
+        planned(True, few)
+    assert planned(False, few).cache.num_blocks > 0, "without kernels there is room"
 
 
-def test_who_asks_for_more_drafts_than_rings_hold_stays_with_the_host(folder: Path) -> None:
+def test_a_request_for_more_drafts_than_rings_hold_stays_with_the_host(folder: Path) -> None:
     prompts = [[3, 4, 5, 6, 7], [5, 20]]
     params = [
         SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, speculate=drafts)
@@ -87,13 +95,13 @@ def test_who_asks_for_more_drafts_than_rings_hold_stays_with_the_host(folder: Pa
     ]
     wanted = start(folder, "off", max_running_requests=4).generate(prompts, params)
     engine = start(folder, max_running_requests=4)
-    seating, _ = seating_of(engine)
+    assert engine.loop.rounds is not None
     names = [engine.add(prompt, own) for prompt, own in zip(prompts, params, strict=True)]
     seen = set[int | str | None]()
     while engine.has_work:
         engine.step()
         engine.scheduler.check()
-        seen |= {request.params.speculate for request in seating.taken.values()}
+        seen |= {request.params.speculate for request in engine.loop.rounds.requests}
     found = [engine.collect(name) for name in names]
     assert ids_of(found) == ids_of(wanted) and seen == {1}
     assert [len(result.stats.acceptance.drafted) for result in found] == [1, 4]
@@ -101,16 +109,16 @@ def test_who_asks_for_more_drafts_than_rings_hold_stays_with_the_host(folder: Pa
 
 
 def test_blank_requests_have_memories_of_their_own(folder: Path) -> None:
-    seating, recurrent = seating_of(start(folder, max_running_requests=4))
-    blank = round_profile._Blank(seating)
+    device, recurrent = rounds_of(start(folder, max_running_requests=4))
+    blank = BlankRounds(device, CacheSizes(32, 4, 8))
     assert not recurrent.slots.any(), "as they were: one memory for all"
     recurrent.replays.fill_(3)  # left by a round
-    blank.fill(Kind(4, 2, 3), 9)
+    blank._fill(RoundShape(4, 2, 3), 9)
     assert recurrent.slots.tolist() == [0, 1, 2, 3] and recurrent.replays.tolist() == [1] * 4
-    blank.fill(Kind(2, 2, 3), 1)
+    blank._fill(RoundShape(2, 2, 3), 1)
     assert recurrent.replays.tolist() == [0, 0, 1, 1], "nothing lies before a first row"
-    blank._num_states = 3
-    blank.fill(Kind(4, 0, 0), 9)
+    blank = BlankRounds(device, CacheSizes(32, 4, 3))
+    blank._fill(RoundShape(4, 0, 0), 9)
     assert recurrent.slots.tolist() == [0, 1, 2, 0]
-    blank.fill(Kind(4, 0, 0), 0)
-    assert not recurrent.replays.any() and not seating.seats.lengths.any()
+    blank._fill(RoundShape(4, 0, 0), 0)
+    assert not recurrent.replays.any() and not device.batch.lengths.any()
