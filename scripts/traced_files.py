@@ -98,7 +98,7 @@ def _is_importing(frame: FrameType | None) -> bool:
 def chat_files(model: str, *, is_stream: bool, **settings: Any) -> list[str]:
     """Of a chat request to a server of this process, with these settings of its engine."""
     tracer = Tracer()
-    body = {"messages": MESSAGES, "max_tokens": 16, "stream": is_stream}
+    body = {"messages": MESSAGES, "max_tokens": 16, "temperature": 0, "stream": is_stream}
     with tracer.installed(), _served(model, settings) as address:
         _ask(address, body)  # what the first one makes for all that follow
         found = []
@@ -148,7 +148,7 @@ def generate_files(model: str, **settings: Any) -> list[str]:
         tracer.begin()
 
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    words = ["generate", model, "Hello", "--max-tokens=16", *flags]
+    words = ["generate", model, "Hello", "--max-tokens=16", "--temperature=0", *flags]
     from headstart.cli.main import app
 
     headstart.Engine.__init__ = loaded  # type: ignore[method-assign]

@@ -82,19 +82,15 @@ class Engine:
         )
         self.prompts.most_tokens = self.admission.longest
         self.stats = self.loop.stats
-        self._groups = Groups()
-        self._arrivals = 0
-
-    @property
-    def notes(self) -> list[str]:
-        """What was decided at start, for people."""
-        return [
+        self.notes = [  # what was decided at start, for people
             *self.model.notes,
             f"backend {self.backend.name}: {self.model.dtype} on {self.model.device}",
             *self.backend.notes,
             *self.draft_vocabs.notes,
             *self.memory.notes,
         ]
+        self._groups = Groups()
+        self._arrivals = 0
 
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk; what is new, streams' aside."""
@@ -131,8 +127,9 @@ class Engine:
         params = params or self.prompts.default_params()
         ids = self.prompts.read(prompt, chat_template_kwargs)
         self.admission.check(ids, params)
-        self.draft_vocabs.check(params.draft_vocab)
-        vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts)
+        vocab = None
+        if self.draft_vocabs.by_name or params.draft_vocab is not None:
+            vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts)
         return Asked(ids, params, vocab)
 
     def submit(

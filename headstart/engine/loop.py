@@ -40,6 +40,7 @@ class Loop:
         self.options, self.scheduler, self.backend = options, scheduler, backend
         self.drafter, self.policy, self.rounds = drafter, policy, rounds
         self.stats = EngineStats()
+        self._max_drafts = options.max_drafts
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
@@ -239,7 +240,7 @@ class Loop:
             if wanted and (drafts := self.scheduler.look_ahead(request, wanted))
         }
         # A head that reads a prompt, or what came without drafts, says nothing about draft costs.
-        is_usual = not self.drafter.is_behind(drafting, by=self.options.max_drafts + 1)
+        is_usual = not self.drafter.is_behind(drafting, by=self._max_drafts + 1)
         drafting_started = time.perf_counter()
         self.drafter.propose(drafting)
         if is_usual:

@@ -61,6 +61,7 @@ class Work:
 class Scheduler:
     def __init__(self, pool: BlockPool, options: EngineOptions, states: StatePlan | None = None):
         self.pool, self._options, self.states = pool, options, states
+        self._max_rows = options.num_rows
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -111,7 +112,7 @@ class Scheduler:
 
         Requests that decode `elsewhere` are left alone, and so is their memory.
         """
-        budget = self._options.num_rows
+        budget = self._max_rows
         works: dict[str, Work] = {}
         candidates = [request for request in self.running if request not in elsewhere]
         by_importance = sorted(candidates, key=lambda r: (not r.is_decoding, *_importance(r)))
@@ -129,7 +130,7 @@ class Scheduler:
             if rows < 1 or not self._make_room(request, rows, works, candidates):
                 continue
             works[request.id] = _work(request, rows)
-            budget = self._options.num_rows - sum(w.count for w in works.values())
+            budget = self._max_rows - sum(w.count for w in works.values())
         self._admit(works, budget)
         if self.states is None:
             return list(works.values())

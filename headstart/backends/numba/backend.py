@@ -75,6 +75,7 @@ class NumbaBackend(Backend):
             for module in modules
             if isinstance(module, MTPModule)
         ]
+        self._tokens.clear()
         self.notes.append(self._warm_up())
 
     @torch.inference_mode()
@@ -138,6 +139,8 @@ class NumbaBackend(Backend):
     def add_draft_vocab(self, name: str, ids: Sequence[int]) -> None:
         super().add_draft_vocab(name, ids)
         self._tokens.pop(name, None)
+        if self.drafts_chains:
+            self._among(name)  # packed now, not when the first request waits for it
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         # torch's arg-max would wake threads that then keep a core busy.

@@ -136,8 +136,8 @@ class DraftPolicy:
             self._typical_k = max(set(free), key=free.count)
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """What became of a request's drafts in one round."""
-        if num_drafts:
+        """What became of a request's drafts in one round; of use where `auto` may choose."""
+        if num_drafts and self._options.speculate == "auto":
             self.rates.observe(request.id, num_drafts, num_accepted)
             self._exploration.observe(request.id, is_right=num_accepted > 0)
 
@@ -173,6 +173,7 @@ class DraftPolicy:
         return costs.seconds(batch, num_drafts) if costs is not None else None
 
     def forget(self, request: Request) -> None:
-        self.rates.forget(request.id)
-        self._last_k.pop(request.id, None)
-        self._exploration.forget(request.id)
+        if self._options.speculate == "auto":
+            self.rates.forget(request.id)
+            self._last_k.pop(request.id, None)
+            self._exploration.forget(request.id)
