@@ -145,6 +145,7 @@ def generate_files(model: str, **settings: Any) -> list[str]:
 
     def loaded(*args: Any, **options: Any) -> None:
         load(*args, **options)
+        args[0].prompts.default_params()  # the model's own defaults are read once, like the model
         tracer.begin()
 
     flags = [f"--{name}={value}" for name, value in settings.items()]
