@@ -43,7 +43,7 @@ def run(
 
 
 def _check_formats(server: ServerOptions) -> None:
-    """Names of formats that nobody knows, before a model is loaded for them."""
+    """Refuse unknown names of formats before a model is loaded for them."""
     from headstart.server.reasoning import reasoning_format
     from headstart.server.tools.formats import tool_format
 

@@ -163,7 +163,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class Keys:
-    """The keys of a server; without any, everybody may ask."""
+    """The keys of a server; without any, all clients may ask."""
 
     def __init__(self, keys: Sequence[str]):
         self._digests = [_digest(key) for key in keys]
