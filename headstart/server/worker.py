@@ -147,7 +147,7 @@ class Worker:
         self._inbox.put(lambda: self._add(channel))
 
     def leave(self, channel: Channel) -> None:
-        """The client is gone or served: what still runs ends, its memory is free at the next step."""
+        """The client is gone or served: what still runs ends; its memory is free a step later."""
         self._channels.discard(channel)
         if channel.is_open:
             self._inbox.put(lambda: self._drop(channel))

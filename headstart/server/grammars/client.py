@@ -1,4 +1,4 @@
-"""The server's side of process.py: sends a grammar there, waits a limited time, judges the result."""
+"""The server's side of process.py: sends a grammar, waits a limited time, judges the result."""
 
 from __future__ import annotations
 
