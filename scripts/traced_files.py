@@ -145,9 +145,11 @@ def generate_files(model: str, **settings: Any) -> list[str]:
 
     def loaded(*args: Any, **options: Any) -> None:
         load(*args, **options)
+        prompts = args[0].prompts
+        _ = prompts.default_params(), prompts.end_ids  # read once from files, like the model
         tracer.begin()
 
-    flags = [f"--{name}={value}" for name, value in settings.items()]
+    flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     words = ["generate", model, "Hello", "--max-tokens=16", "--temperature=0", *flags]
     from headstart.cli.main import app
 

@@ -35,7 +35,7 @@ _LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """All routes of a server; `state.worker` is started by whoever runs it."""
+    """All routes of a server; the caller starts `state.worker`."""
     options, keys = state.options, Keys(state.options.api_keys)
     is_for_this_machine = not options.is_public and not options.api_keys  # no page knows a key
     # FastAPI's own /docs loads scripts from elsewhere; ours loads nothing.
@@ -163,7 +163,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
 
 
 class Keys:
-    """The keys of a server; without any, everybody may ask."""
+    """The keys of a server; without any, all clients may ask."""
 
     def __init__(self, keys: Sequence[str]):
         self._digests = [_digest(key) for key in keys]

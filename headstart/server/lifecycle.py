@@ -85,7 +85,7 @@ class Serving:
         watch = asyncio.create_task(self._watch())
         await self._server.serve(sockets=[self._listener])
         watch.cancel()
-        # A model that is still being loaded is not waited for: nobody has asked it anything.
+        # A model that is still being loaded is not waited for: no request depends on it.
         wait = _STOP_SECONDS if self._was_ready else 0.0
         if not await asyncio.to_thread(self.state.worker.stop, wait) and self._was_ready:
             _log.error("the engine's last step did not end within %g s", wait)

@@ -95,7 +95,7 @@ class ServedModel:
         return self._compiler is not None and self._compiler.is_kept(spec)
 
     def warm_up(self) -> None:
-        """Get ready for grammars, before somebody waits for it."""
+        """Start what compiles grammars, before the first request needs it."""
         if self.tokenizer is not None:
             self._get_compiler()
 

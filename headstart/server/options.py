@@ -18,7 +18,7 @@ _BACKLOG = 2048
 
 @dataclass(frozen=True, kw_only=True)
 class ServerOptions:
-    """Where to listen, who may ask, and how much."""
+    """Where to listen, which clients may ask, and how much."""
 
     host: str = field(
         default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for all"}
@@ -95,7 +95,7 @@ class ServerOptions:
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """From the command line and the environment; none: everybody may ask."""
+        """From the command line and the environment; none: all clients may ask."""
         return (*(self.api_key or ()), *keys_from_environment())
 
     @property
@@ -120,7 +120,7 @@ def listen(options: ServerOptions) -> socket.socket:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((options.host, options.port))
-        listener.listen(_BACKLOG)  # only now nobody else can take it
+        listener.listen(_BACKLOG)  # only now no other process can take it
     except OSError as error:
         listener.close()
         raise ConfigError(

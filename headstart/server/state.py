@@ -110,7 +110,7 @@ class Tally:
 
 
 class ServerState:
-    """Options, the engine's worker, and who may come in."""
+    """Options, the engine's thread, places for answers, thread pools, and the loaded model."""
 
     def __init__(self, model: str, options: ServerOptions, make_engine: Callable[[], Engine]):
         self.options = options
@@ -125,7 +125,7 @@ class ServerState:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         # Grammars may take seconds to compile: prompts must not wait for them.
         self._grammar_pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="grammar")
-        # Nobody's answer waits for somebody's /tokenize, which may be of megabytes.
+        # /tokenize may be of megabytes: answers must not wait for it.
         self._token_pool = ThreadPoolExecutor(1, thread_name_prefix="tokens")
         self._metrics_pool = ThreadPoolExecutor(1, thread_name_prefix="metrics")
         self._next_page: asyncio.Task[tuple[bytes, str]] | None = None
@@ -163,7 +163,7 @@ class ServerState:
         return engine
 
     async def in_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Work that would hold up the event loop. Who may come in is bounded, so this queue is."""
+        """Work that would hold up the event loop; the queue is bounded as open requests are."""
         return await _in_pool(self._pool, function, *arguments)
 
     async def in_token_thread(self, function: Callable[..., Any], *arguments: Any) -> Any:
@@ -171,7 +171,7 @@ class ServerState:
         return await _in_pool(self._token_pool, function, *arguments)
 
     async def compiled(self, spec: GrammarSpec) -> TokenGrammar:
-        """A grammar; compiling may take seconds, for which nobody else's request waits."""
+        """A grammar, compiled in a pool of its own: it may take seconds."""
         model = self.model
         pool = self._pool if model.is_compiled(spec) else self._grammar_pool
         grammar: TokenGrammar = await _in_pool(pool, model.compile, spec)

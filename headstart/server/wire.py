@@ -179,6 +179,8 @@ def note_of(scope: Scope) -> Note:
 
 
 class Observed:
+    """Middleware that counts and logs every answer; plain ASGI, so streams pass untouched."""
+
     def __init__(self, app: ASGIApp, metrics: ServerMetrics, model: str):
         self._app, self._metrics, self._model = app, metrics, model
 

@@ -147,7 +147,7 @@ class Worker:
         self._inbox.put(lambda: self._add(channel))
 
     def leave(self, channel: Channel) -> None:
-        """Nobody listens any more: what still runs ends; its memory is free at the next step."""
+        """The client is gone or served: what still runs ends; its memory is free a step later."""
         self._channels.discard(channel)
         if channel.is_open:
             self._inbox.put(lambda: self._drop(channel))
@@ -179,7 +179,7 @@ class Worker:
             self._tell(self._on_change)
 
     def _turn(self, engine: Engine) -> None:
-        """Take what is asked, wait if there is nothing to do, advance everybody by one step."""
+        """Take new calls, wait if there is nothing to do, advance all requests by one step."""
         self._take_calls(wait=not engine.has_work)
         if not engine.has_work or self._is_stopping:
             return
@@ -254,7 +254,7 @@ class Worker:
         return result
 
     def _recover(self, engine: Engine, error: Exception) -> None:
-        """Fail everybody; raise if the engine cannot be trusted any more."""
+        """Fail all open requests; raise if the engine failed too often, or cannot recover."""
         _log.error(
             "a step of the engine failed: %d requests end with it (%d running, %d waiting, %d of "
             "%d K/V blocks in use)", len(self._open), len(engine.scheduler.running),
@@ -270,7 +270,7 @@ class Worker:
         _log.warning("the engine goes on after a failed step")
 
     def _fail_open(self) -> None:
-        """Once for everybody: why was logged, and hundreds of tracebacks would take seconds."""
+        """End all requests with one error: its cause was logged, and tracebacks take time."""
         gone, self._open = self._open, {}
         for open_job in gone.values():
             self._metrics.request_failed(open_job.job.id)

@@ -16,11 +16,11 @@ from support.tiny_fixture import Tiny
 from headstart.engine.engine import Engine
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.output import Result
+from headstart.server.answers.chat import assembled
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, choice, ebnf, json_schema, regex
 from headstart.server.tools.calls import prepare
 from headstart.server.tools.formats import TOOL_FORMATS
-from headstart.server.tools.parsing import assembled
 
 PROMPTS = ["Tell me about", "What is 7 times 6?"]
 NAMES = ["first", "second"]

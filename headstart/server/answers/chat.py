@@ -24,7 +24,7 @@ class ChatWriter(Writer):
         self, *args: Any, new_text: Callable[[], ChatText], start: Start,
         special: Mapping[int, str], **options: Any,
     ):  # fmt: skip
-        """`special` are texts of tokens that the engine left in and nobody is to see, by id."""
+        """`special`: texts, by id, of tokens that stay in the engine's text and are taken out."""
         super().__init__(*args, **options)
         self._start = start
         self._texts = [new_text() for _ in range(self._num_samples)]

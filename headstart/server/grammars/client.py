@@ -1,4 +1,4 @@
-"""The server's side of grammar_process.py: send a grammar there, wait a limited time, judge."""
+"""The server's side of process.py: sends a grammar, waits a limited time, judges the result."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class CompilerProcess:
 
     def close(self) -> None:
         self._is_closed = True
-        self._process.kill()  # who waits for it to start has the lock, and would wait on
+        self._process.kill()  # a thread that waits for its start holds the lock
         with self._lock:
             self._stop()
 
@@ -66,7 +66,7 @@ class CompilerProcess:
                 ours.sendall(text.encode("utf-8", "surrogatepass"))
                 ours.shutdown(socket.SHUT_WR)
                 head, compiled = _read(ours, started + self._max_wait)
-            except OSError:  # no time is left, or nobody is there
+            except OSError:  # no time is left, or the process is gone
                 head, compiled = b"", b""
         return json.loads(head or b"{}"), compiled, time.monotonic() - started
 

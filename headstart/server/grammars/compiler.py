@@ -1,7 +1,7 @@
 """Grammars compiled by xgrammar, as the engine wants them: allowed(), accept(token), fork().
 
 `GrammarCompiler` is called from worker threads. Grammars are compiled in another process, under
-limits of time and memory (grammar_process.py), and read back here, for which xgrammar releases the
+limits of time and memory (process.py), and read back here, for which xgrammar releases the
 interpreter lock. What a compiled grammar may cost while it is used is bounded as well: an ambiguous
 one can take seconds for a single token.
 """

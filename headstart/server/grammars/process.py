@@ -1,9 +1,9 @@
 """The process in which grammars are compiled.
 
-A grammar comes from a stranger, compiling cannot be interrupted, and it may take minutes or
-gigabytes. So it happens in a process that is killed when it takes too much. This module is where
-such processes come from: it imports xgrammar once, and forks for every grammar. It ends with its
-parent, whose end of the control socket then closes. `grammar_client.py` is the other side.
+A grammar comes from a client, compiling cannot be interrupted, and it may take minutes or
+gigabytes. So it happens in a process that is killed when it takes too much. This module makes such
+processes: it imports xgrammar once, and forks for every grammar. It ends with the server, when the
+other end of the control socket closes. `client.py` is the other side.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main(control: socket.socket) -> None:
     import xgrammar
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the forks
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not waited for
     info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.buffer.read().decode())
     control.sendall(b"+")
     while True:
@@ -46,7 +46,7 @@ def main(control: socket.socket) -> None:
 def compile_one(
     info: Any, job: socket.socket, *, max_seconds: float, max_wait: float, max_memory: int
 ) -> None:
-    """Answer with one line of JSON, then the compiled grammar, unless nobody listens any more."""
+    """Answer with one line of JSON, then the compiled grammar, unless the other end is closed."""
     signal.setitimer(signal.ITIMER_PROF, max_seconds)  # of processor time, then it is killed
     signal.setitimer(signal.ITIMER_REAL, max_wait)
     os.nice(5)

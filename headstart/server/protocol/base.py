@@ -40,7 +40,7 @@ REFUSED = {
 MOST_LISTED = 4096  # tokens that a request may name for its sampler, which sees them every step
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Lists stop at their first bad entry: a million complaints about one request help nobody.
+# Lists stop at their first bad entry: a million complaints about one request are of no use.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 22)]
 FewTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_LISTED)]
 Texts = Annotated[list[str], Field(fail_fast=True)]

@@ -136,7 +136,7 @@ def _json_call(value: Any) -> Call | None:
 
 
 def _as_written(text: str, value: Any) -> str:
-    """The model's own spelling, where it is JSON for everybody."""
+    """The model's own spelling, where every JSON parser reads it."""
     try:
         _STRICT.decode(text)
     except ValueError:

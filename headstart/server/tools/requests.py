@@ -1,6 +1,6 @@
 """The tools of a request and its tool_choice, read and checked.
 
-What comes of them, in the prompt and in the answer, is tool_calls.py's.
+What comes of them, in the prompt and in the answer, is the job of calls.py.
 """
 
 from __future__ import annotations

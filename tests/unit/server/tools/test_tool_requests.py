@@ -31,7 +31,7 @@ def test_tools_are_shown_to_the_template_and_strict_is_not() -> None:
     text = rendered(TEMPLATES["hermes"], [USER], **options)
     assert "get_weather" in text and '"name": "time"' in text and "strict" not in text
     for off in (asked(tool_choice="none"), asked(tools=None), asked(tools=[])):
-        assert (off.template_options, off.grammar, off.uses_tools) == ({}, None, False)
+        assert (off.template_options, off.grammar, off.format) == ({}, None, None)
 
 
 @pytest.mark.parametrize("name", list(TOOL_FORMATS))
@@ -64,7 +64,7 @@ def test_a_tool_may_have_the_name_of_a_mode(name: str) -> None:
     own = {"type": "function", "function": {"name": name}}
     one = asked(tools=[WEATHER, own], tool_choice=own)
     assert name in one.grammar.text and "get_weather" not in one.grammar.text
-    assert one.uses_tools and one.is_forced and one.max_calls == 1
+    assert one.format is not None and one.is_forced and one.max_calls == 1
     assert asked(tools=[WEATHER, own], tool_choice="auto").grammar is None
     required = asked(tools=[WEATHER, own], tool_choice="required")
     assert "get_weather" in required.grammar.text and required.max_calls is None

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.errors import RequestError
+from headstart.server.answers.chat import assembled
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import (
     GrammarSpec,
@@ -26,7 +27,6 @@ from headstart.server.grammars.specs import (
 from headstart.server.reasoning import REASONING_FORMATS, after_reasoning
 from headstart.server.tools.calls import prepare
 from headstart.server.tools.formats import TOOL_FORMATS
-from headstart.server.tools.parsing import assembled
 
 SCHEMA = {
     "type": "object",

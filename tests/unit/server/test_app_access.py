@@ -1,10 +1,10 @@
-"""Web pages of other origins, and names that lead here without being ours."""
+"""Keys, web pages of other origins, and names that lead here without being ours."""
 
 from __future__ import annotations
 
 import pytest
 
-from headstart.server.app import check_host, check_site
+from headstart.server.app import Keys, check_host, check_site
 from headstart.server.refusals import Refusal
 
 
@@ -40,3 +40,16 @@ def test_a_server_for_this_machine_goes_by_names_of_this_machine() -> None:
         with pytest.raises(Refusal, match="this server is for this machine") as refused:
             check_host(host, "127.0.0.1")
         assert refused.value.status == 403
+
+
+@pytest.mark.parametrize(
+    "header", [None, "", "Bearer", "Bearer ", "Basic one", "Bearer on", "Bearer one two"]
+)
+def test_only_a_whole_key_opens(header: str | None) -> None:
+    keys = Keys(["one", "zw\u00f6lf"])
+    with pytest.raises(Refusal) as refused:
+        keys.check(header)
+    assert refused.value.status == 401
+    keys.check("bearer one")
+    keys.check("Bearer zw\u00f6lf")
+    Keys([]).check(header)
