@@ -112,7 +112,7 @@ def runtimes() -> dict[str, Runtime]:
     return result
 
 
-def describing(fields: Fields, model_type: str) -> Family | None:
+def family_of_trunk(fields: Fields, model_type: str) -> Family | None:
     """The family whose tables describe a trunk: its own, or the one that it is grafted as."""
     if model_type in GRAFTED_AS:
         return family(GRAFTED_AS[model_type])

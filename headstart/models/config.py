@@ -14,7 +14,7 @@ from typing import Any, Literal
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.parameters import held_by
-from headstart.families.registry import describing, runtimes
+from headstart.families.registry import family_of_trunk, runtimes
 from headstart.families.runtime import Runtime
 from headstart.models.attention_config import (
     AttentionShape,
@@ -104,7 +104,7 @@ class ModelConfig:
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The config of a family that runs here, or UnsupportedFamily with what is in the way."""
     model_type = str(raw.get("model_type"))
-    owner, runtime = describing(raw, model_type), runtimes().get(model_type)
+    owner, runtime = family_of_trunk(raw, model_type), runtimes().get(model_type)
     if owner is None or runtime is None:
         raise _does_not_run(model_type, owner)
     raw = runtime.complete(raw)
