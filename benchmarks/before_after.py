@@ -76,7 +76,7 @@ class Comparison:
             self._guarded(f"{workload.name}, server", partial(self._servers, workload))
 
     def _guarded(self, what: str, work: Callable[[], None]) -> None:
-        """One part that fails does not end the run; the limit of time does."""
+        """A part that fails, or that there is no time for, does not end the run."""
         try:
             work()
         except Late:
@@ -129,12 +129,14 @@ class Comparison:
         """Each tree alone; what is compiled is there since the rows, or since a start before."""
         drafts = self._given.start_drafts
         seconds: dict[str, list[float]] = {"old": [], "new": []}
-        if not self._given.drafts:
+        if drafts not in self._given.drafts:
             for tree in self._trees:
                 self._worker(tree, workload, drafts).stop()
         workload.read_all()
+        self._check_time()
         for turn in range(self._given.starts):
-            self._check_time()
+            if turn and self._is_late:
+                break
             for tree in self._order(turn):
                 worker = self._worker(tree, workload, drafts)
                 worker.stop()
@@ -150,25 +152,21 @@ class Comparison:
         given = self._given
         found: dict[str, list[dict[str, Any]]] = {"old": [], "new": []}
         arguments = [workload.path, *given.server_arguments]
+        self._check_time()
         for turn in range(given.turns):
-            if turn:
-                if self._is_late:
-                    break
-            else:
-                self._check_time()
+            if turn and self._is_late:
+                break
             for tree in self._order(turn):
                 found[tree.name].append(
                     run_program(tree, "benchmarks/server_overhead.py", arguments, given.patience)
                 )
-        for key, is_time, unit in (
-            ("http_tokens_per_second", False, "tokens/s"),
-            ("http_of_offline_median", False, "of offline"),
-        ):
+        for key, unit in (
+            ("http_tokens_per_second", "tokens/s"), ("http_of_offline_median", "of offline")
+        ):  # fmt: skip
             figures = {n: [document[key] for document in own] for n, own in found.items()}
             self._keep({
                 "what": f"{workload.name}, server, {key}", "kind": "server", "model": workload.name,
-                "unit": unit, **compare(figures["old"], figures["new"], is_time=is_time),
-                "runs": found,
+                "unit": unit, **compare(figures["old"], figures["new"]), "runs": found,
             })  # fmt: skip
 
     def _order(self, turn: int) -> tuple[Tree, Tree]:

@@ -26,8 +26,8 @@ from headstart.train.replacing import Replaced
 
 OPTIONS, METRICS, REPORT = "options.json", "metrics.jsonl", "report.html"
 FORMAT = {"headstart_run": 1}  # in options.json: no other file of that name has it
-_BOARD, _CHECKPOINTS = "tensorboard", "checkpoints"
-_NAMES = (OPTIONS, HEAD, REPORT, _CHECKPOINTS, METRICS, _BOARD, FAILED)
+_TENSORBOARD, _CHECKPOINTS = "tensorboard", "checkpoints"
+_NAMES = (OPTIONS, HEAD, REPORT, _CHECKPOINTS, METRICS, _TENSORBOARD, FAILED)
 _OTHERS = {
     "trunk": "another model (the trunk's weights differ)",
     "tokenizer": "another tokenizer",
@@ -44,7 +44,7 @@ class RunFolder:
         self.path, self.identity = path, {**FORMAT, **identity}
         self.checkpoints = Checkpoints(path / _CHECKPOINTS, keep)
         self.metrics = Metrics(path / METRICS)
-        self.board = path / _BOARD
+        self.tensorboard = path / _TENSORBOARD
         self.replaced = Replaced(path, _NAMES)
 
     def check(self, *, overwrite: bool) -> None:

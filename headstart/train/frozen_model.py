@@ -23,7 +23,7 @@ from headstart.models.unroll import StateKind
 
 
 @dataclass(frozen=True)
-class Subject:
+class FrozenModel:
     """A frozen trunk, and its head as it is stored."""
 
     checkpoint: Checkpoint
@@ -63,9 +63,9 @@ class Subject:
         return head.requires_grad_(True)
 
 
-def load_subject(
+def load_frozen_model(
     checkpoint: Checkpoint, head_folder: Path | None, *, device: str, dtype: str
-) -> Subject:
+) -> FrozenModel:
     """Load a model and the head to train: `head_folder`, else the checkpoint's own."""
     built = build(checkpoint, head_folder, device=device, dtype=dtype)
     assert built.head is not None, "a plan without a head is refused"
@@ -77,4 +77,4 @@ def load_subject(
                 child.plan = ()
     source = open_head(head_folder) if head_folder is not None else head_of(checkpoint)
     source = replace(dequantize(source), model=os.path.abspath(checkpoint.folder))
-    return Subject(checkpoint, built, source)
+    return FrozenModel(checkpoint, built, source)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstart.train.board import scalars
+from headstart.train.tensorboard import scalars
 
 
 def test_tags_have_no_spaces_and_name_depths_and_categories() -> None:

@@ -1,4 +1,4 @@
-"""TensorBoard, where it is installed."""
+"""Curves for TensorBoard, where it is installed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-class Board:
+class TensorBoard:
     """Curves of one run; without TensorBoard nothing happens."""
 
     def __init__(self, folder: Path, lines: Iterable[Mapping[str, Any]]) -> None:

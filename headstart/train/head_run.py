@@ -1,4 +1,4 @@
-"""One head in training together with its folder: what it has done, and how to go on."""
+"""One head in training with its run folder: update, validate, write, resume."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from headstart.errors import TrainError, some
-from headstart.train.board import Board
 from headstart.train.checkpoints import Progress
 from headstart.train.learner import Learner
 from headstart.train.run_folder import RunFolder
 from headstart.train.schedule import learning_rate
 from headstart.train.step import Sums
+from headstart.train.tensorboard import TensorBoard
 from headstart.train.validation import Validation
 
 
 @dataclass
-class Lane:
-    """A learner, its run folder, and its place in the run."""
+class HeadRun:
+    """A head in training: its learner, its folder, and the step that it has reached."""
 
     learner: Learner
     folder: RunFolder
     progress: Progress
-    board: Board | None = None  # on the process that writes
+    tensorboard: TensorBoard | None = None  # on the process that writes
 
     @property
     def name(self) -> str:
@@ -72,20 +72,20 @@ class Lane:
             )
 
     def write(self, line: dict[str, Any]) -> None:
-        if self.board is not None:
+        if self.tensorboard is not None:
             self.folder.metrics.add(line)
-            self.board.add(line)
+            self.tensorboard.add(line)
 
 
 class NotFinite(Exception):
     """A loss or a gradient is NaN or infinite."""
 
 
-def not_finite(lane: Lane, step: int, records: list[str]) -> TrainError:
-    saved = lane.folder.checkpoints.steps()
+def not_finite(run: HeadRun, step: int, records: list[str]) -> TrainError:
+    saved = run.folder.checkpoints.steps()
     where = f"the checkpoint of step {saved[-1]} is whole" if saved else "nothing was written"
     return TrainError(
-        f"{lane.name}: the loss or its gradient is not a finite number at step {step + 1}, with "
+        f"{run.name}: the loss or its gradient is not a finite number at step {step + 1}, with "
         f"records {some(records)}; {where}. Look at these records, lower --learning-rate, or "
         "compute in float32 (--dtype), with another --out."
     )
