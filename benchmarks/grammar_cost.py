@@ -23,8 +23,7 @@ from transformers import PreTrainedTokenizerFast
 
 from headstart.engine.grammar import GuardedGrammar
 from headstart.sampling.choose import choose
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, json_object, json_schema, regex
 

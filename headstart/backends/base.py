@@ -39,7 +39,7 @@ from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
 from headstart.sampling.choose import choose
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 
 # All that an engine needs to know of backends.
 __all__ = [

@@ -14,8 +14,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headstart.cli.chat import Tint
+from headstart.cli.generate import Tint
 from headstart.cli.main import COMMANDS
 from headstart.demo.page import NAMES
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from headstart.engine.compare import Divergence
     from headstart.engine.engine import Engine
     from headstart.engine.output import Completion, Update
+    from headstart.sampling.acceptance import Acceptance
     from headstart.sampling.params import SamplingParams
-    from headstart.simulate.acceptance import Acceptance
 
 Side = Literal["plain", "drafted"]
 SIDES: tuple[Side, Side] = ("plain", "drafted")

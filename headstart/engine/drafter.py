@@ -16,7 +16,7 @@ import torch
 from headstart.backends.base import Backend, HeadOutput, HeadRows
 from headstart.engine.request import Request
 from headstart.sampling.choose import choose_drafts, draft_probs
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 
 
 @dataclass

@@ -1,23 +1,22 @@
-"""What an engine hands back: tokens as they are emitted, their text, results and counters.
+"""What an engine hands back: emitted tokens, results, counters, and updates that wait.
 
 Tokens of a verdict are appended one by one until something ends the answer. Whatever lies behind a
 stop is neither emitted nor kept, so an answer ends at the same token whether that token came alone
 or in the middle of a verified chunk.
 
-A token may end in the middle of a character, and several tokens may arrive at once. Text is handed
-out only as far as it cannot change any more and cannot become part of a stop string.
+n samples share an id. A step advances all requests, whatever called it, so an update waits in its
+group for the stream it belongs to, or for the next call of `step`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from headstart.engine.request import FinishReason, Request, RequestStats, TokenLogprob
 from headstart.engine.verifier import Verdict
-from headstart.sampling.acceptance import Origin
-from headstart.simulate.acceptance import Acceptance
+from headstart.errors import RequestError
+from headstart.sampling.acceptance import Acceptance, Origin
 
 
 @dataclass
@@ -156,93 +155,115 @@ def _check_grammar(request: Request) -> None:
         request.finish_reason, request.error = "error", request.grammar.error
 
 
-_BROKEN = "\ufffd"  # what decoders put for bytes that are not yet a character
+_ABORTED_KEPT = 256  # results of aborted requests that were not collected yet
 
 
-class Decoder(Protocol):
-    """What turns tokens into text: a tokenizer of transformers or tokenizers."""
+@dataclass
+class Group:
+    """The requests of one id."""
 
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+    requests: list[Request]
+    is_claimed: bool  # by a stream or `generate`: its updates are not for `step`
+    is_aborted: bool = False
+    is_quiet: bool = False  # only the whole result is wanted: updates are not kept
+    updates: list[Update] = field(default_factory=list)
+
+    @property
+    def is_finished(self) -> bool:
+        return all(request.finish_reason is not None for request in self.requests)
+
+    def take(self) -> list[Update]:
+        """What was made since the last time."""
+        taken, self.updates = self.updates, []
+        return taken
 
 
-def _decoder(tokenizer: Decoder) -> Callable[..., str]:
-    """The tokenizer's `decode`, or what it calls: every token of every answer goes this way."""
-    inner: Decoder | None = getattr(tokenizer, "backend_tokenizer", None)
-    is_plain = inner is not None and not getattr(tokenizer, "clean_up_tokenization_spaces", False)
-    return inner.decode if inner is not None and is_plain else tokenizer.decode
+class Groups:
+    def __init__(self) -> None:
+        self._groups: dict[str, Group] = {}
+        self._aborted: dict[str, None] = {}  # oldest first
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether an id is in use; one that was aborted may be used again."""
+        return name in self._groups and not self._groups[name].is_aborted
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._groups)
+
+    def open(self, name: str, requests: list[Request], *, is_claimed: bool) -> None:
+        self.forget(name)
+        self._groups[name] = Group(requests, is_claimed)
+
+    def requests(self, name: str) -> list[Request]:
+        """All samples; none of an unknown id."""
+        return self._groups[name].requests if name in self._groups else []
+
+    def is_finished(self, name: str) -> bool:
+        return name not in self._groups or self._groups[name].is_finished
+
+    def put(self, updates: Iterable[Update]) -> None:
+        for update in updates:
+            group = self._groups[update.request_id]
+            if not group.is_quiet:
+                group.updates.append(update)
+
+    def discard_updates(self, names: Iterable[str]) -> None:
+        """Updates of these will not be taken: kept, each round's would wait for the last one."""
+        for name in names:
+            self._groups[name].is_quiet = True
+
+    @property
+    def has_updates(self) -> bool:
+        """Whether `step` has something to hand out that was made before."""
+        return any(group.updates for group in self._groups.values() if not group.is_claimed)
+
+    def take(self) -> list[Update]:
+        """All updates that belong to no stream."""
+        groups = [group for group in self._groups.values() if not group.is_claimed]
+        return [update for group in groups for update in group.take()]
+
+    def find(self, name: str) -> Group | None:
+        return self._groups.get(name)
+
+    def abandon(self, name: str) -> None:
+        """Keep an aborted group for its collector, but not for ever."""
+        self._groups[name].is_aborted = True
+        self._aborted[name] = None
+        if len(self._aborted) > _ABORTED_KEPT:
+            self.forget(next(iter(self._aborted)))
+
+    def forget(self, name: str) -> None:
+        self._groups.pop(name, None)
+        self._aborted.pop(name, None)
+
+    def collect(self, name: str) -> Result:
+        """The result of a finished group, which is forgotten."""
+        if name not in self._groups:
+            raise RequestError(
+                f"no request is called {name!r}; it was never added, or its result was collected."
+            )
+        group = self._groups[name]
+        if not group.is_finished:
+            raise RequestError(
+                f"request {name!r} is still running; step until it is finished, or abort it."
+            )
+        self.forget(name)
+        return Result(name, group.requests[0].prompt_ids, [_completion(r) for r in group.requests])
 
 
-class Detokenizer:
-    """The text of one growing sequence."""
-
-    def __init__(
-        self,
-        tokenizer: Decoder,
-        stops: Sequence[str],
-        *,
-        skip_special: bool,
-        keep_stop: bool,
-        min_tokens: int = 0,
-    ):
-        self._decoded, self._stops = _decoder(tokenizer), tuple(stops)
-        self._skip_special, self._keep_stop = skip_special, keep_stop
-        self._min_tokens = min_tokens  # no stop string ends before the token after these
-        self._tokens: list[int] = []
-        self._prefix = 0  # decoding starts here, so that a word keeps its leading space
-        self._read = 0
-        self.text = ""
-        self._given = 0
-
-    def add(self, token: int) -> str | None:
-        """Take one token; returns the stop string that is now complete, if any."""
-        self._tokens.append(token)
-        before = self._decode(self._tokens[self._prefix : self._read])
-        after = self._decode(self._tokens[self._prefix :])
-        if after.endswith(_BROKEN) or len(after) <= len(before):
-            return None
-        self._prefix, self._read = self._read, len(self._tokens)
-        scanned = len(self.text)
-        self.text += after[len(before) :]
-        return self._find_stop(scanned) if len(self._tokens) > self._min_tokens else None
-
-    def finish(self) -> None:
-        """No more tokens: what is still held back is text as it is."""
-        before = self._decode(self._tokens[self._prefix : self._read])
-        self.text += self._decode(self._tokens[self._prefix :])[len(before) :]
-        self._prefix = self._read = len(self._tokens)
-
-    def take(self, *, is_last: bool) -> str:
-        """The part of the text that is safe to show and was not shown yet."""
-        end = len(self.text) if is_last else len(self.text) - self._held_back()
-        part = self.text[self._given : max(end, self._given)]
-        self._given += len(part)
-        return part
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._decoded(tokens, skip_special_tokens=self._skip_special))
-
-    def _find_stop(self, scanned: int) -> str | None:
-        """The stop string that completes first; the text is cut there."""
-        found = [
-            (at + len(stop), at, stop)
-            for stop in self._stops
-            if (at := self.text.find(stop, max(0, scanned - len(stop) + 1))) >= 0
-        ]
-        if not found:
-            return None
-        end, at, stop = min(found)
-        self.text = self.text[: end if self._keep_stop else at]
-        return stop
-
-    def _held_back(self) -> int:
-        """Length of the longest end of the text that begins a stop string."""
-        longest = 0
-        for stop in self._stops:
-            tail = self.text[-(len(stop) - 1) :] if len(stop) > 1 else ""
-            at = tail.find(stop[0])
-            while 0 <= at < len(tail) - longest:
-                if stop.startswith(tail[at:]):
-                    longest = len(tail) - at
-                    break
-                at = tail.find(stop[0], at + 1)
-        return longest
+def _completion(request: Request) -> Completion:
+    return Completion(
+        index=request.sample,
+        token_ids=request.output_ids,
+        text=request.text.text if request.text is not None else "",
+        finish_reason=request.finish_reason,
+        stop_reason=request.stop_reason,
+        origins=request.origins,
+        logprobs=request.logprobs if request.params.logprobs is not None else None,
+        stats=request.stats,
+        error=request.error,
+    )

@@ -17,7 +17,7 @@ from headstart.backends.base import DeviceRounds, Launched, RoundRequest
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 
 
 @dataclass(frozen=True)

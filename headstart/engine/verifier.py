@@ -16,7 +16,7 @@ from headstart.engine.scheduler import Work
 from headstart.sampling.acceptance import Origin, origins, reject
 from headstart.sampling.choose import NOTHING_ALLOWED, logprobs, target_probs
 from headstart.sampling.choose import choose as choose_rows
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 
 Chooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
 

@@ -16,9 +16,8 @@ import torch
 from torch import Tensor
 
 from headstart.sampling import noise
-from headstart.sampling.params import LogprobsMode
+from headstart.sampling.params import LogprobsMode, Row
 from headstart.sampling.processors import adjust, finish, process, scale
-from headstart.sampling.rows import Row
 from headstart.sampling.truncation import Candidates, candidates, ranked, take
 
 # The choice of a row in which no token is allowed: a dead row, or a grammar that has ended.

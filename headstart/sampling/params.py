@@ -1,17 +1,21 @@
-"""What one request asks of the sampler, checked for sense before anything runs.
+"""What one request asks of the sampler, and one row of logits with all that its choice depends on.
 
-Free of torch. Values are per request and never change while it runs: a value that depended on the
-step would make the text depend on how many tokens a step produces.
+Values are checked before anything runs, and never change while a request runs: a value that
+depended on the step would make the text depend on how many tokens a step produces.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from headstart.errors import ConfigError, some
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 LogprobsMode = Literal["raw", "processed"]
 AcceptanceRule = Literal["match", "rejection"]
@@ -274,3 +278,27 @@ def derive_seed(seed: int, sample: int, prompt: int = 0) -> int:
     if sample == 0 and prompt == 0:
         return seed & MASK64
     return mix64(mix64(seed + prompt * PROMPT_GAMMA) + sample * GAMMA)
+
+
+@dataclass(frozen=True, eq=False)
+class Row:
+    """`prompt_ids` and `output_ids` are read only when `params.has_penalties`."""
+
+    params: SamplingParams
+    seed: int  # of the sample: see derive_seed; 64 bits
+    position: int  # absolute position of the token to be chosen
+    prompt_ids: Sequence[int] = ()
+    output_ids: Sequence[int] = ()  # so far, including the drafts before this row
+    num_output: int = 0  # how many tokens that is, for min_tokens
+    end_ids: frozenset[int] = frozenset()  # EOS and stop ids, which min_tokens holds back
+    mask: Tensor | None = None  # bool [V], the tokens that the grammar allows
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether min_tokens still forbids the end tokens."""
+        return self.num_output < self.params.min_tokens and bool(self.end_ids)
+
+    @property
+    def is_plain_greedy(self) -> bool:
+        """Whether the choice is the arg-max of the logits as they are."""
+        return self.mask is None and self.params.is_plain_greedy

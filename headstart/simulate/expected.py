@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from headstart.sampling.choose import draft_probs, target_probs
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 from headstart.simulate.answers import Answer, Batch
 from headstart.simulate.matches import DraftLogits, Targets
 

@@ -19,7 +19,7 @@ from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
 from headstart.models.unroll import unroll
 from headstart.sampling.choose import choose_drafts
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 from headstart.simulate.answers import Answer, Batch
 
 _CHUNK_VALUES = 1 << 24  # logits in memory at a time

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.answers import Answer
 from headstart.simulate.expected import RULES, Expected
 from headstart.simulate.matches import Matches

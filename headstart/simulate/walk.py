@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.matches import Matches
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from headstart.data.records import Record
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.answers import GREEDY, Answer, answers_of, params_of
 from headstart.simulate.answers import Batch as Scored
 from headstart.simulate.matches import DraftLogits, answer_matches

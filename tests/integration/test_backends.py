@@ -25,8 +25,7 @@ from headstart.engine.request import Request
 from headstart.errors import UnsupportedFamily
 from headstart.families.registry import GRAFTED_AS
 from headstart.models.build import LoadedModel, build
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 

@@ -13,7 +13,7 @@ from support.head_edits import edited
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import Agreement, make_agreement
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 
 RATE = 0.7
 MAX_TOKENS = 30

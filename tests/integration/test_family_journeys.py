@@ -18,7 +18,7 @@ from support.training_data import write_data
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.output import Result
 from headstart.heads.detection import find_head
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import Rates
 from headstart.simulate.scoring import WHOLE, score

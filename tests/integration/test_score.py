@@ -38,9 +38,9 @@ from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.single_request import single_request_costs
 from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.heads.digest import trunk_digest
+from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.params import SamplingParams
 from headstart.simulate import scoring
-from headstart.simulate.acceptance import Acceptance
 from headstart.simulate.plan import make_plan
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import write

@@ -20,8 +20,8 @@ from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.output import Result
+from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.params import SamplingParams
-from headstart.simulate.acceptance import Acceptance
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import Rates
 from headstart.simulate.scoring import WHOLE, score

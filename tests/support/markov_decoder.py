@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headstart.sampling.acceptance import count_matches, origins, reject
+from headstart.sampling.acceptance import origins, reject
 from headstart.sampling.choose import choose, choose_drafts, draft_probs, target_probs
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 Grammar = Callable[[Sequence[int]], Tensor]
 
@@ -107,7 +106,7 @@ class Decoder:
         limits = torch.full((size,), k)
         if self.rule == "match":
             choices = choose(logits, rows).view(size, k + 1)
-            accepted = count_matches(ids, choices, limits)
+            accepted = (ids == choices[:, :k]).int().cumprod(1).sum(1)
             if self.emits_drafts:
                 accepted = limits
                 choices[:, :k] = ids

@@ -33,7 +33,7 @@ from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.linear import Linear
 from headstart.models.mla_config import MOST_UNFOLDED
 from headstart.sampling.choose import choose
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 
 
 class CudaBackend(Backend):

@@ -10,8 +10,7 @@ from torch import Tensor
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.choice import MAX_TOP_K
 from headstart.backends.rows import on_device
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 
 def needs_truncation(params: SamplingParams) -> bool:

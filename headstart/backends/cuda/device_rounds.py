@@ -25,8 +25,7 @@ from headstart.backends.rounds import (
 )
 from headstart.backends.rows import HeadRows, TrunkRows
 from headstart.models.linear_attention import DeltaNet
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend

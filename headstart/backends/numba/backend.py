@@ -17,7 +17,6 @@ from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.numba.compiler import kept_in
-from headstart.backends.numba.drafts import best_of_rows
 from headstart.backends.numba.forward import (
     Chain,
     HeadKernels,
@@ -27,6 +26,7 @@ from headstart.backends.numba.forward import (
     matrices,
     slot_numbers,
 )
+from headstart.backends.numba.layers import best_of_rows
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
@@ -34,7 +34,7 @@ from headstart.backends.weights import convert_weights
 from headstart.models.attention import Span
 from headstart.models.build import LoadedModel
 from headstart.models.mtp import MTPModule
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 
 _SILENT_SECONDS = 3.0  # more than loading what was compiled takes
 _COMPILING = "compiling kernels for this CPU, once per machine and format: about half a minute"

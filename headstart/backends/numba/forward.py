@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from headstart.backends.numba import drafts
 from headstart.backends.numba import layers as kernels
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.numba.thread_pool import POOL, new_counters
@@ -210,7 +209,7 @@ class HeadKernels:
         self._block = Block.of([module.block], slots, module.rotary or trunk.rotary)
         swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
         out = module.out_norm
-        self._head = drafts.Head(
+        self._head = kernels.Head(
             self._block.model, norms(both[::-1] if swaps else both), matrices([module.fuse]),
             np.empty(0, np.float32) if out is None else out.factor.numpy(),
             swaps, layout.recycled_hidden == "after_out_norm",
@@ -222,8 +221,8 @@ class HeadKernels:
         """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
         embedded = self._embedded(ids, layout)
         _, normed, recycled = POOL.run(
-            len(ids) * self._block.weights, drafts.run_head,
-            new_counters(drafts.num_phases(1)), 0, embedded, hidden.contiguous().numpy(),
+            len(ids) * self._block.weights, kernels.run_head,
+            new_counters(kernels.num_phases(1)), 0, embedded, hidden.contiguous().numpy(),
             np.empty_like(embedded), self._block.scratch(len(ids)), self._head, layout,
         )  # fmt: skip
         return torch.from_numpy(normed), torch.from_numpy(recycled)
@@ -239,13 +238,13 @@ class HeadKernels:
         ]
         embedded = self._embedded(ids, layout)
         shape = (len(active) - 1, len(chains), embedded.shape[1])
-        room = drafts.Room(
+        room = kernels.Room(
             np.empty(shape, np.float32),
             np.empty((len(active), len(chains), tokens.lm_head.bias.shape[1]), np.float32),
         )
         work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
         result = POOL.run(
-            work, drafts.run_chain, new_counters(drafts.num_phases(1) * len(active)), embedded,
+            work, kernels.run_chain, new_counters(kernels.num_phases(1) * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
             np.array(active), self._embed.numpy(), tokens.lm_head, tokens.ids, room,

@@ -25,7 +25,7 @@ from headstart.models.build import LoadedModel
 from headstart.models.layers import LayerContext
 from headstart.models.recurrence import LayerStates, Recurrence, SlotRecurrence, first_rows
 from headstart.sampling.choose import choose
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row
 
 
 class TorchBackend(Backend):

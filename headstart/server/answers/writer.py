@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from headstart.engine.output import Completion, Detokenizer, Result, Update
+from headstart.data.prompt_reader import Detokenizer
+from headstart.engine.output import Completion, Result, Update
+from headstart.sampling.acceptance import Acceptance
 from headstart.server.model import ServedModel
 from headstart.server.protocol.sampling import SamplingFields
 from headstart.server.refusals import unanswerable
 from headstart.server.worker import Event, Job
-from headstart.simulate.acceptance import Acceptance
 
 if TYPE_CHECKING:
     from headstart.engine.output import Completion, Result

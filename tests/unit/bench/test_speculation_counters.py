@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from headstart.bench.metrics_scrape import read_counters, speculation_between, went_back
 from headstart.bench.records import Speculation
 from headstart.bench.response_counters import speculation_of_response, total_speculation
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 
 EMPTY = read_counters("")
 

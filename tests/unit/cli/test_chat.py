@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headstart.cli.chat import Tint, answer, converse, loading
+from headstart.cli.generate import Tint, answer, converse, loading
 from headstart.engine.output import Completion, Result, Update
 from headstart.engine.request import RequestStats
 from headstart.errors import RequestError

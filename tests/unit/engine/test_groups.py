@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from headstart.engine.groups import Groups
-from headstart.engine.output import Update
+from headstart.engine.output import Groups, Update
 
 
 def test_updates_that_will_not_be_taken_are_not_kept() -> None:

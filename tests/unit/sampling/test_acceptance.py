@@ -11,19 +11,7 @@ from support.sampling_reference import chi_square
 from torch import Tensor
 
 from headstart.sampling import acceptance, noise
-from headstart.sampling.acceptance import accept_mask, count_matches, origins, reject, residual
-
-
-def test_matches_count_up_to_the_first_difference() -> None:
-    drafts = torch.tensor([[5, 6, 7], [5, 9, 7], [9, 6, 7], [5, 6, 7], [5, 6, 7]])
-    choices = torch.tensor([[5, 6, 7, 8]] * 5)
-    found = count_matches(drafts, choices, torch.tensor([3, 3, 3, 2, 0]))
-    assert found.tolist() == [3, 1, 0, 2, 0]
-
-
-def test_no_drafts_at_all_is_a_round_of_plain_decoding() -> None:
-    none = torch.zeros(2, 0, dtype=torch.int64)
-    assert count_matches(none, torch.tensor([[4], [5]]), torch.tensor([0, 0])).tolist() == [0, 0]
+from headstart.sampling.acceptance import accept_mask, origins, reject, residual
 
 
 @pytest.mark.parametrize(

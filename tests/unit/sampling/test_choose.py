@@ -18,9 +18,8 @@ from headstart.sampling.choose import (
     logprobs,
     target_probs,
 )
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import Row, SamplingParams
 from headstart.sampling.processors import process
-from headstart.sampling.rows import Row
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "plain greedy": {"temperature": 0},

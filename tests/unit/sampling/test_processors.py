@@ -11,9 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from support.sampling_reference import INF, reference_process
 
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import Row, SamplingParams
 from headstart.sampling.processors import process
-from headstart.sampling.rows import Row
 from headstart.sampling.truncation import ranked
 
 V = 11

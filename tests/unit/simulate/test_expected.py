@@ -9,8 +9,7 @@ from torch import Tensor
 from headstart.models.documents import Documents
 from headstart.sampling.acceptance import reject
 from headstart.sampling.choose import choose, choose_drafts, draft_probs, target_probs
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 from headstart.simulate.answers import Answer, Batch
 from headstart.simulate.expected import Expected, expectations
 from headstart.simulate.matches import DraftLogits

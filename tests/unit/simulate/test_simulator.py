@@ -13,7 +13,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.models.build import LoadedModel, build
 from headstart.models.documents import Documents, Passage
 from headstart.models.unroll import trunk_states
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 from headstart.simulate.answers import GREEDY, Answer, Batch
 from headstart.simulate.matches import DraftLogits, answer_matches, unrolled
 from headstart.simulate.rates import Rates, rates

@@ -24,8 +24,7 @@ from headstart.models.attention import LayerCache, PagedContext, Span
 from headstart.models.build import LoadedModel, build
 from headstart.models.config import LayerKind, model_config
 from headstart.sampling.choose import choose
-from headstart.sampling.params import SamplingParams, derive_seed
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams, derive_seed
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 

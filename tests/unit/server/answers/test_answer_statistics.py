@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headstart.engine.output import Completion, Result
 from headstart.engine.request import RequestStats
-from headstart.simulate.acceptance import Acceptance
+from headstart.sampling.acceptance import Acceptance
 from headstart.server.answers.writer import statistics_of
 
 

@@ -27,8 +27,7 @@ from headstart.backends.cuda.kernels.rows import (
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 from headstart.sampling import noise
 from headstart.sampling.choose import choose, choose_drafts
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
