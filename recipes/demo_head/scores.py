@@ -12,7 +12,6 @@ from parallel import side_by_side
 from settings import Settings
 from study import best_of_rows, read
 
-from headstart.models.build import LoadedModel, build
 from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
@@ -20,6 +19,7 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
 from headstart.distill.filters import is_looping
 from headstart.heads.formats import open_head
+from headstart.models.build import LoadedModel, build
 from headstart.models.loading import load_head
 from headstart.simulate.plan import make_plan
 from headstart.simulate.scoring import WHOLE, VocabOf, score

@@ -28,7 +28,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", options)
     # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
-    patch.setattr(forward, "_cut", lambda seats, rows: Cut(pieces=2, least=1, step=16))
+    patch.setattr(forward, "_cut", lambda requests, rows: Cut(pieces=2, least=1, step=16))
     patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
 
 

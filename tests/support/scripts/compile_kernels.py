@@ -93,23 +93,23 @@ TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed"
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
 
 
-def attend(seats: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
-    """Attention as it is launched for so many seats."""
+def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
+    """Attention as it is launched for so many requests."""
     tile = max(16, triton.next_power_of_2(rows * group))
-    cut = _cut(seats, rows)
+    cut = _cut(requests, rows)
     if is_fitted:
         cut = attention.fitted(cut, tile, dim, number_bytes=2)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
-             "STEP": cut.step, "IS_WHOLE": seats > 32, "num_warps": cut.warps,
+             "STEP": cut.step, "IS_WHOLE": requests > 32, "num_warps": cut.warps,
              "num_stages": cut.stages, "maxnreg": cut.registers}  # fmt: skip
     return attention._attend, fixed, {}
 
 
-def attend_latents(seats: int, rows: int, *, number_bytes: int = 2) -> Job:
+def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
     """Latent attention as it is launched for DeepSeek-V3."""
     lines = rows * LATENT["HEADS"]
-    cut = latent.cut_for(seats, lines, number_bytes)
+    cut = latent.cut_for(requests, lines, number_bytes)
     fixed = {**LATENT, "ROWS": rows, "BLOCK_R": 512, "BLOCK_P": 64,
              "TILE": cut.lines, "PAGE": 16, "LEAST": cut.least,
              "CUT": cut.tokens, "STEP": cut.step, "IS_WHOLE": cut.pieces == 1,
