@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.engine_records import records
 from support.engine_runs import VOCAB, assert_head_is_alive, ids_of, make_prompts, run, soft, start
-from support.simulator_runs import records
 from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint

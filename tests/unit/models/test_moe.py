@@ -20,7 +20,7 @@ from headstart.models.feed_forward import MoE
 from headstart.models.linear import Linear, Stack
 from headstart.models.loading import materialize
 from headstart.models.moe_config import MoeConfig, moe_config
-from headstart.models.weight_map import Place, layer_places
+from headstart.models.weight_map import Targets, layer_targets
 
 HIDDEN, EXPERTS, WIDTH = SMALL["hidden_size"], 8, 24
 PLAIN = MoeConfig(
@@ -85,20 +85,20 @@ def stored(block: nn.Module, *, fused: bool) -> dict[str, Tensor]:
     return result
 
 
-def our_block(config: MoeConfig, tensors: dict[str, Tensor], dtype: torch.dtype) -> MoE:
+def our_block(model_type: str, config: MoeConfig, tensors: dict[str, Tensor]) -> MoE:
     """The same weights, put where loading puts them."""
     from types import SimpleNamespace
 
-    block = MoE(config, HIDDEN).to(dtype)
-    sizes: Any = SimpleNamespace(moe=config)
-    places: list[tuple[str, Place]] = []
+    block = MoE(config, HIDDEN)
+    sizes: Any = SimpleNamespace(model_type=model_type, moe=config)
+    targets: Targets = []
     state = block.state_dict()
     for name in state:
-        places += layer_places(name, "", f"mlp.{name}", sizes, LayerKind(), sources(tensors))
-    assert {name for name, _ in places} == set(tensors)
-    for name, place in places:
-        target = place.of(state[place.parameter])
-        target.copy_(tensors[name].view_as(target))
+        targets += layer_targets(name, "", f"mlp.{name}", sizes, LayerKind(), sources(tensors))
+    assert {name for name, _ in targets} == set(tensors)
+    for name, target in targets:
+        part = target.of(state[target.parameter])
+        part.copy_(tensors[name].view_as(part))
     return block
 
 
@@ -109,7 +109,7 @@ def test_a_block_equals_that_of_transformers(
     module: str, name: str, fields: dict[str, Any], config: MoeConfig, fused: bool
 ) -> None:
     theirs = their_block(module, name, fields)
-    ours = our_block(config, stored(theirs, fused=fused), torch.float32)
+    ours = our_block(module, config, stored(theirs, fused=fused))
     x = torch.randn(33, HIDDEN, generator=torch.Generator().manual_seed(3))
     torch.testing.assert_close(ours(x), theirs(x[None])[0], atol=1e-5, rtol=1e-5)
 

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda import cudnn, libraries
+from headstart.backends.cuda import libraries
 from headstart.backends.cuda.libraries import (
     LIBRARIES,
     Library,
@@ -35,8 +35,8 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def _small_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cudnn, "STEP", 8)
-    monkeypatch.setattr(cudnn, "_LONGEST_PIECE", 16)
+    monkeypatch.setattr(libraries, "STEP", 8)
+    monkeypatch.setattr(libraries, "_LONGEST_PIECE", 16)
 
 
 def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
