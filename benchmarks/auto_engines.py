@@ -21,18 +21,16 @@ class Played:
     seconds: float
     chosen: dict[int, int]  # K -> how many rounds, counted for every request
     first_right: float | None  # share of first drafts that were right
-    headless: int  # requests that were answered without a head
-    new_kinds: list[str]  # rounds that were compiled or captured meanwhile,
-    new_kinds_seconds: float  # and how long that took
+    new_rounds: list[str]  # rounds that were compiled or captured meanwhile,
+    new_rounds_seconds: float  # and how long that took
     gc_seconds: float  # in which Python's garbage collector had the host
 
     @property
     def notes(self) -> dict[str, Any]:
         """What a play's time holds besides rounds, for the results."""
         return {
-            "seconds": self.seconds, "chosen": self.chosen, "headless": self.headless,
-            "new_kinds": self.new_kinds, "new_kinds_seconds": self.new_kinds_seconds,
-            "gc_seconds": self.gc_seconds,
+            "seconds": self.seconds, "chosen": self.chosen, "new_rounds": self.new_rounds,
+            "new_rounds_seconds": self.new_rounds_seconds, "gc_seconds": self.gc_seconds,
         }  # fmt: skip
 
 
@@ -93,10 +91,10 @@ class Subject:
         from headstart.engine.auto.rates import AcceptanceRates
 
         engine, facts = self._engines[AUTO], read_provenance(self._model)
-        engine.speculation.rates.overall = AcceptanceRates().overall
+        engine.policy.rates.overall = AcceptanceRates().overall
         if rate == self.rate:
             return
-        vocab, hidden = engine.built.trunk.embed.shape
+        vocab, hidden = engine.model.trunk.embed.shape
         agreement = make_agreement(
             vocab, hidden, rate=rate, seed=facts["seed"], active=facts["active"]
         )
@@ -104,7 +102,7 @@ class Subject:
         with torch.inference_mode():
             for start in range(0, vocab, _ROWS):
                 stop = min(start + _ROWS, vocab)
-                engine.built.trunk.embed[start:stop].copy_(agreement.embedding_rows(start, stop))
+                engine.model.trunk.embed[start:stop].copy_(agreement.embedding_rows(start, stop))
         self.rate = rate
 
     def answer(self, name: str, count: int, *, prompt: int, answer: int, seed: int) -> Played:
@@ -118,13 +116,13 @@ class Subject:
             temperature=0, max_tokens=answer, ignore_eos=True, detokenize=False,
             speculate=None if name in (AUTO, NO_HEAD) else int(name),
         )  # fmt: skip
-        rounds, headless = dict(engine.stats.chosen_drafts), engine.stats.headless
-        kinds, collecting = new_seconds(engine), self._collections.seconds
+        rounds = dict(engine.stats.chosen_drafts)
+        shapes, collecting = new_seconds(engine), self._collections.seconds
         before = time.perf_counter()
         results = engine.generate(prompts, params)
         seconds = time.perf_counter() - before
         collecting = self._collections.seconds - collecting
-        new = {k: s - kinds.get(k, 0.0) for k, s in new_seconds(engine).items()}
+        new = {k: s - shapes.get(k, 0.0) for k, s in new_seconds(engine).items()}
         for given, result in zip(prompts, results, strict=True):
             token, text = given[-1], result.outputs[0].token_ids
             for chosen in text:
@@ -138,21 +136,19 @@ class Subject:
             seconds,
             {k: n for k, n in sorted(played.items()) if n},
             right / tried if tried else None,
-            engine.stats.headless - headless,
-            sorted(kind for kind, s in new.items() if s),
+            sorted(shape for shape, s in new.items() if s),
             sum(new.values()),
             collecting,
         )
 
 
 def new_seconds(engine: Any) -> dict[str, float]:
-    """What every kind of round took to compile and capture, by its name."""
-    seating = getattr(engine.loop, "seating", None)
-    if seating is None:
+    """What every shape of round took to compile and capture, by its name."""
+    if engine.loop.rounds is None:
         return {}
     return {
-        f"{kind.count} seats, K = {kind.num_drafts}, {kind.head_rows} head rows": seconds
-        for kind, seconds in seating.graphs.new_seconds.items()
+        f"{shape.count} requests, K = {shape.num_drafts}, {shape.head_rows} head rows": seconds
+        for shape, seconds in engine.loop.rounds._device.graphs.new_seconds.items()
     }
 
 
@@ -163,20 +159,19 @@ def capture_all(engine: Any) -> int:
     """
     import torch
 
-    from headstart.backends.cuda.rounds import Kind
-    from headstart.engine.auto.costs import MENU
+    from headstart.backends.cuda.rounds import RoundShape
 
-    seating = getattr(engine.loop, "seating", None)
-    if seating is None or not seating.seats.lengths.is_cuda:
+    if engine.loop.rounds is None or engine.model.device.type != "cuda":
         return 0
-    captured, window = 0, seating.kinds.window
+    captured, rounds = 0, engine.loop.rounds._device
+    graphs, window = rounds.graphs, rounds.window
     with torch.inference_mode():
-        for count in seating.graphs.sizes():
-            seating.graphs.catch_up(range(count), window)
-            kinds = [Kind.usual(count, drafts) for drafts in MENU]
-            for kind in [*kinds, Kind(count, 0, window), Kind(count, 1, window)]:
-                captured += not seating.kinds.is_captured(kind)
-                while not seating.kinds.is_captured(kind):
-                    seating.kinds.run(kind)
+        for count in graphs.sizes():
+            shapes = [RoundShape.usual(count, drafts) for drafts in rounds.menu]
+            shapes += [RoundShape(count, drafts, window) for drafts in (0, 1)]
+            for shape in shapes:
+                captured += not graphs.is_captured(shape)
+                while not graphs.is_captured(shape):
+                    graphs.run(shape)
         torch.cuda.synchronize()
     return captured

@@ -1,6 +1,6 @@
 """How right `headstart bench` is: its figures against a server that writes at known times.
 
-A process of its own plays a script (tests/integration/bench_server.py) and keeps when a request
+A process of its own plays a script (tests/support/bench_server.py) and keeps when a request
 arrived and when each chunk went out. TTFT, TPOT, ITL per token and per chunk, and throughput must
 be within 2 % or 2 ms of that, for chunks of one or several tokens, at 1 to 256 streams; the last
 cases have 256 streams and 5,000 chunks a second, evenly spread and all at once as a batching server
@@ -33,7 +33,7 @@ from headstart.bench.records import RunRecord
 from headstart.bench.target import Target
 from headstart.bench.workload import Question, Workload
 
-_SERVER = Path(__file__).parents[1] / "tests" / "integration" / "bench_server.py"
+_SERVER = Path(__file__).parents[1] / "tests" / "support" / "bench_server.py"
 _SHARE, _SECONDS = 0.02, 0.002
 _MOST_TRIES = 4
 

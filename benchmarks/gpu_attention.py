@@ -1,12 +1,12 @@
-"""Which cut of attention over paged contexts is fastest on this GPU, by seats and rows.
+"""Which cut of attention over paged contexts is fastest on this GPU, by requests and rows.
 
-PYTHONPATH=. python3 benchmarks/gpu_attention.py [--seats 16,80] [--rows 1,2,4] [--context 3250]
+PYTHONPATH=. python3 benchmarks/gpu_attention.py [--requests 16,80] [--rows 1,2,4] [--context 3250]
     [--heads 32] [--kv-heads 8] [--dim 128]
 
-Blocks of a seat lie anywhere in the cache, several caches are read in turn, and launches are
-captured in a graph. For each number of seats and rows: the cut that the engine takes, then the
+Blocks of a request lie anywhere in the cache, several caches are read in turn, and launches are
+captured in a graph. For each number of requests and rows: the cut that the engine takes, then the
 fastest others, in terabytes of keys and values per second; a result that differs is an error.
-Without a GPU the kernel runs in Triton's interpreter: try --seats 2 --context 40 --heads 2
+Without a GPU the kernel runs in Triton's interpreter: try --requests 2 --context 40 --heads 2
 --kv-heads 1 --dim 16.
 """
 
@@ -69,19 +69,21 @@ class Contexts:
         return seconds([partial(self.run, cut, at) for at in range(_CACHES)] * 3)
 
 
-def make(seats: int, rows: int, given: argparse.Namespace) -> Contexts:
+def make(requests: int, rows: int, given: argparse.Namespace) -> Contexts:
     each = -(-(given.context + rows) // PAGE)
     draw = torch.Generator(DEVICE).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, device=DEVICE).to(DTYPE)
 
-    tables = torch.randperm(seats * each, generator=draw, device=DEVICE).view(seats, each).int()
-    shape = (seats * each * PAGE, given.kv_heads, given.dim)
+    tables = (
+        torch.randperm(requests * each, generator=draw, device=DEVICE).view(requests, each).int()
+    )
+    shape = (requests * each * PAGE, given.kv_heads, given.dim)
     caches = [(normal(*shape), normal(*shape)) for _ in range(_CACHES)]
-    seen = torch.full((seats,), given.context - rows, dtype=torch.int32, device=DEVICE)
+    seen = torch.full((requests,), given.context - rows, dtype=torch.int32, device=DEVICE)
     return Contexts(
-        normal(seats, rows, given.heads, given.dim), caches, tables, seen, given.context
+        normal(requests, rows, given.heads, given.dim), caches, tables, seen, given.context
     )
 
 
@@ -109,7 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seats", default="16,80")
+    parser.add_argument("--requests", default="16,80")
     parser.add_argument("--rows", default="1,2,4")
     parser.add_argument("--context", type=int, default=3250)
     parser.add_argument("--heads", type=int, default=32)
@@ -124,15 +126,15 @@ def main() -> None:
         others = others[:2]
     results = []
     print(device_name(), "torch", torch.__version__)
-    for seats, rows in itertools.product(
-        *(map(int, n.split(",")) for n in (given.seats, given.rows))
+    for requests, rows in itertools.product(
+        *(map(int, n.split(",")) for n in (given.requests, given.rows))
     ):
-        found = measure(make(seats, rows, given), [_cut(seats, rows), *others])
-        results.append({"seats": seats, "rows": rows, "cuts": found})
+        found = measure(make(requests, rows, given), [_cut(requests, rows), *others])
+        results.append({"requests": requests, "rows": rows, "cuts": found})
         for place, row in enumerate(found[: 1 + _SHOWN]):
             name = "the engine's" if place == 0 else ""
-            print(f"{seats:4} seats, {rows} rows {row['us']:8} us {row['tb_per_second']:5} TB/s "
-                  f"{row['cut']} {name}", flush=True)  # fmt: skip
+            print(f"{requests:4} requests, {rows} rows {row['us']:8} us "
+                  f"{row['tb_per_second']:5} TB/s {row['cut']} {name}", flush=True)  # fmt: skip
     print(json.dumps({"device": device_name(), "torch": torch.__version__, "results": results}))
 
 

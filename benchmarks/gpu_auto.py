@@ -83,8 +83,8 @@ class Contest:
             "all": self.speeds, "best_fixed": best, "auto_to_best": self._ratio(best),
             "auto_to_no_head": self._ratio(NO_HEAD),
             "zero_to_no_head": self._ratio(NO_HEAD, PLAIN) if PLAIN in self.speeds else None,
-            "auto_chose": self.auto.chosen, "auto_headless": self.auto.headless,
-            "first_drafts_right": self.first_right, "plays": self.plays,
+            "auto_chose": self.auto.chosen, "first_drafts_right": self.first_right,
+            "plays": self.plays,
         }  # fmt: skip
 
     def _fixed(self) -> list[str]:
@@ -189,8 +189,7 @@ def line(rate: float, row: dict[str, Any], elapsed: float) -> str:
     return (
         f"[{elapsed:5.0f} s] rate {rate}, {row['requests']:4d} requests: "
         f"auto {row['auto_to_best']:.3f} of K = {row['best_fixed']}, "
-        f"{row['auto_to_no_head']:.3f} of no head; chose {row['auto_chose']}, "
-        f"{row['auto_headless']} without a head\n"
+        f"{row['auto_to_no_head']:.3f} of no head; chose {row['auto_chose']}\n"
         f"        tokens/s: {speeds}{trouble(row['plays'])}"
     )
 
@@ -200,7 +199,7 @@ def trouble(plays: list[dict[str, Any]]) -> str:
     lines = [
         f"\n        {play['name']}: {what} {play[key]:.2f} of {play['seconds']:.2f} s"
         for play in plays
-        for what, key in (("new rounds", "new_kinds_seconds"), ("garbage collector", "gc_seconds"))
+        for what, key in (("new rounds", "new_rounds_seconds"), ("garbage collector", "gc_seconds"))
         if play[key] > 0.01 * play["seconds"]
     ]
     return "".join(lines)

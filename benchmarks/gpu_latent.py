@@ -1,12 +1,12 @@
-"""Which cut of latent attention is fastest on this GPU, by seats and rows, and what is around it.
+"""Which cut of latent attention is fastest on this GPU, by requests and rows, and its company.
 
-PYTHONPATH=. python3 benchmarks/gpu_latent.py [--seats 1,4,16,80] [--rows 1,4] [--context 768]
+PYTHONPATH=. python3 benchmarks/gpu_latent.py [--requests 1,4,16,80] [--rows 1,4] [--context 768]
     [--heads 128] [--rank 512] [--rope 64] [--nope 128] [--value 128]
 
-As gpu_attention.py: for each number of seats and rows the cut that the engine takes, then the
+As gpu_attention.py: for each number of requests and rows the cut that the engine takes, then the
 fastest others; terabytes are those of the latents and rotated keys, read once. The last line of
 each is the time of the two products of every head, into the space of latents and back. Sizes are
-those of DeepSeek-V3. Without a GPU the kernel runs in Triton's interpreter: try --seats 2
+those of DeepSeek-V3. Without a GPU the kernel runs in Triton's interpreter: try --requests 2
 --context 40 --heads 2 --rank 16 --rope 4 --nope 8 --value 8.
 """
 
@@ -50,23 +50,27 @@ class Latents(Contexts):
         )  # fmt: skip
 
 
-def make(seats: int, rows: int, given: argparse.Namespace) -> Latents:
+def make(requests: int, rows: int, given: argparse.Namespace) -> Latents:
     each = -(-(given.context + rows) // PAGE)
     draw = torch.Generator(DEVICE).manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=draw, device=DEVICE).to(DTYPE)
 
-    tables = torch.randperm(seats * each, generator=draw, device=DEVICE).view(seats, each).int()
-    entries = [normal(seats * each * PAGE, given.rank + given.rope) for _ in range(_CACHES)]
-    seen = torch.full((seats,), given.context - rows, dtype=torch.int32, device=DEVICE)
-    lifted, turned = (normal(seats, rows, given.heads, size) for size in (given.rank, given.rope))
+    tables = (
+        torch.randperm(requests * each, generator=draw, device=DEVICE).view(requests, each).int()
+    )
+    entries = [normal(requests * each * PAGE, given.rank + given.rope) for _ in range(_CACHES)]
+    seen = torch.full((requests,), given.context - rows, dtype=torch.int32, device=DEVICE)
+    lifted, turned = (
+        normal(requests, rows, given.heads, size) for size in (given.rank, given.rope)
+    )
     return Latents(lifted, [(part, part) for part in entries], tables, seen, given.context, turned)
 
 
-def cuts_of(seats: int, lines: int) -> list[Cut]:
+def cuts_of(requests: int, lines: int) -> list[Cut]:
     """The engine's, and others around it."""
-    own = cut_for(seats, lines, DTYPE.itemsize)
+    own = cut_for(requests, lines, DTYPE.itemsize)
     found = [own]
     for share, (step, warps, stages, most) in itertools.product(SHARES, PROGRAMS):
         pieces = max(1, int(own.pieces * share))
@@ -94,7 +98,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seats", default="1,4,16,80")
+    parser.add_argument("--requests", default="1,4,16,80")
     parser.add_argument("--rows", default="1,4")
     sizes = {"context": 768, "heads": 128, "rank": 512, "rope": 64, "nope": 128, "value": 128}
     for name, size in sizes.items():
@@ -102,17 +106,17 @@ def main() -> None:
     given = parser.parse_args()
     results = []
     print(device_name(), "torch", torch.__version__)
-    for seats, rows in itertools.product(
-        *(map(int, n.split(",")) for n in (given.seats, given.rows))
+    for requests, rows in itertools.product(
+        *(map(int, n.split(",")) for n in (given.requests, given.rows))
     ):
-        found = measure(make(seats, rows, given), cuts_of(seats, rows * given.heads))
-        around = round(products(seats * rows, given) * 1e6, 1)
-        results.append({"seats": seats, "rows": rows, "cuts": found, "products_us": around})
+        found = measure(make(requests, rows, given), cuts_of(requests, rows * given.heads))
+        around = round(products(requests * rows, given) * 1e6, 1)
+        results.append({"requests": requests, "rows": rows, "cuts": found, "products_us": around})
         for place, row in enumerate(found[: 1 + _SHOWN]):
             name = "the engine's" if place == 0 else ""
-            print(f"{seats:4} seats, {rows} rows {row['us']:8} us {row['tb_per_second']:5} TB/s "
-                  f"{row['cut']} {name}", flush=True)  # fmt: skip
-        print(f"{seats:4} seats, {rows} rows {around:8} us products of heads", flush=True)
+            print(f"{requests:4} requests, {rows} rows {row['us']:8} us "
+                  f"{row['tb_per_second']:5} TB/s {row['cut']} {name}", flush=True)  # fmt: skip
+        print(f"{requests:4} requests, {rows} rows {around:8} us products of heads", flush=True)
     print(json.dumps({"device": device_name(), "torch": torch.__version__, "results": results}))
 
 

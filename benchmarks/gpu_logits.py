@@ -39,7 +39,7 @@ from safetensors.torch import load_file, save_file
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.sampling.params import SamplingParams
 
 WITH_HEAD = ("qwen3", "mimo")

@@ -50,7 +50,7 @@ from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
 from headstart.backends.cuda.kernels.routing import choose_experts
 from headstart.backends.cuda.kernels.rows import add_norm
 from headstart.backends.cuda.kernels.sorting import Lists, sort_pairs, sort_plainly
-from headstart.models.moe import MoE
+from headstart.models.feed_forward import MoE
 
 CUTS = [
     Shape(outputs=n, inputs=k, warps=w, stages=s)

@@ -1,6 +1,6 @@
-"""Which attention reads prompts fastest on this GPU: our kernel, cuDNN, FlashAttention 2 or 3.
+"""Which attention reads prompts fastest on this GPU: our kernel, cuDNN, or one of another file.
 
-PYTHONPATH=. python3 benchmarks/gpu_prompts.py [--shape mimo-7b] [--only cudnn,flash3] [--also FILE]
+PYTHONPATH=. python3 benchmarks/gpu_prompts.py [--shape mimo-7b] [--only cudnn] [--also FILE]
 
 First attention alone: results against our kernel, the first call of a shape (a library may have to
 plan it), then the median call. Then whole passes of the engine with random weights: 16 prompts of
@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 from graph_timing import DEVICE, device_name, seconds, timed, wall
-from random_models import random_model
+from random_models import hand_made, random_model
 from torch import Tensor
 
+from headstart.backends.base import BackendOptions, CacheSizes, HeadRows
+from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.libraries import LIBRARIES, Library, choose_library
 from headstart.backends.cuda.prompts import ragged_rows
 from headstart.calibrate.shape_config import shape_config
-from headstart.engine.device_runner import DeviceRunner
-from headstart.engine.head_rows import HeadRows
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.models.attention import LayerCache, Span
@@ -104,22 +104,27 @@ def passes(lengths: list[int]) -> list[list[Work]]:
 def compare_passes(config: ModelConfig, libraries: dict[str, Library | None]) -> None:
     longest = max(sum(lengths) + 16 * BLOCK for lengths in PROMPTS.values())
     trunk, head = random_model(config, DEVICE, DTYPE, longest)
-    sizes: dict[str, Any] = {"num_blocks": longest // BLOCK, "block_size": BLOCK, "dtype": DTYPE}
-    runner, lone = DeviceRunner(trunk, head, **sizes), DeviceRunner(trunk, None, **sizes)
+    backend = CudaBackend(hand_made(trunk, head), BackendOptions(kernels="on"))
+    backend.allocate(CacheSizes(longest // BLOCK, BLOCK))
+
+    def read(plan: list[list[Work]], *, feeds_head: bool) -> None:
+        for works in plan:
+            backend.trunk_pass([work.rows(feeds_head=feeds_head) for work in works])
+
     for name, library in libraries.items():
-        runner.library = lone.library = library
+        backend._library = library
         for case, lengths in PROMPTS.items():
             plan = passes(lengths)
-            kinds = [("", runner), (", no head", lone)]
-            for kind, one in kinds[: 1 if library else 2]:  # that does not depend on the library
-                run = partial(lambda one, plan: [one.trunk(works) for works in plan], one, plan)
+            kinds = [("", True), (", no head", False)]
+            for kind, feeds in kinds[: 1 if library else 2]:  # that does not depend on the library
+                run = partial(read, plan, feeds_head=feeds)
                 first, each = wall(run), statistics.median(wall(run) for _ in range(2))
                 say(passes=case + kind, by=name, ms=each * 1e3, first_ms=first * 1e3)
-        (states,), _ = runner.trunk(plan[0])
-        rows = [HeadRows(plan[0][0].request, 1, [3] * (CHUNK - 1), states[:-1])]
-        for what, read in (("run", runner.head_pass), ("fill", runner.fill_head)):
-            read(0, rows)
-            each = statistics.median(wall(partial(read, 0, rows)) for _ in range(5))
+        (states,), _ = backend.trunk_pass([plan[0][0].rows(feeds_head=True)])
+        rows = [HeadRows([3] * (CHUNK - 1), 1, plan[0][0].request.blocks, states[:-1])]
+        for what, read_by in (("run", backend.head_pass), ("fill", backend.fill_head)):
+            read_by(0, rows)
+            each = statistics.median(wall(partial(read_by, 0, rows)) for _ in range(5))
             say(head=what, by=name, ms=each * 1e3)
 
 

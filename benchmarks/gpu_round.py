@@ -1,6 +1,6 @@
 """What a round of the GPU path costs, against the bytes it must read.
 
-PYTHONPATH=. python3 benchmarks/gpu_round.py [--shape mimo-7b] [--seats 1,4,16,80] [--drafts 0,3]
+PYTHONPATH=. python3 benchmarks/gpu_round.py [--shape mimo-7b] [--requests 1,4,16,80] [--drafts 0,3]
 
 Random weights: a round costs the same whatever the text. Prints milliseconds per round (median
 of graph replays), the floor by bytes at the bandwidth a copy reaches here, and with --profile
@@ -19,19 +19,21 @@ import torch
 from graph_timing import copy_speed, timed
 from random_models import random_model
 
+from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.graphs import Graphs
-from headstart.backends.cuda.rounds import Kind, Model
-from headstart.backends.cuda.seats import Seat, Seats
+from headstart.backends.cuda.rounds import RoundModel, RoundShape
+from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.shape_config import shape_config
 from headstart.models.attention import LayerCache
 from headstart.models.config import model_config
+from headstart.sampling.params import SamplingParams
 
 DEVICE = torch.device("cuda")
 PAGE = 16
 
 
-def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> Model:
+def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> RoundModel:
     trunk, head = random_model(config, DEVICE, torch.bfloat16, max_context)
     shape = (slots, config.num_kv_heads, config.head_dim)
 
@@ -42,22 +44,27 @@ def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> M
     if draft_rows:
         ids = torch.arange(draft_rows, device=DEVICE)
         lm_head = lm_head.only_rows(ids)
-    return Model(
+    return RoundModel(
         trunk, head, [cache() for _ in range(config.num_layers)], cache(),
         torch.zeros(slots // PAGE, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
         lm_head, ids, max_context, Kernels(),
     )  # fmt: skip
 
 
-def fill(seats: Seats, count: int, drafts: int, context: int, config: Any) -> None:
-    per_seat = -(-(context + 1024) // PAGE)
+def fill(batch: DecodeBatch, count: int, drafts: int, context: int, config: Any) -> None:
+    each = -(-(context + 1024) // PAGE)
     for at in range(count):
-        blocks = range(at * per_seat, (at + 1) * per_seat)
+        blocks = range(at * each, (at + 1) * each)
         state = torch.randn(config.hidden, device=DEVICE, dtype=torch.bfloat16)
-        seats.sit(at, Seat(context, 10**6, drafts, 5, state, 1, 0.0, list(blocks)))
+        request = RoundRequest(
+            num_tokens=context, remaining=10**6, newest=torch.tensor(5, device=DEVICE), state=state,
+            seed=1, params=SamplingParams(temperature=0), blocks=blocks,
+        )  # fmt: skip
+        batch.admit(at, request)
+    batch.limit([drafts] * count)
 
 
-def floor_bytes(model: Model, count: int, drafts: int, context: int) -> int:
+def floor_bytes(model: RoundModel, count: int, drafts: int, context: int) -> int:
     trunk = model.trunk
     weights = sum(p.numel() for n, p in trunk.named_parameters() if n != "embed")
     assert model.head is not None
@@ -70,13 +77,13 @@ def floor_bytes(model: Model, count: int, drafts: int, context: int) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shape", default="mimo-7b")
-    parser.add_argument("--seats", default="1,4,16,80")
+    parser.add_argument("--requests", default="1,4,16,80")
     parser.add_argument("--drafts", default="0,3")
     parser.add_argument("--context", type=int, default=3000)
     parser.add_argument("--draft-rows", type=int, default=0)
     parser.add_argument("--profile", action="store_true")
     given = parser.parse_args()
-    counts = [int(n) for n in given.seats.split(",")]
+    counts = [int(n) for n in given.requests.split(",")]
     config = model_config(shape_config(given.shape))
     max_context = -(-(given.context + 1024) // PAGE) * PAGE
     model = round_model(config, max(counts) * max_context, max_context, given.draft_rows)
@@ -86,16 +93,16 @@ def main() -> None:
     with torch.inference_mode():
         for drafts in (int(n) for n in given.drafts.split(",")):
             for count in counts:
-                seats = Seats(
+                batch = DecodeBatch(
                     max(counts), max_drafts=drafts, window=16, max_blocks=max_context // PAGE,
                     hidden=config.hidden, dtype=torch.bfloat16, device=DEVICE,
                 )  # fmt: skip
-                fill(seats, count, drafts, given.context, config)
-                graphs = Graphs(model if drafts else replace(model, head=None), seats)
-                kind = Kind.usual(count, drafts)
-                seconds = timed(partial(graphs.run, kind), 20)
+                fill(batch, count, drafts, given.context, config)
+                graphs = Graphs(model if drafts else replace(model, head=None), batch)
+                shape = RoundShape.usual(count, drafts)
+                seconds = timed(partial(graphs.run, shape), 20)
                 floor = floor_bytes(model, count, drafts, given.context) / bandwidth
-                row = {"seats": count, "drafts": drafts, "ms": round(seconds * 1e3, 3)}
+                row = {"requests": count, "drafts": drafts, "ms": round(seconds * 1e3, 3)}
                 row |= {"floor_ms": round(floor * 1e3, 3), "ratio": round(seconds / floor, 3)}
                 print(json.dumps(row), flush=True)
                 if given.profile:
@@ -108,7 +115,7 @@ def profile(graphs: Graphs, count: int, drafts: int) -> None:
 
     with record(activities=[ProfilerActivity.CUDA]) as recorded:
         for _ in range(3):
-            graphs.run(Kind.usual(count, drafts))
+            graphs.run(RoundShape.usual(count, drafts))
         torch.cuda.synchronize()
     for event in sorted(recorded.key_averages(), key=lambda e: -e.self_device_time_total)[:14]:
         each = event.self_device_time_total / event.count

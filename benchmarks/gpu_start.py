@@ -35,12 +35,12 @@ PARTS = {
     "load_trunk": "weights",
     "load_stored_head": "weights",
     "PromptReader.tokenizer": "tokenizer",
-    "make_parts": "K/V memory and the other parts",
+    "EngineCore.create": "K/V memory and the other parts",
     "choose_library": "which library attends",
-    "DeviceLoop._compile": "kernels found or compiled",
-    "Seating.warm_up": "rounds captured",
-    "profile_captured_rounds": "rounds captured and timed",
-    "profile_host_rounds": "requests that do not sit, timed",
+    "CapturedRounds._compile": "kernels found or compiled",
+    "CapturedRounds.warm_up": "rounds captured",
+    "profile_device_rounds": "rounds captured and timed",
+    "profile_host_rounds": "rounds that the host drives, timed",
     "Engine.generate": "the first token",
 }
 IMPORTS, REST = "imports", "the rest"
@@ -52,7 +52,7 @@ def main() -> None:
     parser.add_argument("model", metavar="MODEL")
     parser.add_argument("--speculate", default="3,auto", help="default: %(default)s")
     parser.add_argument("--warm", type=int, default=2, help="starts that find compiled kernels")
-    parser.add_argument("--seats", type=int, default=80)
+    parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--length", type=int, default=4160, help="most tokens of a request")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--kernels", default="auto", choices=("auto", "on", "off"))
@@ -91,11 +91,11 @@ def line(found: dict[str, Any]) -> str:
 
 def in_a_process(given: argparse.Namespace, drafts: str, cache: str) -> dict[str, Any]:
     """One start; its time includes that of Python itself."""
-    options = ["--speculate", drafts, "--seats", str(given.seats), "--length", str(given.length)]
+    sizes = ["--requests", str(given.requests), "--length", str(given.length)]
     since = time.time()
     done = subprocess.run(
-        [sys.executable, __file__, given.model, *options, "--device", given.device,
-         "--kernels", given.kernels, "--child", str(since)],
+        [sys.executable, __file__, given.model, "--speculate", drafts, *sizes,
+         "--device", given.device, "--kernels", given.kernels, "--child", str(since)],
         env={**os.environ, "TRITON_CACHE_DIR": cache}, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     if done.returncode != 0:
@@ -115,12 +115,12 @@ def start(given: argparse.Namespace) -> dict[str, Any]:
         drafts = given.speculate if given.speculate == "auto" else int(given.speculate)
         engine = Engine(
             given.model, speculate=drafts, device=given.device, kernels=given.kernels,
-            max_running_requests=given.seats, max_model_len=given.length, prefix_caching=False,
+            max_running_requests=given.requests, max_model_len=given.length, prefix_caching=False,
         )  # fmt: skip
         asked = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True, detokenize=False)
         engine.generate([[2, 3, 4]], asked)
         seconds = time.time() - given.child
-    is_gpu = engine.built.device.type == "cuda"
+    is_gpu = engine.model.device.type == "cuda"
     return {
         "seconds": seconds, "parts": looks.parts(seconds), "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if is_gpu else "CPU",

@@ -16,17 +16,19 @@ import json
 import random
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from headstart.backends.base import Launched
+from headstart.backends.cuda.backend import CudaBackend
+from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.calibrate.calibrated import agreement_of
-from headstart.engine.device_loop import DeviceLoop
 from headstart.engine.engine import Engine
 from headstart.engine.loop import Loop
-from headstart.engine.seating import Seating
 from headstart.sampling.params import SamplingParams
 
 PROFILED_ROUNDS = 30
@@ -38,25 +40,30 @@ class Timeline:
 
     def __init__(self) -> None:
         self.parts: list[tuple[str, Any, Any]] = []
+        self._pass_began: Any = None  # in this step
 
     def watch(self) -> None:
-        launch, step = Seating.launch, Loop.step
+        launch, trunk_pass, step = CapturedRounds.launch, CudaBackend.trunk_pass, Loop.step
 
-        def timed_launch(seating: Seating, chosen: Any) -> bool:
-            count, before = len(seating.taken), _mark()
-            done = launch(seating, chosen)
-            if count:
-                self.parts.append((f"rounds of {seating.graphs.bucket(count)}", before, _mark()))
-            return done
+        def timed_launch(rounds: CapturedRounds, drafts: Sequence[int]) -> Launched:
+            before, size = _mark(), rounds.bucket(len(drafts))
+            launched = launch(rounds, drafts)
+            self.parts.append((f"rounds of {size}", before, _mark()))
+            return launched
+
+        def watched_pass(backend: CudaBackend, requests: Any) -> Any:
+            self._pass_began = _mark()
+            return trunk_pass(backend, requests)
 
         def timed_step(loop: Loop) -> Any:
-            passes, before = loop.stats.steps, _mark()
+            self._pass_began = None
             updates = step(loop)
-            if loop.stats.steps > passes:
-                self.parts.append(("prompts", before, _mark()))
+            if self._pass_began is not None:
+                self.parts.append(("prompts", self._pass_began, _mark()))
             return updates
 
-        patch.object(Seating, "launch", timed_launch).start()
+        patch.object(CapturedRounds, "launch", timed_launch).start()
+        patch.object(CudaBackend, "trunk_pass", watched_pass).start()
         patch.object(Loop, "step", timed_step).start()
 
     def summary(self) -> dict[str, Any]:
@@ -82,7 +89,7 @@ def _mark() -> Any:
 
 
 def play(engine: Engine, given: argparse.Namespace, answer: int, seed: int) -> float:
-    """Seconds until everybody has been answered."""
+    """Seconds until all requests have been answered."""
     draw = random.Random(seed)
     asked = [draw.choices(given.tokens, k=given.prompt) for _ in range(given.requests)]
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
@@ -96,9 +103,9 @@ def profiled(engine: Engine, given: argparse.Namespace) -> list[dict[str, Any]]:
     """Kernels of some rounds in the middle of a run: milliseconds and launches per round."""
     from torch.profiler import ProfilerActivity, profile
 
-    recorder, count, step = profile(activities=[ProfilerActivity.CUDA]), 0, DeviceLoop.step
+    recorder, count, step = profile(activities=[ProfilerActivity.CUDA]), 0, Loop.step
 
-    def watched(loop: DeviceLoop) -> Any:
+    def watched(loop: Loop) -> Any:
         nonlocal count
         count += 1
         if count == given.profile_at:
@@ -110,7 +117,7 @@ def profiled(engine: Engine, given: argparse.Namespace) -> list[dict[str, Any]]:
             recorder.stop()
         return updates
 
-    with patch.object(DeviceLoop, "step", watched):
+    with patch.object(Loop, "step", watched):
         play(engine, given, given.answer, seed=5)
     events = sorted(recorder.key_averages(), key=lambda e: -e.self_device_time_total)
     return [

@@ -25,8 +25,8 @@ from headstart.engine.grammar import GuardedGrammar
 from headstart.sampling.choose import choose
 from headstart.sampling.params import SamplingParams
 from headstart.sampling.rows import Row
-from headstart.server.grammar_specs import GrammarSpec, json_object, json_schema, regex
-from headstart.server.grammars import GrammarCompiler
+from headstart.server.grammars.compiler import GrammarCompiler
+from headstart.server.grammars.specs import GrammarSpec, json_object, json_schema, regex
 
 VOCAB, END, BATCH, DRAFTS = 151_936, 0, 32, 3
 SCHEMA = {

@@ -12,7 +12,7 @@ from torch import Tensor
 from headstart.backends.cuda.experts import routing_of
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 from headstart.backends.cuda.kernels.routing import choose_experts
-from headstart.models.moe import MoE
+from headstart.models.feed_forward import MoE
 from headstart.models.moe_config import MoeConfig
 
 # The interpreter multiplies bits of bf16 as if they were integers.

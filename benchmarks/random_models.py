@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import cast
 
 import torch
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.families.registry import family
+from headstart.models.build import LoadedModel
 from headstart.models.config import ModelConfig
 from headstart.models.loading import materialize
 from headstart.models.mtp import MTPHead
@@ -27,3 +30,12 @@ def random_model(
             parameter.data.normal_(0, 0.02) if parameter.dim() > 1 else parameter.data.fill_(1.0)
     trunk.rotary = RotaryTable(config.rope, max_len, dtype).to(device)
     return trunk, head
+
+
+def hand_made(trunk: Trunk, head: MTPHead | None) -> LoadedModel:
+    """The same as if it had been loaded, for a backend; there is no checkpoint behind it."""
+    embed = trunk.embed
+    return LoadedModel(
+        cast(Checkpoint, None), trunk.config, trunk, head, embed.dtype, embed.device,
+        trunk.config.max_positions, (),
+    )  # fmt: skip

@@ -35,7 +35,8 @@ _REPORT = "server work in the engine's thread: "
 def serve_counted() -> None:
     """`headstart serve` that counts what the engine's thread does outside of the engine."""
     from headstart.cli.main import main
-    from headstart.server.metrics import ServerMetrics
+    from headstart.server.metrics.exposition import MetricsPage
+    from headstart.server.metrics.recorder import ServerMetrics
     from headstart.server.worker import Worker
 
     spent = 0.0
@@ -56,8 +57,8 @@ def serve_counted() -> None:
     counted(Worker, "_hand_out")
     counted(ServerMetrics, "observe_step")
     # Seen by the other side without a route of its own: /metrics of this program has one more line.
-    render = ServerMetrics.render
-    ServerMetrics.render = lambda self: (  # type: ignore[method-assign]
+    render = MetricsPage.render
+    MetricsPage.render = lambda self: (  # type: ignore[method-assign]
         render(self)[0] + f"# {_REPORT}{spent}\n".encode(), render(self)[1]
     )  # fmt: skip
     sys.argv = ["headstart", *sys.argv[2:]]
@@ -116,7 +117,7 @@ def measure(given: argparse.Namespace) -> dict[str, Any]:
     flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
     engine = Engine(given.model, **settings, prefix_caching=False)
     params = SamplingParams(temperature=0, max_tokens=given.tokens, ignore_eos=True)
-    vocab = min(engine.built.config.vocab, 8000)
+    vocab = min(engine.model.config.vocab, 8000)
     offline, online, loads = list[Turn](), list[Turn](), list[float]()
     with serving(
         given.model, *flags, "--no-prefix-caching", script=(__file__, "--serve")

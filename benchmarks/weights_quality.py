@@ -18,28 +18,38 @@ from pathlib import Path
 
 import torch
 
-from headstart.assembly.forms import FORMS, fastest_form
+from headstart.backends.base import TrunkRows
+from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.numba.support import why_missing
+from headstart.backends.weights import Int8Linear, WeightFormat, convert_weights
 from headstart.engine.engine import Engine
-from headstart.engine.request import Request
-from headstart.engine.scheduler import Work
-from headstart.models.linear import quantize
-from headstart.sampling.params import SamplingParams
+
+FORMATS: dict[str, WeightFormat] = {"int8": Int8Linear, "fp8": Fp8Linear}
+
+
+def weight_format(name: str, *, is_compiled: bool) -> WeightFormat:
+    """How matrices are held; int8 by the compiled kernels where this machine has them."""
+    if not is_compiled or name != "int8" or why_missing() is not None:
+        return FORMATS[name]
+    from headstart.backends.numba.linear import PackedLinear
+
+    return PackedLinear
 
 
 @torch.inference_mode()
 def log_probs(engine: Engine, tokens: list[int]) -> torch.Tensor:
     """log P(next token) at every position of one window, [n, vocab]."""
-    request = Request("text", tokens, SamplingParams(), 0, 1, frozenset(), 0)
-    request.blocks = list(range(-(-len(tokens) // engine.options.block_size)))
-    (states,), _ = engine.runner.trunk([Work(request, 0, len(tokens), ())])
-    return engine.runner.trunk_model.logits(states).log_softmax(-1)
+    blocks = range(-(-len(tokens) // engine.options.block_size))
+    rows = TrunkRows(tokens, 0, blocks, num_logits=len(tokens), feeds_head=False)
+    _, logits = engine.backend.trunk_pass([rows])
+    return logits.log_softmax(-1)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True)
-    parser.add_argument("--weights", choices=sorted(FORMS), default="fp8")
+    parser.add_argument("--weights", choices=sorted(FORMATS), default="fp8")
     parser.add_argument("--only", choices=("layers", "lm_head"), help="round a part of the trunk")
     parser.add_argument("--kernels", action="store_true", help="int8 by the compiled kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
@@ -53,10 +63,10 @@ def main() -> None:
         for _ in range(2)
     ]
     weights = arguments.weights
-    trunk = engines[1].built.trunk
-    form = fastest_form(weights) if arguments.kernels else FORMS[weights]
+    trunk = engines[1].model.trunk
+    form = weight_format(weights, is_compiled=arguments.kernels)
     if arguments.only != "lm_head":
-        quantize(trunk.layers, form)
+        convert_weights(trunk.layers, form)
     if arguments.only != "layers":
         setattr(trunk, "lm_head", form(trunk.lm_head))  # noqa: B010 (its declared type is Linear)
     text = engines[0].prompts.read(arguments.text.read_text())[: arguments.tokens]
@@ -76,7 +86,7 @@ def main() -> None:
         "weights": weights,
         "products": getattr(form, "__name__", str(form)),
         "rounded": arguments.only or "everything",
-        "against": str(engines[0].built.dtype),
+        "against": str(engines[0].model.dtype),
         "tokens": count,
         "perplexity": round(math.exp(losses[0] / count), 4),
         "perplexity_rounded": round(math.exp(losses[1] / count), 4),

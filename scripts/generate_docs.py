@@ -15,7 +15,7 @@ import headstart.errors
 from headstart.cli.families import family_rows, markdown_table, short_table
 from headstart.cli.main import COMMANDS, build_command
 from headstart.families.registry import GRAFTED_AS
-from headstart.server.metric_table import GROUPS, Metric
+from headstart.server.metrics.table import GROUPS, Metric
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -130,7 +130,7 @@ def metrics_tables() -> str:
 
 def _metric(metric: Metric) -> str:
     names = "<br>".join(f"`{name}`" for name in metric.exposed)
-    labels = ", ".join(f"`{label}`" for label in metric.labels)
+    labels = ", ".join(f"`{label}`" for label in metric.label_names)
     return f"| {names} | {metric.kind} | {labels} | {metric.help} |"
 
 

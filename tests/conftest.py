@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.calibrate.tiny import write_tiny
 
@@ -67,7 +67,7 @@ def quick_kernels() -> Iterator[None]:
     """For whole engines with interpreted kernels: the interpreter at its quickest."""
     patch = pytest.MonkeyPatch()
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from quick_interpreter import quicken
+        from support.quick_interpreter import quicken
 
         quicken(patch)
     yield

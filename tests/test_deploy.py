@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from headstart.cli.main import build_command
-from headstart.server.metric_table import METRICS
+from headstart.server.metrics.table import METRICS
 
 ROOT = Path(__file__).resolve().parent.parent
 DEPLOY = ROOT / "deploy"

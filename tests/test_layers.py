@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 import headstart
+from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD, families
 
 PACKAGE = Path(headstart.__file__).parent
 
 # Lower layers first. Packages in one layer are strangers to each other.
 LAYERS = [
-    {"errors", "files"},
+    {"errors", "files", "processes"},
     {"checkpoint", "families", "report", "sampling"},
     {"calibrate", "data", "vocab"},
-    {"heads", "models"},
+    {"heads"},
+    {"models"},
     {"backends"},
-    {"assembly"},
     {"simulate"},
     {"launch", "engine", "train"},
-    {"bench", "distill", "server"},
+    {"bench", "distill", "predict", "server"},
     {"demo"},
     {"cli"},
 ]
 # Computing packages, which the command line imports only when it runs a model.
 TORCH_PACKAGES = {
-    "sampling", "models", "backends", "assembly", "simulate", "engine", "train", "server",
+    "sampling", "models", "backends", "simulate", "engine", "train", "server",
 }  # fmt: skip
+# Where a model type may be named outside of families/: files, names (None: all), reason.
+NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
+    ("heads/formats/", None, "formats of other projects, which are defined by model type"),
+    ("launch/", None, "options of other engines, which depend on the model type"),
+    ("calibrate/tiny_configs.py", None, "configs for tests: one for each model type"),
+    ("calibrate/shapes.py", None, "configs of released sizes"),
+    ("demo/", {"llama"}, "fields of GGUF files, which are llama.cpp's"),
+    ("server/reasoning.py", {"mistral"}, "vLLM's name of a reasoning format"),
+    ("server/tools/formats.py", {"deepseek_v3"}, "vLLM's name of a tool format"),
+]
 LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in packages}
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
@@ -82,3 +95,104 @@ def test_heavy_libraries_are_imported_only_inside_functions() -> None:
             module = getattr(node, "module", None) or ""
             for name in [module, *names] if isinstance(node, ast.Import | ast.ImportFrom) else []:
                 assert name.split(".")[0] not in ("torch", "transformers", "numpy"), path
+
+
+def model_names() -> set[str]:
+    """Everything that a config may call a model that the registry knows."""
+    known = [(f.name, *f.model_types, *f.marked_types, *f.architectures) for f in families()]
+    return {name for names in known for name in names} | set(GRAFTED_AS) | set(WITHOUT_HEAD)
+
+
+def literals(tree: ast.AST) -> Iterator[str]:
+    """Strings of a file, parts of f-strings included, docstrings left out."""
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and id(node) not in docstrings:
+            yield str(node.value)
+
+
+def named_models(source: str, names: set[str]) -> set[str]:
+    """Models that the strings of a file name, as words of their own."""
+    words = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+    pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])")
+    return {found for text in literals(ast.parse(source)) for found in pattern.findall(text)}
+
+
+def test_nothing_outside_families_names_a_model_type() -> None:
+    names, used = model_names(), set()
+    found: dict[str, set[str]] = {}
+    for path in FILES:
+        inside = path.relative_to(PACKAGE).as_posix()
+        left = set() if owner(path) == "families" else named_models(path.read_text(), names)
+        for where, allowed, _ in NAMING_MODELS:
+            if left and inside.startswith(where):
+                used.add(where)
+                left = left - (left if allowed is None else allowed)
+        if left:
+            found[inside] = left
+    assert not found, "say it in families/ and ask the family, or give a reason in NAMING_MODELS"
+    assert used == {where for where, _, _ in NAMING_MODELS}, "an exception that nothing needs"
+
+
+def test_a_model_type_in_a_string_would_be_found() -> None:
+    lines = (
+        "def f(kind):",
+        "    'A docstring may speak of mimo_v2.'",
+        "    return kind == 'mimo' or f'a {kind} of llama' or 'qwen2_like' or 'qwen2-7b'",
+    )
+    names = {"mimo", "mimo_v2", "llama", "qwen2"}
+    assert named_models("\n".join(lines), names) == {"mimo", "llama"}
+
+
+# What an engine may know of backends. `options` is what `base` exports, without importing torch.
+SEAM = {"backends.base", "backends.select", "backends.options"}
+# Modules whose functions are written in another language: LLVM's values, Triton's and numba's.
+KERNELS = (
+    "backends/cuda/kernels/", "backends/numba/compiler.py", "backends/numba/context.py",
+    "backends/numba/drafts.py", "backends/numba/float_products.py", "backends/numba/layers.py",
+    "backends/numba/products.py", "backends/numba/rows.py", "backends/numba/sums.py",
+    "backends/numba/thread_pool.py", "backends/numba/vectors.py",
+)  # fmt: skip
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of headstart that a file imports, without the package's name."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    names = [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module]
+    return {name.removeprefix("headstart.") for name in names if name.startswith("headstart.")}
+
+
+def untyped_parameters(source: str) -> list[str]:
+    """Parameters that accept anything: Any, object, or keywords that are passed through."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            continue
+        given = node.args
+        optional = [one for one in (given.vararg, given.kwarg) if one is not None]
+        for each in [*given.posonlyargs, *given.args, *given.kwonlyargs, *optional]:
+            parts = [] if each.annotation is None else ast.walk(each.annotation)
+            names = {part.id for part in parts if isinstance(part, ast.Name)}
+            is_bare = each.annotation is None and each.arg not in ("self", "cls")
+            if is_bare or names & {"Any", "object"}:
+                found.append(f"{node.name}({each.arg})")
+    return found
+
+
+def test_the_engine_knows_backends_by_their_seam_alone() -> None:
+    for path in (PACKAGE / "engine").rglob("*.py"):
+        beyond = {name for name in imported_modules(path) if name.startswith("backends.")} - SEAM
+        assert not beyond, f"{path.relative_to(PACKAGE)} imports {beyond}"
+
+
+@pytest.mark.parametrize("package", ["engine", "backends"])
+def test_parameters_say_what_they_take(package: str) -> None:
+    for path in (PACKAGE / package).rglob("*.py"):
+        inside = path.relative_to(PACKAGE).as_posix()
+        if not inside.startswith(KERNELS):
+            assert untyped_parameters(path.read_text()) == [], inside
+
+
+def test_a_parameter_that_takes_anything_would_be_found() -> None:
+    source = "def f(self, a: int, *b: Any, c: dict[str, object], **d: str): ...\ndef g(e): ..."
+    assert sorted(untyped_parameters(source)) == ["f(b)", "f(c)", "g(e)"]

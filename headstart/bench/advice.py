@@ -1,4 +1,4 @@
-"""What the figures mean for whoever runs the server: K to use, where to turn it off, what is wrong.
+"""What the figures mean for the server's operator: K to use, where to turn it off, what is wrong.
 
 Every sentence rests on a figure of the table; a difference that may be noise is not advised on.
 """

@@ -84,7 +84,7 @@ class Asking:
     def _ask(
         self, path: str, body: dict[str, Any] | None = None, *, seconds: float = _SECONDS
     ) -> tuple[int, Any]:
-        """Status and document (or text); ServerError where nobody answers."""
+        """Status and document (or text); ServerError where no server answers."""
         headers = {"Content-Type": "application/json"}
         if self._target.key:
             headers["Authorization"] = f"Bearer {self._target.key}"

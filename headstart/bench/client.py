@@ -217,7 +217,7 @@ def _no_answer(url: str, failure: Failure) -> str:
 
 
 def _connection_words(error: BaseException) -> str:
-    """The system's reason where there is one: aiohttp adds words about TLS that nobody asked."""
+    """The system's reason where there is one: aiohttp adds words about TLS to it."""
     reason = getattr(error, "os_error", error)
     return getattr(reason, "strerror", None) or str(reason) or type(error).__name__
 

@@ -31,7 +31,7 @@ _NOTED_CACHED = 0.01  # share of prompt tokens
 
 @dataclass(frozen=True)
 class Progress:
-    """Told after every request, in the event loop: whoever shows it must be quick."""
+    """Reported after every request, inside the event loop: the callback must be quick."""
 
     num_requests: int
     num_done: int

@@ -1,6 +1,6 @@
 """Speculation counters of a server's /metrics: what they were before, and what they are after.
 
-Whose names are there says what serves: Headstart's own come first, since it has vLLM's too.
+The prefix of the names tells the engine. Headstart's is tried first: it exports vLLM's names too.
 """
 
 from __future__ import annotations

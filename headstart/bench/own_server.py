@@ -10,7 +10,6 @@ import os
 import re
 import signal
 import subprocess
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from dataclasses import replace
 
 from headstart.bench.variants import Drafts, Variant
 from headstart.errors import ServerError
+from headstart.processes import python_command
 
 _FEWEST_RUNNING = 64
 _STOP_SECONDS = 60.0
@@ -110,8 +110,7 @@ class _Process:
 
 @contextmanager
 def _served(model: str, flags: Sequence[str]) -> Iterator[_Process]:
-    command = [sys.executable, "-m", "headstart", "serve", model, "--port", "0", *flags]
-    server = _Process(command)
+    server = _Process(python_command("headstart", "serve", model, "--port", "0", *flags))
     try:
         server.wait_ready()
         yield server

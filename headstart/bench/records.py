@@ -53,7 +53,7 @@ class Speculation:
     those before it were).
     """
 
-    source: str  # `responses`, or whose names /metrics has: headstart, vllm, sglang, ...
+    source: str  # `responses`, or the engine that /metrics names: headstart, vllm, sglang, ...
     rounds: int | None = None  # verification rounds of requests; see has_plain_rounds
     has_plain_rounds: bool = False  # whether `rounds` has those without drafts in it
     draft_tokens: int | None = None
@@ -91,7 +91,7 @@ class Speculation:
 
     @property
     def conditional(self) -> tuple[float | None, ...]:
-        """By depth; None where nobody counted how often it was tried."""
+        """By depth; None where the number of tries was not counted."""
         tried = self._beside(self.tried_per_depth) or self._tried()
         return tuple(
             None if rounds is None else accepted / rounds if rounds else 0.0

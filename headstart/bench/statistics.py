@@ -50,11 +50,11 @@ class Ratio:
     value: float
     low: float | None = None
     high: float | None = None
-    basis: str = "none"  # requests or repeats: whose spread the interval is from
+    basis: str = "none"  # requests or repeats: the units whose spread gives the interval
     num_units: int = 0
     is_paired: bool = False
     # How often chance alone would go so far from 1, either way; under 0.05 where 1 is outside of
-    # the interval. For whoever judges many ratios at once.
+    # the interval. For corrections where many ratios are judged at once.
     p_value: float | None = None
 
     @property

@@ -100,7 +100,7 @@ async def run_study(study: Study, runs: Runs, watch: Watch = lambda step: None) 
 
 
 def measure_study(study: Study, watch: Watch = lambda step: None) -> Outcome:
-    """Run it to its end, or to where a server failed or somebody pressed Ctrl-C."""
+    """Run it to its end, or to where a server failed or the user pressed Ctrl-C."""
     runs = Runs()
     try:
         asyncio.run(run_study(study, runs, watch))

@@ -42,7 +42,7 @@ class Comparison:
 
     @property
     def is_comparable(self) -> bool:
-        """Not where a prefix cache read the prompts for one side: who asks second would win."""
+        """False where a prefix cache held one side's prompts: the second variant would win."""
         return is_comparable(*self.cached_shares)
 
     @property

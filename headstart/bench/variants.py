@@ -129,7 +129,7 @@ def base_of(variants: Sequence[Variant], name: str | None = None) -> Variant:
 
 
 def alternated(variants: Sequence[Variant], repeat: int) -> Iterator[Variant]:
-    """The order of one repeat: turned and begun elsewhere, so that a drift favours nobody."""
+    """The order of one repeat: rotated and reversed, so that a drift favours no variant."""
     begin = (repeat // 2) % len(variants)
     order = [*variants[begin:], *variants[:begin]]
     yield from reversed(order) if repeat % 2 else order

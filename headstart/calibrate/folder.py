@@ -15,7 +15,7 @@ from headstart.checkpoint.writer import (
     split_shards,
     write_folder,
 )
-from headstart.families.remote_code import mimo_remote_code
+from headstart.families.registry import match_family
 
 
 def write_made(
@@ -34,8 +34,8 @@ def write_made(
     documents: dict[str, Any] = {"config.json": config, **tokenizer_documents(config)}
     if chat_template is not None:
         documents["chat_template.jinja"] = chat_template
-    if config["model_type"] == "mimo":
-        documents.update(mimo_remote_code())
+    owner = match_family(config, (config["model_type"],), ())
+    documents.update(owner.remote_code if owner is not None else {})
     documents["generation_config.json"] = {"temperature": 0.6, "top_k": 20, "top_p": 0.95}
     if len(shards) > 1:
         weight_map = {name: file for file, shard in shards.items() for name in shard.tensors}

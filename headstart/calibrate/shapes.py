@@ -16,13 +16,13 @@ _BASE: dict[str, Any] = {
 
 
 def mimo(**sizes: Any) -> dict[str, Any]:
-    from headstart.families.remote_code import MIMO_AUTO_MAP
+    from headstart.families.mimo import MIMO
 
     return {
         **_BASE,
         "model_type": "mimo",
         "architectures": ["MiMoForCausalLM"],
-        "auto_map": dict(MIMO_AUTO_MAP),
+        "auto_map": dict(MIMO.auto_map),
         "attention_bias": True,
         "num_nextn_predict_layers": 1,
         **sizes,

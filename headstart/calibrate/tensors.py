@@ -22,7 +22,7 @@ from headstart.checkpoint.values import as_bytes
 from headstart.errors import ConfigError
 from headstart.families.base import Family, expand
 from headstart.families.experts import fused_slot
-from headstart.families.registry import GRAFTED_AS, family, match_family
+from headstart.families.registry import PLAIN_TRUNKS, family, match_family
 
 if TYPE_CHECKING:
     import torch
@@ -65,8 +65,9 @@ def calibrated_tensors(
     fields = parsed.fields
     owner = match_family(fields, parsed.model_types, parsed.architectures)
     if owner is None:  # a trunk without published heads: built in the layout it is grafted into
-        owner = family(GRAFTED_AS[parsed.model_type])
-        fields = {**fields, "attention_bias": parsed.model_type == "qwen2"}
+        trunk = PLAIN_TRUNKS[parsed.model_type]
+        owner = family(trunk.grafted_as)
+        fields = {**fields, "attention_bias": bool(trunk.runtime.fixed.get("attention_bias"))}
         with_head = False
     if agreement is None:
         agreement = make_agreement(

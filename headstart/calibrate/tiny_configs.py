@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headstart.families.remote_code import MIMO_AUTO_MAP
+from headstart.families.mimo import MIMO
 
 _COMMON: dict[str, Any] = {
     "hidden_size": 256,
@@ -184,7 +184,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         **_COMMON,
         "model_type": "mimo",
         "architectures": ["MiMoForCausalLM"],
-        "auto_map": MIMO_AUTO_MAP,
+        "auto_map": dict(MIMO.auto_map),
         "num_nextn_predict_layers": 1,
         "attention_bias": True,
     },

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,6 @@ import typer
 from headstart.bench.arrivals import LoadOptions
 from headstart.cli.bench_targets import TargetOptions, make_targets
 from headstart.cli.options import DryRun, Head, Json, Out, Overwrite
-from headstart.errors import ConfigError, WriteFailed
 
 
 def run(
@@ -51,20 +49,18 @@ def run(
     dry_run: DryRun = False,
     json_output: Json = False,
 ) -> None:
-    least = {
-        "--num-questions": num_questions, "--max-gen-length": max_gen_length,
-        "--concurrency": concurrency, "--repeats": repeats,
-    }  # fmt: skip
-    for name, value in least.items():
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; give at least 1.")
-    _check_files([answer_file, result_file], overwrite=overwrite)
+    from headstart.bench.task_run import TaskFiles, TaskOptions, measure_tasks
+
+    options = TaskOptions(
+        question_files=question_file, num_questions=num_questions, temperature=temperature,
+        max_tokens=max_gen_length, concurrency=concurrency, repeats=repeats, seed=seed,
+    )  # fmt: skip
+    files = TaskFiles(answer_file, result_file)
+    files.check(overwrite=overwrite)
     targets = make_targets(model, target, head=head)
     from headstart.bench.cells import Point
-    from headstart.bench.document import Measured, make_document
     from headstart.bench.folder import check_out
-    from headstart.bench.study import measure_study
-    from headstart.bench.tasks import answer_lines, task_workloads
+    from headstart.bench.tasks import task_workloads
     from headstart.cli.bench_view import finish, tell_plans, watching
 
     check_out(out, overwrite=overwrite)
@@ -84,44 +80,10 @@ def run(
         servers = targets.servers(concurrency)
         tell_plans(studies, targets.base, servers=servers, json_output=json_output)
         return
-    measured = []
     with targets.served(concurrency) as variants:
-        for task, study in studies.items():
-            with watching(study, title=task) as watch:
-                outcome = measure_study(study.on(variants), watch)
-            if outcome.records:
-                measured.append(Measured(study.on(variants), outcome.records, task))
-            if outcome.stopped_by is not None:
-                break
-    if not measured:
-        outcome.raise_if_stopped()
-    files = [str(file) for file in question_file]
-    document = make_document(
-        measured, targets.base, model=model, notes=(*targets.notes(concurrency), *outcome.notes),
-        workload={
-            "kind": "tasks", "tasks": files, "num_questions": num_questions,
-            "output_tokens": str(max_gen_length),
-        },
-    )  # fmt: skip
-    if answer_file is not None:
-        lines = [line for one in measured for line in answer_lines(one.task or "", one.records)]
-        _write(answer_file, "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
-    if result_file is not None:
-        _write(result_file, json.dumps(document, indent=1, allow_nan=False) + "\n")
+        found = measure_tasks(studies, variants, watching)
+    notes = targets.notes(concurrency)
+    document = found.document(targets.base, options, model=model, notes=notes)
+    files.write(document, found.measured)
     finish(document, out, overwrite=overwrite, json_output=json_output)
-    outcome.raise_if_stopped()
-
-
-def _check_files(files: list[Path | None], *, overwrite: bool) -> None:
-    for file in (file for file in files if file is not None):
-        if file.exists() and not overwrite:
-            raise ConfigError(f"{file} exists. Choose another file, or add --overwrite.")
-        if not file.parent.is_dir():
-            raise ConfigError(f"{file.parent} is no folder; make it before anything is measured.")
-
-
-def _write(file: Path, text: str) -> None:
-    try:
-        file.write_text(text)
-    except OSError as error:
-        raise WriteFailed(f"cannot write {file}: {error.strerror}. Choose another file.") from error
+    found.outcome.raise_if_stopped()

@@ -13,8 +13,7 @@ from rich.text import Text
 
 from headstart.data.prompt_reader import Prompt
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Update
-from headstart.engine.text import Detokenizer
+from headstart.engine.output import Detokenizer, Update
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 

@@ -25,7 +25,7 @@ from headstart.heads.operation import megabytes
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
-    from headstart.engine.outputs import Update
+    from headstart.engine.output import Update
     from headstart.heads.inspection import Report
     from headstart.sampling.params import SamplingParams
 

@@ -65,18 +65,16 @@ def _facts(family: Family) -> dict[str, Any]:
 
 def _runs(family: Family) -> dict[str, Any]:
     """What the embedded engine does with it; training and scoring run what it runs."""
-    from headstart.families.running import lacking, running
-
-    found = running(family.name)
-    others = set() if found is None else set(family.model_types) - set(found.model_types)
+    found = family.runtime
+    others = set(family.model_types) - set(family.run_types)
     how = "no" if found is None else "partly" if others else "yes"
-    kernels = "no" if found is None else "kernels" if found.is_fused else "plain"
+    kernels = "no" if found is None else "kernels" if found.has_gpu_kernels else "plain"
     return {
         "engine_cpu": how,
         "engine_gpu": kernels,
         "training": how,
-        "engine_types": [] if found is None else list(found.model_types),
-        "engine_lacks": lacking(family.name),
+        "engine_types": list(family.run_types),
+        "engine_lacks": family.engine_lacks,
     }
 
 
@@ -101,7 +99,7 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
-    """The README's table: the fully supported families and who serves them."""
+    """The README's table: the fully supported families and the engines that serve them."""
     lines = [
         "| family | models | head | runs here: CPU / GPU / training | served by |",
         "|---|---|---|---|---|",

@@ -64,7 +64,7 @@ def run(
     for note in engine.notes:
         print(f"note: {note}", file=sys.stderr)
     params = engine.prompts.default_params(ignore_eos=ignore_eos, **changes)
-    if compare and engine.built.head is None:
+    if compare and engine.model.head is None:
         raise ConfigError("--compare needs a head and the model has none; give one with --head.")
     if prompt is None:
         converse(engine, params)

@@ -1,4 +1,4 @@
-"""`headstart inspect MODEL`: is there a head, whose, is it whole, how to serve with it."""
+"""`headstart inspect MODEL`: is there a head, which family, is it whole, how to serve with it."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ def run(
 def _probed(
     checkpoint: Checkpoint, head: Path | None, file: Path | None, device: str, dtype: str
 ) -> ProbeReport:
-    from headstart.assembly.build import build
     from headstart.data.prompt_reader import PromptReader
+    from headstart.models.build import build
     from headstart.simulate.probe import PROBE_TEXT, probe
 
     try:

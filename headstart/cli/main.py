@@ -2,23 +2,30 @@
 
 Only the chosen command's module is imported, so `--help` does not wait for torch. Exit codes: 0
 done, 1 failed, 2 misuse, 130 interrupted.
+
+A component's options live in its own frozen dataclass, with help in the fields' metadata. A
+command takes that dataclass as one parameter and gets one flag per field, so that a name, a default
+and a help text exist once.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import os
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import wraps
 from importlib import import_module
 from types import FrameType
-from typing import Any
+from typing import Annotated, Any, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
 from headstart import __version__
-from headstart.cli.options import flattened
 from headstart.errors import ConfigError, HeadstartError
 
 _PATIENCE_SECONDS = 5.0
@@ -75,13 +82,13 @@ def build_command(name: str) -> Any:
     """The click command of one subcommand."""
     module = import_module(f"headstart.cli.{name}")
     if not hasattr(module, "SUBCOMMANDS"):
-        return _command(name, flattened(module.run))
+        return _command(name, _flattened(module.run))
     # An app of its own: its subcommands' files are headstart/cli/<command>_<subcommand>.py.
     group = typer.Typer(
         add_completion=False, rich_markup_mode=None, no_args_is_help=True, help=COMMANDS[name]
     )
     for subcommand, purpose in module.SUBCOMMANDS.items():
-        function = flattened(import_module(f"headstart.cli.{name}_{subcommand}").run)
+        function = _flattened(import_module(f"headstart.cli.{name}_{subcommand}").run)
         group.command(subcommand, help=purpose, context_settings=_WIDE)(function)
     return typer.main.get_command(group)
 
@@ -91,6 +98,75 @@ def _command(name: str, function: Any) -> Any:
     single = typer.Typer(add_completion=False, rich_markup_mode=None)
     single.command(name, help=COMMANDS[name], context_settings=_WIDE)(function)
     return typer.main.get_command(single)
+
+
+def _flattened(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` with every dataclass parameter replaced by one parameter per field."""
+    hints = get_type_hints(function, include_extras=True)
+    signature = inspect.signature(function)
+    groups: dict[str, type] = {}
+    parameters = []
+    for name, parameter in signature.parameters.items():
+        hint = hints.get(name, parameter.annotation)
+        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+            groups[name] = hint
+            parameters.extend(_flags(hint))
+        else:
+            parameters.append(parameter.replace(annotation=hint, kind=parameter.KEYWORD_ONLY))
+
+    @wraps(function)
+    def call(**values: Any) -> None:
+        for name, group in groups.items():
+            values[name] = group(**_taken(group, values))
+        code = function(**values)
+        if code:
+            raise typer.Exit(code)
+
+    call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__annotations__ = {p.name: p.annotation for p in parameters}
+    return call
+
+
+def _taken(group: type, values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a dataclass, taken out of the values of a command line."""
+    own = {}
+    for field in dataclasses.fields(group):
+        value = values.pop(field.name)
+        parser = field.metadata.get("parser")
+        own[field.name] = parser(value) if parser is not None else value
+    return own
+
+
+def _flags(group: type) -> list[inspect.Parameter]:
+    hints = get_type_hints(group)
+    result = []
+    for field in dataclasses.fields(group):
+        flag = f"--{field.name.replace('_', '-')}"
+        # What is on, or may be, must have a way to be off.
+        if field.default is True or hints[field.name] == (bool | None):
+            flag = f"{flag}/--no{flag[1:]}"
+        option = typer.Option(
+            flag,
+            help=field.metadata.get("help", ""),
+            show_default=field.default not in (None, "", False),
+        )
+        default = (
+            field.default_factory()
+            if field.default_factory is not dataclasses.MISSING
+            else field.default
+        )
+        hint = hints[field.name]
+        if "parser" in field.metadata:  # a type that the command line cannot tell by itself
+            hint, default = str, str(default)
+        result.append(
+            inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=default,
+                annotation=Annotated[hint, option],
+            )
+        )
+    return result
 
 
 app = typer.Typer(

@@ -14,9 +14,8 @@ from headstart.cli.options import Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, install
-from headstart.server.limits import ServerOptions
-from headstart.server.listening import listen, url_of
 from headstart.server.logs import configure
+from headstart.server.options import ServerOptions, listen, url_of
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
@@ -44,9 +43,9 @@ def run(
 
 
 def _check_formats(server: ServerOptions) -> None:
-    """Names of formats that nobody knows, before a model is loaded for them."""
+    """Refuse unknown names of formats before a model is loaded."""
     from headstart.server.reasoning import reasoning_format
-    from headstart.server.tool_formats import tool_format
+    from headstart.server.tools.formats import tool_format
 
     tool_format(server.tool_call_parser, None)
     reasoning_format(server.reasoning_parser, None)

@@ -2,11 +2,37 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from headstart.vocab.draft_vocab import DraftVocab
     from headstart.vocab.making import Made
+
+
+def tell(
+    vocabs: list[DraftVocab],
+    made: list[Made],
+    notes: list[str],
+    out: Path | None,
+    *,
+    dry_run: bool,
+    json_output: bool,
+) -> None:
+    """Print what was made or converted; `made` is empty for a file that was converted."""
+    if json_output:
+        done = {"out": None if out is None else str(out), "dry_run": dry_run, "notes": notes}
+        print(json.dumps({"maps": [facts(vocab, made) for vocab in vocabs], **done}))
+        return
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print("\n".join(table(made) if made else [f"{v.name}: {len(v.ids)} tokens" for v in vocabs]))
+    if dry_run:
+        print("dry run: nothing was written", file=sys.stderr)
+    else:
+        print(f"wrote {out}")
 
 
 def facts(vocab: DraftVocab, made: list[Made]) -> dict[str, Any]:

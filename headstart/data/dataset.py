@@ -30,7 +30,7 @@ SPLITS: tuple[Split, ...] = get_args(Split)
 
 @dataclass(frozen=True, kw_only=True)
 class Header:
-    """dataset.json: whose answers these are, how they were asked for, what was kept."""
+    """dataset.json: the model that answered, how it was asked, what was kept."""
 
     headstart_dataset: int = FORMAT_VERSION
     origin: str  # engine, server or import
@@ -136,7 +136,7 @@ def write_dataset(folder: Path, header: Header, splits: dict[Split, Sequence[Rec
 
 
 def _stamp(header: Header, splits: dict[Split, Sequence[Record]]) -> str:
-    """Of the records, and of whose they are; not of the report, which tells of the last run."""
+    """Digest of the records and of the header, without its report on the last run."""
     own = {k: v for k, v in asdict(header).items() if k not in ("stamp", "counts", "report")}
     found = hashlib.sha256(json.dumps(own, sort_keys=True).encode())
     for name in SPLITS:

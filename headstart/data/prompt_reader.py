@@ -11,6 +11,7 @@ from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.params import SamplingParams
 
 Message = Mapping[str, Any]
+TemplateOptions = dict[str, Any]  # what a chat template is given beside messages: JSON values
 Prompt = str | Sequence[int] | Sequence[Message]
 
 
@@ -22,23 +23,24 @@ class PromptReader:
     """Tokenizer, chat template and generation defaults of one checkpoint."""
 
     def __init__(self, checkpoint: Checkpoint):
-        self._checkpoint = checkpoint
+        self._folder, self._config = checkpoint.folder, checkpoint.config.fields
+        self._generation_config = checkpoint.generation_config
         self.most_tokens: int | None = None  # much longer texts are refused before they are read
 
     @cached_property
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer, or None where it has none."""
-        if not (self._checkpoint.folder / "tokenizer.json").is_file():
+        if not (self._folder / "tokenizer.json").is_file():
             return None
         # The class itself, not AutoTokenizer: that would want to run a checkpoint's own code.
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(str(self._checkpoint.folder))
+        return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
         """Tokens that end an answer, from generation_config.json, config.json or the tokenizer."""
-        for part in (self._checkpoint.generation_config, self._checkpoint.config.fields):
+        for part in (self._generation_config, self._config):
             value = part.get("eos_token_id")
             if value is not None:
                 return frozenset(value if isinstance(value, list) else [value])
@@ -47,7 +49,7 @@ class PromptReader:
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Sampling as generation_config.json asks for it."""
-        known = self._checkpoint.generation_config
+        known = self._generation_config
         fields = {
             "temperature": known.get("temperature"),
             "top_k": known.get("top_k"),
@@ -84,7 +86,7 @@ class PromptReader:
         _refuse_template_options(chat_template_kwargs)
         if self.tokenizer is None:
             raise RequestError(
-                f"{self._checkpoint.folder} has no tokenizer; give token ids instead of text.",
+                f"{self._folder} has no tokenizer; give token ids instead of text.",
                 field="prompt",
             )
         return self.encode(prompt)
@@ -92,12 +94,12 @@ class PromptReader:
     def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(
-                f"{self._checkpoint.folder} has no tokenizer; give token ids instead of messages.",
+                f"{self._folder} has no tokenizer; give token ids instead of messages.",
                 field="prompt",
             )
         if not getattr(self.tokenizer, "chat_template", None):
             raise RequestError(
-                f"{self._checkpoint.folder} has no chat template; give text or token ids instead.",
+                f"{self._folder} has no chat template; give text or token ids instead.",
                 field="prompt",
             )
         taken = [name for name in template_options if name in _OURS]

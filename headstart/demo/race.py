@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headstart.data.prompt_reader import Prompt
     from headstart.engine.compare import Divergence
     from headstart.engine.engine import Engine
-    from headstart.engine.outputs import Completion, Update
+    from headstart.engine.output import Completion, Update
     from headstart.sampling.params import SamplingParams
     from headstart.simulate.acceptance import Acceptance
 

@@ -49,7 +49,7 @@ class LocalAsker:
     @property
     def facts(self) -> dict[str, str]:
         """What else decides the text: for the journal's header."""
-        built = self._engine.built
+        built = self._engine.model
         dtype = str(built.dtype).removeprefix("torch.")
         weights = self._engine.options.weights
         return {"dtype": dtype, "weights": weights, "device": built.device.type}

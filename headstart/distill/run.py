@@ -102,7 +102,7 @@ class Outcome:
 
 
 class Asker(Protocol):
-    """Whoever answers: an engine, a server, or the given conversations themselves."""
+    """A source of answers: an engine, a server, or the given conversations themselves."""
 
     refused: dict[str, str]  # prompt id -> why it got no answer
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from headstart.assembly.build import Built
+from headstart.backends.base import LoadedModel
 from headstart.data.prompt_reader import PromptReader
+from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
+from headstart.engine.output import Detokenizer
 from headstart.engine.request import Request
-from headstart.engine.text import Detokenizer
 from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.params import SamplingParams, derive_seed
 
@@ -17,17 +16,17 @@ class Admission:
     """Knows what one engine can take: lengths, tokens, settings."""
 
     def __init__(
-        self, built: Built, prompts: PromptReader, options: EngineOptions, *, num_slots: int
+        self, model: LoadedModel, prompts: PromptReader, options: EngineOptions, *, num_slots: int
     ):
-        self._built, self._prompts, self._options = built, prompts, options
+        self._model, self._prompts, self._options = model, prompts, options
         # Prompt and answer together: the model's length, or what the K/V memory holds for one.
-        self.longest = min(built.max_len, num_slots - 1)
+        self.longest = min(model.max_len, num_slots - 1)
 
     def check(self, ids: list[int], params: SamplingParams) -> None:
         """Raise RequestError (or ConfigError) if the request cannot be answered as asked."""
         if not isinstance(params, SamplingParams):
             raise RequestError(f"params is a {type(params).__name__}; give SamplingParams.")
-        vocab = self._built.config.vocab
+        vocab = self._model.config.vocab
         params.check_token_ids(vocab)
         if not ids:
             raise RequestError("the prompt is empty; give at least one token.", field="prompt")
@@ -50,7 +49,7 @@ class Admission:
                 field="allowed_token_ids",
             )
         is_profiled = self._options.speculate == "auto"
-        if params.speculate == "auto" and not is_profiled and self._built.head is not None:
+        if params.speculate == "auto" and not is_profiled and self._model.head is not None:
             raise RequestError(
                 "speculate auto needs an engine that was started with speculate auto and has "
                 "timed its rounds. Start it so (serve --speculate auto), or give a number.",
@@ -61,7 +60,7 @@ class Admission:
                 f"speculate is {params.speculate}; this engine drafts up to {MAX_DRAFTS} tokens.",
                 field="speculate",
             )
-        if params.speculate and self._built.head is None:
+        if params.speculate and self._model.head is None:
             raise RequestError(
                 f"the request asks for speculate {params.speculate} and this engine runs without a "
                 "head (started with speculate 0, or the model has none). Leave the setting out.",
@@ -86,7 +85,7 @@ class Admission:
         *,
         seed: int,
         priority: int,
-        grammar: Any,
+        grammar: GuardedGrammar | None,
         arrival: int,
         draft_vocab: str | None = None,
     ) -> Request:

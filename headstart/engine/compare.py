@@ -94,7 +94,7 @@ def compare_runs(engine: Engine, prompt: Prompt, params: SamplingParams) -> Comp
     seconds: dict[str, list[float]] = {"plain": [], "drafted": []}
     answers: dict[str, Any] = {}
     for name in ("plain", "drafted") * _REPEATS:
-        engine.pool.drop_cache()  # a cached prompt would favour whoever runs second
+        engine.pool.drop_cache()  # a cached prompt would favour the second run
         started = time.perf_counter()
         (result,) = engine.generate([prompt], plain if name == "plain" else params)
         seconds[name].append(time.perf_counter() - started)
@@ -124,7 +124,7 @@ def find_divergence(
     at = next((i for i, (a, b) in enumerate(pairs) if a != b), None)
     if at is None:
         return _end_of_shorter(plain, drafted)
-    before, both = plain[:at], torch.tensor([plain[at], drafted[at]], device=engine.runner.device)
+    before, both = plain[:at], torch.tensor([plain[at], drafted[at]], device=engine.model.device)
     logits = _next_logits(engine, prompt + before)
     raw = logits[0, both]
     row = Row(
@@ -151,6 +151,6 @@ def _end_of_shorter(plain: list[int], drafted: list[int]) -> Divergence | None:
 
 def _next_logits(engine: Engine, tokens: list[int]) -> torch.Tensor:
     """[1, V] after `tokens`, from one pass of the trunk without K/V memory."""
-    trunk, ids = engine.built.trunk, torch.tensor(tokens, device=engine.runner.device)
+    trunk, ids = engine.model.trunk, torch.tensor(tokens, device=engine.model.device)
     states = trunk_states(trunk, ids, Documents((len(tokens),)), "after_final_norm")
     return trunk.logits(states[-1:])

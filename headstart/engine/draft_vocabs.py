@@ -54,7 +54,7 @@ class DraftVocabs:
         sizes = ", ".join(f"{name} ({len(v.ids)} tokens)" for name, v in self.by_name.items())
         return [f"draft vocabularies: {sizes}"] if sizes else []
 
-    def check(self, asked: str | None) -> None:
+    def _check(self, asked: str | None) -> None:
         """RequestError if a request names a vocabulary that is not there."""
         if asked is not None and asked not in (*self.by_name, *WHOLE_NAMES):
             there = f"There are {', '.join(self.by_name)}" if self.by_name else "None was loaded"
@@ -71,6 +71,7 @@ class DraftVocabs:
 
         None stands for the whole vocabulary, which is also taken where no map fits.
         """
+        self._check(asked)
         if asked in WHOLE_NAMES or not self.by_name:
             return None
         if asked is not None:

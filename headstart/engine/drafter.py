@@ -3,108 +3,183 @@
 After a step every accepted token has a trunk state. The head consumes (state, next token) pairs,
 which rewrites whatever it had guessed before; the row of the newest token is its first guess.
 Further depths use the next module, or the last one again on its own output; what those rows
-write is temporary and lies behind `HeadTrack.done`.
+write is temporary and lies behind `HeadProgress.done`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
-from headstart.engine.head_rows import HeadRows
+from headstart.backends.base import Backend, HeadOutput, HeadRows
 from headstart.engine.request import Request
-from headstart.engine.runner import Runner
 from headstart.sampling.choose import choose_drafts, draft_probs
 from headstart.sampling.rows import Row
 
-# Rows that wait this long are run even if nobody drafts: one pass over many rows costs little.
+
+@dataclass
+class HeadProgress:
+    """How far each module is filled for one request, and what feeds it next.
+
+    `done[j]` is the next slot of module j; `states[j][r]` feeds slot done[j] + r. A trunk state of
+    slot t feeds slot t + 1 of module 0, and in a parallel head slot t + j + 1 of every module; in
+    a chained head the output of module j at slot i feeds slot i + 1 of module j + 1. Only states
+    of accepted tokens ever get here.
+    """
+
+    done: list[int]
+    states: list[torch.Tensor]  # [n, hidden] each
+
+    @classmethod
+    def start(cls, num_modules: int, like: torch.Tensor) -> HeadProgress:
+        """Nothing is filled: module j begins at slot j + 1."""
+        return cls(
+            [module + 1 for module in range(num_modules)],
+            [like.new_empty(0, like.shape[-1]) for _ in range(num_modules)],
+        )
+
+    @classmethod
+    def resume(cls, at: int, boundary: torch.Tensor, *, parallel: bool) -> HeadProgress:
+        """Go on after a prefix hit that covers slots [0, at); boundary [modules, hidden]."""
+        count = boundary.shape[0]
+        # Module j begins at slot j + 1, which a short hit may not have reached.
+        done = [max(at, module + 1) for module in range(count)]
+        if parallel:  # module j lacks the states of the last j + 1 trunk slots, oldest first
+            return cls(done, [boundary[: min(module + 1, at)].flip(0) for module in range(count)])
+        return cls(
+            done, [boundary[module : module + (at > module)].clone() for module in range(count)]
+        )
+
+    def feed(self, module: int, new: torch.Tensor) -> None:
+        """States for the slots after those already fed."""
+        self.states[module] = torch.cat([self.states[module], new])
+
+    def ready(self, module: int, num_tokens: int) -> int:
+        """How many slots of the module can be filled: state and token are both known."""
+        return max(0, min(len(self.states[module]), num_tokens - self.done[module]))
+
+    def advance(self, module: int, count: int) -> None:
+        self.done[module] += count
+        rest = self.states[module][count:]
+        # A slice keeps the whole storage alive: a prompt's states for the sake of one row.
+        self.states[module] = rest.clone() if len(rest) <= count else rest
+
+
+# Rows that wait this long are run even if no request drafts: one pass over many rows costs little.
 _LAZY_ROWS = 64
 
 
 class Drafter:
-    def __init__(self, runner: Runner):
-        self._runner = runner
-        assert runner.head is not None
-        self._head = runner.head
+    """The head's side of every running request."""
+
+    def __init__(self, backend: Backend):
+        assert backend.head is not None
+        self._backend, self._num_modules = backend, backend.num_modules
+        self._progress: dict[str, HeadProgress] = {}  # by request
+        self._probs: dict[str, torch.Tensor] = {}  # [K, V] of drafts, for the rejection rule only
 
     def feed(self, request: Request, first_slot: int, states: torch.Tensor) -> None:
         """Hand over trunk states of accepted slots [first_slot, first_slot + n)."""
-        track, count = request.head, self._head.num_modules
-        if not track.done:
-            track.start(count, states)
-        if not self._runner.is_parallel:
-            track.feed(0, states)
+        progress = self._progress.get(request.id)
+        if progress is None:
+            progress = self._progress[request.id] = HeadProgress.start(self._num_modules, states)
+        if not self._backend.is_parallel:
+            progress.feed(0, states)
             self._save_boundaries(request, 0, first_slot, states)
             return
         # A boundary of module j is the state j slots further back, which the last module still has.
-        known = torch.cat([track.states[-1], states])
+        known = torch.cat([progress.states[-1], states])
         before = known.shape[0] - states.shape[0]
-        for module in range(count):
-            track.feed(module, states)
+        for module in range(self._num_modules):
+            progress.feed(module, states)
             skipped = max(0, module - before)  # at the start of a text there is none so far back
             own = known[before + skipped - module : max(0, known.shape[0] - module)]
             self._save_boundaries(request, module, first_slot + skipped, own)
 
-    def resume(self, request: Request) -> None:
-        """Start from what a prefix hit left behind."""
-        last = request.blocks[request.num_computed // self._runner.block_size - 1]
-        boundary = self._runner.boundary(last)
-        request.head.resume(request.num_computed, boundary, parallel=self._runner.is_parallel)
+    def resume(self, request: Request, at: int) -> None:
+        """Start after slots [0, at), from the state that is kept at the end of their last block."""
+        last = request.blocks[max(0, at // self._backend.sizes.block_size - 1)]
+        self._progress[request.id] = HeadProgress.resume(
+            at, self._backend.boundary(last), parallel=self._backend.is_parallel
+        )
+
+    def restore(self, request: Request, states: torch.Tensor) -> None:
+        """Take up a request of a one-module head whose last tokens, with these states, wait."""
+        done = len(request.tokens) - len(states)
+        self._progress[request.id] = HeadProgress([done], [states])
+
+    def newest_state(self, request: Request) -> torch.Tensor:
+        """[hidden] what the newest token will be fused with, in the first module."""
+        return self._progress[request.id].states[0][-1].clone()
+
+    def has_begun(self, request: Request) -> bool:
+        return request.id in self._progress
+
+    def forget(self, request: Request) -> None:
+        """The request has ended, starts again, or goes on elsewhere."""
+        self._progress.pop(request.id, None)
+        self._probs.pop(request.id, None)
 
     def num_final(self, request: Request) -> int:
         """Slots whose head entries are final."""
-        return min(request.head.done, default=0)
+        progress = self._progress.get(request.id)
+        return 0 if progress is None else min(progress.done)
+
+    def probs(self, request: Request) -> torch.Tensor:
+        """[K, V] the distributions that the request's drafts were drawn from."""
+        return self._probs[request.id]
 
     def catch_up(self, requests: Sequence[Request], *, force: bool = False) -> None:
         """Fill head slots of requests that do not draft now, when enough of them wait."""
         limit = 1 if force else _LAZY_ROWS
-        waiting = [r for r in requests if r.head.done and self._pending(r) >= limit]
-        for module in range(self._head.num_modules):
-            rows = [rows for r in waiting if (rows := self._final_rows(r, module)) is not None]
+        waiting = [r for r in requests if self.has_begun(r) and self._pending(r) >= limit]
+        for module in range(self._num_modules):
+            rows = {r: rows for r in waiting if (rows := self._final_rows(r, module)) is not None}
             if rows and self._feeds_next(module):
                 self._run(module, rows)
             elif rows:
-                self._runner.fill_head(module, rows)
-                for part in rows:
-                    part.request.head.advance(module, len(part.tokens))
+                self._backend.fill_head(module, list(rows.values()))
+                for request, part in rows.items():
+                    self._progress[request.id].advance(module, len(part.tokens))
 
     def propose(self, drafting: dict[Request, int]) -> None:
         """Set `drafts` of each request to as many guesses as its number says."""
         for request in drafting:
             request.drafts = []
+            self._probs.pop(request.id, None)
         one_by_one = self._chain(drafting)
         depth = 1
         last: dict[Request, torch.Tensor] = {}  # recycled state of the newest row
         extra: dict[Request, torch.Tensor] = {}  # states of guessed slots, for the next module
         while active := [r for r in one_by_one if drafting[r] >= depth]:
-            module = min(depth, self._head.num_modules) - 1
-            rows = [self._draft_rows(r, module, depth, last, extra) for r in active]
-            normed, recycled, ends = self._run(module, rows)
-            self._guess(active, normed[ends], module)
-            for request, part, end in zip(active, rows, ends, strict=True):
-                last[request] = recycled[end : end + 1]
+            module = min(depth, self._num_modules) - 1
+            rows = {r: self._draft_rows(r, module, depth, last, extra) for r in active}
+            output = self._run(module, rows)
+            self._guess(active, output.normed[output.last], module)
+            for (request, part), end in zip(rows.items(), output.last, strict=True):
+                last[request] = output.recycled[end : end + 1]
                 if self._feeds_next(module):
                     guessed = max(0, part.start + len(part.tokens) - len(request.tokens))
-                    extra[request] = recycled[end + 1 - guessed : end + 1]
+                    extra[request] = output.recycled[end + 1 - guessed : end + 1]
             depth += 1
-        rest = [r for r in drafting if drafting[r] < self._head.num_modules]
+        rest = [r for r in drafting if drafting[r] < self._num_modules]
         if rest:
             self.catch_up(rest, force=True)
 
     def _chain(self, drafting: dict[Request, int]) -> list[Request]:
         """Make those drafts that can be made at once; returns the requests that are left."""
-        chain = self._runner.chain
-        able = [r for r in drafting if chain is not None and drafting[r] and r.takes_most_likely]
+        can_chain = self._backend.drafts_chains
+        able = [r for r in drafting if can_chain and drafting[r] and r.takes_most_likely]
         for vocab in dict.fromkeys(request.draft_vocab for request in able):
             own = [request for request in able if request.draft_vocab == vocab]
             own.sort(key=lambda request: -drafting[request])
             rows = [self._draft_rows(request, 0, 1, {}, {}) for request in own]
-            assert chain is not None
-            found = chain(rows, [drafting[request] for request in own], vocab)
+            found = self._backend.draft_chain(rows, [drafting[request] for request in own], vocab)
             for request, part, drafts in zip(own, rows, found, strict=True):
                 request.drafts = drafts
-                request.head.advance(0, len(part.tokens))
+                self._progress[request.id].advance(0, len(part.tokens))
         return [request for request in drafting if request not in able]
 
     def _draft_rows(
@@ -118,97 +193,90 @@ class Drafter:
         """All rows of `module` up to the slot that gives the guess of this depth."""
         newest = len(request.tokens) - 1
         slot = newest + depth - 1
-        if depth > self._head.num_modules:  # the last module again, on its own output
-            return HeadRows(request, slot, [request.drafts[-1]], last[request])
-        track = request.head
-        start = track.done[module]
+        if depth > self._num_modules:  # the last module again, on its own output
+            return HeadRows([request.drafts[-1]], slot, request.blocks, last[request])
+        progress = self._progress[request.id]
+        start = progress.done[module]
         tokens = (request.tokens[start:] + request.drafts)[: slot + 1 - start]
-        states = track.states[module]
-        if module > 0 and not self._runner.is_parallel and request in extra:
+        states = progress.states[module]
+        if module > 0 and not self._backend.is_parallel and request in extra:
             states = torch.cat([states, extra[request]])
-        return HeadRows(request, start, tokens, states[: len(tokens)])
+        return HeadRows(tokens, start, request.blocks, states[: len(tokens)])
 
     def _final_rows(self, request: Request, module: int) -> HeadRows | None:
-        track = request.head
-        count = track.ready(module, len(request.tokens))
+        progress = self._progress[request.id]
+        count = progress.ready(module, len(request.tokens))
         if count == 0:
             return None
-        start = track.done[module]
+        start = progress.done[module]
         tokens = request.tokens[start : start + count]
-        return HeadRows(request, start, tokens, track.states[module][:count])
+        return HeadRows(tokens, start, request.blocks, progress.states[module][:count])
 
-    def _run(
-        self, module: int, rows: list[HeadRows]
-    ) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        """One pass; final rows move the track on, guessed rows do not."""
-        normed, recycled, ends = self._runner.head_pass(module, rows)
+    def _run(self, module: int, rows: dict[Request, HeadRows]) -> HeadOutput:
+        """One pass; final rows move the progress on, guessed rows do not."""
+        output = self._backend.head_pass(module, list(rows.values()))
         begin = 0
-        for part in rows:
-            request, track = part.request, part.request.head
+        for request, part in rows.items():
+            progress = self._progress[request.id]
             final = min(part.start + len(part.tokens), len(request.tokens)) - part.start
-            if part.start == track.done[module] and final > 0:
-                outputs = recycled[begin : begin + final]
-                track.advance(module, final)
+            if part.start == progress.done[module] and final > 0:
+                outputs = output.recycled[begin : begin + final]
+                progress.advance(module, final)
                 if self._feeds_next(module):
-                    track.feed(module + 1, outputs)
+                    progress.feed(module + 1, outputs)
                     self._save_boundaries(request, module + 1, part.start, outputs)
             begin += len(part.tokens)
-        return normed, recycled, ends
+        return output
 
     def _feeds_next(self, module: int) -> bool:
         """Whether another module goes on with what this one says."""
-        return not self._runner.is_parallel and module + 1 < self._head.num_modules
+        return not self._backend.is_parallel and module + 1 < self._num_modules
 
     def _guess(self, requests: list[Request], normed: torch.Tensor, module: int) -> None:
         for vocab in dict.fromkeys(request.draft_vocab for request in requests):
             at = [i for i, request in enumerate(requests) if request.draft_vocab == vocab]
-            logits = self._runner.draft_logits(
+            logits = self._backend.draft_logits(
                 normed if len(at) == len(requests) else normed[at], vocab, module
             )
-            ids = self._runner.draft_vocabs[vocab].ids if vocab else None
+            ids = self._backend.draft_vocabs[vocab].ids if vocab else None
             rows = [_row(requests[i]) for i in at]
-            self._keep_probs(requests, at, logits, rows, ids)
+            self._keep_probs([requests[i] for i in at], logits, rows, ids)
             for i, token in zip(at, choose_drafts(logits, rows, ids).tolist(), strict=True):
                 requests[i].drafts.append(token)
 
     def _keep_probs(
-        self,
-        requests: list[Request],
-        at: list[int],
-        logits: torch.Tensor,
-        rows: list[Row],
+        self, requests: list[Request], logits: torch.Tensor, rows: list[Row],
         ids: torch.Tensor | None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """The rejection rule needs the distribution that each guess was drawn from."""
-        for place, i in enumerate(at):
-            request = requests[i]
+        for i, request in enumerate(requests):
             if request.params.acceptance != "rejection":
                 continue
-            vocab = self._runner.trunk_model.config.vocab
-            probs = draft_probs(logits[place : place + 1], rows[place : place + 1], ids, vocab)
-            old = request.draft_probs if request.drafts else None
-            request.draft_probs = probs if old is None else torch.cat([old, probs])
+            vocab = self._backend.config.vocab
+            probs = draft_probs(logits[i : i + 1], rows[i : i + 1], ids, vocab)
+            old = self._probs.get(request.id)
+            self._probs[request.id] = probs if old is None else torch.cat([old, probs])
 
     def _save_boundaries(
         self, request: Request, module: int, first_slot: int, states: torch.Tensor
     ) -> None:
         """State r feeds the slot after first_slot + r."""
-        size = self._runner.block_size
+        size = self._backend.sizes.block_size
         first = -(first_slot + 1) % size  # the first row that is the last of a block
         block = (first_slot + first) // size
         rows = states[first::size][: max(0, len(request.blocks) - block)]
         if rows.shape[0]:
             blocks = request.blocks[block : block + rows.shape[0]]
-            self._runner.save_boundaries(blocks, module, rows)
+            self._backend.save_boundaries(blocks, module, rows)
 
     def is_behind(self, requests: Iterable[Request], by: int) -> bool:
         """Whether a head has more rows to read before a draft than a round leaves behind."""
-        return any(request.head.done and self._pending(request) > by for request in requests)
+        return any(self.has_begun(request) and self._pending(request) > by for request in requests)
 
     def _pending(self, request: Request) -> int:
+        progress = self._progress[request.id]
         return max(
-            request.head.ready(module, len(request.tokens))
-            for module in range(self._head.num_modules)
+            progress.ready(module, len(request.tokens)) for module in range(self._num_modules)
         )
 
 

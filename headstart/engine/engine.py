@@ -1,6 +1,6 @@
 """The embedded engine: add requests, step, collect; what a step does is in `loop.py`.
 
-Whoever steps, everybody advances: a stream, `generate` and `step` may be used side by side, and
+Every step advances all requests: a stream, `generate` and `step` may be used side by side, and
 each gets what belongs to it.
 """
 
@@ -11,20 +11,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 import torch
 
-from headstart.assembly.build import Built, build
+from headstart.backends.select import load_backend
 from headstart.checkpoint.hub import local_folder
-from headstart.data.prompt_reader import Prompt, PromptReader
+from headstart.data.prompt_reader import Prompt, PromptReader, TemplateOptions
 from headstart.engine.admission import Admission
+from headstart.engine.core import EngineCore
 from headstart.engine.draft_vocabs import DraftVocabs, Source
-from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.grammar import Grammar, GuardedGrammar
 from headstart.engine.groups import Groups
-from headstart.engine.options import EngineOptions, engine_options
-from headstart.engine.outputs import Result, Update
-from headstart.engine.parts import make_parts
+from headstart.engine.options import EngineOptions, EngineSettings, engine_options
+from headstart.engine.output import Result, Update
 from headstart.engine.request import State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_model
@@ -50,7 +50,7 @@ class Engine:
         *,
         options: EngineOptions | None = None,
         draft_vocab: Source | None = None,
-        **settings: Any,
+        **settings: Unpack[EngineSettings],
     ):
         self.options = engine_options(options, settings)
         if head is not None and self.options.speculate == 0:
@@ -60,51 +60,37 @@ class Engine:
         checkpoint = open_model(local_folder(model), "Give its model, and it as head.")
         source = draft_vocab if draft_vocab is not None else self.options.draft_vocab
         self.draft_vocabs = DraftVocabs.open(source, checkpoint)
-        self.built: Built = build(
-            checkpoint, Path(head) if head is not None else None,
-            device=self.options.device, dtype=self.options.dtype, weights=self.options.weights,
+        self.backend = load_backend(
+            checkpoint, Path(head) if head is not None else None, self.options.backend,
+            device=self.options.device, dtype=self.options.dtype,
             max_model_len=self.options.max_model_len, layout=self.options.layout,
-            with_head=self.options.speculate != 0, is_exact=self.options.exact,
-            measure_threads=self.options.threads is None,
-            asks_for_kernels=self.options.kernels == "on",
-            refuses_kernels=self.options.kernels == "off",
-            packs_floats=self.options.kernels == "auto",
+            with_head=self.options.speculate != 0,
         )  # fmt: skip
-        if source is not None and self.built.head is None:
+        self.model = self.backend.model
+        if source is not None and self.model.head is None:
             raise ConfigError(
                 "a draft vocabulary was given and the engine runs without a head (speculate 0, or "
                 "the model has none). Leave it out."
             )
-        self.options = self.options.resolved(self.built.device.type)
+        self.options = self.options.resolved(self.model.device.type)
         self.prompts = PromptReader(checkpoint)
-        parts = make_parts(self.built, self.options, self.draft_vocabs.by_name)
-        self.memory, self.runner, self.loop = parts.memory, parts.runner, parts.loop
-        self.scheduler, self.pool = parts.scheduler, parts.scheduler.pool
-        self.drafter, self.speculation = parts.drafter, parts.speculation
+        core = EngineCore.create(self.backend, self.options, self.draft_vocabs.by_name)
+        self.memory, self.loop, self.policy = core.memory, core.loop, core.policy
+        self.scheduler, self.pool = core.scheduler, core.scheduler.pool
         self.admission = Admission(
-            self.built, self.prompts, self.options, num_slots=self.pool.num_slots
+            self.model, self.prompts, self.options, num_slots=self.pool.num_slots
         )
         self.prompts.most_tokens = self.admission.longest
         self.stats = self.loop.stats
+        self.notes = [  # what was decided at start, for people
+            *self.model.notes,
+            f"backend {self.backend.name}: {self.model.dtype} on {self.model.device}",
+            *self.backend.notes,
+            *self.draft_vocabs.notes,
+            *self.memory.notes,
+        ]
         self._groups = Groups()
         self._arrivals = 0
-
-    @property
-    def notes(self) -> list[str]:
-        """What was decided at start, for people."""
-        memory = self.memory
-        size = memory.num_blocks * memory.block_bytes
-        states = f"{memory.num_states} recurrent states of {memory.state_bytes / 1e6:.1f} MB"
-        rings = f"{memory.ring_bytes / 1e6:.0f} MB for the newest rows of those who sit"
-        return [
-            *self.built.notes,
-            *([self.runner.note] if self.runner.note else []),
-            *self.draft_vocabs.notes,
-            f"{self.pool.num_blocks} K/V blocks of {self.options.block_size} tokens "
-            f"({size / 1e6:.0f} MB), {self.built.dtype} on {self.built.device}",
-            *([states] if memory.num_states else []),
-            *([rings] if memory.ring_bytes else []),
-        ]
 
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk; what is new, streams' aside."""
@@ -121,8 +107,8 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        grammar: Any = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        grammar: Grammar | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> str:
         """Submit a prompt (text, token ids or chat messages); returns its id.
 
@@ -135,14 +121,15 @@ class Engine:
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
-        chat_template_kwargs: dict[str, Any] | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> Asked:
         """Check what is asked, before anything is queued; safe in any thread."""
         params = params or self.prompts.default_params()
         ids = self.prompts.read(prompt, chat_template_kwargs)
         self.admission.check(ids, params)
-        self.draft_vocabs.check(params.draft_vocab)
-        vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts)
+        vocab = None
+        if self.draft_vocabs.by_name or params.draft_vocab is not None:
+            vocab = self.draft_vocabs.choose(params.draft_vocab, prompt, ids, self.prompts)
         return Asked(ids, params, vocab)
 
     def submit(
@@ -151,7 +138,7 @@ class Engine:
         *,
         request_id: str | None = None,
         priority: int = 0,
-        grammar: Any = None,
+        grammar: Grammar | None = None,
         is_claimed: bool = False,
     ) -> str:
         """Queue what `read` gave; returns its id."""
@@ -164,7 +151,7 @@ class Engine:
             raise RequestError(f"request id {group!r} is in use; choose another one.")
         params = asked.params
         seed = params.seed if params.seed is not None else secrets.randbits(63)
-        guarded = GuardedGrammar(grammar, self.built.config.vocab) if grammar is not None else None
+        guarded = GuardedGrammar(grammar, self.model.config.vocab) if grammar is not None else None
         requests = [
             self.admission.request(
                 group, sample, asked.ids, params, seed=seed, priority=priority, grammar=guarded,
@@ -184,7 +171,7 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request now; its memory is free at once. Unknown ids are ignored.
 
-        What it had can still be collected; of those that nobody collects the oldest are forgotten.
+        What it had can still be collected; of those that are not, the oldest are forgotten.
         """
         open_requests = [
             r for r in self._groups.requests(request_id) if r.state is not State.FINISHED
@@ -209,8 +196,10 @@ class Engine:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **options: Any,
+        request_id: str | None = None,
+        priority: int = 0,
+        grammar: Grammar | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> list[Result]:
         """Answer prompts, one result each, in order; all of them or none."""
         many = self.prompts.as_list(prompts)
@@ -227,38 +216,45 @@ class Engine:
         ids: list[str] = []
         try:
             for one in asked:
-                ids.append(self.submit(one, is_claimed=True, **options))
-            self._groups.hush(ids)
+                name = self.submit(
+                    one, request_id=request_id, priority=priority, grammar=grammar, is_claimed=True
+                )
+                ids.append(name)
+            self._groups.discard_updates(ids)
             while not all(map(self._groups.is_finished, ids)):
                 self._advance()
-            return [self.collect(request_id) for request_id in ids]
+            return [self.collect(name) for name in ids]
         finally:
-            for request_id in ids:
-                self._drop(request_id)
+            for name in ids:
+                self._drop(name)
 
     def stream(
         self,
         prompt: Prompt,
         params: SamplingParams | None = None,
         *,
-        chat_template_kwargs: dict[str, Any] | None = None,
-        **options: Any,
+        request_id: str | None = None,
+        priority: int = 0,
+        grammar: Grammar | None = None,
+        chat_template_kwargs: TemplateOptions | None = None,
     ) -> Iterator[Update]:
         """Answer one prompt, yielding what each step adds; other requests advance as well."""
         asked = self.read(prompt, params, chat_template_kwargs)
-        request_id = self.submit(asked, is_claimed=True, **options)
-        group = self._groups.find(request_id)
+        name = self.submit(
+            asked, request_id=request_id, priority=priority, grammar=grammar, is_claimed=True
+        )
+        group = self._groups.find(name)
         assert group is not None
         try:
             is_finished = False
             while not is_finished:
-                if not group.updates:  # nobody else has stepped
+                if not group.updates:  # no other caller has stepped
                     self._advance()
                 is_finished = group.is_finished
                 yield from group.take()
         finally:
-            if self._groups.find(request_id) is group:  # an aborted id may be somebody else's now
-                self._drop(request_id)
+            if self._groups.find(name) is group:  # an aborted id may be another request's now
+                self._drop(name)
 
     def recover(self) -> None:
         """After a step that raised: end every request. Raises if memory is not free then."""
@@ -267,7 +263,8 @@ class Engine:
         self.scheduler.check()
         if self.pool.num_used:
             raise EngineError(
-                f"{self.pool.num_used} K/V blocks belong to nobody after a failed step. Restart."
+                f"{self.pool.num_used} K/V blocks belong to no request after a failed step. "
+                "Restart."
             )
 
     def _drop(self, request_id: str) -> None:

@@ -1,7 +1,6 @@
-"""A request's grammar, held at arm's length: one that fails may end its own request only.
+"""A request's grammar, guarded: one that fails may end its own request only.
 
-A grammar is somebody else's code: `allowed()` gives the tokens that may come next (bool [V], or
-None for all), `accept(token)` moves on and says whether the token fitted, `fork()` copies.
+A grammar is foreign code, so what it raises and returns is checked.
 
 Drafting and verification ask for the same masks, and the row behind the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
@@ -10,17 +9,33 @@ first one of the next round: each mask is computed once, by a copy that runs ahe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol
 
 import torch
 
 from headstart.errors import RequestError
 
 
+class Grammar(Protocol):
+    """What a request may be held to."""
+
+    def allowed(self) -> torch.Tensor | None:
+        """The tokens that may come next, bool [V]; None for all."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Move on by a token; whether it fitted."""
+        ...
+
+    def fork(self) -> Grammar:
+        """A copy that goes on by itself."""
+        ...
+
+
 class GuardedGrammar:
     """Passes on what a grammar says; where it fails, nothing is allowed and `error` says why."""
 
-    def __init__(self, grammar: Any, num_tokens: int, error: str | None = None):
+    def __init__(self, grammar: Grammar | None, num_tokens: int, error: str | None = None):
         self._grammar, self._num_tokens, self.error = grammar, num_tokens, error
         self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
         self._drafts: list[int] = []
@@ -49,14 +64,14 @@ class GuardedGrammar:
         return ahead
 
     def allowed(self) -> torch.Tensor | None:
-        if self.error is None:
+        if self.error is None and self._grammar is not None:
             try:
                 mask = self._grammar.allowed()
             except Exception as error:
                 self._fail("allowed", error)
             else:
                 if mask is None or self._is_mask(mask):
-                    return mask  # type: ignore[no-any-return]
+                    return mask
                 self.error = (
                     f"the grammar's allowed() gave {_shown(mask)}; "
                     f"expected a bool tensor of {self._num_tokens} tokens."
@@ -68,7 +83,7 @@ class GuardedGrammar:
             del self._drafts[0], self._masks[0]
         else:
             self._forget_drafts()
-        if self.error is not None:
+        if self.error is not None or self._grammar is None:
             return False
         try:
             return bool(self._grammar.accept(token))
@@ -78,7 +93,7 @@ class GuardedGrammar:
 
     def fork(self) -> GuardedGrammar:
         copy = None
-        if self.error is None:
+        if self.error is None and self._grammar is not None:
             try:
                 copy = self._grammar.fork()
             except Exception as error:
@@ -88,7 +103,7 @@ class GuardedGrammar:
     def _forget_drafts(self) -> None:
         self._ahead, self._drafts, self._masks = None, [], []
 
-    def _is_mask(self, mask: Any) -> bool:
+    def _is_mask(self, mask: torch.Tensor | None) -> bool:
         return (
             isinstance(mask, torch.Tensor)
             and mask.dtype == torch.bool
@@ -96,13 +111,13 @@ class GuardedGrammar:
         )
 
     def _fail(self, name: str, error: Exception) -> None:
-        if isinstance(error, RequestError):  # one line for whoever asked
+        if isinstance(error, RequestError):  # one line for the user
             self.error = str(error)
         else:
             self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
 
 
-def _shown(mask: Any) -> str:
+def _shown(mask: torch.Tensor | None) -> str:
     if isinstance(mask, torch.Tensor):
         return f"a tensor of {tuple(mask.shape)} {mask.dtype}"
     return f"a {type(mask).__name__}"

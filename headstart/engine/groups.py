@@ -1,7 +1,7 @@
 """Requests under the ids that users know, and what has been made for them and not been taken.
 
-n samples share an id. Whoever steps the engine advances everybody, so an update waits here for
-the one it belongs to: a stream, or whoever calls `step`.
+n samples share an id. A step advances all requests, whatever called it, so an update waits here
+for the stream it belongs to, or for the next call of `step`.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headstart.engine.outputs import Completion, Result, Update
+from headstart.engine.output import Completion, Result, Update
 from headstart.engine.request import Request
 from headstart.errors import RequestError
 
-_ABORTED_KEPT = 256  # results of aborted requests that nobody has collected yet
+_ABORTED_KEPT = 256  # results of aborted requests that were not collected yet
 
 
 @dataclass
@@ -69,8 +69,8 @@ class Groups:
             if not group.is_quiet:
                 group.updates.append(update)
 
-    def hush(self, names: Iterable[str]) -> None:
-        """Nobody will take updates of these: kept, each round's would wait for the last one."""
+    def discard_updates(self, names: Iterable[str]) -> None:
+        """Updates of these will not be taken: kept, each round's would wait for the last one."""
         for name in names:
             self._groups[name].is_quiet = True
 

@@ -1,6 +1,6 @@
-"""Blocks of K/V memory: who holds which, what can be reused, what is free. Ints only.
+"""Blocks of K/V memory: which request holds which, what can be reused, what is free. Ints only.
 
-A block is free, cached (content known by its digest, held by nobody), or used (held by one or
+A block is free, cached (content known by its digest, held by no request), or used (held by one or
 more requests). One block id covers the same slots in every layer of trunk and head, so there is
 one table, one digest and one eviction order for all of them. free + cached + used == total,
 always.
@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from headstart.errors import EngineError
 
 Digest = bytes
-_TRUNK_ONLY = b"-"  # behind the digest of a block that no head has read
 
 
 def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
@@ -34,11 +33,6 @@ def extend_digests(
         parent = digests[-1] if digests else b""
         start = index * block_size
         digests.append(block_digest(parent, tokens[start : start + block_size]))
-
-
-def trunk_digest(digest: Digest) -> Digest:
-    """Identity of the same block without a head's entries."""
-    return digest + _TRUNK_ONLY
 
 
 class BlockPool:
@@ -90,14 +84,11 @@ class BlockPool:
         self._digests[block] = None
         return block
 
-    def match(
-        self, tokens: Sequence[int], known: list[Digest] | None = None, *, is_headless: bool = False
-    ) -> list[int]:
+    def match(self, tokens: Sequence[int], known: list[Digest] | None = None) -> list[int]:
         """The longest run of cached blocks that begins `tokens`; they are not taken yet.
 
         Never the whole text: at least the last token must run, for its logits. `known` are
         digests of the first blocks of `tokens`; those that had to be computed are added to it.
-        Blocks that no head has read are found for whoever is headless, too.
         """
         found: list[int] = []
         digests = known if known is not None else []
@@ -107,8 +98,6 @@ class BlockPool:
                 parent = digests[-1] if digests else b""
                 digests.append(block_digest(parent, tokens[start : start + size]))
             block = self._by_digest.get(digests[index])
-            if block is None and is_headless:
-                block = self._by_digest.get(trunk_digest(digests[index]))
             if block is None:
                 break
             found.append(block)
@@ -140,7 +129,7 @@ class BlockPool:
                     self._cached[block] = None
 
     def drop_cache(self) -> None:
-        """Forget everything that nobody holds."""
+        """Forget everything that no request holds."""
         while self._cached:
             heapq.heappush(self._free, self._evict())
 

@@ -1,7 +1,9 @@
 """The main loop: one step advances every running request by one verified chunk.
 
 That is rows of prompt, or the newest token and its drafts. What is emitted is the trunk's own
-choice, always; drafts only decide how many tokens a step gives.
+choice, always; drafts only decide how many tokens a step gives. A backend that can run rounds by
+itself decodes most requests ahead of the host (`Rounds`); the loop then reads prompts, and decides
+for requests that need the host for every token.
 """
 
 from __future__ import annotations
@@ -11,17 +13,16 @@ from collections.abc import Sequence
 
 import torch
 
+from headstart.backends.base import Backend
 from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.drafter import Drafter
-from headstart.engine.emission import emit, update_since
-from headstart.engine.head_track import HeadTrack
 from headstart.engine.options import EngineOptions
-from headstart.engine.outputs import Update
+from headstart.engine.output import EngineStats, Update, emit, update_since
 from headstart.engine.request import Request
-from headstart.engine.runner import Runner
+from headstart.engine.rounds import RoundOutcome, Rounds
 from headstart.engine.scheduler import Scheduler, Work
-from headstart.engine.stats import EngineStats
 from headstart.engine.verifier import Verdict, verify
+from headstart.sampling.acceptance import origins
 
 
 class Loop:
@@ -31,32 +32,40 @@ class Loop:
         self,
         options: EngineOptions,
         scheduler: Scheduler,
-        runner: Runner,
+        backend: Backend,
         drafter: Drafter | None,
-        speculation: DraftPolicy | None,
+        policy: DraftPolicy | None,
+        rounds: Rounds | None = None,
     ):
-        self.options, self.scheduler, self.runner = options, scheduler, runner
-        self.drafter, self.speculation = drafter, speculation
+        self.options, self.scheduler, self.backend = options, scheduler, backend
+        self.drafter, self.policy, self.rounds = drafter, policy, rounds
         self.stats = EngineStats()
+        self._max_drafts = options.max_drafts
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk."""
-        plan = self.scheduler.plan()  # who runs, how many rows each, which blocks
+        updates = self._step_rounds() if self.rounds is not None else []
+        in_rounds = self.rounds.requests if self.rounds is not None else {}
+        plan = self.scheduler.plan(in_rounds)  # which requests, how many rows each, which blocks
+        self._forget_restarted()
         if not plan:
-            return []
+            return updates
         self._resume_hits(plan)
         started = time.perf_counter()
-        states, logits = self.runner.trunk(plan)  # one pass over prompts, newest tokens and drafts
+        # one pass over prompts, newest tokens and drafts
+        feeds_head = self.drafter is not None
+        states, logits = self.backend.trunk_pass([w.rows(feeds_head=feeds_head) for w in plan])
         # accepted drafts, then a recovered or bonus token
         verdicts = self._decide(plan, logits)
         self._time_trunk(plan, time.perf_counter() - started)
-        updates = [
+        updates += [
             update
             for work, rows in zip(plan, states, strict=True)
             if (update := self._commit(work, rows, verdicts.get(work.request.id))) is not None
         ]
         decided = [work.request for work in plan if work.request.id in verdicts]
+        self._enter_rounds()
         self._draft(decided)
         self._release_siblings(decided)
         self._retire()
@@ -64,23 +73,121 @@ class Loop:
         return updates
 
     def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
-        return verify(plan, logits, one_by_one=self.options.exact, chooser=self.runner.chooser)
+        """The host's verdicts; first tokens of requests that enter rounds stay on the device."""
+        deciding = [work for work in plan if work.needs_logits]
+        entering = [w for w in deciding if not w.drafts and self._enters(w.request)]
+        # As many as fit, the most important first: the others must not wait for room.
+        entering = entering[: self.rounds.room()] if self.rounds is not None else []
+        if self.rounds is None or not entering:
+            return self._verify(deciding, logits)
+        others: list[Work] = []
+        own: list[int] = []
+        kept: list[int] = []
+        row = 0
+        for work in deciding:
+            rows = range(row, row + work.num_logits)
+            row = rows.stop
+            if work in entering:
+                own += rows
+            else:
+                kept += rows
+                others.append(work)
+        self.rounds.choose_first(entering, logits[own] if kept else logits)
+        return self._verify(others, logits[kept]) if kept else {}
+
+    def _verify(self, works: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
+        return verify(
+            works, logits, choose=self.backend.choose,
+            draft_probs=self.drafter.probs if self.drafter is not None else None,
+            one_by_one=self.backend.chooses_one_by_one,
+        )  # fmt: skip
+
+    # Rounds on the device
+
+    def _step_rounds(self) -> list[Update]:
+        """Start the next round, and hand out the last one."""
+        assert self.rounds is not None
+        outcomes, is_launched = self.rounds.advance(self._choose_for_rounds())
+        measured = self.rounds.measured
+        if measured is not None and self.policy is not None:
+            self.policy.observe_round(
+                measured.size, measured.num_drafts, measured.context, measured.seconds
+            )
+        updates = [self._take(outcome) for outcome in outcomes]
+        self._retire()
+        if not is_launched:  # memory is short: the scheduler decides which requests go on
+            self._leave_rounds()
+        return updates
+
+    def _choose_for_rounds(self) -> dict[Request, int]:
+        assert self.rounds is not None
+        if self.policy is None or not self.rounds.requests:
+            return {}
+        running = len(self.scheduler.running)
+        chosen = self.policy.choose(list(self.rounds.requests), num_running=running, uniform=True)
+        self.stats.draft_reason = self.policy.reason
+        return chosen
+
+    def _take(self, outcome: RoundOutcome) -> Update:
+        """Hand out what a round gave one request."""
+        request, num_accepted = outcome.request, len(outcome.tokens) - 1
+        verdict = Verdict(
+            outcome.tokens, list(origins(num_accepted, outcome.num_drafts)), num_accepted,
+            outcome.num_drafts, [],
+        )  # fmt: skip
+        # The round began with these in trunk and head.
+        num_final = len(request.tokens) - outcome.num_unread
+        update = self._deliver(request, verdict)
+        request.num_computed = len(request.tokens) - 1
+        self.scheduler.register(request, min(num_final, request.num_computed))
+        return update
+
+    def _enters(self, request: Request) -> bool:
+        return self.rounds is not None and self.rounds.takes(request)
+
+    def _enter_rounds(self) -> None:
+        """The head reads everything before the newest token; the rest is the device's."""
+        if self.rounds is None or not (entering := self.rounds.entering):
+            return
+        states: dict[Request, torch.Tensor] = {}
+        if self.drafter is not None:
+            states = {request: self.drafter.newest_state(request) for request in entering}
+            self.drafter.catch_up(entering, force=True)
+        for request in entering:
+            self._register(request)
+            if self.drafter is not None:
+                self.drafter.forget(request)
+            self.rounds.admit(request, states.get(request))
+        self._release_siblings(entering, is_registered=True)
+
+    def _leave_rounds(self) -> None:
+        assert self.rounds is not None
+        for request, states in self.rounds.drain().items():
+            if self.drafter is not None and states is not None:
+                self.drafter.restore(request, states)
+
+    # The host's part
+
+    def _forget_restarted(self) -> None:
+        for request in self.scheduler.take_restarted():
+            if self.drafter is not None:
+                self.drafter.forget(request)
 
     def _resume_hits(self, plan: Sequence[Work]) -> None:
         """Requests that begin after a prefix hit take up the head where the hit ends."""
         for work in plan:
             request = work.request
-            if request.num_cached and request.num_cached == work.start and not request.head.done:
+            if request.num_cached and request.num_cached == work.start:
                 request.stats.num_cached_tokens += request.num_cached
                 self.stats.cached_tokens += request.num_cached
-                if self.drafter is not None and not request.is_headless:
-                    self.drafter.resume(request)
+                if self.drafter is not None:
+                    self.drafter.resume(request, at=request.num_computed)
 
     def _time_trunk(self, plan: Sequence[Work], seconds: float) -> None:
         self.stats.trunk_seconds += seconds
-        if self.speculation is not None and all(w.request.is_decoding for w in plan):
+        if self.policy is not None and all(w.request.is_decoding for w in plan):
             requests = [work.request for work in plan]
-            self.speculation.observe_verify(requests, sum(w.count for w in plan), seconds)
+            self.policy.observe_verify(requests, sum(w.count for w in plan), seconds)
 
     def _commit(self, work: Work, rows: torch.Tensor, verdict: Verdict | None) -> Update | None:
         """Take over what a step decided for one request."""
@@ -89,7 +196,7 @@ class Loop:
             work.count if verdict is None else work.count - len(work.drafts) + verdict.num_accepted
         )
         request.num_computed = work.start + valid
-        if self.drafter is not None and not request.is_headless:
+        if self.drafter is not None:
             self.drafter.feed(request, work.start, rows[:valid])
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         request.drafts = []
@@ -117,45 +224,52 @@ class Loop:
         self.stats.acceptance.observe(num_drafts, num_accepted)
         chosen = self.stats.chosen_drafts
         chosen[num_drafts] = chosen.get(num_drafts, 0) + 1
-        if self.speculation is not None:
-            self.speculation.observe(request, num_drafts, num_accepted)
+        if self.policy is not None:
+            self.policy.observe(request, num_drafts, num_accepted)
 
     def _draft(self, decided: list[Request]) -> None:
-        """Let the head catch up with the trunk, and guess for those who got a token and go on."""
-        if self.drafter is None or self.speculation is None:
+        """Let the head catch up with the trunk, and guess for requests that go on here."""
+        if self.drafter is None or self.policy is None:
             return
         started = time.perf_counter()
         going = [r for r in self.scheduler.running if r.finish_reason is None]
-        chosen = self.speculation.choose(
-            [r for r in decided if r.finish_reason is None], num_running=len(going)
-        )
+        chosen = self.policy.choose(self._drafting_here(decided), num_running=len(going))
         drafting = {
             request: drafts
             for request, wanted in chosen.items()
             if wanted and (drafts := self.scheduler.look_ahead(request, wanted))
         }
-        # A head that reads a prompt, or what came while nobody drafted, says nothing about drafts.
-        is_usual = not self.drafter.is_behind(drafting, by=self.options.max_drafts + 1)
+        # A head that reads a prompt, or what came without drafts, says nothing about draft costs.
+        is_usual = not self.drafter.is_behind(drafting, by=self._max_drafts + 1)
         drafting_started = time.perf_counter()
         self.drafter.propose(drafting)
         if is_usual:
-            self.speculation.observe_drafts(drafting, time.perf_counter() - drafting_started)
+            self.policy.observe_drafts(drafting, time.perf_counter() - drafting_started)
         self.drafter.catch_up([r for r in going if r not in drafting])
-        self.stats.draft_reason = self.speculation.reason
+        self.stats.draft_reason = self.policy.reason
         self.stats.draft_seconds += time.perf_counter() - started
 
+    def _drafting_here(self, decided: list[Request]) -> list[Request]:
+        """Requests that go on with the host; those that enter the rounds next draft there."""
+        going = [r for r in decided if r.finish_reason is None]
+        if self.rounds is None:
+            return going
+        entering = [r for r in going if self._enters(r)][: self.rounds.room()]
+        return [r for r in going if r not in entering]
+
     def _register(self, request: Request) -> None:
-        """Blocks whose trunk and head entries are final may serve others."""
+        """Blocks whose trunk and head entries are final may serve other requests."""
         final = request.num_computed
-        if self.drafter is not None and not request.is_headless:
+        if self.drafter is not None:
             final = min(final, self.drafter.num_final(request))
         self.scheduler.register(request, final)
 
-    def _release_siblings(self, decided: list[Request]) -> None:
+    def _release_siblings(self, decided: list[Request], *, is_registered: bool = False) -> None:
         """Samples that waited for the first one to read the prompt may find it cached now."""
         for request in decided:
             if self.scheduler.has_siblings(request):
-                self._register_all(request)
+                if not is_registered:
+                    self._register_all(request)
                 self.scheduler.release_siblings(request)
 
     def _register_all(self, request: Request) -> None:
@@ -165,19 +279,22 @@ class Loop:
 
     def _retire(self) -> None:
         for request in [r for r in self.scheduler.running if r.finish_reason is not None]:
-            self._register_all(request)
+            if self.rounds is None or request not in self.rounds.requests:
+                self._register_all(request)
             self._close(request)
             self.stats.finished += 1
             self.stats.failed += request.finish_reason == "error"
         self.stats.preemptions = self.scheduler.num_preemptions
 
     def _close(self, request: Request) -> None:
+        if self.rounds is not None and request in self.rounds.requests:
+            self.rounds.remove(request)
         request.stats.total_seconds = time.perf_counter() - request.created
         self.scheduler.remove(request)
-        # A result may wait long for its collector; what the device holds for it must not.
-        request.head, request.draft_probs = HeadTrack(), None
-        if self.speculation is not None:
-            self.speculation.forget(request)
+        if self.drafter is not None:
+            self.drafter.forget(request)
+        if self.policy is not None:
+            self.policy.forget(request)
 
     def abort(self, request: Request) -> None:
         """End a request now; its memory is free at once."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
-from headstart.engine.auto.costs import MENU
+from headstart.backends.options import BackendOptions, Weights
 from headstart.errors import ConfigError, some
 
 Speculate = int | Literal["auto"]
 MAX_DRAFTS = 16
+MENU = (0, 1, 2, 3, 5, 8)  # numbers of drafts that `auto` chooses among and times
 
 
 def parse_speculate(text: str) -> Speculate:
@@ -48,7 +48,7 @@ class EngineOptions:
         default="auto",
         metadata={"help": "float32, bfloat16, float64, float16 (GPU), or auto by device"},
     )
-    weights: Literal["as-dtype", "int8", "fp8"] = field(
+    weights: Weights = field(
         default="as-dtype",
         metadata={"help": "8-bit weights with one scale per row: int8 (CPU) or fp8 (GPU)"},
     )
@@ -145,6 +145,14 @@ class EngineOptions:
         return replace(self, max_batched_tokens=_GPU_ROWS)
 
     @property
+    def backend(self) -> BackendOptions:
+        """The part that a backend is chosen and made by."""
+        return BackendOptions(
+            weights=self.weights, draft_weights=self.draft_weights, kernels=self.kernels,
+            exact=self.exact, threads=self.threads,
+        )  # fmt: skip
+
+    @property
     def max_drafts(self) -> int:
         """The most draft tokens a round may have."""
         return MENU[-1] if self.speculate == "auto" else self.speculate
@@ -153,7 +161,7 @@ class EngineOptions:
 # In one trunk pass: enough for the products to be efficient, and no more where a pass takes long,
 # since running answers wait for it. Of many answers half of the rows are for prompts.
 _CPU_ROWS, _GPU_ROWS = 512, 8192
-_CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until nobody else runs
+_CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until no other request runs
 _USUAL_DRAFTS = 3  # of `auto`, which may have more
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
@@ -167,12 +175,35 @@ _CHOICES = {
 }  # fmt: skip
 
 
-def is_speculate(value: object) -> bool:
+def is_speculate(value: Speculate | None) -> bool:
     """Whether an engine can draft that many tokens: `auto`, or 0 to MAX_DRAFTS."""
     return value == "auto" or (type(value) is int and 0 <= value <= MAX_DRAFTS)
 
 
-def engine_options(options: EngineOptions | None, settings: Mapping[str, Any]) -> EngineOptions:
+class EngineSettings(TypedDict, total=False):
+    """The fields of `EngineOptions` as keywords of `Engine`, which has `draft_vocab` of its own."""
+
+    speculate: Speculate
+    speculate_off_above: int | None
+    device: str
+    dtype: str
+    weights: Weights
+    draft_weights: Literal["auto", "as-dtype", "int8"]
+    block_size: int
+    kv_bytes: int | None
+    memory_fraction: float | None
+    max_running_requests: int
+    max_batched_tokens: int | None
+    max_model_len: int | None
+    prefix_caching: bool
+    chunked_prefill: bool
+    threads: int | None
+    exact: bool
+    kernels: Literal["auto", "on", "off"]
+    layout: Literal["own", "vllm", "sglang"]
+
+
+def engine_options(options: EngineOptions | None, settings: EngineSettings) -> EngineOptions:
     """What a constructor was given: a dataclass, or its fields by name, never both."""
     if options is not None and settings:
         raise ConfigError(

@@ -1,8 +1,8 @@
 """One request: what was asked, what came out so far, how far it is computed.
 
 `tokens` is prompt and output. Trunk slots [0, num_computed) are final. The last token is not
-computed yet (except while a prompt is being read); drafts come after it. `HeadTrack` says the
-same for the head.
+computed yet (except while a prompt is being read); drafts come after it. Numbers only: states of
+the head are the `Drafter`'s, requests that decode on a device the `Rounds`'.
 """
 
 from __future__ import annotations
@@ -10,18 +10,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
-from headstart.engine.head_track import HeadTrack
-from headstart.engine.state_plan import StateTrack
-from headstart.engine.stats import RequestStats
+from headstart.engine.state_cache import StateTrack
 from headstart.sampling.acceptance import Origin
+from headstart.simulate.acceptance import Acceptance
 
 if TYPE_CHECKING:
-    import torch
-
     from headstart.engine.grammar import GuardedGrammar
-    from headstart.engine.text import Detokenizer
+    from headstart.engine.output import Detokenizer
     from headstart.sampling.params import SamplingParams
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -31,6 +28,30 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of an emitted token and of the best alternatives at its place."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
+
+
+@dataclass
+class RequestStats:
+    """Counters and times of one request."""
+
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    queue_seconds: float | None = None  # until it ran for the first time
+    first_token_seconds: float | None = None
+    total_seconds: float | None = None
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+    seed: int = 0
+    max_tokens: int | None = None  # as resolved: by parameters, model length and memory
+    draft_vocab: str | None = None  # None: the whole vocabulary
 
 
 @dataclass(eq=False)
@@ -57,20 +78,14 @@ class Request:
     num_computed: int = 0
     num_cached: int = 0  # prompt tokens that a prefix hit saved, at the last start
     drafts: list[int] = field(default_factory=list)
-    draft_probs: torch.Tensor | None = None  # [K, V], kept only for the rejection rule
-    head: HeadTrack = field(default_factory=HeadTrack)
     states: StateTrack = field(default_factory=StateTrack)  # of recurrent layers
     origins: list[Origin] = field(default_factory=list)
-    logprobs: list[Any] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
     text: Detokenizer | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     error: str | None = None  # what ended the request, where that was a failure
     stats: RequestStats = field(default_factory=RequestStats)
-    is_headless: bool = False  # no head reads it, so nothing is drafted for it
-    was_headless: bool = False  # before it started again
-    seat: int | None = None  # where the device carries it on by itself
-    num_tabled: int = 0  # blocks that the seat knows of
     waited_steps: int = 0  # in all, preemptions included
     created: float = field(default_factory=time.perf_counter)
 
@@ -108,9 +123,6 @@ class Request:
     def reset(self) -> None:
         """Back to the start after preemption: everything is computed again, tokens stay."""
         self.blocks, self.drafts = [], []
-        self.draft_probs = None
         self.num_computed = self.num_registered = self.num_cached = 0
-        self.head, self.states = HeadTrack(), StateTrack()
-        self.was_headless |= self.is_headless
-        self.is_headless = False
+        self.states = StateTrack()
         self.state = State.WAITING

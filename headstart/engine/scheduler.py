@@ -1,4 +1,4 @@
-"""Who runs in the next step, how many rows each, and where its K/V goes. Ints only, no tensors.
+"""Which requests run in the next step, how many rows each, where their K/V goes. Ints only.
 
 There is no prefill phase and no decode phase: a request has tokens, of which some are computed,
 and a step moves the second number towards the first under a budget of rows. Requests that are
@@ -9,17 +9,17 @@ least important request, which starts again later.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from headstart.engine.kv_cache import BlockPool, extend_digests, trunk_digest
+from headstart.backends.base import StateRows, TrunkRows
+from headstart.engine.kv_cache import BlockPool, extend_digests
 from headstart.engine.options import EngineOptions
 from headstart.engine.request import Request, State
-from headstart.engine.state_plan import StatePlan
-from headstart.engine.state_pool import StateRows
+from headstart.engine.state_cache import StatePlan
 
-# Waiting this long is worth one level of priority, for good: nobody starves, and who was let in
-# for his age does not become the first victim again.
+# Waiting this long is worth one level of priority, for good: no request starves, and one that was
+# admitted for its age does not become the first victim again.
 _AGING_STEPS = 256
 
 
@@ -46,14 +46,26 @@ class Work:
     def num_logits(self) -> int:
         return 1 + len(self.drafts) if self.needs_logits else 0
 
+    def rows(self, *, feeds_head: bool) -> TrunkRows:
+        """The same for a backend."""
+        request = self.request
+        if self.drafts:
+            tokens = [request.tokens[-1], *self.drafts]
+        else:
+            tokens = request.tokens[self.start : self.stop]
+        return TrunkRows(
+            tokens, self.start, request.blocks, self.num_logits, feeds_head, self.states
+        )
+
 
 class Scheduler:
     def __init__(self, pool: BlockPool, options: EngineOptions, states: StatePlan | None = None):
         self.pool, self._options, self.states = pool, options, states
+        self._max_rows = options.num_rows
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
-        self.goes_headless: Callable[[Request], bool] = lambda request: False
+        self._restarted: list[Request] = []
         self._held_back: dict[str, list[Request]] = {}  # by the sibling they wait for
 
     def add(self, request: Request, siblings: Sequence[Request] = ()) -> None:
@@ -68,7 +80,7 @@ class Scheduler:
             self.waiting += siblings
 
     def has_siblings(self, request: Request) -> bool:
-        """Whether somebody waits for this request's prompt."""
+        """Whether other samples wait for this request's prompt."""
         return bool(self._held_back.get(request.id))
 
     @property
@@ -95,14 +107,16 @@ class Scheduler:
         if self.states is not None:
             self.states.release(request)
 
-    def plan(self) -> list[Work]:
-        """The work of the next step; empty if there is nothing to do."""
-        budget = self._options.num_rows
+    def plan(self, elsewhere: Collection[Request] = ()) -> list[Work]:
+        """The work of the next step; empty if there is nothing to do.
+
+        Requests that decode `elsewhere` are left alone, and so is their memory.
+        """
+        budget = self._max_rows
         works: dict[str, Work] = {}
-        # Those who sit on the device are carried on there.
-        standing = [request for request in self.running if request.seat is None]
-        by_importance = sorted(standing, key=lambda r: (not r.is_decoding, *_importance(r)))
-        reserved = sum(r.is_decoding for r in by_importance)  # a row for everybody who generates
+        candidates = [request for request in self.running if request not in elsewhere]
+        by_importance = sorted(candidates, key=lambda r: (not r.is_decoding, *_importance(r)))
+        reserved = sum(r.is_decoding for r in by_importance)  # a row for each that generates
         # and, before drafts, one for a prompt: drafts that fill a small budget would lock it out
         for_prompts = int(bool(self.waiting) or reserved < len(by_importance))
         for request in by_importance:
@@ -112,11 +126,11 @@ class Scheduler:
             share = budget - reserved - (for_prompts if request.is_decoding else 0)
             rows = self._rows(request, max(share, min(budget, 1)), is_first=not works)
             if rows > 1 and request.is_decoding and not self._fits(request, rows):
-                rows = 1  # drafts are dropped before anybody loses memory for them
-            if rows < 1 or not self._make_room(request, rows, works):
+                rows = 1  # drafts are dropped before another request loses memory for them
+            if rows < 1 or not self._make_room(request, rows, works, candidates):
                 continue
             works[request.id] = _work(request, rows)
-            budget = self._options.num_rows - sum(w.count for w in works.values())
+            budget = self._max_rows - sum(w.count for w in works.values())
         self._admit(works, budget)
         if self.states is None:
             return list(works.values())
@@ -138,14 +152,19 @@ class Scheduler:
     def _fits(self, request: Request, rows: int) -> bool:
         return self._missing(request, rows) <= self.pool.num_available
 
-    def _make_room(self, request: Request, rows: int, works: dict[str, Work]) -> bool:
-        """Take the blocks, from less important requests if need be; False if it lost its own."""
+    def _make_room(
+        self, request: Request, rows: int, works: dict[str, Work], victims: Sequence[Request]
+    ) -> bool:
+        """Take the blocks, from the least important of `victims` if need be.
+
+        False if the request lost its own.
+        """
         while (missing := self._missing(request, rows)) > 0:
             got = self.pool.allocate(missing)
             if got is not None:
                 request.blocks += got
                 break
-            victim = max((r for r in self.running if r.seat is None), key=_importance)
+            victim = max((r for r in victims if r.state is State.RUNNING), key=_importance)
             self._preempt(victim)
             works.pop(victim.id, None)
             if victim is request:
@@ -172,6 +191,12 @@ class Scheduler:
         self._give_back(request)
         request.reset()
         self.waiting.append(request)
+        self._restarted.append(request)
+
+    def take_restarted(self) -> list[Request]:
+        """Requests that lost their memory since the last time this was asked."""
+        taken, self._restarted = self._restarted, []
+        return taken
 
     def _admit(self, works: dict[str, Work], budget: int) -> None:
         for request in self.waiting:
@@ -179,10 +204,7 @@ class Scheduler:
         for request in sorted(self.waiting, key=_importance):
             if len(self.running) >= self._options.max_running_requests:
                 return
-            request.is_headless = self.goes_headless(request)
-            hit: list[int] | None = self.pool.match(
-                request.tokens, request.digests, is_headless=request.is_headless
-            )
+            hit: list[int] | None = self.pool.match(request.tokens, request.digests)
             if self.states is not None:
                 hit = self.states.begin(request, hit or [])
             if hit is None:
@@ -195,7 +217,7 @@ class Scheduler:
                 self._give_back(request)
                 request.blocks, request.num_computed, request.num_cached = [], 0, 0
                 return
-            self._make_room(request, rows, works)
+            self._make_room(request, rows, works, ())
             request.num_registered = len(hit)
             request.state = State.RUNNING
             if request.stats.queue_seconds is None:
@@ -206,20 +228,14 @@ class Scheduler:
             budget -= rows
 
     def register(self, request: Request, num_final: int) -> None:
-        """Make blocks findable whose first `num_final` slots are final in trunk and head.
-
-        Those of a headless request serve headless ones only.
-        """
+        """Make blocks findable whose first `num_final` slots are final in trunk and head."""
         if not self.pool.is_caching:
             return
         size = self.pool.block_size
         full = num_final // size
         extend_digests(request.digests, request.tokens, full, size)
         for index in range(request.num_registered, full):
-            digest = request.digests[index]
-            self.pool.register(
-                request.blocks[index], trunk_digest(digest) if request.is_headless else digest
-            )
+            self.pool.register(request.blocks[index], request.digests[index])
         request.num_registered = max(request.num_registered, full)
 
     def check(self) -> None:

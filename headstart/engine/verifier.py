@@ -11,14 +11,19 @@ from dataclasses import dataclass
 
 import torch
 
-from headstart.engine.outputs import TokenLogprob
-from headstart.engine.request import Request
+from headstart.engine.request import Request, TokenLogprob
 from headstart.engine.scheduler import Work
 from headstart.sampling.acceptance import Origin, origins, reject
-from headstart.sampling.choose import NOTHING_ALLOWED, choose, logprobs, target_probs
+from headstart.sampling.choose import NOTHING_ALLOWED, logprobs, target_probs
+from headstart.sampling.choose import choose as choose_rows
 from headstart.sampling.rows import Row
 
 Chooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
+
+
+def choose_all(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
+    """The reference: the sampling package's own choice at each row."""
+    return [int(token) for token in choose_rows(logits, rows).tolist()]
 
 
 @dataclass(frozen=True)
@@ -32,17 +37,22 @@ class Verdict:
     logprobs: list[TokenLogprob]
 
 
+DraftProbs = Callable[[Request], torch.Tensor]
+
+
 def verify(
     works: Sequence[Work],
     logits: torch.Tensor,
     *,
+    choose: Chooser = choose_all,
+    draft_probs: DraftProbs | None = None,
     one_by_one: bool = False,
-    chooser: Chooser | None = None,
 ) -> dict[str, Verdict]:
     """Decide every work that has logits; rows of `logits` follow one another in that order.
 
-    `one_by_one` processes each row in tensors of its own, whose shape is always the same; a
-    `chooser` makes the choices in a way of its own.
+    `choose` is the backend's; `draft_probs` gives what a request's drafts were drawn from, for
+    the rejection rule. With `one_by_one` log-probabilities of each row come from tensors of its
+    own, whose shape is always the same.
     """
     deciding = [work for work in works if work.needs_logits]
     rows: list[Row] = []
@@ -52,19 +62,16 @@ def verify(
         limits.append(limit)
     if not deciding:
         return {}
-    if chooser is not None:
-        chosen = chooser(logits, rows)
-    elif one_by_one:
-        chosen = [int(choose(logits[i : i + 1].clone(), [row])) for i, row in enumerate(rows)]
-    else:
-        chosen = choose(logits, rows).tolist()
+    chosen = choose(logits, rows)
     result: dict[str, Verdict] = {}
     start = 0
     for work, limit in zip(deciding, limits, strict=True):
         request, drafts = work.request, list(work.drafts[:limit])
         own = chosen[start : start + work.num_logits]
         if drafts and request.params.acceptance == "rejection":
-            accepted, following = _reject(work, limit, logits[start:], rows[start:])
+            assert draft_probs is not None
+            probs = draft_probs(request)[:limit]
+            accepted, following = _reject(work, probs, logits[start:], rows[start:])
             if own[accepted] == NOTHING_ALLOWED:
                 following = NOTHING_ALLOWED
         else:
@@ -107,14 +114,15 @@ def _build_rows(work: Work, rows: list[Row]) -> int:
     return len(work.drafts) if masks is None else len(masks) - 1
 
 
-def _reject(work: Work, limit: int, logits: torch.Tensor, rows: Sequence[Row]) -> tuple[int, int]:
+def _reject(
+    work: Work, draft_probs: torch.Tensor, logits: torch.Tensor, rows: Sequence[Row]
+) -> tuple[int, int]:
     """The classical rule: exact in distribution, but the text depends on what was drafted."""
-    request = work.request
+    request, limit = work.request, len(draft_probs)
     target = target_probs(logits[: limit + 1], rows[: limit + 1])
-    assert request.draft_probs is not None
     accepted, following = reject(
         torch.tensor([work.drafts[:limit]], device=logits.device),
-        request.draft_probs[:limit].unsqueeze(0).to(target.dtype),
+        draft_probs.unsqueeze(0).to(target.dtype),
         target.unsqueeze(0),
         torch.tensor([limit], device=logits.device),
         [request.seed],

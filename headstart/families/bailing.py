@@ -56,6 +56,16 @@ V2 = Family(
     block=_block,
     trunk=_TRUNK,
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.layers.{layer}."},
+    served={"vllm": "0.25.0", "sglang": "0.5.3"},
+    variants={
+        "vllm": {"bailing_moe": None, "bailing_moe_v2": None},
+        "sglang": {"bailing_hybrid": "0.5.9"},
+    },
+    variant_titles={
+        "bailing_moe": "Ling 2.0",
+        "bailing_moe_v2": "Ling 2.0",
+        "bailing_hybrid": "Ling 2.5 and 2.6",
+    },
     notes=(
         "some checkpoints call mlp.gate.expert_bias mlp.gate.e_score_correction_bias",
         _NORM_HEAD,
@@ -76,6 +86,7 @@ V3 = Family(
     trunk=_TRUNK,
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
+    served={"vllm": "0.28.0rc1"},
     notes=(
         "the fusion projection may be quantised",
         "Ling-3.0-tiny declares 0 modules: it has no head",

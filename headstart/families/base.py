@@ -11,8 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from headstart.families.dims import Fields, dims, size
+from headstart.families.dims import Fields, at, dims, size
 from headstart.families.names import KeyMap, Naming
+from headstart.families.runtime import Runtime
+
+_NOT_WRITTEN = "its decoder layers, which nobody has written for it yet"
 
 
 @dataclass(frozen=True)
@@ -102,17 +105,6 @@ class Trunk:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
-    """That an engine serves the family's head, since which release, and what to know."""
-
-    since: str
-    note: str = ""  # everything there is to know, variants included, for tables
-    caution: str = ""  # what holds for every model of the family
-    # model_type or architecture -> first release for that variant, None: no release
-    variants: Mapping[str, str | None] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Family:
     name: str
     title: str  # as people call it
@@ -142,7 +134,33 @@ class Family:
     also_asked_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     is_published: bool = True  # False: only grafted or privately trained heads exist
     is_complete: bool = False  # fully supported: fixture, tiny checkpoint, all file operations
+    # engine -> the first release whose sources register the head (`main`: none yet), and what holds
+    # for the whole family; an engine that is not listed cannot serve the head
+    served: Mapping[str, str] = field(default_factory=dict)
+    # engine -> model_type or architecture that came later than the family, or never (None)
+    variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
+    variant_titles: Mapping[str, str] = field(default_factory=dict)  # as people call them
+    # its releases are quantised as part of the layout, which no quantisation config describes
+    is_quantized_by_layout: bool = False
+    # where transformers lacks its config class: `auto_map` of a config, and the files that it names
+    auto_map: Mapping[str, str] = field(default_factory=dict)
+    remote_code: Mapping[str, str] = field(default_factory=dict)
+    reasoning: str = ""  # the format (server/reasoning.py), where chat templates do not show it
+    runtime: Runtime | None = None  # how the engine runs it; None: it does not
+    lacks: str = ""  # what the engine lacks for it, or for those of its model types that do not run
     notes: tuple[str, ...] = ()
+
+    @property
+    def run_types(self) -> tuple[str, ...]:
+        """The model types that the engine runs, and training and scoring with it."""
+        if self.runtime is None:
+            return ()
+        return self.runtime.model_types or (*self.model_types, *self.marked_types)
+
+    @property
+    def engine_lacks(self) -> str:
+        """What the engine lacks to run all of the family's model types; empty if nothing."""
+        return self.lacks if self.lacks or self.runtime is not None else _NOT_WRITTEN
 
     def naming(self, fields: Fields, root: str | None = None) -> Naming:
         layers = fields.get("num_hidden_layers")
@@ -154,7 +172,7 @@ class Family:
 
     def fields_of_head(self, fields: Fields) -> Fields:
         """The config as it holds inside the head."""
-        own = {name: _at(fields, path) for name, path in self.head_fields.items()}
+        own = {name: at(fields, path) for name, path in self.head_fields.items()}
         return {**fields, **{name: value for name, value in own.items() if value is not None}}
 
     def expected(
@@ -180,10 +198,3 @@ class Family:
                 if module == 0 or self.keys.has_place(key, naming):
                     result[key] = shape
         return result
-
-
-def _at(fields: Fields, path: str) -> Any:
-    value: Any = fields
-    for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
-    return value

@@ -6,6 +6,7 @@ from headstart.families.base import Family, HeadLayout, Trunk
 from headstart.families.blocks import DENSE_MLP, INDEXER, MLA, NORMS, ROLES, SIGMOID_MOE
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
+from headstart.families.runtime import Runtime
 
 MOE_LAYER = NORMS + MLA + SIGMOID_MOE
 DENSE_LAYER = NORMS + MLA + DENSE_MLP
@@ -17,6 +18,23 @@ def dense_then_moe(fields: Fields, layer: int) -> str:
     return "dense" if layer < int(fields.get("first_k_dense_replace") or 0) else "moe"
 
 
+# what classes with latent attention take where a config is silent
+LATENT_DEFAULTS = {
+    "scoring_func": "sigmoid",
+    "kv_lora_rank": 512,
+    "qk_rope_head_dim": 64,
+    "rope_interleave": True,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5,
+}
+_DEFAULTS = {
+    **LATENT_DEFAULTS,
+    "qk_nope_head_dim": 128,
+    "v_head_dim": 128,
+    "n_group": 8,
+    "topk_group": 4,
+}
 LAYOUT = HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}})
 
 V3 = Family(
@@ -35,7 +53,9 @@ V3 = Family(
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
+    served={"vllm": "0.7.3", "sglang": "0.4.3.post1", "trtllm": "1.0.0", "xllm": "0.6.0"},
     is_complete=True,
+    runtime=Runtime(defaults={**_DEFAULTS, "max_position_embeddings": 4096}),
     notes=(
         "xLLM recycles the block output before the out norm on Ascend",
         "JoyAI-LLM-Flash stores its head the same way, with a dense MLP in the block",
@@ -62,5 +82,9 @@ V32 = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
+    served={"vllm": "0.11.0", "sglang": "0.5.3", "trtllm": "1.2.0", "xllm": "0.9.0"},
     is_complete=True,
+    runtime=Runtime(
+        defaults={**_DEFAULTS, "max_position_embeddings": 163840}, has_gpu_kernels=False
+    ),
 )

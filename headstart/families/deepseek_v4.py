@@ -93,7 +93,16 @@ FAMILY = Family(
         "block.attn": ("model.decoder.self_attn",),  # SGLang
         "block.ffn": ("model.decoder.mlp",),
     },
+    served={
+        "vllm": "0.20.0",
+        "sglang": "0.5.12",
+        "trtllm": "1.3.0rc20 Blackwell GPUs only",
+        "xllm": "0.10.0",
+    },
     is_complete=True,
+    is_quantized_by_layout=True,
+    lacks="several residual streams with hyper-connections, K/V compressed by layer, "
+    "output projections in groups, and a head that is fed those streams",
     notes=(
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",
         "scales are E8M0 beside FP4 experts: copied bit for bit",

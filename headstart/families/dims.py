@@ -12,7 +12,7 @@ from typing import Any
 
 Fields = Mapping[str, Any]
 
-# our name -> the config fields that hold it, first present wins
+# our name -> the config fields (or dotted paths) that hold it, first present wins
 _FIELDS: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size",),
     "vocab": ("vocab_size",),
@@ -41,9 +41,9 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "o_rank": ("o_lora_rank",),
     "o_groups": ("o_groups",),
     "hc": ("hc_mult",),
-    "swa_heads": ("swa_num_attention_heads",),
-    "swa_kv_heads": ("swa_num_key_value_heads",),
-    "swa_head_dim": ("swa_head_dim",),
+    "swa_heads": ("swa_num_attention_heads", "attention_other_setting.num_attention_heads"),
+    "swa_kv_heads": ("swa_num_key_value_heads", "attention_other_setting.num_attention_groups"),
+    "swa_head_dim": ("swa_head_dim", "attention_other_setting.head_dim"),
     "swa_v_dim": ("swa_v_head_dim",),
     "lin_k_heads": ("linear_num_key_heads",),
     "lin_v_heads": ("linear_num_value_heads",),
@@ -56,25 +56,16 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "state": ("ssm_state_size",),
 }  # fmt: skip
 
-_OTHERS = {
-    "other_heads": "num_attention_heads",
-    "other_kv_heads": "num_attention_groups",
-    "other_head_dim": "head_dim",
-}
-
 
 def dims(fields: Fields) -> dict[str, int]:
     """Every size that `fields` (the text part of a config over its top level) gives."""
     found: dict[str, int] = {}
     for name, candidates in _FIELDS.items():
         for field in candidates:
-            if type(fields.get(field)) is int:
-                found[name] = fields[field]
+            value = at(fields, field)
+            if type(value) is int:
+                found[name] = value
                 break
-    other = fields.get("attention_other_setting")  # Step's sliding layers
-    for name, field in _OTHERS.items():
-        if isinstance(other, Mapping) and type(other.get(field)) is int:
-            found[name] = other[field]
     if "head_dim" not in found and found.get("heads") and "hidden" in found:
         found["head_dim"] = found["hidden"] // found["heads"]
     if "head_dim" in found:
@@ -84,6 +75,14 @@ def dims(fields: Fields) -> dict[str, int]:
     if found.get("o_groups") and "heads" in found:
         found["heads_per_group"] = found["heads"] // found["o_groups"]
     return found
+
+
+def at(fields: Fields, path: str) -> Any:
+    """The value at a dotted path of a config, or None."""
+    value: Any = fields
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
 
 
 def size(expression: str, known: Mapping[str, int]) -> int | None:

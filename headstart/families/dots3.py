@@ -39,6 +39,7 @@ FAMILY = Family(
     },
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
+    served={"vllm": "0.28.0rc1", "sglang": "main"},
     notes=(
         "the embedding of the head is trained, not a copy: it must be kept",
         "the fusion projection may be FP8",

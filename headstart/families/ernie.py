@@ -6,6 +6,8 @@ from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, EXPERTS, GQA, NORMS, SHARED_EXPERTS
 from headstart.families.dims import Fields
 from headstart.families.names import KeyMap
+from headstart.families.parameters import parameters
+from headstart.families.runtime import Runtime
 
 _BLOCK = NORMS + GQA + DENSE_MLP
 _MOE = (
@@ -53,6 +55,20 @@ FAMILY = Family(
     block_kind="dense",
     trunk=Trunk(kinds={"dense": _BLOCK, "moe": _MOE}, kind_of=_kind),
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.mtp_block."},
+    served={"vllm": "0.10.2 one module, reused for every draft", "sglang": "0.5.1"},
     is_complete=True,
+    runtime=Runtime(
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 500000.0,
+            "tie_word_embeddings": True,
+            "moe_layer_start_index": 1,
+            "moe_norm_min": 1e-12,
+            "moe_num_shared_experts": 2,
+        },
+        fixed={"rope_interleave": True},
+        refused={"use_bias": "the engine computes ERNIE without biases, as all its releases are."},
+        parameters=parameters("mlp.router.correction   mlp.moe_statics.e_score_correction_bias"),
+    ),
     notes=("engines send the raw block output to the LM head; there is no norm tensor for it",),
 )

@@ -24,6 +24,7 @@ MOE = Family(
     # A MoE head is conceivable; both engines build the dense one, so only that can be in use.
     block=lambda fields: _MOE_BLOCK,
     looked_up_as={"vllm": "mtp.layers.{module}."},
+    served={"vllm": "0.14.0", "sglang": "0.5.9", "trtllm": "1.3.0rc2"},
     notes=("attention type and window come from mtp_layer_types and mtp_sliding_windows",),
 )
 
@@ -45,6 +46,7 @@ EXAONE4_5 = Family(
         kinds={"dense": _POST_NORM_BLOCK},
     ),
     looked_up_as={"vllm": "mtp.layers.{module}."},
+    served={"vllm": "0.20.0"},
     notes=(
         "the block normalises after attention and after the MLP, and has no input_layernorm",
         "served by vLLM only",

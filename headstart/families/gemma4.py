@@ -32,6 +32,12 @@ ASSISTANT = Family(
         masked_embedding.token_ordering     vocab            if use_ordered_embeddings
     """),
     kv_elements="0",
+    served={
+        "vllm": "0.21.0 the assistant is the draft of a Gemma 4 model",
+        "sglang": "0.5.12 the assistant is the draft of a Gemma 4 model",
+        "trtllm": "1.3.0rc20 the assistant is the draft of a Gemma 4 model",
+    },
+    lacks="attention over the K/V of another model",
     notes=(
         "a separate checkpoint: it cannot be exported from the target nor stitched into it",
         "attention has queries only, over the target's KV cache; positions stay while drafting",

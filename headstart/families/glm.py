@@ -13,9 +13,10 @@ from headstart.families.blocks import (
     ROLES,
     SIGMOID_MOE,
 )
-from headstart.families.deepseek import dense_then_moe
+from headstart.families.deepseek import LATENT_DEFAULTS, dense_then_moe
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
+from headstart.families.runtime import Runtime
 
 _ATTENTION = (
     GQA
@@ -29,6 +30,13 @@ _MOE_LAYER = NORMS + _ATTENTION + SIGMOID_MOE
 _LITE_LAYER = NORMS + MLA + SIGMOID_MOE
 _SPARSE_LAYER = NORMS + MLA + INDEXER + SIGMOID_MOE
 
+_LATENT_DEFAULTS = {
+    **LATENT_DEFAULTS,
+    "rms_norm_eps": 1e-5,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "max_position_embeddings": 202752,
+}
 _VLLM = {"zero_embed_at_position_0": True, "recycled_hidden": "before_out_norm"}
 _LAYOUT = HeadLayout(deviations={"vllm": _VLLM})
 _LOOKED_UP = {"vllm": "model.layers.{layer}.", "sglang": "model.decoder."}
@@ -49,7 +57,17 @@ GLM4_MOE = Family(
         kind_of=dense_then_moe,
     ),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.10.0", "sglang": "0.4.9.post5", "trtllm": "1.2.0", "xllm": "0.7.0"},
     is_complete=True,
+    runtime=Runtime(
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "partial_rotary_factor": 0.5,
+            "scoring_func": "sigmoid",
+            "first_k_dense_replace": 1,
+        },
+        partial_rotary=True,
+    ),
     notes=(
         "4.5 stores copies of embedding and LM head in the head, 4.6 and later do not",
         "vLLM recycles the state before the out norm: acceptance past depth 1 suffers there",
@@ -72,7 +90,15 @@ GLM4_MOE_LITE = Family(
     ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.15.0", "sglang": "0.5.13 earlier releases load it into a class without MLA"},
     is_complete=True,
+    runtime=Runtime(
+        defaults={
+            **_LATENT_DEFAULTS,
+            "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.8,
+        }
+    ),
 )
 
 
@@ -115,7 +141,11 @@ GLM_MOE_DSA = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as=_LOOKED_UP,
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
+    served={"vllm": "0.16.0", "sglang": "0.5.9", "trtllm": "1.3.0rc9", "xllm": "0.9.0"},
     is_complete=True,
+    runtime=Runtime(
+        defaults={**_LATENT_DEFAULTS, "indexer_rope_interleave": True}, has_gpu_kernels=False
+    ),
     notes=("a community sidecar uses model_type glm_moe_dsa_mtp",),
 )
 
@@ -141,6 +171,8 @@ GLM_OCR = Family(
     copies=("embed_tokens", "lm_head"),
     trunk=Trunk(prefixes=_OCR_ROOTS, kinds={"dense": _OCR_LAYER}),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.16.0", "sglang": "0.5.9"},
+    lacks="norms behind attention and MLP, and positions of images",
     notes=(
         "image positions: the head takes the trunk's M-RoPE positions and merged embeddings",
         "vLLM may leave the block unloaded when names start with model.language_model.",

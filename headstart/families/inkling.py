@@ -36,6 +36,8 @@ FAMILY = Family(
         lm_heads=("model.llm.unembed.weight",),
         extras=parts("embed_norm.weight hidden if use_embed_norm"),
     ),
+    served={"vllm": "0.26.0", "sglang": "0.5.16"},
+    lacks="short convolutions in attention",
     notes=(
         "embeddings pass the trunk's embed_norm before the head's; skipping it costs acceptance",
         "without chain_hidden_post_norm there is no norm between block and LM head",

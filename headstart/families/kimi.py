@@ -26,6 +26,8 @@ K3 = Family(
     ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
+    served={"vllm": "0.27.0"},
+    lacks="its linear attention, and latent attention without positions",
     notes=(
         "self_attention_res_* and mlp_res_* tensors in the head are not used by vLLM",
         "experts are w1, w2, w3 with .weight_packed and .weight_scale",

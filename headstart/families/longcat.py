@@ -34,6 +34,9 @@ FAMILY = Family(
     head_fields={"intermediate_size": "ffn_hidden_size"},
     copies=("embed_tokens",),
     kv_elements="kv_rank+rope_dim",
+    served={"vllm": "0.11.0", "sglang": "0.5.2"},
+    variants={"vllm": {"longcat_flash_ngram": "0.26.0"}, "sglang": {"longcat_flash_ngram": None}},
+    lacks="layers of two attentions with experts beside them",
     notes=(
         "engines apply mla_scale_q_lora and mla_scale_kv_lora to the latent norms after loading",
         "disable_quant_module with `mtp` in it means the head is not quantised",

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, EXPERTS, GQA, NORMS, QKV_BIAS, ROLES
 from headstart.families.dims import Fields
 from headstart.families.keymaps import mtp_layers
+from headstart.families.parameters import parameters
+from headstart.families.runtime import Runtime
 
 _LAYER = NORMS + GQA + QKV_BIAS + DENSE_MLP
+_CONFIG_CLASS = '''\
+"""The config of MiMo: Qwen2's, plus how many prediction heads follow the layers."""
+
+from transformers import Qwen2Config
+
+
+class MiMoConfig(Qwen2Config):
+    model_type = "mimo"
+
+    def __init__(self, num_nextn_predict_layers: int = 1, **fields):
+        self.num_nextn_predict_layers = num_nextn_predict_layers
+        super().__init__(**fields)
+'''
 
 MIMO = Family(
     name="mimo",
@@ -30,7 +47,12 @@ MIMO = Family(
     block_kind="dense",
     trunk=Trunk(kinds={"dense": _LAYER}),
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": ""},
+    served={"vllm": "0.9.0", "sglang": "0.4.6.post5", "xllm": "main CUDA devices only"},
     is_complete=True,
+    auto_map={"AutoConfig": "configuration_mimo.MiMoConfig"},
+    remote_code={"configuration_mimo.py": _CONFIG_CLASS},
+    reasoning="think",
+    runtime=Runtime(defaults={"attention_bias": True}),
 )
 
 _SWA = parts("""
@@ -65,6 +87,32 @@ def _v2_kind(fields: Fields, layer: int) -> str:
     return f"{attention}_{'moe' if isinstance(moe, list) and moe[layer] else 'dense'}"
 
 
+def _v2_normalised(fields: Fields) -> Fields:
+    """What transformers writes for a release: layers by name, sliding heads by rule."""
+    found: dict[str, Any] = {}
+    by_layer = {"hybrid_layer_pattern": "layer_types", "moe_layer_freq": "mlp_layer_types"}
+    for usual, named in by_layer.items():
+        names = fields.get(named)
+        if fields.get(usual) is None and isinstance(names, list):
+            found[usual] = [int(name in ("sliding_attention", "sparse")) for name in names]
+    rope = fields.get("rope_parameters") or {}
+    if "sliding_attention" in rope and "full_attention" in rope:
+        found["swa_rope_theta"] = rope["sliding_attention"].get("rope_theta")
+        found["rope_parameters"] = rope["full_attention"]
+    for name, times in (
+        ("num_attention_heads", 1), ("num_key_value_heads", 2), ("head_dim", 1), ("v_head_dim", 1),
+    ):  # fmt: skip
+        value = fields.get(name)
+        if fields.get(f"swa_{name}") is None and isinstance(value, int):
+            found[f"swa_{name}"] = times * value
+    found["swa_partial_rotary_factor"] = fields["partial_rotary_factor"]
+    # as SGLang and transformers count: so many before the row, and the row
+    found["swa_window"] = fields["sliding_window_size"] + 1
+    return found
+
+
+_V2_WITHOUT = "the engine computes MiMo-V2 without, as its releases are."
+
 V2 = Family(
     name="mimo_v2",
     title="MiMo-V2-Flash, V2-Pro, V2.5, V2.5-Pro, V2.5-Omni",
@@ -95,7 +143,32 @@ V2 = Family(
     ),
     kv_elements="swa_kv_heads*swa_head_dim+swa_kv_heads*swa_v_dim",
     looked_up_as={"vllm": "model.mtp.layers.{module}.", "sglang": "model.decoder."},
+    served={
+        "vllm": "0.21.0 only the first module is loaded and reused for every draft",
+        "sglang": "0.5.7 one draft runner per module",
+    },
+    variants={"sglang": {"mimo_v2": "0.5.11"}},
+    variant_titles={"mimo_v2": "V2-Pro and V2.5"},
     is_complete=True,
+    runtime=Runtime(
+        model_types=("mimo_v2_flash",),
+        defaults={
+            "scoring_func": "sigmoid",
+            "partial_rotary_factor": 0.334,
+            "rope_theta": 5000000.0,
+            "swa_rope_theta": 10000.0,
+            "sliding_window_size": 128,
+            "n_shared_experts": 0,
+            "layernorm_epsilon": 1e-5,
+        },
+        renamed={"layernorm_epsilon": "rms_norm_eps"},
+        normalise=_v2_normalised,
+        refused=dict.fromkeys(("attention_bias", "add_full_attention_sink_bias"), _V2_WITHOUT),
+        partial_rotary=True,
+        parameters=parameters("mlp_norm.weight   pre_mlp_layernorm.weight"),  # of its heads
+        has_gpu_kernels=False,
+    ),
+    lacks="the fused qkv_proj of V2-Pro and V2.5, stored for eight ranks",
     notes=(
         "V2.5-Pro stores a fused qkv_proj, pre-sharded for eight ranks: copied as it is",
         "vLLM uses the first of the three modules only",

@@ -25,6 +25,8 @@ M3 = Family(
         lm_heads=("language_model.lm_head.weight", "lm_head.weight"),
     ),
     looked_up_as={"vllm": "model.layers.{module}."},
+    served={"vllm": "0.24.0"},
+    lacks="sparse attention by blocks",
     notes=(
         "the block always has sparse attention (index_q_proj, index_k_proj) and block_sparse_moe",
         "MXFP8 scales are called weight_scale_inv",

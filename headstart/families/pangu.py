@@ -35,5 +35,6 @@ FAMILY = Family(
     trunk=Trunk(kind_of=dense_then_moe),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
+    served={"vllm": "0.11.1"},
     notes=("the number of published modules is not known; one is assumed",),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import (
     DENSE_MLP,
@@ -14,6 +16,8 @@ from headstart.families.blocks import (
 )
 from headstart.families.dims import Fields
 from headstart.families.keymaps import qwen_style
+from headstart.families.parameters import parameters
+from headstart.families.runtime import Runtime
 
 _DENSE = NORMS + GATED_GQA + DENSE_MLP
 _MOE = NORMS + GATED_GQA + QWEN_MOE
@@ -52,6 +56,27 @@ def next_layer_type(fields: Fields, layer: int) -> str:
     return ("dense_" if without else "") + layer_type(fields, layer)
 
 
+_RUNTIME = Runtime(
+    defaults={
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_conv_kernel_dim": 4,
+        "partial_rotary_factor": 0.25,
+        "head_dim": 256,
+        "use_qk_norm": True,
+    },
+    partial_rotary=True,
+    gated_attention=True,
+    output_bias=True,
+)
+_SHARED_EXPERT = parameters("""
+    mlp.shared.gate_up.weight   mlp.shared_expert.{gate,up}_proj.weight
+    mlp.shared.down.weight      mlp.shared_expert.down_proj.weight
+""")
+# rows of queries, keys, values and gates are stored key head by key head
+_JOINED_INPUTS = parameters("attention.inputs.weight   linear_attn.in_proj_{qkvz,ba}.weight")
 _LAYOUT = HeadLayout(zero_centred_norms=True)
 _LOOKED_UP = {"vllm": "mtp.layers.{module}.", "sglang": "mtp.layers.{module}."}
 _PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
@@ -84,7 +109,9 @@ NEXT = Family(
         kind_of=next_layer_type,
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
+    served={"vllm": "0.10.2", "sglang": "0.5.2"},
     is_complete=True,
+    runtime=replace(_RUNTIME, parameters={**_SHARED_EXPERT, **_JOINED_INPUTS}),
     notes=("the config carries no count that engines rely on; they assume one module",),
 )
 
@@ -110,7 +137,12 @@ QWEN3_5 = Family(
         kind_of=layer_type,
     ),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.17.0", "sglang": "0.5.9", "xllm": "0.9.0"},
+    # by architecture: the text part of every Qwen3.5 has the model_type of a text-only one
+    variants={"sglang": {"Qwen3_5ForCausalLM": "0.5.17"}},
+    variant_titles={"Qwen3_5ForCausalLM": "text-only checkpoints"},
     is_complete=True,
+    runtime=_RUNTIME,
 )
 
 QWEN3_5_MOE = Family(
@@ -135,7 +167,11 @@ QWEN3_5_MOE = Family(
         kind_of=layer_type,
     ),
     looked_up_as=_LOOKED_UP,
+    served={"vllm": "0.17.0", "sglang": "0.5.9", "trtllm": "1.3.0rc14", "xllm": "0.9.0"},
+    variants={"sglang": {"Qwen3_5MoeForCausalLM": "0.5.17"}},
+    variant_titles={"Qwen3_5MoeForCausalLM": "text-only checkpoints"},
     is_complete=True,
+    runtime=replace(_RUNTIME, parameters=_SHARED_EXPERT),
     notes=("experts are stored one by one (Qwen3.5) or fused (Qwen3.6); either is kept",),
 )
 
@@ -154,6 +190,8 @@ INTERN_S2 = Family(
     block=lambda fields: _MOE if fields.get("num_experts") else _DENSE,
     head_fields={"num_experts": "mtp_num_experts"},
     trunk=Trunk(prefixes=_PREFIXES, lm_heads=_LM_HEADS, beside=_VISION),
+    served={"vllm": "0.22.0", "sglang": "0.5.12"},
+    variants={"vllm": {"interns2_mobius": "0.28.0rc1"}, "sglang": {"interns2_mobius": "0.5.18"}},
 )
 
 _QWEN3_LAYER = NORMS + GQA + QK_NORM + DENSE_MLP
@@ -172,5 +210,6 @@ QWEN3 = Family(
     trunk=Trunk(kinds={"dense": _QWEN3_LAYER}),
     is_published=False,
     is_complete=True,
+    runtime=Runtime(defaults={"use_qk_norm": True}, output_bias=True),
     notes=("no published Qwen3 has a head; Headstart and speculators run this layout",),
 )

@@ -9,6 +9,8 @@ from importlib import import_module
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.dims import Fields
+from headstart.families.plain import LLAMA, QWEN2, PlainTrunk
+from headstart.families.runtime import Runtime
 
 # module of headstart.families : attribute; more specific families first
 _FAMILIES = (
@@ -43,8 +45,10 @@ _FAMILIES = (
     "gemma4:ASSISTANT",
 )
 
-# Trunks that publish no head, and the family whose layout a grafted head gives them.
-GRAFTED_AS = {"llama": "mimo", "qwen2": "mimo"}
+# model_type -> a trunk without a published head
+PLAIN_TRUNKS: dict[str, PlainTrunk] = {trunk.model_type: trunk for trunk in (LLAMA, QWEN2)}
+# model_type of such a trunk -> the family whose layout a grafted head gives it
+GRAFTED_AS = {name: trunk.grafted_as for name, trunk in PLAIN_TRUNKS.items()}
 
 _EAGLE = "has no head; its drafters are separate EAGLE checkpoints"
 
@@ -95,3 +99,21 @@ def match_family(
         if classes & set(candidate.architectures):
             return candidate
     return None
+
+
+@cache
+def runtimes() -> dict[str, Runtime]:
+    """Every model_type that the engine runs, and how."""
+    result = {name: trunk.runtime for name, trunk in PLAIN_TRUNKS.items()}
+    for candidate in families():
+        for name in candidate.model_types:
+            if candidate.runtime is not None and name in candidate.run_types:
+                result[name] = candidate.runtime
+    return result
+
+
+def family_of_trunk(fields: Fields, model_type: str) -> Family | None:
+    """The family whose tables describe a trunk: its own, or the one that it is grafted as."""
+    if model_type in GRAFTED_AS:
+        return family(GRAFTED_AS[model_type])
+    return match_family(fields, (model_type,), ())

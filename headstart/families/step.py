@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, NORMS, QK_NORM, ROLES
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
+from headstart.families.parameters import parameters
+from headstart.families.runtime import Runtime
 
 _ATTENTION = QK_NORM + parts("""
     self_attn.q_proj.weight   heads*head_dim      hidden
@@ -15,13 +20,13 @@ _ATTENTION = QK_NORM + parts("""
     self_attn.g_proj.weight   heads               hidden            if use_head_wise_attn_gate
 """)
 _SLIDING = parts("""
-    self_attn.q_norm.weight   other_head_dim
-    self_attn.k_norm.weight   other_head_dim
-    self_attn.q_proj.weight   other_heads*other_head_dim      hidden
-    self_attn.k_proj.weight   other_kv_heads*other_head_dim   hidden
-    self_attn.v_proj.weight   other_kv_heads*other_head_dim   hidden
-    self_attn.o_proj.weight   hidden                          other_heads*other_head_dim
-    self_attn.g_proj.weight   other_heads   hidden            if use_head_wise_attn_gate
+    self_attn.q_norm.weight   swa_head_dim
+    self_attn.k_norm.weight   swa_head_dim
+    self_attn.q_proj.weight   swa_heads*swa_head_dim      hidden
+    self_attn.k_proj.weight   swa_kv_heads*swa_head_dim   hidden
+    self_attn.v_proj.weight   swa_kv_heads*swa_head_dim   hidden
+    self_attn.o_proj.weight   hidden                          swa_heads*swa_head_dim
+    self_attn.g_proj.weight   swa_heads   hidden            if use_head_wise_attn_gate
 """)
 _BLOCK = NORMS + _ATTENTION + DENSE_MLP
 _EXPERTS = parts("""
@@ -46,6 +51,43 @@ def _kind(fields: Fields, layer: int) -> str:
     moe = {int(i) for i in str(listed).split(",") if i.strip().isdigit()} if listed else None
     feed = "moe" if (layer in moe if moe is not None else layer > 0) else "dense"
     return f"sliding_{feed}" if _slides(fields, layer) else feed
+
+
+_RENAMED = {
+    "num_attention_groups": "num_key_value_heads",
+    "moe_top_k": "num_experts_per_tok",
+    "moe_router_activation": "scoring_func",
+    "moe_router_scaling_factor": "routed_scaling_factor",
+    "norm_expert_weight": "norm_topk_prob",
+}
+
+
+def _normalised(fields: Fields) -> Fields:
+    """Rotation is given layer by layer, and the geometry of sliding layers apart."""
+    kinds = fields.get("layer_types") or []
+    of_modules = set(kinds[int(fields.get("num_hidden_layers") or 0) :])
+    if len(of_modules) > 1:
+        raise UnsupportedFamily(
+            f"the head's modules are {' and '.join(sorted(of_modules))}; the engine runs heads "
+            "whose modules are all of one kind, as those of all releases are."
+        )
+    found: dict[str, Any] = {}
+    given = {"rope_theta": "rope_theta", "partial_rotary_factors": "partial_rotary_factor"}
+    for theirs, usual in given.items():
+        value = fields.get(theirs)
+        if isinstance(value, list):
+            by_kind = dict(zip(reversed(kinds), reversed(value), strict=False))
+            found[usual] = by_kind.get("full_attention")
+            found[f"swa_{usual}"] = by_kind.get("sliding_attention")
+        else:
+            found[f"swa_{usual}"] = value
+    other = fields.get("attention_other_setting") or {}
+    for name in ("num_attention_heads", "num_attention_groups", "head_dim"):
+        usual = _RENAMED.get(name, name)
+        found[f"swa_{usual}"] = other.get(name) or fields.get(usual)
+    found["swa_v_head_dim"] = found["swa_head_dim"]
+    found["swa_window"] = fields.get("sliding_window")
+    return found
 
 
 FAMILY = Family(
@@ -90,6 +132,29 @@ FAMILY = Family(
         beside=("vision_model.", "vit_large_projector."),
     ),
     looked_up_as={"vllm": "model.layers.{layer}.mtp_block.", "sglang": "model.mtp_block."},
+    served={"vllm": "0.15.1", "sglang": "0.5.9 one draft runner per module", "trtllm": "1.3.0rc20"},
+    variants={"vllm": {"step3p7": "0.23.0"}, "sglang": {"step3p7": "0.5.13"}},
     is_complete=True,
+    runtime=Runtime(
+        defaults={
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "scoring_func": "sigmoid",
+            "use_qk_norm": True,
+            "max_position_embeddings": 128000,
+        },
+        renamed=_RENAMED,
+        normalise=_normalised,
+        partial_rotary=True,
+        parameters=parameters("""
+            mlp.router.weight            moe.gate.weight
+            mlp.router.correction        moe.router_bias
+            mlp.experts.gate_up.weight   moe.{gate,up}_proj.weight
+            mlp.experts.down.weight      moe.down_proj.weight
+            mlp.shared.gate_up.weight    share_expert.{gate,up}_proj.weight
+            mlp.shared.down.weight       share_expert.down_proj.weight
+        """),
+        has_gpu_kernels=False,
+    ),
     notes=("per-layer config lists have one trailing entry for each module",),
 )

@@ -150,9 +150,14 @@ def quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def require_head(checkpoint: Checkpoint, model_type: str | None = None) -> FoundHead:
-    """The head, whole; HeadNotFound says what is wrong and what to do."""
-    head = find_head(checkpoint, model_type)
+def require_head(
+    checkpoint: Checkpoint, model_type: str | None = None, found: FoundHead | None = None
+) -> FoundHead:
+    """The head, whole; HeadNotFound says what is wrong and what to do.
+
+    `found`: what `find_head` gave for this checkpoint before.
+    """
+    head = find_head(checkpoint, model_type) if found is None else found
     where = f"{checkpoint.folder} ({head.family.name})"
     if is_dspark(checkpoint.config):
         raise HeadNotFound(

@@ -16,7 +16,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BrokenFile
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
-from headstart.heads.mimo_trunk import unspoken
+from headstart.heads.plain_trunk import unspoken
 
 _SAMPLE_BYTES = 4096
 # What cannot change a trunk's text: everything else in its config counts, known here or not.

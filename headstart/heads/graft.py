@@ -2,8 +2,8 @@
 
 The block starts as a copy of the trunk's last layer of the right kind, norms as identities, the
 out norm as the trunk's final norm (softer where embeddings are tied), the fusion as the mean of
-its two inputs. Llama and Qwen2 trunks, for which no head layout is published, become the MiMo
-layout, which engines serve.
+its two inputs. Trunks for which no head layout is published (`families/plain.py`) become a layout
+that engines serve.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from headstart.families.base import Family, expand
 from headstart.families.dims import Fields
 from headstart.families.experts import fused_slot
 from headstart.families.registry import GRAFTED_AS, family
-from headstart.families.remote_code import mimo_remote_code
 from headstart.heads.detection import find_head_of, require_family
 from headstart.heads.experts import has_fused_experts, split_experts
 from headstart.heads.head import Head, dequantize
-from headstart.heads.mimo_trunk import as_mimo, missing_biases
 from headstart.heads.operation import Operation
+from headstart.heads.plain_trunk import described_as, missing_biases
 from headstart.heads.quantization import SCALES
 from headstart.heads.sharing import trunk_prefix, trunk_tensor
 from headstart.heads.stitch import plan_stitch
@@ -51,16 +50,19 @@ def plan_graft(model: Checkpoint, given: Head | None = None) -> Operation:
         )
     if model.config.model_type in GRAFTED_AS:
         kind = model.config.model_type
-        model = replace(model, config=as_mimo(model))
-        dtype = _dtype(model, family("mimo"))
+        layout = family(GRAFTED_AS[kind])
+        model = replace(model, config=described_as(model, layout))
+        dtype = _dtype(model, layout)
         extra = {
             name: _made(shape, dtype, lambda s: _full(s, 0.0))
-            for name, shape in missing_biases(model)
+            for name, shape in missing_biases(model, layout)
         }
-        documents = mimo_remote_code()
-        changes.append(f"the {kind} trunk is described as mimo (same values, same text)")
+        documents = dict(layout.remote_code)
+        changes.append(f"the {kind} trunk is described as {layout.name} (same values, same text)")
         if extra:
-            changes.append(f"{len(extra)} zero biases were added, which mimo attention has")
+            changes.append(
+                f"{len(extra)} zero biases were added, which {layout.name} attention has"
+            )
     owner = require_family(model)
     found = find_head_of(model, owner)
     if found.tensors:

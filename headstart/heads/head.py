@@ -18,7 +18,7 @@ from headstart.checkpoint.source import TensorSource
 from headstart.errors import ShapeMismatch, UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.names import Naming
-from headstart.heads.detection import find_family, require_head
+from headstart.heads.detection import FoundHead, find_family, require_head
 from headstart.heads.quantization import dequantized, is_quantized, is_scale
 from headstart.heads.sharing import trunk_tensor
 
@@ -85,9 +85,11 @@ def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
     return Config(dict(config)).fields
 
 
-def head_of(checkpoint: Checkpoint, model_type: str | None = None) -> Head:
-    """The head inside a full checkpoint."""
-    found = require_head(checkpoint, model_type)
+def head_of(
+    checkpoint: Checkpoint, model_type: str | None = None, found: FoundHead | None = None
+) -> Head:
+    """The head inside a full checkpoint; `found`: what `find_head` gave for it before."""
+    found = require_head(checkpoint, model_type, found)
     return Head(
         family=found.family,
         tensors={ours: checkpoint.source(name) for ours, name in found.tensors.items()},

@@ -78,8 +78,8 @@ def _bits(quantization: Mapping[str, Any]) -> int | None:
 
 def check_scheme(head: Head, model: Checkpoint) -> None:
     """Refuse a quantised head that the model's config does not describe."""
-    if not head.is_quantized or head.family.name == "deepseek_v4":
-        return  # V4's scales are part of its layout
+    if not head.is_quantized or head.family.is_quantized_by_layout:
+        return
     config, origin = quantization_of(model), Config(dict(head.config)).quantization
     method = str(config.get("quant_method") or "none")
     marks = set(_marks(head))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from headstart.errors import ConfigError, LaunchError
-from headstart.families.base import Family, Served
-from headstart.families.engines import ENGINE_TITLES, served_by, variant_title
+from headstart.families.base import Family
+from headstart.families.engines import ENGINE_TITLES, Served, served_by
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
@@ -156,7 +156,7 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
         engine, version, served.since, f"the head of {family.title}",
         "Upgrade, or run without it: --speculate 0.",
     )  # fmt: skip
-    _require_variant(engine, version, report, served)
+    _require_variant(engine, version, report, family)
     modules = max(1, report.head.modules if head is None else head.num_modules)
     k, why = _settle_k(family, report, options, engine, modules)
     plan = Plan(engine, version, report, options, family, k, _schedule(options, k), head)
@@ -214,14 +214,16 @@ def _served(engine: str, family: Family) -> Served:
     return by_engine[engine]
 
 
-def _require_variant(engine: str, version: str, report: Report, served: Served) -> None:
+def _require_variant(engine: str, version: str, report: Report, family: Family) -> None:
     """LaunchError if the engine reads the family's head, but not of this model."""
     text = report.config.get("text_config")
     inner = str(text.get("model_type", "")) if isinstance(text, dict) else ""
+    variants = family.variants.get(engine, {})
     for name in (report.model_type, *report.architectures, inner):
-        if name not in served.variants:
+        if name not in variants:
             continue
-        since, what = served.variants[name], f"the head of {variant_title(name)} ({name})"
+        title = family.variant_titles.get(name, name)
+        since, what = variants[name], f"the head of {title} ({name})"
         if since is None:
             raise LaunchError(
                 f"{ENGINE_TITLES[engine]} does not read {what}, in any version known here. Use "

@@ -21,6 +21,7 @@ from types import FrameType
 from headstart.errors import LaunchError
 from headstart.launch.command import EngineCommand, Preparation, Process
 from headstart.launch.probe import INSTALL
+from headstart.processes import python_command
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS = 0.05
@@ -58,8 +59,7 @@ def _prepare(preparation: Preparation) -> None:
     if preparation.folder.is_dir():
         return
     # As a module: the program `headstart` need not be on PATH where `python -m headstart` is.
-    words = [sys.executable, "-m", *preparation.argv]
-    if subprocess.run(words, stdout=sys.stderr).returncode:
+    if subprocess.run(python_command(*preparation.argv), stdout=sys.stderr).returncode:
         raise LaunchError(
             f"--run: {preparation.folder} is not there and could not be made. Run `"
             f"{shlex.join(preparation.argv)}` and see what it says."

@@ -8,13 +8,12 @@ slots of the cache hold its context. Rows write their own K/V first, so a row se
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from headstart.models.alike import Places, Reach, attend_alike
+Slots = slice | torch.Tensor  # physical K/V slots: a slice where they are consecutive
 
 # The newest token and 16 drafts, the most that an engine makes. More rows come from prompts, where
 # one product for all is much faster.
@@ -71,8 +70,8 @@ class Span:
 
     start: int  # first row
     stop: int
-    new: Places  # physical slots that the rows fill
-    context: Places  # physical slots from the first valid one to the last row's
+    new: Slots  # physical slots that the rows fill
+    context: Slots  # physical slots from the first valid one to the last row's
 
     @property
     def num_rows(self) -> int:
@@ -88,11 +87,6 @@ class Span:
         """Of the slots that the rows fill."""
         return self.new.start if isinstance(self.new, slice) else int(self.new[0])
 
-    @cached_property
-    def reach(self) -> Reach:
-        """What the rows see; made once in a pass."""
-        return Reach.of(self.context, self.num_rows)
-
     def by_row(self) -> list[Span]:
         """Each row by itself, seeing the slots up to its own."""
         before = self.num_seen - self.num_rows
@@ -107,14 +101,14 @@ class Span:
         ]
 
 
-def _count(places: Places) -> int:
-    return places.stop - places.start if isinstance(places, slice) else len(places)
+def _count(slots: Slots) -> int:
+    return slots.stop - slots.start if isinstance(slots, slice) else len(slots)
 
 
-def _part(places: Places, begin: int, end: int) -> Places:
-    if isinstance(places, slice):
-        return slice(places.start + begin, places.start + end)
-    return places[begin:end]
+def _part(slots: Slots, begin: int, end: int) -> Slots:
+    if isinstance(slots, slice):
+        return slice(slots.start + begin, slots.start + end)
+    return slots[begin:end]
 
 
 @dataclass(frozen=True)
@@ -142,8 +136,8 @@ def empty_cache(
 class PagedContext:
     """One layer's cache, and the requests whose rows are being run.
 
-    With `lone_rows` each of a few rows gets the bits that it would get alone: the library adds in
-    another order for two rows than for one.
+    With `lone_rows` each of a few rows attends by itself, so that it gets the bits that it would
+    get alone: the library adds in another order for two rows than for one.
     """
 
     cache: LayerCache
@@ -161,25 +155,12 @@ class PagedContext:
         for span in self.spans:
             self.cache.k[span.new] = k[span.start : span.stop]
             self.cache.v[span.new] = v[span.start : span.stop]
-        # Attention with windows and sinks has no way of its own for rows that are alike.
-        is_alike = self.lone_rows and window is None and sinks is None
-        spans = self._lone_spans() if self.lone_rows and not is_alike else self.spans
-        if len(spans) == 1:
-            return self._attend(q, spans[0], window, sinks, is_alike)
-        parts = [self._attend(q[s.start : s.stop], s, window, sinks, is_alike) for s in spans]
-        return torch.cat(parts)
-
-    def _attend(
-        self,
-        q: torch.Tensor,
-        span: Span,
-        window: int | None,
-        sinks: torch.Tensor | None,
-        is_alike: bool,
-    ) -> torch.Tensor:
-        if is_alike and span.num_rows <= MAX_LONE_ROWS:
-            return attend_alike(q, self.cache.k, self.cache.v, span.reach)
-        return attend_span(q, self.cache, span, window, sinks)
+        spans = self._lone_spans() if self.lone_rows else self.spans
+        parts = [
+            attend_span(q[s.start : s.stop], self.cache, s, window, sinks, copies=self.lone_rows)
+            for s in spans
+        ]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
         for span in self.spans:
@@ -225,9 +206,16 @@ def attend_span(
     span: Span,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
+    *,
+    copies: bool = False,
 ) -> torch.Tensor:
-    """Attention of one request: [rows, heads * dim]."""
+    """Attention of one request: [rows, heads * dim].
+
+    With `copies` keys and values always lie at the same alignment, on which bits may depend.
+    """
     keys, values = cache.k[span.context], cache.v[span.context]
+    if copies:
+        keys, values = keys.clone(), values.clone()
     return attend_rows(q, keys, values, window, sinks).flatten(1)
 
 

@@ -59,8 +59,10 @@ def size(raw: Mapping[str, Any], name: str) -> int:
     return value
 
 
-def windows_by_layer(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[int | None, ...]:
-    """Sliding windows by layer, as transformers' Qwen reads them.
+def windows_by_layer(
+    raw: Mapping[str, Any], layers: int, *, has_windows: bool
+) -> tuple[int | None, ...]:
+    """Sliding windows by layer, as transformers' Qwen reads them; some classes know no windows.
 
     `sliding_window` counts only with `use_sliding_window`. Layers are named by `layer_types`, or
     lie above `max_window_layers`.
@@ -68,7 +70,7 @@ def windows_by_layer(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[in
     size = raw.get("sliding_window", _WINDOW) if raw.get("use_sliding_window") else None
     kinds = raw.get("layer_types")
     if kinds is None:
-        if kind == "llama" or not size:  # Llama's own implementation knows no windows
+        if not has_windows or not size:
             return (None,) * layers
         first = int(raw.get("max_window_layers", _MAX_WINDOW_LAYERS))
         return tuple(int(size) if layer >= first else None for layer in range(layers))
@@ -77,11 +79,12 @@ def windows_by_layer(raw: Mapping[str, Any], kind: str, layers: int) -> tuple[in
         raise BadConfig(
             f"layer_types has {count} entries; expected one for each of {layers} layers."
         )
+    known = _LAYER_KINDS if has_windows else _LAYER_KINDS[:1]
     unknown = sorted({str(name) for name in kinds} - set(_LAYER_KINDS))
-    if unknown or (kind == "llama" and "sliding_attention" in kinds):
+    if unknown or not set(kinds) <= set(known):
         raise UnsupportedFamily(
             f"layer_types holds {some(unknown or ['sliding_attention'])}; the engine computes "
-            f"{' and '.join(_LAYER_KINDS[: 1 if kind == 'llama' else 2])} for {kind}."
+            f"{' and '.join(known)} for {raw['model_type']}."
         )
     if "sliding_attention" in kinds and not size:
         raise BadConfig(

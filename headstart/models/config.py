@@ -1,7 +1,8 @@
 """Sizes and options of a model, from its published config.
 
-One frozen dataclass, so that odd spellings are absorbed here and nowhere else. What a model asks
-for and we do not compute is refused by name: a silent difference would only show as wrong text.
+One frozen dataclass. What configs of a family leave out or call differently is in its `Runtime`;
+nothing here knows a family. What a model asks for and is not computed is refused by name: a silent
+difference would only show as wrong text.
 """
 
 from __future__ import annotations
@@ -10,9 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from headstart.errors import BadConfig
-from headstart.families.base import Family, Part
-from headstart.families.registry import match_family
+from headstart.errors import BadConfig, UnsupportedFamily
+from headstart.families.base import Family
+from headstart.families.parameters import held_by
+from headstart.families.registry import family_of_trunk, runtimes
+from headstart.families.runtime import Runtime
 from headstart.models.attention_config import (
     AttentionShape,
     size,
@@ -23,12 +26,6 @@ from headstart.models.delta_config import DeltaConfig, delta_config
 from headstart.models.mla_config import MlaConfig, mla_config
 from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.rope import RopeConfig, rope_config
-from headstart.models.spelling import spelled
-
-# gated attention and gated delta nets
-_HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
-_PARTLY_ROTATED = ("glm4_moe", "mimo_v2_flash", "step3p5", "step3p7", *_HYBRIDS)
-_ROTATED_IN_NEIGHBOURS = ("ernie4_5_moe",)
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class LayerKind:
 
     mixer: Literal["attention", "sliding", "latent", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
-    index: Literal["none", "own", "shared"] = "none"  # who says what latent attention sees
+    index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
     limit: float | None = None
     shared_limit: float | None = None
@@ -106,18 +103,22 @@ class ModelConfig:
 
 def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The config of a family that runs here, or UnsupportedFamily with what is in the way."""
-    raw = spelled(raw)
-    kind = str(raw["model_type"])
+    model_type = str(raw.get("model_type"))
+    owner, runtime = family_of_trunk(raw, model_type), runtimes().get(model_type)
+    if owner is None or runtime is None:
+        raise _does_not_run(model_type, owner)
+    raw = runtime.complete(raw)
+    activation = raw.get("hidden_act", "silu")
+    if activation not in ("silu", "swish"):
+        raise UnsupportedFamily(f"hidden_act is {activation!r}; the engine computes silu only.")
     heads = size(raw, "num_attention_heads")
     attention_bias = bool(raw.get("attention_bias", False))
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
-    owner = match_family(raw, (kind,), ())
-    is_hybrid = kind in _HYBRIDS
-    delta = delta_config(raw, layers) if is_hybrid else None
-    tables, head_table = _tables(owner, raw, layers)
-    slides = [owner is not None and owner.trunk.slides(raw, i) for i in range(layers + 1)]
-    made = [_kind(*each) for each in zip([*tables, head_table], slides, strict=True)]
+    delta = delta_config(raw, layers) if _has_delta_nets(owner, runtime) else None
+    held = _parameters(owner, runtime, raw, layers)
+    slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
+    made = [_kind(*each) for each in zip(held, slides, strict=True)]
     *trunk_kinds, head_kind = (_limited(kind, raw, i) for i, kind in enumerate(made))
     kinds = _with_shared_indexers(trunk_kinds)
     sliding = sliding_shape(raw) if any(slides) else None
@@ -126,9 +127,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         mla = mla_config(raw, has_index=any(kind.index == "own" for kind in kinds))
     if mla is not None:
         head_dim = mla.qk_dim
-    experts = next((t for t in (*tables, head_table) if _kind(t).feed == "moe"), None)
+    experts = next((names for names in held if _ROUTER in names), None)
     return ModelConfig(
-        model_type=kind,
+        model_type=model_type,
         num_layers=layers,
         hidden=size(raw, "hidden_size"),
         intermediate=_intermediate(raw, (*kinds, head_kind)),
@@ -141,16 +142,16 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         rope=rope_config(
             raw,
             head_dim if mla is None else mla.rope_dim,
-            may_be_partial=kind in _PARTLY_ROTATED,
-            is_interleaved=kind in _ROTATED_IN_NEIGHBOURS or bool(raw.get("rope_interleave")),
+            may_be_partial=runtime.partial_rotary,
+            is_interleaved=bool(raw.get("rope_interleave")),
         ),
-        qkv_bias=True if kind == "qwen2" else attention_bias,
-        o_bias=attention_bias and kind in ("llama", "qwen3", *_HYBRIDS),
+        qkv_bias=attention_bias,
+        o_bias=attention_bias and runtime.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
-        qk_norm=bool(raw.get("use_qk_norm", kind == "qwen3")),
+        qk_norm=bool(raw.get("use_qk_norm")),
         is_tied=bool(raw.get("tie_word_embeddings", False)),
         max_positions=int(raw.get("max_position_embeddings") or 2048),
-        windows=_windows(raw, kinds, sliding),
+        windows=_windows(raw, kinds, sliding, has_windows=runtime.has_windows),
         layers=kinds,
         head_layer=head_kind,
         moe=None if experts is None else moe_config(raw, experts),
@@ -158,49 +159,51 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         mla=mla,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
-        gated_attention=is_hybrid,
+        gated_attention=runtime.gated_attention,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
-        centred_norms=owner is not None and owner.layout.zero_centred_norms,
+        centred_norms=owner.layout.zero_centred_norms,
     )
 
 
-_Table = frozenset[str]  # names of the tensors of a layer
+def _does_not_run(model_type: str, owner: Family | None) -> UnsupportedFamily:
+    lacks = "" if owner is None else f" It would need {owner.engine_lacks}."
+    return UnsupportedFamily(
+        f"the embedded engine does not run model_type {model_type!r}; it runs "
+        f"{', '.join(runtimes())}.{lacks} `headstart launch` has commands for other engines, "
+        "and files are handled all the same."
+    )
 
 
-def _tables(
-    owner: Family | None, raw: Mapping[str, Any], layers: int
-) -> tuple[list[_Table], _Table]:
-    """The family's own tables for every layer of the trunk, and for the block of its head."""
-    if owner is None:  # a trunk without published heads: all its layers are dense
-        return [_Table()] * layers, _Table()
-    trunk = [_names(owner.trunk.kinds[owner.trunk.kind_of(raw, i)], raw) for i in range(layers)]
-    return trunk, _names(_block(owner, raw), raw)
+# parameters that tell what a layer is made of
+_DELTA, _LATENT = "attention.conv", "attention.kv_up"
+_INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
 
 
-def _block(owner: Family, raw: Mapping[str, Any]) -> tuple[Part, ...]:
-    return owner.block(owner.fields_of_head(raw))
+def _has_delta_nets(owner: Family, runtime: Runtime) -> bool:
+    """Whether layers of the family may keep a state."""
+    tables = owner.trunk.kinds.values()
+    return any(_DELTA in held_by({p.name for p in t}, runtime.parameters) for t in tables)
 
 
-def _names(table: tuple[Part, ...], raw: Mapping[str, Any]) -> _Table:
-    return _Table(part.name for part in table if part.applies(raw))
+def _parameters(
+    owner: Family, runtime: Runtime, raw: Mapping[str, Any], layers: int
+) -> list[frozenset[str]]:
+    """Our parameters of every layer of the trunk and, last, of the block of its head."""
+    trunk = owner.trunk
+    tables = [trunk.kinds[trunk.kind_of(raw, layer)] for layer in range(layers)]
+    tables.append(owner.block(owner.fields_of_head(raw)))
+    return [
+        held_by({part.name for part in table if part.applies(raw)}, runtime.parameters)
+        for table in tables
+    ]
 
 
-# a tensor of a layer -> its mixer
-_MIXERS: dict[str, Literal["latent", "delta"]] = {
-    "linear_attn.conv1d.weight": "delta",
-    "self_attn.kv_b_proj.weight": "latent",
-}
-
-
-_INDEX_KEY = "self_attn.indexer.wk.weight"
-
-
-def _kind(table: _Table, slides: bool = False) -> LayerKind:
+def _kind(held: frozenset[str], slides: bool) -> LayerKind:
     usual: Literal["sliding", "attention"] = "sliding" if slides else "attention"
     return LayerKind(
-        mixer=next((mixer for name, mixer in _MIXERS.items() if name in table), usual),
-        index="own" if _INDEX_KEY in table else "none",
-        feed="moe" if {"mlp.gate.weight", "moe.gate.weight"} & table else "dense",
+        mixer="delta" if _DELTA in held else "latent" if _LATENT in held else usual,
+        index="own" if _INDEXER in held else "none",
+        feed="moe" if _ROUTER in held else "dense",
     )
 
 
@@ -229,14 +232,18 @@ def _limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
 
 
 def _windows(
-    raw: Mapping[str, Any], kinds: tuple[LayerKind, ...], sliding: AttentionShape | None
+    raw: Mapping[str, Any],
+    kinds: tuple[LayerKind, ...],
+    sliding: AttentionShape | None,
+    *,
+    has_windows: bool,
 ) -> tuple[int | None, ...]:
     if sliding is not None:
         return tuple(sliding.window if kind.mixer == "sliding" else None for kind in kinds)
     # layer_types mean something else there
     if any(kind.mixer == "delta" or kind.index != "none" for kind in kinds):
         return (None,) * len(kinds)
-    return windows_by_layer(raw, str(raw["model_type"]), len(kinds))
+    return windows_by_layer(raw, len(kinds), has_windows=has_windows)
 
 
 def _intermediate(raw: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> int:

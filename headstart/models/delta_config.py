@@ -9,14 +9,10 @@ from typing import Any
 from headstart.errors import BadConfig, UnsupportedFamily, some
 
 _KINDS = ("full_attention", "linear_attention")
-# field -> what a published class takes where a config does not say
-SILENT = {
-    "linear_num_key_heads": 16,
-    "linear_num_value_heads": 32,
-    "linear_key_head_dim": 128,
-    "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4,
-}
+_SIZES = (
+    "linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
+    "linear_value_head_dim", "linear_conv_kernel_dim",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,11 +45,11 @@ class DeltaConfig:
 
 def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
     """The recurrent layers of a config, or what is wrong with it."""
-    sizes = [raw.get(name) for name in SILENT]
+    sizes = [raw.get(name) for name in _SIZES]
     k_heads, v_heads, k_dim, v_dim, kernel = sizes
     if any(type(size) is not int or size < 1 for size in sizes) or v_heads % k_heads:  # type: ignore[operator]
         raise BadConfig(
-            f"{', '.join(SILENT)} are {', '.join(map(repr, sizes))}; expected whole numbers above "
+            f"{', '.join(_SIZES)} are {', '.join(map(repr, sizes))}; expected whole numbers above "
             "0, and as many value heads as key heads or a multiple. Take the config.json of the "
             "model's release."
         )

@@ -59,7 +59,7 @@ class Documents:
         return moved.masked_fill(outside.view(-1, *[1] * (rows.dim() - 1)), 0)
 
 
-# Every layer and depth asks, and the host waits for every copy to a device. Nobody writes to them.
+# Every layer and depth asks, and the host waits for every copy to a device. Never written to.
 # Made in any mode, so that they can be used in any.
 @lru_cache(4)
 @torch.inference_mode(False)

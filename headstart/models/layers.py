@@ -8,11 +8,10 @@ from torch import nn
 from headstart.models.attention import Context, EntryContext
 from headstart.models.attention_config import AttentionShape
 from headstart.models.config import LayerKind, ModelConfig
+from headstart.models.feed_forward import MLP, MoE
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
-from headstart.models.mlp import MLP
-from headstart.models.moe import MoE
 from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
 from headstart.models.rope import Rotation, rotate

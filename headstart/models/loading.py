@@ -1,7 +1,7 @@
-"""Checkpoint tensors into modules, strictly: nothing missing, nothing left over, no wrong shape.
+"""Checkpoint tensors into modules and back, strictly: nothing missing, left over, misshapen.
 
-Tensors are streamed one at a time into their places (`models/places.py`). Quantised weights arrive
-here as sources that dequantise while they are read.
+Tensors are streamed one at a time into their places (`models/weight_map.py`). Quantised weights
+arrive here as sources that dequantise while they are read.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from headstart.checkpoint.values import load
 from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor, some
 from headstart.models.config import ModelConfig
 from headstart.models.mtp import MTPHead
-from headstart.models.places import Place, layer_places
 from headstart.models.trunk import Trunk
+from headstart.models.weight_map import Target, Targets, layer_targets
 
-Places = list[tuple[str, Place]]  # by published name
 _READERS = 8  # tensors on their way to a GPU at once
-# Stored by some exporters, computed from the config by everybody.
+# Stored by some exporters, computed from the config by every engine.
 _DERIVED = (".rotary_emb.inv_freq",)
 
 
@@ -39,40 +38,40 @@ def load_trunk(
         "final_norm.weight": f"{prefix}norm.weight",
         "lm_head.weight": lm_head,
     }
-    places: Places = []
+    targets: Targets = []
     for ours in _parameters(trunk):
         if ours in whole and not (ours == "lm_head.weight" and trunk.config.is_tied):
-            places.append((whole[ours], Place(ours)))
+            targets.append((whole[ours], Target(ours)))
         elif ours.startswith("layers."):
             _, layer, role = ours.split(".", 2)
             at = f"{prefix}layers.{layer}."
             kind = trunk.config.layers[int(layer)]
-            places += layer_places(ours, at, role, trunk.config, kind, tensors)
+            targets += layer_targets(ours, at, role, trunk.config, kind, tensors)
     ignored = {lm_head} if trunk.config.is_tied else set()
-    _fill(trunk, tensors, places, ignored)
+    _fill(trunk, tensors, targets, ignored)
 
 
 def load_head(head: MTPHead, tensors: Mapping[str, TensorSource], config: ModelConfig) -> None:
     """Fill a head from tensors under our names; copies of trunk tensors are left out."""
-    places = head_places(_parameters(head), config, tensors)
+    targets = head_targets(_parameters(head), config, tensors)
     copies = {n for n in tensors if n.split(".")[2] in ("embed_tokens", "lm_head")}
-    _fill(head, tensors, places, copies)
+    _fill(head, tensors, targets, copies)
 
 
-def head_places(
+def head_targets(
     parameters: Collection[str], config: ModelConfig, stored: Collection[str]
-) -> Places:
-    """Our names of a head's tensors, and their places in these parameters of it."""
-    places: Places = []
+) -> Targets:
+    """Our names of a head's tensors, and what they fill of these parameters."""
+    targets: Targets = []
     for ours in parameters:
         _, module, role = ours.split(".", 2)
         if role.startswith("block."):
             at = f"modules.{module}.block."
             inside = role.removeprefix("block.")
-            places += layer_places(ours, at, inside, config, config.head_layer, stored)
+            targets += layer_targets(ours, at, inside, config, config.head_layer, stored)
         else:
-            places.append((f"modules.{module}.{role}", Place(ours)))
-    return places
+            targets.append((f"modules.{module}.{role}", Target(ours)))
+    return targets
 
 
 def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
@@ -81,18 +80,20 @@ def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _fill(
-    module: nn.Module, tensors: Mapping[str, TensorSource], wanted: Places, ignored: set[str]
+    module: nn.Module, tensors: Mapping[str, TensorSource], wanted: Targets, ignored: set[str]
 ) -> None:
-    parameters, places = _parameters(module), dict(wanted)
-    unplaced = set(parameters) - {place.parameter for place in places.values()} - {"lm_head.weight"}
-    assert not unplaced, f"parameters without a published name: {unplaced}"
-    missing = [name for name in places if name not in tensors]
+    parameters, targets = _parameters(module), dict(wanted)
+    filled = {target.parameter for target in targets.values()}
+    unfilled = set(parameters) - filled - {"lm_head.weight"}
+    assert not unfilled, f"parameters without a published name: {unfilled}"
+    missing = [name for name in targets if name not in tensors]
     if missing:
         raise MissingTensor(
             f"{len(missing)} tensors are missing: {some(missing)}. The config does not describe "
             "these files; download the checkpoint again."
         )
-    left = [n for n in tensors if n not in places and n not in ignored and not n.endswith(_DERIVED)]
+    known = {*targets, *ignored}
+    left = [name for name in tensors if name not in known and not name.endswith(_DERIVED)]
     if left:
         raise UnexpectedTensor(
             f"{len(left)} tensors have no place in this model: {some(left)}. Running without them "
@@ -100,33 +101,47 @@ def _fill(
         )
 
     def copy(name: str) -> None:
-        _copy(tensors[name], name, places[name], parameters[places[name].parameter])
+        _copy(tensors[name], name, targets[name], parameters[targets[name].parameter])
 
     if next(iter(parameters.values())).is_cuda:
         # One thread cannot read and send as fast as files and bus allow.
         with ThreadPoolExecutor(_READERS) as pool:
-            list(pool.map(copy, places))
+            list(pool.map(copy, targets))
         return
-    for name in places:
+    for name in targets:
         copy(name)
 
 
-def _copy(source: TensorSource, name: str, place: Place, parameter: torch.Tensor) -> None:
-    target = place.of(parameter.data)
+def _copy(source: TensorSource, name: str, target: Target, parameter: torch.Tensor) -> None:
+    part = target.of(parameter.data)
     shape = source.shape
-    while len(shape) > target.dim() and shape[0] == 1:  # ERNIE's correction is one row of a matrix
+    while len(shape) > part.dim() and shape[0] == 1:  # a correction stored as one row of a matrix
         shape = shape[1:]
-    if tuple(target.shape) != shape:
+    if tuple(part.shape) != shape:
         raise ShapeMismatch(
-            f"{name} has shape {source.shape}; the config asks for {tuple(target.shape)}. Config "
+            f"{name} has shape {source.shape}; the config asks for {tuple(part.shape)}. Config "
             "and weights do not belong together."
         )
     value = load(source).view(shape)
-    if place.order:
-        value = value[torch.tensor(place.order)]
-    target.copy_(value.to(target.dtype))
+    if target.order:
+        value = value[torch.tensor(target.order)]
+    part.copy_(value.to(part.dtype))
 
 
 def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:
     """Give a module built on the meta device real, uninitialised memory of one dtype."""
     return module.to_empty(device=device).to(dtype)
+
+
+def split_parameters(
+    parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
+    """Our name -> values, with merged q, k, v and gate, up taken apart.
+
+    From a head's parameters by name, wherever they are kept. Where a part may be stored in several
+    ways, such as experts one by one or fused, `stored` names tell which.
+    """
+    return {
+        name: target.of(parameters[target.parameter]).detach()
+        for name, target in head_targets(parameters, config, stored)
+    }

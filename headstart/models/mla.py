@@ -33,10 +33,10 @@ class LatentAttention(nn.Module):
         if has_indexer:
             assert config.index is not None and config.q_rank is not None
             self.indexer = Indexer(hidden, config.q_rank, config.index)
-        self._chosen: list[Chosen] = []  # by the indexer, for those who follow in this pass
+        self._chosen: list[Chosen] = []  # by the indexer, for layers that share it in this pass
         self._num_followers = 0
         self._leader: tuple[LatentAttention, ...] = ()
-        self._place = 0  # among those who follow the same leader, from 1
+        self._place = 0  # among layers that share the same indexer, from 1
         queries = heads * config.qk_dim
         self.compress = Linear(hidden, (config.q_rank or queries) + config.entry)
         self.q_latent_norm = Norm(config.q_rank, LATENT_EPS) if config.q_rank else None
@@ -82,7 +82,7 @@ class LatentAttention(nn.Module):
             leader = self._leader[0]
             chosen = leader._chosen
             if self._place == leader._num_followers:
-                leader._chosen = []  # nobody else asks, and it has a byte for every row and entry
+                leader._chosen = []  # a byte for every row and entry, not needed any more
         else:
             return [(part, None) for part in seen]
         # The index keys have done their work.
@@ -117,7 +117,7 @@ class LatentAttention(nn.Module):
                 kept = [index_key]
         q = q.reshape(len(x), self.heads, -1)
         turned = rotate(q[..., config.nope_dim :], *rotation)
-        # Whoever attends divides by the root of a query's size; here scores have a scale of their
+        # Attention divides by the root of a query's size; here scores have a scale of their
         # own, and the size is another one where queries are absorbed.
         q = torch.cat([q[..., : config.nope_dim], turned], dim=-1) * config.scale
         key = rotate(key.unsqueeze(1), *rotation).squeeze(1)

@@ -1,7 +1,7 @@
 """Sizes and routing of a mixture of experts, from a published config.
 
 Whether there is a correction of the scores, and whether the shared experts are gated, is not in
-configs: the family's table of tensors says so.
+configs: the parameters of a layer, from the family's table of tensors, say so.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from headstart.families.dims import dims
 
 Scoring = Literal["softmax", "sigmoid"]
 _TOP_K = ("num_experts_per_tok", "moe_k")
-_CORRECTIONS = ("e_score_correction_bias", "router_bias")
-_SHARED = "share"  # in the name of a tensor of what all tokens pass through
 # How experts are chosen where scores are sigmoids; the only way that releases with heads use.
 _TOPK_METHOD = "noaux_tc"
 
@@ -37,8 +35,8 @@ class MoeConfig:
     scale: float
 
 
-def moe_config(raw: Mapping[str, Any], parts: Collection[str]) -> MoeConfig:
-    """The experts of a config whose layers hold the tensors `parts`."""
+def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig:
+    """The experts of a config; `parameters` are ours of a layer that has them."""
     known = dims(raw)
     top_k = next((raw[name] for name in _TOP_K if raw.get(name) is not None), None)
     experts, width = known.get("experts"), known.get("moe_width")
@@ -66,10 +64,10 @@ def moe_config(raw: Mapping[str, Any], parts: Collection[str]) -> MoeConfig:
         num_experts=experts,
         top_k=top_k,
         width=width,
-        shared_width=known.get("shared_width", 0) if any(_SHARED in n for n in parts) else 0,
-        shared_gate="mlp.shared_expert_gate.weight" in parts,
+        shared_width=known.get("shared_width", 0) if "mlp.shared.down.weight" in parameters else 0,
+        shared_gate="mlp.shared_gate.weight" in parameters,
         scoring="sigmoid" if scoring == "sigmoid" else "softmax",
-        correction=any(name.endswith(_CORRECTIONS) for name in parts),
+        correction="mlp.router.correction" in parameters,
         num_groups=groups,
         top_groups=top_groups,
         renormalise=bool(raw.get("norm_topk_prob", True)),

@@ -70,7 +70,7 @@ class StateSpan:
 
 
 def first_rows(spans: Sequence[StateSpan]) -> list[int]:
-    """Of those who are computed row by row: what `SlotRecurrence.starts` holds."""
+    """First rows of spans that are computed row by row: what `SlotRecurrence.starts` holds."""
     return [span.start for span in _short(spans)]
 
 

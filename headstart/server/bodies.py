@@ -3,13 +3,16 @@
 Sizes are checked while bytes arrive and before anything is parsed. All bodies in memory together
 are bounded, too: many clients that each stay below their own limit are still many. A body counts
 until the request that was made of it is gone, with the memory that its values take: `[],` is three
-bytes to send and over fifty to keep.
+bytes to send and over fifty to keep. Memory that large bodies took goes back to the system, and not
+only to the allocator.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -18,19 +21,21 @@ from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
-from headstart.server.field_errors import field_refusal
-from headstart.server.memory import LargeRequests
-from headstart.server.protocol.base import Part, field_names, without_harmless
+from headstart.server.protocol.base import HARMLESS, Part, field_names
+from headstart.server.protocol.field_errors import field_refusal
 from headstart.server.refusals import Refusal, unavailable
 
 Body = TypeVar("Body", bound=Part)
 
 _JSON = "application/json"
+_PARTS = ("headstart", "stream_options")  # objects, in which null is no value either
 _AT_ONCE = 32  # bodies of the largest size that may be in memory together
 _MOST_TIMES = 8  # the largest size that the values of one body may take
 _OBJECT_BYTES, _LIST_BYTES, _VALUE_BYTES = 190, 64, 40  # what they take, small ones
 _ARRIVAL_SECONDS = 60.0  # a body must arrive within this time
 _SMALL_BYTES = 1 << 14  # parsed on the loop: quicker than a change of threads
+LARGE_BYTES = 1 << 20
+_PATIENCE = 10.0  # seconds after a large request, where there is always another one
 
 
 class BodyReader:
@@ -136,8 +141,49 @@ def parse(data: bytes, kind: type[Body]) -> Body:
     if not isinstance(document, dict):
         found = type(document).__name__
         raise Refusal(400, f"the body is a {found}; give a JSON object.", code="invalid_json")
-    fields = without_harmless(document)
+    fields = _meaningful(document)
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
         raise field_refusal(error, fields, field_names(kind)) from None
+
+
+def _meaningful(body: dict[str, Any]) -> dict[str, Any]:
+    """The fields that mean something: not null, and not among the harmless ones."""
+    return {
+        name: _without_nulls(value) if name in _PARTS else value
+        for name, value in body.items()
+        if name not in HARMLESS and value is not None
+    }
+
+
+def _without_nulls(part: Any) -> Any:
+    if not isinstance(part, dict):
+        return part
+    return {name: value for name, value in part.items() if value is not None}
+
+
+class LargeRequests:
+    """Knows whether there were any since memory was last given back."""
+
+    def __init__(self) -> None:
+        self._latest: float | None = None
+
+    def note(self, num_bytes: int) -> None:
+        if num_bytes >= LARGE_BYTES:
+            self._latest = time.monotonic()
+
+    def are_over(self, *, is_idle: bool) -> bool:
+        """Whether it is time to give memory back; then it is not for a while."""
+        latest = self._latest
+        if latest is None or not (is_idle or time.monotonic() - latest > _PATIENCE):
+            return False
+        self._latest = None
+        return True
+
+
+def give_back() -> None:
+    """glibc keeps what was freed between blocks in use; elsewhere there is nothing to do."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

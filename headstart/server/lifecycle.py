@@ -1,7 +1,8 @@
 """A server from start to end: listen, load, answer, drain, stop.
 
 SIGTERM (or Ctrl-C) drains: running requests are finished within a limit, new ones get a 503. A
-second one stops at once. When the engine dies everybody gets an error and the process ends with 1.
+second one stops at once. When the engine fails for good, every open request gets an error and the
+process ends with 1.
 """
 
 from __future__ import annotations
@@ -16,20 +17,23 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import uvicorn
 
+import headstart
 from headstart.engine.engine import Engine
+from headstart.engine.options import MENU
 from headstart.errors import MissingExtra, RequestError
 from headstart.server.app import create_app
-from headstart.server.connections import GuardedConnection
-from headstart.server.limits import ServerOptions
-from headstart.server.listening import url_of
-from headstart.server.memory import give_back
-from headstart.server.model import ANY_NAME
+from headstart.server.bodies import give_back
+from headstart.server.options import ServerOptions, url_of
 from headstart.server.refusals import STOPPED, unavailable
-from headstart.server.startup import startup_lines
-from headstart.server.state import ServerState
+from headstart.server.state import ANY_NAME, ServerState
+from headstart.server.wire import GuardedConnection
+
+if TYPE_CHECKING:
+    from headstart.engine.engine import Engine
 
 _log = logging.getLogger("headstart.server")
 _STOP_SECONDS = 10.0  # for the step that is running when the server ends
@@ -40,6 +44,7 @@ _GOODBYE_SECONDS = 1.0  # for errors to reach clients before the process ends
 _SWITCH_SECONDS = 0.001
 _HEADER_BYTES = 1 << 16
 _IDLE_SECONDS = 30
+_BATCHES = (1, 4, 16, 64)  # shown in the table of costs
 
 
 class _Server(uvicorn.Server):
@@ -80,7 +85,7 @@ class Serving:
         watch = asyncio.create_task(self._watch())
         await self._server.serve(sockets=[self._listener])
         watch.cancel()
-        # A model that is still being loaded is not waited for: nobody has asked it anything.
+        # A model that is still being loaded is not waited for: no request depends on it.
         wait = _STOP_SECONDS if self._was_ready else 0.0
         if not await asyncio.to_thread(self.state.worker.stop, wait) and self._was_ready:
             _log.error("the engine's last step did not end within %g s", wait)
@@ -205,3 +210,49 @@ def serve(
     with contextlib.suppress(KeyboardInterrupt):
         return Serving(model, options, make_engine, listener, is_eager=True).run()
     return 130
+
+
+def startup_lines(engine: Engine, model_name: str) -> list[str]:
+    """One fact a line; the last ones say how many tokens are drafted."""
+    model = engine.model
+    kind, longest = model.checkpoint.config.model_type, engine.admission.longest
+    limit = " (as much as K/V memory holds)" if longest < model.max_len else ""
+    return [
+        f"headstart {headstart.__version__} serves {model_name}: {kind}, {model.dtype} on "
+        f"{model.device}, prompt and answer up to {longest} tokens{limit}",
+        _head_line(engine),
+        *engine.notes,
+        f"up to {engine.options.max_running_requests} answers at once, "
+        f"{engine.options.num_rows} rows per trunk pass",
+        *_speculation_lines(engine),
+    ]
+
+
+def _head_line(engine: Engine) -> str:
+    if engine.model.head is not None:
+        return "head: complete and loaded"
+    if engine.options.speculate == 0:
+        return "head: not loaded, speculate is 0"
+    return "head: none"
+
+
+def _speculation_lines(engine: Engine) -> list[str]:
+    speculation, options = engine.policy, engine.options
+    if speculation is None:
+        return ["drafts: none"]
+    if options.speculate_off_above is not None:
+        limit = f", none while more than {options.speculate_off_above} answers run"
+    else:
+        limit = ""
+    if options.speculate != "auto":
+        return [f"drafts: {options.speculate} per round unless a request says otherwise{limit}"]
+    lines = [f"drafts: auto, 0 to {options.max_drafts} per round{limit}; a round takes (profiled)"]
+    for batch in (b for b in _BATCHES if b <= options.max_running_requests):
+        costs = [
+            f"K={drafts} {1e3 * seconds:.2f} ms"
+            for drafts in MENU
+            if drafts <= options.max_drafts
+            and (seconds := speculation.round_seconds(batch, drafts)) is not None
+        ]
+        lines.append(f"  {batch:>2} running: " + ", ".join(costs))
+    return lines

@@ -19,11 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from headstart.server.answers.counts import cached_tokens
-
 if TYPE_CHECKING:
-    from headstart.engine.outputs import Result
-    from headstart.engine.stats import RequestStats
+    from headstart.engine.output import Result
+    from headstart.engine.request import RequestStats
 
 LogFormat = Literal["text", "json"]
 _FIELDS = "headstart_fields"  # attribute of a record that holds its fields
@@ -70,7 +68,9 @@ def _of_results(
     rounds = sum(output.stats.acceptance.rounds for output in outputs)
     fields: dict[str, Any] = {
         "prompt_tokens": sum(len(result.prompt_token_ids) for result in results),
-        "cached_tokens": cached_tokens(results),
+        "cached_tokens": sum(
+            min(result.stats.num_cached_tokens, len(result.prompt_token_ids)) for result in results
+        ),
         "output_tokens": num_output,
         "finish_reason": ",".join(sorted({str(output.finish_reason) for output in outputs})),
         "queue_seconds": _queue_seconds([o.stats for o in outputs], first_token_seconds),

@@ -12,16 +12,14 @@ from typing import Any
 from headstart import __version__
 from headstart.engine.engine import Engine
 from headstart.errors import RequestError
-from headstart.server.grammar_specs import GrammarSpec
-from headstart.server.grammars import GrammarCompiler, TokenGrammar
-from headstart.server.limits import ServerOptions
-from headstart.server.named_fields import about
+from headstart.server.grammars.compiler import GrammarCompiler, TokenGrammar
+from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.options import ServerOptions
 from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format
-from headstart.server.refusals import Refusal
-from headstart.server.tool_formats import tool_format
+from headstart.server.refusals import about
+from headstart.server.tools.formats import tool_format
 
-ANY_NAME = "default"  # always accepted
 _TAIL_TOKENS = 32  # of a prompt, which may open or close a block of thinking
 
 
@@ -31,10 +29,12 @@ class ServedModel:
     def __init__(self, engine: Engine, names: Sequence[str], root: str, options: ServerOptions):
         self.engine, self.names, self.root = engine, names, root
         self.created = int(time.time())
+        self.max_len = engine.admission.longest
+        self.fingerprint = f"headstart-{__version__}"
         self.tokenizer: Any = engine.prompts.tokenizer
         self.chat_template: str | None = getattr(self.tokenizer, "chat_template", None)
         self.tool_format = tool_format(options.tool_call_parser, self.chat_template)
-        kind = engine.built.checkpoint.config.model_type
+        kind = engine.model.checkpoint.config.model_type
         added = self.tokenizer.get_added_vocab() if self.tokenizer is not None else {}
         self.reasoning_format = reasoning_format(
             options.reasoning_parser, self.chat_template, kind, added
@@ -43,10 +43,11 @@ class ServedModel:
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
-    def keeps_special(self, uses_tools: bool) -> bool:
-        """Whether special tokens must stay in the text, because markers are among them."""
+    @cached_property
+    def thinks_in_special(self) -> bool:
+        """Whether special tokens must stay in texts: marks of thinking are among them."""
         markers = self.reasoning_format.markers if self.reasoning_format is not None else ()
-        return uses_tools or bool(set(markers) & set(self._special.values()))
+        return bool(set(markers) & set(self._special.values()))
 
     @cached_property
     def plain_special(self) -> dict[int, str]:
@@ -94,7 +95,7 @@ class ServedModel:
         return self._compiler is not None and self._compiler.is_kept(spec)
 
     def warm_up(self) -> None:
-        """Get ready for grammars, before somebody waits for it."""
+        """Start what compiles grammars, before the first request needs it."""
         if self.tokenizer is not None:
             self._get_compiler()
 
@@ -113,7 +114,7 @@ class ServedModel:
         if self.tokenizer is None:
             raise RequestError("grammars need a tokenizer and the checkpoint has none.")
         return GrammarCompiler(
-            self.tokenizer, self.engine.built.config.vocab, end_ids=self.engine.prompts.end_ids,
+            self.tokenizer, self.engine.model.config.vocab, end_ids=self.engine.prompts.end_ids,
             markers=self._markers,
             max_bytes=self._limits.max_grammar_bytes, max_seconds=self._limits.max_grammar_seconds,
         )  # fmt: skip
@@ -125,22 +126,6 @@ class ServedModel:
                 "log-probabilities need a tokenizer and the checkpoint has none.", field="logprobs"
             )
         return Pieces(self.tokenizer)
-
-    @property
-    def max_len(self) -> int:
-        return self.engine.admission.longest
-
-    @property
-    def fingerprint(self) -> str:
-        return f"headstart-{__version__}"
-
-    def check_name(self, name: str | None) -> None:
-        if name is not None and name != ANY_NAME and name not in self.names:
-            known = ", ".join(self.names)
-            raise Refusal(
-                404, f"no model is called {name[:80]!r}; this server has {known} (also as "
-                f"{ANY_NAME}).", param="model", code="model_not_found",
-            )  # fmt: skip
 
     def decode(self, ids: Sequence[int]) -> str:
         if self.tokenizer is None:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from headstart.errors import ConfigError
-from headstart.server.grammar_specs import GrammarSpec
-from headstart.server.markers import num_held
+from headstart.families.registry import match_family
+from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.tools.parsing import num_held
 
 Start = Literal["open", "closed", "free"]
 
@@ -24,7 +25,6 @@ class ReasoningFormat:
     name: str
     begin: str
     end: str
-    model_types: tuple[str, ...] = ()  # that think although their template does not mention it
 
     @property
     def markers(self) -> tuple[str, str]:
@@ -41,7 +41,7 @@ class ReasoningFormat:
 REASONING_FORMATS = {
     known.name: known
     for known in (
-        ReasoningFormat("think", "<think>", "</think>", model_types=("mimo",)),
+        ReasoningFormat("think", "<think>", "</think>"),
         ReasoningFormat("seed", "<seed:think>", "</seed:think>"),
         ReasoningFormat("kimi", "◁think▷", "◁/think▷"),
         ReasoningFormat("mistral", "[THINK]", "[/THINK]"),
@@ -62,8 +62,10 @@ def reasoning_format(
     think have the marks as tokens.
     """
     if choice in (None, "auto"):
+        owner = match_family({}, (model_type or "",), ())
         for known in REASONING_FORMATS.values():
-            thinks = model_type in known.model_types and set(known.markers) <= set(vocabulary)
+            by_family = owner is not None and owner.reasoning == known.name
+            thinks = by_family and set(known.markers) <= set(vocabulary)
             if thinks or known.end in (chat_template or ""):
                 return known
         return None

@@ -2,11 +2,15 @@
 
 Every refusal says what was found, what is expected and what to do. What went wrong inside is
 logged; clients learn that it did, not where.
+
+An error names the field of the request that it is about. Where it is raised that is not always
+known, and the engine has other names for some fields: callers add what is missing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -96,3 +100,20 @@ def no_such_route(status: int, message: str, headers: Mapping[str, str]) -> Refu
     """What the router says before any of our code runs."""
     code = {404: "unknown_url", 405: "method_not_supported"}.get(status)
     return Refusal(status, message, code=code, headers=headers)
+
+
+@contextmanager
+def about(field: str | None) -> Iterator[None]:
+    """What fails inside is about this field, unless it names one itself."""
+    try:
+        yield
+    except (RequestError, ConfigError) as error:
+        error.field = error.field or field
+        raise
+
+
+def renamed(error: Exception, names: Mapping[str, str]) -> Exception:
+    """The same error about the field that the request has: `{"prompt": "messages"}`."""
+    if isinstance(error, RequestError | ConfigError) and error.field is not None:
+        error.field = names.get(error.field, error.field)
+    return error

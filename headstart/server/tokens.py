@@ -1,21 +1,49 @@
-"""POST /tokenize and POST /detokenize."""
+"""POST /tokenize and POST /detokenize: their bodies and their answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from headstart.errors import RequestError
+from headstart.errors import ConfigError, RequestError
 from headstart.server.model import ServedModel
-from headstart.server.named_fields import called
-from headstart.server.protocol.chat import for_template
-from headstart.server.protocol.tokens import DetokenizeRequest, TokenizeRequest
-from headstart.server.stream import encoded
-from headstart.server.tool_calls import prepare as prepare_tools
+from headstart.server.protocol.base import Part, TokenIds
+from headstart.server.protocol.chat import Messages, Tools, for_template, template_options
+from headstart.server.refusals import renamed
+from headstart.server.tools.calls import prepare as prepare_tools
+from headstart.server.wire import encoded
+
+
+class TokensRequest(Part):
+    """What the bodies of both routes have in common."""
+
+    model: str | None = None
+
+
+class TokenizeRequest(TokensRequest):
+    """A text, or messages that go through the chat template."""
+
+    prompt: str | None = None
+    messages: Messages | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    chat_template_kwargs: dict[str, Any] | None = None
+    tools: Tools | None = None
+    return_token_strs: bool = False
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        return {
+            "add_generation_prompt": self.add_generation_prompt,
+            **template_options(self.chat_template_kwargs),
+        }
+
+
+class DetokenizeRequest(TokensRequest):
+    tokens: TokenIds
 
 
 def tokenize(request: TokenizeRequest, model: ServedModel) -> bytes:
     """The answer as it is sent: of a long text it takes a while to write."""
-    model.check_name(request.model)
     if (request.prompt is None) == (request.messages is None):
         raise RequestError("give either prompt or messages, and not both.", field="prompt")
     if model.tokenizer is None:
@@ -38,13 +66,14 @@ def _ids(request: TokenizeRequest, model: ServedModel) -> list[int]:
         messages, tools=request.tools, format=model.tool_format, chat_template=model.chat_template
     )
     options = {**request.template_options, **chat.template_options}
-    with called({"prompt": "messages"}):
+    try:
         return model.engine.prompts.read(chat.messages, options)
+    except (RequestError, ConfigError) as error:
+        raise renamed(error, {"prompt": "messages"}) from None
 
 
 def detokenize(request: DetokenizeRequest, model: ServedModel) -> bytes:
-    model.check_name(request.model)
-    last = model.engine.built.config.vocab - 1
+    last = model.engine.model.config.vocab - 1
     bad = [token for token in request.tokens if token > last]
     if bad:
         raise RequestError(

@@ -1,8 +1,10 @@
-"""The engine's thread: it alone touches the engine, from loading to the end.
+"""The thread of the engine, and the channels between it and the event loop.
 
-The event loop talks to it through an inbox of calls. What a step gave goes back with one call into
-the loop, however many requests it was for. A step that raises ends the requests of the moment with
-an error; the engine goes on if its books are in order then, and the thread ends if they are not.
+Only this thread touches the engine, from loading to the end. The event loop sends it calls through
+an inbox. The results of a step go back with one call into the loop, however many requests they are
+for. A channel carries everything of one HTTP request, which may be several prompts (completions)
+with several samples each. A step that raises ends the open requests with an error; the engine goes
+on if its state is consistent afterwards, and the thread ends if it is not.
 """
 
 from __future__ import annotations
@@ -11,20 +13,85 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result, Update
+from headstart.engine.engine import Asked, Engine
+from headstart.engine.output import Result, Update
 from headstart.errors import EngineError, HeadstartError
-from headstart.server.jobs import Channel, Event, Job
-from headstart.server.metrics import ServerMetrics
+from headstart.server.metrics.recorder import ServerMetrics
 from headstart.server.refusals import engine_failed
 
 _log = logging.getLogger("headstart.server")
 _RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` that the engine may survive
 _RECOVERY_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Job:
+    """One prompt, read and checked."""
+
+    id: str
+    asked: Asked
+    priority: int = 0
+    grammar: Any = None
+
+    @property
+    def num_samples(self) -> int:
+        return self.asked.params.n
+
+
+@dataclass(frozen=True)
+class Event:
+    """What one step added to a sample of prompt `number`; the prompt's last one has its result."""
+
+    number: int
+    update: Update
+    result: Result | None
+
+
+class Channel:
+    """Events of one HTTP request, in order; all methods belong to the event loop."""
+
+    def __init__(self, jobs: Sequence[Job]):
+        self.jobs = jobs
+        self._events: deque[Event] = deque()
+        self._failure: Exception | None = None
+        self._wake = asyncio.Event()
+        self._unfinished = len(jobs)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the engine may still work for it."""
+        return self._unfinished > 0
+
+    @property
+    def is_done(self) -> bool:
+        """Whether everything has come and has been taken."""
+        return self._unfinished == 0 and not self._events
+
+    def put(self, event: Event) -> None:
+        self._unfinished -= event.result is not None
+        self._events.append(event)
+        self._wake.set()
+
+    def fail(self, error: Exception) -> None:
+        self._failure = self._failure or error
+        self._wake.set()
+
+    async def take(self) -> list[Event]:
+        """All events since the last time, at least one; raises what the engine raised."""
+        while not self._events:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)  # others may have raised it, too
+            self._wake.clear()
+            await self._wake.wait()
+        events = list(self._events)
+        self._events.clear()
+        return events
 
 
 class _Open:
@@ -80,7 +147,7 @@ class Worker:
         self._inbox.put(lambda: self._add(channel))
 
     def leave(self, channel: Channel) -> None:
-        """Nobody listens any more: what still runs ends; its memory is free at the next step."""
+        """The client is gone or served: what still runs ends; its memory is free a step later."""
         self._channels.discard(channel)
         if channel.is_open:
             self._inbox.put(lambda: self._drop(channel))
@@ -112,7 +179,7 @@ class Worker:
             self._tell(self._on_change)
 
     def _turn(self, engine: Engine) -> None:
-        """Take what is asked, wait if there is nothing to do, advance everybody by one step."""
+        """Take new calls, wait if there is nothing to do, advance all requests by one step."""
         self._take_calls(wait=not engine.has_work)
         if not engine.has_work or self._is_stopping:
             return
@@ -187,7 +254,7 @@ class Worker:
         return result
 
     def _recover(self, engine: Engine, error: Exception) -> None:
-        """Fail everybody; raise if the engine cannot be trusted any more."""
+        """Fail all open requests; raise if the engine failed too often, or cannot recover."""
         _log.error(
             "a step of the engine failed: %d requests end with it (%d running, %d waiting, %d of "
             "%d K/V blocks in use)", len(self._open), len(engine.scheduler.running),
@@ -203,7 +270,7 @@ class Worker:
         _log.warning("the engine goes on after a failed step")
 
     def _fail_open(self) -> None:
-        """Once for everybody: why was logged, and hundreds of tracebacks would take seconds."""
+        """End all requests with one error: its cause was logged, and tracebacks take time."""
         gone, self._open = self._open, {}
         for open_job in gone.values():
             self._metrics.request_failed(open_job.job.id)

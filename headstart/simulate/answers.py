@@ -87,7 +87,7 @@ def answers_of(
     is_asked = len(spans) == 1 and bool(record.sampling)
     result = []
     for start, stop in spans:
-        # An imported conversation had no limit that anybody knows.
+        # The limit of an imported conversation is unknown.
         limit = min(params.max_tokens or NO_LIMIT, max_len - start) if is_asked else NO_LIMIT
         if record.max_tokens is not None:  # the engine's own limits may have been narrower
             limit = min(limit, record.max_tokens)

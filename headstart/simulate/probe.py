@@ -16,9 +16,9 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from headstart.assembly.build import Built
 from headstart.errors import HeadNotFound
 from headstart.families.base import HeadLayout
+from headstart.models.build import LoadedModel
 from headstart.models.documents import Documents
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -88,7 +88,7 @@ class ProbeReport:
         }
 
 
-def probe(built: Built, text: Sequence[int] | None = None) -> ProbeReport:
+def probe(built: LoadedModel, text: Sequence[int] | None = None) -> ProbeReport:
     """Measure a model's head on token ids, or on made-up ones."""
     if built.head is None:
         raise HeadNotFound(f"{built.checkpoint.folder} has no head to probe. Give one with --head.")
@@ -97,7 +97,7 @@ def probe(built: Built, text: Sequence[int] | None = None) -> ProbeReport:
         return _report(built.trunk, built.head, ids)
 
 
-def probe_ids(built: Built, text: Sequence[int] | None) -> list[int]:
+def probe_ids(built: LoadedModel, text: Sequence[int] | None) -> list[int]:
     """The text if the model can read it, else made-up tokens, always the same."""
     ids = [] if text is None else list(text)[: built.max_len // 2]
     if len(set(ids)) >= 8:

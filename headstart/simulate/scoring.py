@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headstart.assembly.build import Built
 from headstart.errors import DataError, HeadNotFound
+from headstart.models.build import LoadedModel
 from headstart.models.documents import Documents
 from headstart.models.unroll import teacher_states, trunk_states
 from headstart.simulate.answers import Answer, Batch, answers_of, grouped
@@ -71,7 +71,7 @@ class Scores:
 
 
 def score(
-    built: Built,
+    built: LoadedModel,
     records: Sequence[Record],
     plan: Plan,
     *,
@@ -105,7 +105,7 @@ def score(
 
 
 def _found(
-    built: Built,
+    built: LoadedModel,
     depths: Sequence[torch.Tensor],
     batch: Batch,
     answers: Sequence[Answer],
@@ -124,7 +124,7 @@ def _found(
 
 
 def _batches(
-    built: Built, records: Sequence[Record], plan: Plan, depths: int, end_ids: frozenset[int]
+    built: LoadedModel, records: Sequence[Record], plan: Plan, depths: int, end_ids: frozenset[int]
 ) -> Iterator[tuple[list[Record], Batch]]:
     trunk, kind = built.trunk, _head(built).layout.trunk_hidden
     assert kind != "before_hc_head"
@@ -151,7 +151,7 @@ def _batches(
         yield chunk, Batch(states, ids, documents, answers)
 
 
-def _head(built: Built) -> Any:
+def _head(built: LoadedModel) -> Any:
     if built.head is None:
         raise HeadNotFound(
             f"{built.checkpoint.folder} has no head to score. Give one with --head, or make one "
@@ -160,7 +160,7 @@ def _head(built: Built) -> Any:
     return built.head
 
 
-def _logits(built: Built, vocab: DraftVocab | None) -> DraftLogits:
+def _logits(built: LoadedModel, vocab: DraftVocab | None) -> DraftLogits:
     """As the engine's runner computes them, so that not even rounding differs."""
     ids = None if vocab is None else torch.tensor(vocab.ids, device=built.device)
 

@@ -19,7 +19,7 @@ from headstart.train.options import TrainOptions
 _ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 _MUON_MOMENTS = ("momentum_buffer",)
 # Of Muon's rate, for AdamW on stacked matrices of experts, which Muon does not take: about how far
-# the best rates of the two lay apart for other matrices. With experts nobody has measured it.
+# the best rates of the two lay apart for other matrices. Not measured for experts.
 STACKED_SHARE = 0.2
 _UPDATES = "updates"  # how often a parameter was changed: 0 for what no depth uses
 

@@ -165,7 +165,7 @@ def resolve(options: TrainOptions) -> TrainOptions:
         recipe["optimizer"] = "adamw"  # Muon works on whole matrices
     if options.recipe == "default" and "adamw" in (options.optimizer, recipe["optimizer"]):
         recipe["learning_rate"] = _ADAMW_RATE
-    # Whoever gives one size of a batch means that one, and exactly.
+    # One size of a batch that is given replaces the recipe's other limits.
     if options.batch_tokens:
         recipe.update(batch_sequences=0, min_steps=0)
     elif options.batch_sequences:

@@ -65,7 +65,7 @@ class World:
         return bool(self.sum_(torch.tensor(float(flag), device=device)) > 0)
 
     def gather(self, part: Any) -> list[Any]:
-        """Everybody's part, in order of rank, on every process."""
+        """The parts of all processes, in order of rank, on every process."""
         if self.size == 1:
             return [part]
         parts: list[Any] = [None] * self.size
@@ -112,7 +112,7 @@ def joined(device: str) -> Iterator[tuple[World, str]]:
             raise SystemExit(1) from None  # the first process says it for all
         raise
     except RuntimeError:
-        # Most likely a collective that has lost its partner. Who left has said why.
+        # Most likely another process left a collective; that one has printed why.
         if leaving.hears_of([other for other in range(size) if other != rank]):
             leaving.tell()
             raise SystemExit(1) from None
@@ -123,7 +123,7 @@ def joined(device: str) -> Iterator[tuple[World, str]]:
 
 
 def _meet(store: Store, rank: int, size: int) -> None:
-    """Wait until everybody is connected: who refuses at once would else tear others' start."""
+    """Wait for all processes to connect: one that fails at once would break the others' start."""
     store.set(str(rank), "connected")
     store.wait([str(other) for other in range(size)], _PATIENCE)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.report.page import Page
-from headstart.train.lane import Lane
+from headstart.train.head_run import HeadRun
 
 if TYPE_CHECKING:
     from headstart.train.session import Session
@@ -16,16 +16,16 @@ if TYPE_CHECKING:
 Points = dict[str, list[tuple[float, float]]]
 
 
-def write_report(path: Path, lane: Lane, session: Session) -> None:
+def write_report(path: Path, run: HeadRun, session: Session) -> None:
     """From the run's metrics and options."""
-    lines = lane.folder.metrics.lines()
-    options = lane.learner.options
-    page = Page("Training of a head", f"{session.job.model.name}, {lane.name}")
+    lines = run.folder.metrics.lines()
+    options = run.learner.options
+    page = Page("Training of a head", f"{session.job.model.name}, {run.name}")
     page.facts(
         {
             "records": len(session.records),
             "steps": session.num_steps,
-            "best step": lane.progress.best_step,
+            "best step": run.progress.best_step,
             "loss": f"{options.loss}, context {options.context}, K {options.num_depths}",
             "learning rate": options.learning_rate,
         }
@@ -37,21 +37,21 @@ def write_report(path: Path, lane: Lane, session: Session) -> None:
         page.line_chart("Cumulative match on training text", matches, "step", "share of chains")
     found = _found(lines)
     if found:
-        _validations(page, found, lane.progress.best_step)
+        _validations(page, found, run.progress.best_step)
     page.json("options", options.document())
     page.write(path)
 
 
-def write_comparison(path: Path, lanes: Sequence[Lane], session: Session) -> None:
+def write_comparison(path: Path, runs: Sequence[HeadRun], session: Session) -> None:
     """One page on heads that were trained side by side, the best first."""
     page = Page("Heads trained side by side", session.job.model.name)
     page.facts({"records": len(session.records), "steps": session.num_steps})
-    found = {lane.name: _found(lane.folder.metrics.lines()) for lane in lanes}
+    found = {run.name: _found(run.folder.metrics.lines()) for run in runs}
     if session.heldout:
-        ranked = sorted(lanes, key=lambda lane: -(lane.progress.best_length or 0.0))
+        ranked = sorted(runs, key=lambda run: -(run.progress.best_length or 0.0))
         lengths = {
-            lane.name: [(s, part["acceptance_length"]) for s, part in found[lane.name].items()]
-            for lane in ranked
+            run.name: [(s, part["acceptance_length"]) for s, part in found[run.name].items()]
+            for run in ranked
         }
         title = "Acceptance length on held-out answers"
         page.line_chart(title, lengths, "step", "tokens per round")
@@ -59,21 +59,21 @@ def write_comparison(path: Path, lanes: Sequence[Lane], session: Session) -> Non
             ["head", "acceptance length before", "after", "best step", "options of its own"],
             [
                 [
-                    lane.name, found[lane.name][0]["acceptance_length"],
-                    found[lane.name][lane.progress.best_step]["acceptance_length"],
-                    lane.progress.best_step, _own_options(lane, lanes),
+                    run.name, found[run.name][0]["acceptance_length"],
+                    found[run.name][run.progress.best_step]["acceptance_length"],
+                    run.progress.best_step, _own_options(run, runs),
                 ]
-                for lane in ranked
+                for run in ranked
             ],
         )  # fmt: skip
-    page.json("options", {lane.name: lane.learner.options.document() for lane in lanes})
+    page.json("options", {run.name: run.learner.options.document() for run in runs})
     page.write(path)
 
 
-def _own_options(lane: Lane, lanes: Sequence[Lane]) -> str:
+def _own_options(run: HeadRun, runs: Sequence[HeadRun]) -> str:
     """What this head was told and not all others."""
-    documents = [other.learner.options.document() for other in lanes]
-    own = lane.learner.options.document()
+    documents = [other.learner.options.document() for other in runs]
+    own = run.learner.options.document()
     names = [n for n in own if any(document[n] != own[n] for document in documents)]
     return ", ".join(f"{name} {own[name]}" for name in names)
 

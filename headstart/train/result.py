@@ -14,15 +14,15 @@ from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.heads.export import plan_export
-from headstart.models.saving import split_parameters
+from headstart.models.loading import split_parameters
+from headstart.train.frozen_model import FrozenModel
 from headstart.train.learner import Learner
-from headstart.train.subject import Subject
 
 _MASTER = "master."
 
 
 def write_head(
-    subject: Subject, tensors: Mapping[str, Tensor], out: Path, details: Mapping[str, Any]
+    frozen: FrozenModel, tensors: Mapping[str, Tensor], out: Path, details: Mapping[str, Any]
 ) -> None:
     """Write the masters of a checkpoint as a head that every command takes."""
     masters = {
@@ -30,10 +30,10 @@ def write_head(
         for name, value in tensors.items()
         if name.startswith(_MASTER)
     }
-    source = subject.source
+    source = frozen.source
     tuned = {
         name: _tensor_source(value, source.tensors[name].dtype)
-        for name, value in split_parameters(masters, subject.head_config, source.tensors).items()
+        for name, value in split_parameters(masters, frozen.head_config, source.tensors).items()
     }
     # Copies of trunk tensors that some heads carry are frozen: they stay as they are stored.
     head = source.changed({**source.tensors, **tuned}, f"{len(tuned)} tensors were trained")
@@ -43,7 +43,7 @@ def write_head(
 
 
 @contextmanager
-def as_written(subject: Subject, learner: Learner) -> Iterator[None]:
+def as_written(frozen: FrozenModel, learner: Learner) -> Iterator[None]:
     """Inside, the head has the weights that `write_head` would write; afterwards its masters.
 
     Sharded masters stay as they are: there passes compute with copies in the computing dtype.
@@ -51,9 +51,9 @@ def as_written(subject: Subject, learner: Learner) -> Iterator[None]:
     if learner.is_sharded:
         yield
         return
-    stored = subject.source.tensors
+    stored = frozen.source.tensors
     masters = {name: parameter.detach() for name, parameter in learner.parameters.items()}
-    parts = split_parameters(masters, subject.head_config, stored)
+    parts = split_parameters(masters, frozen.head_config, stored)
     dtypes = {name: torch_dtype(stored[name].dtype) for name in parts}
     if all(part.dtype == dtypes[name] for name, part in parts.items()):
         yield

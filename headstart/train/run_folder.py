@@ -26,8 +26,8 @@ from headstart.train.replacing import Replaced
 
 OPTIONS, METRICS, REPORT = "options.json", "metrics.jsonl", "report.html"
 FORMAT = {"headstart_run": 1}  # in options.json: no other file of that name has it
-_BOARD, _CHECKPOINTS = "tensorboard", "checkpoints"
-_NAMES = (OPTIONS, HEAD, REPORT, _CHECKPOINTS, METRICS, _BOARD, FAILED)
+_TENSORBOARD, _CHECKPOINTS = "tensorboard", "checkpoints"
+_NAMES = (OPTIONS, HEAD, REPORT, _CHECKPOINTS, METRICS, _TENSORBOARD, FAILED)
 _OTHERS = {
     "trunk": "another model (the trunk's weights differ)",
     "tokenizer": "another tokenizer",
@@ -44,7 +44,7 @@ class RunFolder:
         self.path, self.identity = path, {**FORMAT, **identity}
         self.checkpoints = Checkpoints(path / _CHECKPOINTS, keep)
         self.metrics = Metrics(path / METRICS)
-        self.board = path / _BOARD
+        self.tensorboard = path / _TENSORBOARD
         self.replaced = Replaced(path, _NAMES)
 
     def check(self, *, overwrite: bool) -> None:
@@ -52,7 +52,7 @@ class RunFolder:
         check_parents(self.path)
         if not self.path.exists() or self.replaced.is_half_done:
             return
-        # What a kill left of the very first file does not make a folder somebody's.
+        # A run killed during its first write leaves only this partial file: the folder is free.
         partial = partial_of(self.path / OPTIONS)
         if self.path.is_dir() and all(path == partial for path in self.path.iterdir()):
             return
@@ -86,7 +86,7 @@ class RunFolder:
             ) from error
 
     def fail(self, step: int, error: str) -> None:
-        """Note that the head was dropped, so that nobody goes on with it."""
+        """Note that the head was dropped, so that no later start resumes it."""
         _write(self.path / FAILED, json.dumps({"step": step, "error": error}) + "\n")
 
     def go_back(self, step: int | None) -> None:

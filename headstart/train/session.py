@@ -11,18 +11,18 @@ from pathlib import Path
 import torch
 
 from headstart.data.records import Record
-from headstart.train.board import Board
 from headstart.train.checkpoints import Progress
 from headstart.train.folders import begin, common_step
+from headstart.train.frozen_model import FrozenModel, load_frozen_model
+from headstart.train.head_run import HeadRun
 from headstart.train.job import Job
-from headstart.train.lane import Lane
 from headstart.train.learner import Learner
 from headstart.train.losses.lm_head import LmHead
 from headstart.train.options import TrainOptions
 from headstart.train.parallel import World
 from headstart.train.plan import Plan, plan
 from headstart.train.states.source import InProcess, StateSource, cached
-from headstart.train.subject import Subject, load_subject
+from headstart.train.tensorboard import TensorBoard
 from headstart.train.watching import Watch
 from headstart.vocab.draft_vocab import DraftVocab
 
@@ -34,11 +34,11 @@ class Session:
     job: Job
     world: World
     watch: Watch
-    subject: Subject
+    frozen: FrozenModel
     source: StateSource
     records: list[Record]
     heldout: list[Record]
-    lanes: list[Lane]
+    runs: list[HeadRun]
     num_steps: int
     steps_per_epoch: int
 
@@ -47,40 +47,40 @@ def open_session(job: Job, world: World, device: str, watch: Watch) -> Session:
     """Check everything that can be wrong, then load, then make the folders."""
     planned = plan(job, watch)
     job, options = planned.job, planned.job.shared
-    subject = load_subject(planned.checkpoint, job.head, device=device, dtype=options.dtype)
-    for note in subject.built.notes:
+    frozen = load_frozen_model(planned.checkpoint, job.head, device=device, dtype=options.dtype)
+    for note in frozen.built.notes:
         watch.say(note)
-    lanes = [
-        Lane(
-            _learner(name, own, subject, world, planned.vocabs[name]), planned.folders[name],
+    runs = [
+        HeadRun(
+            _learner(name, own, frozen, world, planned.vocabs[name]), planned.folders[name],
             Progress(),
         )
         for name, own in job.options.items()
     ]  # fmt: skip
-    source = _states(planned, subject, world, watch)
-    world.wait()  # nobody checks a folder any more
+    source = _states(planned, frozen, world, watch)
+    world.wait()  # until every process has checked its folders
     if world.is_main:
-        begin([lane.folder for lane in lanes], overwrite=job.overwrite)
+        begin([run.folder for run in runs], overwrite=job.overwrite)
     world.wait()
     return Session(
-        job, world, watch, subject, source, planned.records,
-        planned.validated, lanes, planned.num_steps, planned.steps_per_epoch,
+        job, world, watch, frozen, source, planned.records,
+        planned.validated, runs, planned.num_steps, planned.steps_per_epoch,
     )  # fmt: skip
 
 
 def restore(session: Session) -> int | None:
     """Bring all heads to the newest step that all of them have; None for a fresh run."""
-    lanes = session.lanes
-    step = common_step(lane.folder for lane in lanes)
+    runs = session.runs
+    step = common_step(run.folder for run in runs)
     if step is not None:
-        for lane in lanes:
-            lane.restore(step)
-    session.world.wait()  # everybody has seen which checkpoints there are
+        for run in runs:
+            run.restore(step)
+    session.world.wait()  # until every process has listed the checkpoints
     if session.world.is_main:
-        for lane in lanes:
-            lane.folder.go_back(step)
-            lane.board = Board(lane.folder.board, lane.folder.metrics.lines())
-        if not any(lane.board.is_there for lane in lanes if lane.board is not None):
+        for run in runs:
+            run.folder.go_back(step)
+            run.tensorboard = TensorBoard(run.folder.tensorboard, run.folder.metrics.lines())
+        if not any(run.tensorboard.is_there for run in runs if run.tensorboard is not None):
             session.watch.say("TensorBoard is not installed: curves are in metrics.jsonl only")
         if step is not None:
             session.watch.say(f"going on from step {step} of {session.num_steps}")
@@ -88,24 +88,24 @@ def restore(session: Session) -> int | None:
 
 
 def _learner(
-    name: str, options: TrainOptions, subject: Subject, world: World, vocab: DraftVocab | None
+    name: str, options: TrainOptions, frozen: FrozenModel, world: World, vocab: DraftVocab | None
 ) -> Learner:
     ids = None if vocab is None else torch.tensor(vocab.ids)
-    weight, head = subject.trunk.lm_head.weight, subject.built.head
+    weight, head = frozen.trunk.lm_head.weight, frozen.built.head
     assert head is not None
     own = [lm_head.weight for lm_head in head.own_lm_heads]
     return Learner(
-        name or "head", options, subject.master(), LmHead.of(weight, ids), dtype=subject.dtype,
+        name or "head", options, frozen.master(), LmHead.of(weight, ids), dtype=frozen.dtype,
         world=world, own_lm_heads=tuple(LmHead.of(weight, ids, part) for part in own),
     )  # fmt: skip
 
 
-def _states(planned: Plan, subject: Subject, world: World, watch: Watch) -> StateSource:
+def _states(planned: Plan, frozen: FrozenModel, world: World, watch: Watch) -> StateSource:
     options = planned.job.shared
     if options.cache is None or planned.cache is None:
-        return InProcess(subject)
+        return InProcess(frozen)
     watch.heeds_stops()
     return cached(
-        Path(options.cache), planned.cache, subject, planned.records + planned.tested,
+        Path(options.cache), planned.cache, frozen, planned.records + planned.tested,
         pack_tokens=options.pack_tokens, world=world, say=watch.say, is_stopped=watch.is_stopped,
     )  # fmt: skip

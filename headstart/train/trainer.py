@@ -19,8 +19,8 @@ import torch
 
 from headstart.errors import TrainError
 from headstart.models.unroll import teacher_states
+from headstart.train.head_run import HeadRun, NotFinite, not_finite
 from headstart.train.job import HEAD, Job
-from headstart.train.lane import Lane, NotFinite, not_finite
 from headstart.train.packing import Row, plan_epoch
 from headstart.train.parallel import joined
 from headstart.train.report import write_comparison, write_report
@@ -61,7 +61,7 @@ class Trainer:
 
     def __init__(self, session: Session, stopper: Watch) -> None:
         self.session, self._stopper = session, stopper
-        self.world, self.lanes, self.watch = session.world, session.lanes, session.watch
+        self.world, self.runs, self.watch = session.world, session.runs, session.watch
         self.num_steps, self.step = session.num_steps, 0
         self.dropped: list[Outcome] = []
         options = session.job.shared
@@ -78,8 +78,8 @@ class Trainer:
         if reached is None:
             self.begin()
         if self.world.is_main:
-            for lane in self.lanes:
-                lane.folder.replaced.drop()
+            for run in self.runs:
+                run.folder.replaced.drop()
         while self.step < self.num_steps:
             if self.is_stopped():
                 self.save()
@@ -99,93 +99,93 @@ class Trainer:
             self.save()
         except BaseException:
             if self.world.is_main:
-                for lane in self.lanes:
-                    if lane.board is not None:
-                        lane.board.close()  # it writes in a thread of its own
-                    lane.folder.replaced.put_back()
+                for run in self.runs:
+                    if run.tensorboard is not None:
+                        run.tensorboard.close()  # it writes in a thread of its own
+                    run.folder.replaced.put_back()
             raise
 
     def advance(self) -> None:
         """One optimiser step of every head, on one pass of the trunk."""
         started = time.monotonic()
         rows = self.rows_of(self.step)
-        depths = {lane.learner.options.num_depths for lane in self.lanes}
+        depths = {run.learner.options.num_depths for run in self.runs}
         counts = {num_depths: count(rows, num_depths) for num_depths in depths}
-        parts: list[list[Sums]] = [[] for _ in self.lanes]
+        parts: list[list[Sums]] = [[] for _ in self.runs]
         mine = list(self.share(rows))
         failures: dict[str, TrainError] = {}
         with memory_advice():
             for row, is_filler in mine:
                 batch = self.prepare(row)
-                for lane, sums in zip(self.lanes, parts, strict=True):
-                    wanted = counts[lane.learner.options.num_depths]
-                    sums.append(learn(lane.learner, batch, wanted, is_filler=is_filler))
-            for lane, sums in zip(self.lanes, parts, strict=True):
-                num_depths = lane.learner.options.num_depths
-                zero = Sums.zero(num_depths, self.session.subject.device)
+                for run, sums in zip(self.runs, parts, strict=True):
+                    wanted = counts[run.learner.options.num_depths]
+                    sums.append(learn(run.learner, batch, wanted, is_filler=is_filler))
+            for run, sums in zip(self.runs, parts, strict=True):
+                num_depths = run.learner.options.num_depths
+                zero = Sums.zero(num_depths, self.session.frozen.device)
                 try:
-                    line = lane.update(self.step, self.num_steps, sum(sums, zero))
+                    line = run.update(self.step, self.num_steps, sum(sums, zero))
                 except NotFinite:
                     names = [row.names for row, _ in mine]
                     records = self.blame(names, sums)
-                    failures[lane.name] = not_finite(lane, self.step, records)
+                    failures[run.name] = not_finite(run, self.step, records)
                     continue
                 line["epoch"] = self.step / self.session.steps_per_epoch
                 line["tokens"] = sum(row.documents.num_rows for row in rows)
                 line["seconds"] = time.monotonic() - started
-                lane.write(line)
-                if lane.name == next(n.name for n in self.lanes if n.name not in failures):
+                run.write(line)
+                if run.name == next(n.name for n in self.runs if n.name not in failures):
                     self.watch.stepped(self.step + 1, line)
-        if len(failures) == len(self.lanes):
+        if len(failures) == len(self.runs):
             raise next(iter(failures.values()))
-        for lane in [lane for lane in self.lanes if lane.name in failures]:
-            self.drop(lane, str(failures[lane.name]))
+        for run in [run for run in self.runs if run.name in failures]:
+            self.drop(run, str(failures[run.name]))
         self.step += 1
 
-    def drop(self, lane: Lane, error: str) -> None:
+    def drop(self, run: HeadRun, error: str) -> None:
         """Go on without a head that has diverged; the others are worth their time."""
         self.watch.say(f"{error} The other heads go on without it.")
-        self.dropped.append(replace(self._outcome(lane, is_finished=False), failure=error))
-        self.lanes.remove(lane)
+        self.dropped.append(replace(self._outcome(run, is_finished=False), failure=error))
+        self.runs.remove(run)
         if self.world.is_main:
-            lane.folder.fail(self.step, error)
-            if lane.board is not None:
-                lane.board.close()
+            run.folder.fail(self.step, error)
+            if run.tensorboard is not None:
+                run.tensorboard.close()
 
     def validate(self) -> None:
         """Walk the held-out answers with every head as it would be written now."""
         if not self.session.heldout:
             return
-        learners, subject = [lane.learner for lane in self.lanes], self.session.subject
+        learners, frozen = [run.learner for run in self.runs], self.session.frozen
         with memory_advice(), ExitStack() as rounded:
             for learner in learners:
-                rounded.enter_context(as_written(subject, learner))
+                rounded.enter_context(as_written(frozen, learner))
             found = validate(
                 learners, self.session.heldout, self.prepare,
                 pack_tokens=self.session.job.shared.pack_tokens,
-                max_len=subject.built.max_len, world=self.world,
+                max_len=frozen.built.max_len, world=self.world,
             )  # fmt: skip
-        for lane, validation in zip(self.lanes, found, strict=True):
-            lane.judge(validation)
+        for run, validation in zip(self.runs, found, strict=True):
+            run.judge(validation)
             found_here = validation.as_json()
-            lane.write({"step": self.step, "validation": found_here})
-            self.watch.validated(lane.name, self.step, found_here)
+            run.write({"step": self.step, "validation": found_here})
+            self.watch.validated(run.name, self.step, found_here)
 
     def save(self) -> None:
         """Checkpoints of all heads, by the one process that writes.
 
         Older ones are removed when all heads have the new one: there is always one in common.
         """
-        for lane in self.lanes:
+        for run in self.runs:
             if not self.session.heldout:
-                lane.progress = replace(lane.progress, best_step=self.step)
-            tensors = lane.learner.tensors()
+                run.progress = replace(run.progress, best_step=self.step)
+            tensors = run.learner.tensors()
             if self.world.is_main:
-                lane.folder.metrics.sync()
-                lane.folder.checkpoints.write(tensors, lane.progress)
+                run.folder.metrics.sync()
+                run.folder.checkpoints.write(tensors, run.progress)
         if self.world.is_main:
-            for lane in self.lanes:
-                lane.folder.checkpoints.prune()
+            for run in self.runs:
+                run.folder.checkpoints.prune()
         self.world.wait()
 
     def finish(self) -> None:
@@ -194,18 +194,18 @@ class Trainer:
             return
         out = self.session.job.out
         if "" not in self.session.job.options and out is not None:
-            write_comparison(out / REPORT, self.lanes, self.session)
-        for lane in self.lanes:
-            folder = lane.folder
-            write_report(folder.path / REPORT, lane, self.session)
-            tensors, _ = folder.checkpoints.read(lane.progress.best_step)
+            write_comparison(out / REPORT, self.runs, self.session)
+        for run in self.runs:
+            folder = run.folder
+            write_report(folder.path / REPORT, run, self.session)
+            tensors, _ = folder.checkpoints.read(run.progress.best_step)
             details = {
-                "step": lane.progress.best_step, "of": self.num_steps,
-                "num_depths": lane.learner.options.num_depths,
+                "step": run.progress.best_step, "of": self.num_steps,
+                "num_depths": run.learner.options.num_depths,
             }  # fmt: skip
-            write_head(self.session.subject, tensors, folder.path / HEAD, details)
-            if lane.board is not None:
-                lane.board.close()
+            write_head(self.session.frozen, tensors, folder.path / HEAD, details)
+            if run.tensorboard is not None:
+                run.tensorboard.close()
 
     def rows_of(self, step: int) -> list[Row]:
         """The packed rows of a step: a function of options and data alone."""
@@ -216,43 +216,43 @@ class Trainer:
         """This process's rows; with fillers where processes must run equally many."""
         mine = rows[self.world.rank :: self.world.size]
         yield from ((row, False) for row in mine)
-        if any(lane.learner.is_sharded for lane in self.lanes):
+        if any(run.learner.is_sharded for run in self.runs):
             most = -(-len(rows) // self.world.size)
             yield from ((rows[-1], True) for _ in range(most - len(mine)))
 
     def prepare(self, row: Row) -> Batch:
         """What the frozen trunk says of a packed row."""
-        subject = self.session.subject
-        ids = row.ids.to(subject.device)
+        frozen = self.session.frozen
+        ids = row.ids.to(frozen.device)
         states = self.session.source.states(row)
         return Batch(
-            row.names, ids, row.mask, row.documents, subject.trunk.embed[ids], states,
-            teacher_states(subject.trunk, states, subject.kind), subject.trunk.rotary,
+            row.names, ids, row.mask, row.documents, frozen.trunk.embed[ids], states,
+            teacher_states(frozen.trunk, states, frozen.kind), frozen.trunk.rotary,
         )  # fmt: skip
 
     def blame(self, names: list[list[str]], sums: list[Sums]) -> list[str]:
         """Records of the packed rows whose loss is not finite; all, if only gradients are not."""
         pairs = list(zip(names, sums, strict=True))
         bad = [n for n, s in pairs if not bool(torch.isfinite(s.values).all())]
-        everybody = self.world.gather((bad, names))
-        chosen = [n for part, _ in everybody for n in part] or [n for _, a in everybody for n in a]
+        gathered = self.world.gather((bad, names))
+        chosen = [n for part, _ in gathered for n in part] or [n for _, a in gathered for n in a]
         return [name for group in chosen for name in group]
 
     def is_due(self, every: int) -> bool:
         return self.step % every == 0 or self.step == self.num_steps
 
     def is_stopped(self) -> bool:
-        return self.world.any(self._stopper.is_stopped(), self.session.subject.device)
+        return self.world.any(self._stopper.is_stopped(), self.session.frozen.device)
 
     def outcomes(self, *, is_finished: bool) -> list[Outcome]:
-        return [*(self._outcome(lane, is_finished) for lane in self.lanes), *self.dropped]
+        return [*(self._outcome(run, is_finished) for run in self.runs), *self.dropped]
 
-    def _outcome(self, lane: Lane, is_finished: bool) -> Outcome:
-        lines = lane.folder.metrics.lines() if self.world.is_main else []
+    def _outcome(self, run: HeadRun, is_finished: bool) -> Outcome:
+        lines = run.folder.metrics.lines() if self.world.is_main else []
         found = {line["step"]: line["validation"] for line in lines if "validation" in line}
-        best = lane.progress.best_step
+        best = run.progress.best_step
         return Outcome(
-            lane.name, str(lane.folder.path), is_finished, self.step, self.num_steps, best,
+            run.name, str(run.folder.path), is_finished, self.step, self.num_steps, best,
             found.get(0), found.get(best),
         )  # fmt: skip
 

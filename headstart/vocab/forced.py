@@ -51,7 +51,7 @@ def template_ids(tokenizer: Any) -> frozenset[int]:
             text = tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=roles[-1] == "user"
             )
-        except Exception as error:  # a template is a program of somebody else's
+        except Exception as error:  # a checkpoint's template may raise anything
             reason = error
             continue
         start = tokenizer.apply_chat_template(

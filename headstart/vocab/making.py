@@ -138,6 +138,34 @@ def make(group: Group, model: Model, sizes: Sequence[int], simulate: Simulate | 
     return Made(dict(tried)[chosen], candidates, group.num_counted)
 
 
+def make_all(
+    chosen: Sequence[Group],
+    groups: Sequence[Group],
+    model: Model,
+    sizes: Sequence[int],
+    simulate: Simulate | None,
+) -> tuple[list[Made], list[str]]:
+    """A vocabulary for each chosen group, with notes.
+
+    Groups without held-out answers take the size that is best for all answers together.
+    """
+    blind = {group.name for group in chosen if not group.heldout and len(sizes) > 1}
+    everything = next((group for group in groups if group.name == ALL), None)
+    if not blind or everything is None or not everything.heldout:
+        return [make(group, model, sizes, simulate) for group in chosen], []
+    made = {ALL: make(everything, model, sizes, simulate)}
+    shared = len(made[ALL].vocab.ids)
+    for group in (group for group in chosen if group.name != ALL):
+        own = (shared,) if group.name in blind else sizes
+        made[group.name] = make(group, model, own, simulate)
+    notes = [
+        f"{name}: no held-out answer is in it, so its size is that of {ALL}, {shared}; "
+        "distill more prompts of this kind, or give --size"
+        for name in sorted(blind)
+    ]
+    return [made[group.name] for group in chosen], notes
+
+
 def check_counts(counts: Counts, vocab_size: int) -> None:
     """DataError if an answer holds tokens that the model does not have."""
     if counts and max(counts) >= vocab_size:

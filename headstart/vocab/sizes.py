@@ -23,6 +23,19 @@ class SizeResult:
     predicted_speed: float | None = None  # of the whole decoding, relative to no drafts at all
 
 
+def parse_sizes(size: int | None, sizes: str | None) -> tuple[int, ...]:
+    """The sizes that --size or --sizes asks for; empty where neither is given."""
+    if size is not None and sizes is not None:
+        raise ConfigError("give --size or --sizes, not both.")
+    words = [] if sizes is None else sizes.split(",")
+    if not all(word.strip().isdecimal() for word in words):
+        raise ConfigError(f"--sizes is {sizes!r}; expected numbers such as 8000,16000,32000.")
+    found = (size,) if size is not None else tuple(dict.fromkeys(int(word) for word in words))
+    if any(number < 1 for number in found):
+        raise ConfigError(f"a size is {min(found)}; give at least 1.")
+    return found
+
+
 def candidate_sizes(vocab_size: int, num_forced: int) -> tuple[int, ...]:
     """Sizes worth trying for a model: the usual ones, or halvings of a small vocabulary."""
     usual = tuple(s for s in USUAL_SIZES if num_forced <= s <= vocab_size // 2)

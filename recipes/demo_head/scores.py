@@ -12,7 +12,6 @@ from parallel import side_by_side
 from settings import Settings
 from study import best_of_rows, read
 
-from headstart.assembly.build import Built, build
 from headstart.checkpoint.hub import local_folder
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
@@ -20,6 +19,7 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
 from headstart.distill.filters import is_looping
 from headstart.heads.formats import open_head
+from headstart.models.build import LoadedModel, build
 from headstart.models.loading import load_head
 from headstart.simulate.plan import make_plan
 from headstart.simulate.scoring import WHOLE, VocabOf, score
@@ -64,7 +64,7 @@ def _score_head(settings: Settings, wanted: tuple[str, Path, list[str]]) -> list
 
 
 @lru_cache(1)
-def _opened(model: str, device: str, head: Path) -> tuple[Checkpoint, Built]:
+def _opened(model: str, device: str, head: Path) -> tuple[Checkpoint, LoadedModel]:
     """Once in a process: loading the trunk takes longer than scoring."""
     checkpoint = Checkpoint.open(local_folder(model))
     return checkpoint, build(checkpoint, head, device=device)
@@ -86,14 +86,14 @@ def _rows(settings: Settings) -> dict[str, Path]:
     return {name: settings.work / folder for name, folder in rows.items()}
 
 
-def _use(built: Built, folder: Path) -> None:
+def _use(built: LoadedModel, folder: Path) -> None:
     """Other weights in the same modules."""
     assert built.head is not None
     load_head(built.head, open_head(folder).tensors, built.head.config)
 
 
 def _scored(
-    settings: Settings, built: Built, checkpoint: Checkpoint, records: Sequence[Record]
+    settings: Settings, built: LoadedModel, checkpoint: Checkpoint, records: Sequence[Record]
 ) -> dict[str, Any]:
     (vocab,) = read_vocabs(settings.vocab)
     loops = {r.id for r in records if is_looping(r.ids[r.mask].astype("int64"), _MAX_REPETITION)}

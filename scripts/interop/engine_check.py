@@ -98,7 +98,7 @@ def ours(model: Path, depth: int, prompts: list[list[int]] | None = None) -> Ser
     # vLLM drafts on behind the last token that was asked for; here so many more are asked for.
     length = workload.NUM_TOKENS + depth + 1
     params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
-    results = engine.generate(prompts or workload.prompts(engine.built.config.vocab), params)
+    results = engine.generate(prompts or workload.prompts(engine.model.config.vocab), params)
     outputs = [result.outputs[0] for result in results]
     rounds = [found for output in outputs for found in accepted_by_round(output.origins)]
     accepted = tuple(sum(found > d for found in rounds) for d in range(depth))

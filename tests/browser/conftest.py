@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny_fixture import Tiny
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "integration"))
-
-from page_runs import KEY, OpenPage, greeted
-from server_runs import Server, running, served
+from support.page_runs import KEY, OpenPage, greeted
+from support.server_runs import Server, running, served
+from support.tiny_fixture import Tiny
 
 _NAMES = ("chromium", "google-chrome")
 

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "unit" / "bench"))
-
-from bench_documents import whole_document
+from support.bench_documents import whole_document
 
 from headstart.bench.page import make_page
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import httpx
-from page_runs import KEY, QUESTION, OpenPage, ask, endless, last_answer, numbers
-from server_runs import Server
+from support.page_runs import KEY, QUESTION, OpenPage, ask, endless, last_answer, numbers
+from support.server_runs import Server
 
 
 def test_tokens_stream_in_and_are_tinted_by_origin(open_page: OpenPage) -> None:

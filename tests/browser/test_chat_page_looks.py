@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 import pytest
-from page_runs import OpenPage, ask
+from support.page_runs import OpenPage, ask
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

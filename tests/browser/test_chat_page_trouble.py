@@ -7,8 +7,8 @@ from typing import Any
 
 import httpx
 import pytest
-from page_runs import KEY, QUESTION, OpenPage, greeted, last_answer
-from server_runs import Server
+from support.page_runs import KEY, QUESTION, OpenPage, greeted, last_answer
+from support.server_runs import Server
 
 
 def test_errors_are_shown_and_the_question_can_be_asked_again(open_page: OpenPage) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engine_runs import soft, start
-from server_runs import Server, running, served
-from server_threads import Running, serving, small_engine
-from tiny_fixture import Tiny
+from support.engine_runs import soft, start
+from support.server_runs import Server, running, served
+from support.server_threads import Running, serving, small_engine
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench_server import Script, serving
-from server_runs import served
-from tiny_fixture import Tiny
+from support.bench_server import Script, serving
+from support.server_runs import served
+from support.tiny_fixture import Tiny
 from typer.testing import CliRunner
 
 from headstart.bench.facts import facts_of_folder

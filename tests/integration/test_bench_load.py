@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from bench_server import BenchServer, Script, serving
+from support.bench_server import BenchServer, Script, serving
 
 from headstart.bench.arrivals import LoadOptions
 from headstart.bench.client import Client

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
-from tiny_fixture import Tiny
+from support.engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
+from support.tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import make_agreement, walk
 from headstart.calibrate.calibrated import write_calibrated
@@ -45,7 +45,7 @@ def test_a_named_shape_of_fewer_layers_runs(name: str, tmp_path: Path) -> None:
     engine = start(
         tmp_path / "out", speculate=3, dtype="float32", kv_bytes=120_000_000, max_model_len=256
     )
-    assert [kind.mixer for kind in engine.built.config.layers] == mixers
+    assert [kind.mixer for kind in engine.model.config.layers] == mixers
     (result,) = run(engine, [[3, 9, 21]], greedy(30))
     found = result.stats.acceptance
     assert [found.drafted, found.accepted] == walk(known, 21, 30, 3)

@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-import tiny_gguf
-from engine_runs import assert_head_is_alive, checkpoint, greedy, start
-from tiny_fixture import Tiny
+from support import tiny_gguf
+from support.engine_runs import assert_head_is_alive, checkpoint, greedy, start
+from support.tiny_fixture import Tiny
 
 from headstart.cli import demo as command
 from headstart.demo import package, unpacked
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up, race
 from headstart.demo.shipped import shipped_head
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.errors import ConfigError, WriteFailed
 
 TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"

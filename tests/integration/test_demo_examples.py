@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_runs import Server
+from support.server_runs import Server
 from typer.testing import CliRunner
 
 from headstart.calibrate.tiny import write_tiny

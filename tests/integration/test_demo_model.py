@@ -33,8 +33,8 @@ def test_the_trunk_computes_what_transformers_llama_computes(folder: Path) -> No
     from safetensors.torch import load_file
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-    from headstart.assembly.build import build
     from headstart.checkpoint.reader import Checkpoint
+    from headstart.models.build import build
     from headstart.models.documents import Documents
     from headstart.models.unroll import trunk_states
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
-from tiny_fixture import Tiny
+from support import SCRIPTS
+from support.distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
+from support.tiny_fixture import Tiny
 
-from headstart.assembly.build import build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset
 from headstart.data.journal import read_journal
@@ -23,6 +23,7 @@ from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
 from headstart.engine.engine import Engine
 from headstart.errors import CheckpointError, DataError, WriteFailed
+from headstart.models.build import build
 from headstart.sampling.params import SamplingParams
 from headstart.simulate.plan import make_plan
 from headstart.simulate.rates import Rates
@@ -33,7 +34,7 @@ FLAGS = [
     "--seed", "3", "--max-repetition", "1", "--dtype", "float64", "--device", "cpu",
     "--kv-bytes", str(ENGINE["kv_bytes"]),
 ]  # fmt: skip
-SLOW = Path(__file__).parent / "slow_distill.py"
+SLOW = SCRIPTS / "slow_distill.py"
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from distill_runs import chat_model, contents, run
-from tiny_fixture import Tiny
+from support.distill_runs import chat_model, contents, run
+from support.tiny_fixture import Tiny
 
 from headstart.data.dataset import Dataset
 from headstart.errors import ConfigError, DataError

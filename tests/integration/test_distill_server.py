@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_server import ChatServer, Reply, serving
-from distill_runs import chat_model, contents, run, write_prompts
-from tiny_fixture import Tiny
+from support.chat_server import ChatServer, Reply, serving
+from support.distill_runs import chat_model, contents, run, write_prompts
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.dataset import Dataset

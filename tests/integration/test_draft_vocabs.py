@@ -18,10 +18,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_runs import VOCAB, assert_head_is_alive, ids_of, make_prompts, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import VOCAB, assert_head_is_alive, ids_of, make_prompts, run, soft, start
+from support.simulator_runs import records
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
+from headstart.cli import score
 from headstart.cli.main import main
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
@@ -29,6 +31,7 @@ from headstart.data.records import Record
 from headstart.engine.auto import single_request
 from headstart.engine.engine import Engine
 from headstart.errors import DataError, RequestError
+from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.files import read, write
@@ -84,15 +87,15 @@ def engine(model: Path, maps: list[DraftVocab], tmp_path_factory: pytest.TempPat
 
 def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> dict[str, set[int]]:
     """Every draft token that the engine proposes, by request."""
-    assert engine.drafter is not None
-    propose, seen = engine.drafter.propose, {}
+    assert engine.loop.drafter is not None
+    propose, seen = engine.loop.drafter.propose, {}
 
     def watch(drafting: Any) -> None:
         propose(drafting)
         for request in drafting:
             seen.setdefault(request.group, set()).update(request.drafts)
 
-    monkeypatch.setattr(engine.drafter, "propose", watch)
+    monkeypatch.setattr(engine.loop.drafter, "propose", watch)
     return seen
 
 
@@ -187,13 +190,41 @@ def test_the_only_map_is_for_everybody_and_a_map_for_all_takes_the_rest(
     assert "draft vocabularies: en (30 tokens), zh (30 tokens), all (20 tokens)" in three.notes
 
 
+def test_scoring_takes_the_map_that_the_engine_takes(
+    model: Path, maps: list[DraftVocab], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With several maps it failed: the tokenizer was given where its reader is expected."""
+    file, data = tmp_path / "maps.json", tmp_path / "data"
+    write(maps, file)
+    engine = start(model, speculate=3, draft_vocab=str(file))
+    prompts = [[5, 6, 7], [40, 41, 42], [8, 9, 10], [50, 51, 52]]
+    results = run(engine, prompts, seeded())
+    assert {result.stats.draft_vocab for result in results} == {"en", "zh"}
+    opened, made = Checkpoint.open(model), records(results, seeded())
+    header = Header(
+        origin="engine", trunk_digest=trunk_digest(opened), tokenizer_sha=tokenizer_sha(opened),
+        template_sha="absent", vocab_size=VOCAB, hidden_size=128, sampling=made[0].sampling,
+        seed=0, chat_template_kwargs={}, counts={}, report={},
+    )  # fmt: skip
+    data.mkdir()
+    write_dataset(data, header, {"heldout": made})
+    score.run(
+        model=str(model), data=data, vocab=file, dtype="float64", device="cpu", bandwidth=100.0,
+        json_output=True,
+    )  # fmt: skip
+    _, reduced = json.loads(capsys.readouterr().out)["results"]
+    counters = reduced["overall"]["walked"]["counters"][3]
+    assert counters["accepted"] == engine.stats.acceptance.accepted
+    assert counters["drafted"] == engine.stats.acceptance.drafted
+
+
 @pytest.mark.parametrize("name", ["map.pt", "map.safetensors", "d2t.npy", "t2d.npy"])
 def test_the_engine_takes_files_of_every_format(
     name: str, model: Path, maps: list[DraftVocab], plain: list[list[int]], tmp_path: Path
 ) -> None:
     write(maps[:1], tmp_path / name)
     engine = start(model, speculate=3, draft_vocab=str(tmp_path / name))
-    (loaded,) = engine.runner.draft_vocabs.values()
+    (loaded,) = engine.backend.draft_vocabs.values()
     assert tuple(loaded.ids.tolist()) == maps[0].ids
     assert ids_of(run(engine, PROMPTS[:3], seeded())) == plain[:3]
 
@@ -399,7 +430,7 @@ def test_what_needs_no_model_is_refused_before_one_is_loaded(
     def load(*arguments: object) -> None:
         raise AssertionError("a model was loaded")
 
-    monkeypatch.setattr("headstart.cli.vocab.predictor_of", load)
+    monkeypatch.setattr("headstart.predict.vocab_speed.predictor_of", load)
     words, expected, said = MISUSE[case]
     places = {"DATA": str(data), "OUT": str(tmp_path / "o.json")}
     code, _, errors = vocab(model, *(places.get(word, word) for word in words))

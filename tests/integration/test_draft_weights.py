@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 from test_engine_kernels import PROMPTS, model, settings, start
-from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
@@ -42,10 +42,10 @@ def test_the_text_is_that_of_unrounded_weights(tiny: Tiny, monkeypatch: pytest.M
     assert all(used[name] > 0 for name in ("choose_int8", "partial_int8", "gated_int8"))
     assert ids_of(found) == wanted
     assert_head_is_alive(found)
-    drafting = rounded.loop.seating.graphs.model
+    drafting = rounded.loop.rounds._device.graphs.model
     assert drafting.draft_lm_head.int8.weight.dtype == torch.int8
     assert drafting.head.module(1).fuse.int8.weight.dtype == torch.int8
-    kept = [m for m in rounded.built.trunk.modules() if isinstance(m, Linear)]
+    kept = [m for m in rounded.model.trunk.modules() if isinstance(m, Linear)]
     assert kept and all(layer.int8 is None for layer in kept), "only what drafts is rounded"
 
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training_runs import write_inputs
+from support.training_runs import write_inputs
 
 CODE = """
 import sys

@@ -5,10 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import PROMPT, checkpoint, greedy, ids_of, make_prompts, run, seeded, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import (
+    PROMPT,
+    checkpoint,
+    greedy,
+    ids_of,
+    make_prompts,
+    run,
+    seeded,
+    soft,
+    start,
+)
+from support.tiny_fixture import Tiny
 
-from headstart.engine import parts as parts_module
+from headstart.engine import core
 from headstart.engine.auto import profile
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.engine import Engine
@@ -23,7 +33,7 @@ PAYS_FOR_FEW = RoundCosts(
 @pytest.fixture
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
-    monkeypatch.setattr(parts_module, "profile_host_rounds", lambda *_, **__: (PAYS_FOR_FEW, None))
+    monkeypatch.setattr(core, "profile_host_rounds", lambda *_: (PAYS_FOR_FEW, None))
     monkeypatch.setattr("headstart.engine.auto.corrections.Corrections.observe", lambda *_: None)
 
 
@@ -52,8 +62,8 @@ def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny
     for pauses in (False, True):
         engine = start(folder, speculate=3)
         seen: dict[tuple[str, int], list[int]] = {}
-        assert engine.drafter is not None and engine.speculation is not None
-        choose, propose = engine.speculation.choose, engine.drafter.propose
+        assert engine.loop.drafter is not None and engine.policy is not None
+        choose, propose = engine.policy.choose, engine.loop.drafter.propose
 
         def pause(requests: Any, num_running: int, choose: Any = choose, on: bool = pauses) -> Any:
             chosen = choose(requests, num_running)
@@ -63,14 +73,14 @@ def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny
             propose(drafting)
             seen.update({(r.id, len(r.tokens)): list(r.drafts) for r in drafting})
 
-        engine.speculation.choose = pause  # type: ignore[method-assign]
-        engine.drafter.propose = watch  # type: ignore[method-assign]
+        engine.policy.choose = pause  # type: ignore[method-assign]
+        engine.loop.drafter.propose = watch  # type: ignore[method-assign]
         run(engine, make_prompts(), greedy(40))
         drafted.append(seen)
     steady, resumed = drafted
     both = steady.keys() & resumed.keys()
     assert len(both) > 30
-    assert len(steady.keys() - resumed.keys()) > 10, "nobody paused"
+    assert len(steady.keys() - resumed.keys()) > 10, "no request paused"
     assert not [key for key in both if resumed[key] != steady[key]]
 
 
@@ -116,7 +126,7 @@ def test_auto_starts_with_little_memory_and_short_texts(size: int, tiny: Tiny) -
 def test_profiling_heads_of_several_modules(family: str, tiny: Tiny) -> None:
     """Regression: a module of a parallel head needs the states of several slots."""
     engine = start(checkpoint(tiny, family), speculate="auto", slots=4000)
-    assert engine.built.head is not None and engine.built.head.num_modules > 1
+    assert engine.model.head is not None and engine.model.head.num_modules > 1
     assert len(run(engine, [PROMPT], seeded(max_tokens=12))[0].outputs[0].token_ids) == 12
 
 
@@ -124,8 +134,8 @@ def test_profiling_covers_batches_and_drafts(tiny: Tiny, monkeypatch: pytest.Mon
     monkeypatch.setattr(profile, "_BUDGET_SECONDS", 60)  # a busy machine covers less in its time
     monkeypatch.setattr(profile, "_BATCHES", (1, 2, 4))
     profiled: Engine = start(soft(tiny), speculate="auto", slots=4000, block_size=16)
-    assert profiled.speculation is not None
-    costs: Any = profiled.speculation._costs
+    assert profiled.policy is not None
+    costs: Any = profiled.policy._costs
     measured: RoundCosts = costs.table
     assert [batch for batch, _ in measured.verify] == [1, 2, 4]
     assert [drafts for drafts, _ in measured.verify[0][1]] == [0, 1, 2, 3, 5, 8]

@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import ids_of
-from head_edits import edited
-from kernel_runs import BLOCK_BYTES, SIZES
-from tiny_fixture import Tiny
+from support.engine_runs import ids_of
+from support.head_edits import edited
+from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.rounds import Kind
-from headstart.engine import memory, seating
-from headstart.engine import parts as parts_module
-from headstart.engine.auto import blank_rounds, profile
+from headstart.backends.cuda import device_rounds, round_profile
+from headstart.backends.cuda.device_rounds import CapturedRounds
+from headstart.backends.cuda.rounds import RoundShape
+from headstart.engine import core, memory
 from headstart.engine.auto.costs import NEVER_PAYS, RoundCosts
-from headstart.engine.auto.live_costs import LiveCosts
-from headstart.engine.device_loop import DeviceLoop
+from headstart.engine.auto.profile import profile_device_rounds
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
@@ -34,7 +33,7 @@ COSTS = RoundCosts(((1, ((0, 1.0), (1, 1.15))),))
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here."""
-    monkeypatch.setattr(parts_module, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
+    monkeypatch.setattr(core, "profile_host_rounds", lambda *_: (NEVER_PAYS, None))
 
 
 def model(tiny: Tiny) -> Path:
@@ -55,17 +54,31 @@ def start(folder: Path, **settings: Any) -> Engine:
     return Engine(folder, dtype="float32", block_size=4, kernels="on", **settings)
 
 
-def play(engine: Engine, count: int) -> tuple[Any, list[Kind]]:
-    """One answer, and the kinds of the rounds that gave it."""
-    assert isinstance(engine.loop, DeviceLoop)
-    kinds = engine.loop.seating.kinds
-    run, seen = kinds.run, []
+def device_of(engine: Engine) -> CapturedRounds:
+    assert engine.loop.rounds is not None
+    device = engine.loop.rounds._device
+    assert isinstance(device, CapturedRounds)
+    return device
 
-    def watch(kind: Kind) -> bool:
-        seen.append(kind)
-        return run(kind)
 
-    kinds.run = watch  # type: ignore[method-assign]
+def warm_up(engine: Engine) -> None:
+    """As a start on a GPU does it."""
+    device = device_of(engine)
+    device.warm_up()
+    assert engine.policy is not None
+    engine.policy.use_rounds(profile_device_rounds(device), device.bucket)
+
+
+def play(engine: Engine, count: int) -> tuple[Any, list[RoundShape]]:
+    """One answer, and the shapes of the rounds that gave it."""
+    graphs = device_of(engine).graphs
+    run, seen = graphs.run, []
+
+    def watch(shape: RoundShape) -> bool:
+        seen.append(shape)
+        return run(shape)
+
+    graphs.run = watch  # type: ignore[method-assign]
     params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True)
     (result,) = engine.generate([PROMPT], params)
     return result.outputs[0], seen
@@ -82,12 +95,12 @@ def test_a_good_head_drafts_and_a_bad_one_is_left_alone(tiny: Tiny) -> None:
     late = []
     for folder in (good, with_bad_head(good)):
         engine = start(folder)
-        assert engine.speculation is not None
-        engine.speculation.uniform_costs = LiveCosts(COSTS, uniform=True)
-        answer, kinds = play(engine, 13)
+        assert engine.policy is not None
+        engine.policy.use_rounds(COSTS, int)
+        answer, shapes = play(engine, 13)
         assert answer.token_ids == plain_ids(good, 13)
         assert "promise" in engine.stats.draft_reason
-        late.append([kind.num_drafts for kind in kinds[-4:-2]])
+        late.append([shape.num_drafts for shape in shapes[-4:-2]])
     assert late == [[1, 1], [0, 0]]
 
 
@@ -95,12 +108,12 @@ def test_the_head_catches_up_after_rounds_without_drafts(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It pauses for longer than its window, then drafts what one drafts that never paused."""
-    monkeypatch.setattr(seating, "WINDOW", 4)
+    monkeypatch.setattr(device_rounds, "WINDOW", 4)
     monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
     accepted: list[dict[int, bool]] = []  # by position, where a token was drafted
     for pause in (0, 6):
         engine = start(model(tiny), speculate=1)
-        assert engine.speculation is not None
+        assert engine.policy is not None
 
         final: list[int] = []  # slots that others may reuse
 
@@ -110,11 +123,11 @@ def test_the_head_catches_up_after_rounds_without_drafts(
         def register(request: Any, num_final: int, final: list[int] = final) -> None:
             final.append(num_final)
 
-        engine.speculation.choose = choose  # type: ignore[method-assign]
+        engine.policy.choose = choose  # type: ignore[method-assign]
         engine.scheduler.register = register  # type: ignore[method-assign]
-        answer, kinds = play(engine, 14)
+        answer, played = play(engine, 14)
         assert (max(final[:5]) == len(PROMPT)) == bool(pause), "the head has not read the others"
-        shapes = {(kind.num_drafts, kind.head_rows) for kind in kinds}
+        shapes = {(shape.num_drafts, shape.head_rows) for shape in played}
         assert shapes == ({(0, 0), (0, 4), (1, 4), (1, 2)} if pause else {(1, 2)}), shapes
         origins = list(enumerate(answer.origins))[pause + 3 :]
         accepted.append({at: kind == "accepted" for at, kind in origins if kind != "bonus"})
@@ -127,32 +140,29 @@ def test_the_head_catches_up_after_rounds_without_drafts(
 def test_rounds_are_profiled_at_start_and_that_changes_no_text(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(seating, "WINDOW", 4)
+    monkeypatch.setattr(device_rounds, "WINDOW", 4)
     monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
-    for name, value in (("MENU", (0, 1)), ("_SHORT", 8), ("_LONG", 24)):
-        monkeypatch.setattr(profile, name, value)
-    monkeypatch.setattr(blank_rounds, "_ROUND_REPEATS", 1)
+    monkeypatch.setattr(memory, "MENU", (0, 1))
+    for name, value in (("_SHORT", 8), ("_LONG", 24), ("_REPEATS", 1)):
+        monkeypatch.setattr(round_profile, name, value)
     engine = start(model(tiny), max_running_requests=1)
-    assert isinstance(engine.loop, DeviceLoop) and engine.speculation is not None
-    engine.loop.warm_up()
-    costs = engine.speculation.uniform_costs
-    assert costs is not None
-    table = costs.table
+    warm_up(engine)
+    assert engine.policy is not None and engine.policy.uniform_costs is not None
+    table = engine.policy.uniform_costs.table
     assert [size for size, _ in table.verify] == [1] and table.menu == (0, 1)
     assert len(table.context) == len(table.catch_up) == 1
     assert all(table.round_seconds(1, drafts, 8) > 0 for drafts in table.menu)
-    assert not engine.loop.seating.seats.lengths.any(), "blank requests still sit"
+    assert not device_of(engine).batch.lengths.any(), "blank requests are still there"
     assert play(engine, 3)[0].token_ids == plain_ids(model(tiny), 3)
 
 
 def test_without_memory_to_profile_nothing_is_drafted(tiny: Tiny) -> None:
     engine = start(model(tiny), kv_bytes=12 * BLOCK_BYTES)
-    assert isinstance(engine.loop, DeviceLoop)
-    engine.loop.warm_up()
-    assert {kind.num_drafts for kind in play(engine, 4)[1]} == {0}
+    warm_up(engine)
+    assert {shape.num_drafts for shape in play(engine, 4)[1]} == {0}
 
 
-def test_a_fixed_k_is_one_kind_to_the_end_of_an_answer(tiny: Tiny) -> None:
-    """Regression: the last rounds drafted less, each a new kind to compile and capture."""
-    _, kinds = play(start(model(tiny), speculate=2), 6)
-    assert {(kind.num_drafts, kind.head_rows) for kind in kinds} == {(2, 3)}
+def test_a_fixed_k_is_one_shape_to_the_end_of_an_answer(tiny: Tiny) -> None:
+    """Regression: the last rounds drafted less, each a new shape to compile and capture."""
+    _, shapes = play(start(model(tiny), speculate=2), 6)
+    assert {(shape.num_drafts, shape.head_rows) for shape in shapes} == {(2, 3)}

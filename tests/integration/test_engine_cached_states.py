@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import checkpoint, greedy, make_prompts, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint, greedy, make_prompts, run, soft, start
+from support.tiny_fixture import Tiny
 
+from headstart.backends.torch.backend import TorchBackend
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
@@ -18,19 +19,20 @@ TOLERANCE = {"atol": 1e-10, "rtol": 1e-10}
 
 def contents(engine: Engine, block: int, first_slot: int) -> dict[str, torch.Tensor]:
     """Everything that a hit on `block` would read; slots that the head leaves empty are skipped."""
-    runner, size = engine.runner, engine.options.block_size
+    backend, size = engine.backend, engine.options.block_size
+    assert isinstance(backend, TorchBackend)
     begin = block * size
     found = {}
-    for layer, cache in enumerate(runner._caches):
+    for layer, cache in enumerate(backend.memory.trunk):
         found[f"trunk layer {layer} K"] = cache.k[begin : begin + size]
         found[f"trunk layer {layer} V"] = cache.v[begin : begin + size]
-    for module, cache in enumerate(runner._head_caches):
+    for module, cache in enumerate(backend.memory.head):
         skipped = min(size, max(0, module + 1 - first_slot))
         found[f"module {module} K"] = cache.k[begin + skipped : begin + size]
         found[f"module {module} V"] = cache.v[begin + skipped : begin + size]
         # what feeds the slot after the block, if that slot is not one of the empty ones
         if first_slot + size >= module + 1:
-            found[f"module {module} state"] = runner._boundary[block, module]
+            found[f"module {module} state"] = backend.boundary(block)[module]
     return found
 
 
@@ -111,13 +113,14 @@ def test_a_block_that_kept_a_guess_would_be_noticed(tiny: Tiny) -> None:
     folder, _ = folder_of(tiny, "mimo")
     for spoil in ("entry", "state"):
         used = start(folder, speculate=3)
+        assert isinstance(used.backend, TorchBackend)
         prompt = make_prompts()[0]
         run(used, [prompt], greedy(12))
         block = used.pool.match([*prompt, 0])[1]
         if spoil == "entry":
-            used.runner._head_caches[0].v[block * 4 + 1] += 1e-6
+            used.backend.memory.head[0].v[block * 4 + 1] += 1e-6
         else:
-            used.runner._boundary[block, 0] += 1e-6
+            used.backend.boundary(block)[0] += 1e-6
         with pytest.raises(AssertionError, match="module 0"):
             compare(used, start(folder, speculate=1), [prompt])
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_runs import PROMPT, VOCAB, greedy, seeded, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import PROMPT, VOCAB, greedy, seeded, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.compare import compare_runs, find_divergence
 from headstart.engine.engine import Engine

@@ -6,21 +6,22 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_runs import start
+from support.kernel_runs import start
 from triton.runtime.interpreter import InterpretedFunction
 
 from headstart.backends.cuda.compiling import thinned
-from headstart.backends.cuda.rounds import Kind, Model, run_round
-from headstart.engine.device_loop import DeviceLoop
+from headstart.backends.cuda.decode_batch import DecodeBatch
+from headstart.backends.cuda.device_rounds import CapturedRounds
+from headstart.backends.cuda.rounds import RoundModel, RoundShape, run_round
 
 Launch = tuple[str, tuple[Any, ...]]
 
 
-def launches(loop: DeviceLoop, model: Model, kind: Kind) -> list[Launch]:
+def launches(batch: DecodeBatch, model: RoundModel, shape: RoundShape) -> list[Launch]:
     """Kernels of a round, and all that they are compiled for."""
     seen: list[Launch] = []
 
@@ -30,17 +31,19 @@ def launches(loop: DeviceLoop, model: Model, kind: Kind) -> list[Launch]:
 
     with pytest.MonkeyPatch.context() as patch, torch.inference_mode():
         patch.setattr(InterpretedFunction, "run", run)
-        run_round(model, loop.seating.seats, kind)
+        run_round(model, batch, shape)
     return seen
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "glm4_moe"])
 def test_a_layer_of_each_kind_launches_what_all_layers_do(tiny: Tiny, family: str) -> None:
-    loop = start(tiny(family, dtype="F32", num_hidden_layers=4), "on", kv_bytes=1 << 24).loop
-    assert isinstance(loop, DeviceLoop)
-    model, kind = loop.seating.graphs.model, Kind(2, 2, 3)
+    engine = start(tiny(family, dtype="F32", num_hidden_layers=4), "on", kv_bytes=1 << 24)
+    assert engine.loop.rounds is not None
+    device = engine.loop.rounds._device
+    assert isinstance(device, CapturedRounds)
+    model, shape = device.graphs.model, RoundShape(2, 2, 3)
     thin = thinned(model)
-    whole, found = (launches(loop, one, kind) for one in (model, thin))
+    whole, found = (launches(device.batch, one, shape) for one in (model, thin))
     assert set(found) == set(whole) and len(found) < len(whole)
     assert len(model.trunk.layers) == 4 and len(thin.trunk.layers) == 2
     assert len(set(model.trunk.config.layers)) == 2

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     assert_head_is_alive,
     checkpoint,
     greedy,
@@ -20,17 +20,16 @@ from engine_runs import (
     soft,
     start,
 )
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
-from headstart.backends.numba import compiler
+from headstart.backends.numba import support
 from headstart.engine.engine import Engine
-from headstart.engine.runner import Runner
 
 PROMPTS = make_prompts()
 INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
 FLOAT: dict[str, Any] = {"weights": "as-dtype", "dtype": "float32"}
 
-needs_numba = pytest.mark.skipif(compiler.why_missing() is not None, reason="no numba here")
+needs_numba = pytest.mark.skipif(support.why_missing() is not None, reason="no numba here")
 
 
 def answers(engine: Engine, **fields: Any) -> list[tuple[list[int], list[float]]]:
@@ -44,7 +43,7 @@ def answers(engine: Engine, **fields: Any) -> list[tuple[list[int], list[float]]
 
 def compiled(folder: Path, **settings: Any) -> Engine:
     engine = start(folder, **{**INT8, **settings})
-    assert type(engine.runner).__name__ == "CpuRunner"
+    assert engine.backend.name == "numba"
     assert any("compiled kernels: ready" in note for note in engine.notes)
     return engine
 
@@ -75,17 +74,17 @@ def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int]
     found = []
     for is_chained in (True, False):
         engine = compiled(soft(tiny), speculate=3, draft_vocab=vocab)
-        assert engine.drafter is not None and engine.runner.chain is not None
+        assert engine.loop.drafter is not None and engine.backend.drafts_chains
         if not is_chained:
-            engine.runner.chain = None
+            engine.backend.drafts_chains = False
         proposed: list[dict[str, list[int]]] = []
-        propose = engine.drafter.propose
+        propose = engine.loop.drafter.propose
 
         def note(drafting: Any, propose: Any = propose, proposed: Any = proposed) -> None:
             propose(drafting)
             proposed.append({request.id: request.drafts for request in drafting})
 
-        engine.drafter.propose = note  # type: ignore[method-assign]
+        engine.loop.drafter.propose = note  # type: ignore[method-assign]
         params = [greedy(20, speculate=k) for k in (1, 3, 5)] + [seeded(max_tokens=20)]
         run(engine, PROMPTS[:4], params)
         found.append([[*each.values()] for each in proposed])
@@ -127,9 +126,9 @@ def test_float32_is_what_the_plain_modules_compute(tiny: Tiny, family: str) -> N
         engine = start(folder, speculate=3, **{**FLOAT, **settings})
         (result,) = run(engine, PROMPTS[:1], greedy(12, logprobs=1, logprobs_mode="raw"))
         values = torch.tensor([entry.logprob for entry in result.outputs[0].logprobs or ()])
-        found.append((result.outputs[0].token_ids, values, type(engine.runner)))
-    (tokens, values, kind), (plain_tokens, plain, plain_kind) = found
-    assert kind is not plain_kind and plain_kind is Runner
+        found.append((result.outputs[0].token_ids, values, engine.backend.name))
+    (tokens, values, name), (plain_tokens, plain, plain_name) = found
+    assert (name, plain_name) == ("numba", "torch")
     assert tokens == plain_tokens
     torch.testing.assert_close(values, plain, rtol=1e-4, atol=1e-5)
 
@@ -149,38 +148,38 @@ REFUSED = {
 def test_what_kernels_cannot_run_is_said_and_runs_plainly(tiny: Tiny, case: str) -> None:
     (family, changes), reason = REFUSED[case]
     engine = start(checkpoint(tiny, family, **changes), speculate=2, **INT8)
-    assert type(engine.runner) is Runner
+    assert engine.backend.name == "torch"
     notes = [note for note in engine.notes if "compute no whole layers here" in note]
     assert len(notes) == 1
     assert re.search(reason, notes[0])
     assert len(run(engine, PROMPTS[:1], greedy(4))[0].outputs[0].token_ids) == 4
 
 
-def test_who_waits_for_the_compiler_is_told(
+def test_a_long_compilation_is_logged(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("numba")
-    from headstart.engine import cpu_runner
+    from headstart.backends.numba import backend
 
-    with cpu_runner._told_if_it_takes_long():
+    with backend._notice_if_it_takes_long():
         pass
-    monkeypatch.setattr(cpu_runner, "_SILENT_SECONDS", 0.0)
-    with pytest.raises(ValueError, match="wrong"), cpu_runner._told_if_it_takes_long():
+    monkeypatch.setattr(backend, "_SILENT_SECONDS", 0.0)
+    with pytest.raises(ValueError, match="wrong"), backend._notice_if_it_takes_long():
         deadline = time.monotonic() + 20
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
         raise ValueError("wrong")
-    monkeypatch.setattr(cpu_runner, "_SILENT_SECONDS", 0.2)
-    with pytest.raises(ValueError, match="wrong"), cpu_runner._told_if_it_takes_long():
+    monkeypatch.setattr(backend, "_SILENT_SECONDS", 0.2)
+    with pytest.raises(ValueError, match="wrong"), backend._notice_if_it_takes_long():
         raise ValueError("wrong")
     time.sleep(0.4)
-    assert [record.message for record in caplog.records] == [cpu_runner._COMPILING]
+    assert [record.message for record in caplog.records] == [backend._COMPILING]
 
 
 def test_without_numba_torch_computes(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
     engine = start(checkpoint(tiny), speculate=3, **INT8)
-    assert type(engine.runner) is Runner
+    assert engine.backend.name == "torch"
     assert "int8 kernels compute no whole layers here: numba is not installed" in engine.notes
     assert_head_is_alive(run(engine, PROMPTS, greedy(20)))
 
@@ -190,14 +189,14 @@ def test_a_numba_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def fail(name: str) -> None:
         raise ImportError("numpy is too new")
 
-    monkeypatch.setattr(compiler, "import_module", fail)
-    assert compiler.why_missing() == "numba does not load (numpy is too new)"
+    monkeypatch.setattr(support, "import_module", fail)
+    assert support.why_missing() == "numba does not load (numpy is too new)"
 
 
 @needs_numba
 def test_kernels_off_and_other_number_formats_run_plainly(tiny: Tiny) -> None:
     folder = checkpoint(tiny)
-    assert type(start(folder, kernels="off", **INT8).runner) is Runner
+    assert start(folder, kernels="off", **INT8).backend.name == "torch"
     double = start(folder, weights="int8", dtype="float64")
-    assert type(double.runner) is Runner
+    assert double.backend.name == "torch"
     assert any("numbers are torch.float64" in note for note in double.notes)

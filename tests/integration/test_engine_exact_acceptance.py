@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import AGREEING, checkpoint, greedy, run, start
-from head_edits import edited
-from tiny_fixture import Tiny
+from support.engine_runs import AGREEING, checkpoint, greedy, run, start
+from support.head_edits import edited
+from support.tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import Agreement, make_agreement
-from headstart.engine.stats import Acceptance
+from headstart.simulate.acceptance import Acceptance
 
 RATE = 0.7
 MAX_TOKENS = 30

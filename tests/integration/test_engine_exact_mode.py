@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, greedy, ids_of, make_prompts, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, greedy, ids_of, make_prompts, run, soft, start
+from support.tiny_fixture import Tiny
 
+from headstart.backends.torch.exact import BLOCK_ROWS, is_invariant
 from headstart.engine.engine import Engine
 from headstart.engine.scheduler import Work
 from headstart.errors import ConfigError
-from headstart.models.exact import BLOCK_ROWS, is_invariant
 from headstart.models.linear import PRODUCTS
 from headstart.sampling.params import SamplingParams
 
@@ -44,11 +44,12 @@ def logits_by_rows(engine: Engine) -> list[torch.Tensor]:
     found = []
     with torch.inference_mode():
         for drafts in range(8):
-            work = Work(one, one.num_computed, 1 + drafts, (7,) * drafts)
             assert engine.scheduler.look_ahead(one, drafts) == drafts
-            found.append(engine.runner.trunk([work])[1][0])
-            beside = Work(other, other.num_computed, 1, ())
-            found.append(engine.runner.trunk([beside, work])[1][1])
+            work = Work(one, one.num_computed, 1 + drafts, (7,) * drafts)
+            rows = work.rows(feeds_head=True)
+            found.append(engine.backend.trunk_pass([rows])[1][0])
+            beside = Work(other, other.num_computed, 1, ()).rows(feeds_head=True)
+            found.append(engine.backend.trunk_pass([beside, rows])[1][1])
     return found
 
 

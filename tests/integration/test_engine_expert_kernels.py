@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_runs import few_programs, start
+from support.kernel_runs import few_programs, start
 
 from headstart.backends.cuda import exact
-from headstart.engine.device_loop import DeviceLoop
 from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
 
@@ -45,7 +44,7 @@ def model(tiny: Tiny, family: str) -> Path:
 def test_texts_and_acceptance_are_those_of_the_plain_engine(family: str, tiny: Tiny) -> None:
     folder = model(tiny, family)
     fused, plain = start(folder, "on"), start(folder, "off")
-    assert isinstance(fused.loop, DeviceLoop) and fused.built.config.layers[0].feed == "moe"
+    assert fused.backend.name == "cuda" and fused.model.config.layers[0].feed == "moe"
     found, wanted = (engine.generate(PROMPTS, SETTINGS) for engine in (fused, plain))
     assert ids_of(found) == ids_of(wanted)
     assert_head_is_alive(found)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     VOCAB,
     assert_head_is_alive,
     checkpoint,
@@ -24,8 +24,8 @@ from engine_runs import (
     soft,
     start,
 )
-from head_edits import edited, published
-from tiny_fixture import Tiny
+from support.head_edits import edited, published
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
@@ -181,7 +181,7 @@ def test_exact_gives_the_same_bits_in_every_batch(folder: Path) -> None:
 @closely
 def test_experts_run_in_int8(folder: Path, expected: list[list[int]]) -> None:
     engine = start(folder, speculate=3, dtype="float32", weights="int8")
-    assert not [n for n, p in engine.built.trunk.named_parameters() if p.dim() == 3]
+    assert not [n for n, p in engine.model.trunk.named_parameters() if p.dim() == 3]
     assert ids_of(run(engine, PROMPTS, greedy(14))) == expected
 
 
@@ -215,8 +215,8 @@ def test_the_head_of_ernie_turns_halves_where_vllm_is_to_be_reproduced(tiny: Tin
     answers, counters = [], []
     for layout, turns_neighbours in (("own", True), ("vllm", False)):
         engine = start(folder, speculate=3, layout=layout)
-        assert engine.built.head is not None
-        table = engine.built.head.module(1).rotary or engine.built.trunk.rotary
+        assert engine.model.head is not None
+        table = engine.model.head.module(1).rotary or engine.model.trunk.rotary
         assert table.is_interleaved is turns_neighbours
         answers.append(ids_of(run(engine, PROMPTS, greedy(14))))
         counters.append(engine.stats.acceptance.accepted)
@@ -229,7 +229,7 @@ def test_each_draft_of_mimo_v2_has_a_module_of_its_own_but_not_in_vllm(tiny: Tin
     for layout, modules in (("own", 3), ("vllm", 1)):
         for k in (1, 3):
             engine = start(folder, speculate=k, layout=layout)
-            assert engine.built.head is not None and engine.built.head.num_modules == modules
+            assert engine.model.head is not None and engine.model.head.num_modules == modules
             text = ids_of(run(engine, PROMPTS, greedy()))
             counted[layout, k] = (text, engine.stats.acceptance.accepted)
     assert counted["own", 1] == counted["vllm", 1], "the first module is the same"

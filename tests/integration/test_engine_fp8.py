@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
-from kernel_runs import SIZES
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.kernel_runs import SIZES
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
@@ -50,7 +50,7 @@ def test_drafts_change_nothing_and_the_head_is_alive(tiny: Tiny) -> None:
 
 def test_every_product_is_fp8_and_nothing_else_is(tiny: Tiny) -> None:
     engine = start(tiny)
-    trunk, head = engine.built.trunk, engine.built.head
+    trunk, head = engine.model.trunk, engine.model.head
     assert head is not None
     products = [m for part in (trunk, head) for m in part.modules() if isinstance(m, Linear)]
     assert all(isinstance(product, Fp8Linear) for product in products)
@@ -61,7 +61,7 @@ def test_every_product_is_fp8_and_nothing_else_is(tiny: Tiny) -> None:
 def test_logits_are_rounded_a_little(tiny: Tiny) -> None:
     rounded, plain = start(tiny, speculate=0), start(tiny, "as-dtype", speculate=0)
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    found, wanted = (e.built.trunk.logits(x) for e in (rounded, plain))
+    found, wanted = (e.model.trunk.logits(x) for e in (rounded, plain))
     error = (found - wanted).norm() / wanted.norm()
     assert 0.001 < error < 0.05
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     PROMPT,
     VOCAB,
     assert_head_is_alive,

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     AGREEING,
     assert_head_is_alive,
     greedy,
@@ -23,13 +23,15 @@ from engine_runs import (
     seeded,
     start,
 )
-from head_edits import edited
-from tiny_fixture import Tiny
+from support.head_edits import edited
+from support.tiny_fixture import Tiny
 
+from headstart.backends.base import CacheSizes
+from headstart.engine import core
 from headstart.engine.engine import Engine
 from headstart.engine.kv_cache import extend_digests
 from headstart.engine.memory import Memory
-from headstart.engine.state_pool import StatePool
+from headstart.engine.state_cache import StatePool
 from headstart.models.documents import Documents, Passage
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
 from headstart.sampling.params import SamplingParams
@@ -72,15 +74,15 @@ def soft(tiny: Tiny, family: str) -> Path:
 def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
     k, size, rows, blocks, states = SHAPES[shape]
     with pytest.MonkeyPatch.context() as patch:
-        memory = Memory(blocks, 0, states, 0)
-        patch.setattr("headstart.engine.parts.plan_memory", lambda *_, **__: memory)
+        sizes = CacheSizes(blocks, size, states)
+        patch.setattr(core, "plan_memory", lambda needs, options: Memory(sizes, needs))
         return start(folder, speculate=k, block_size=size, max_batched_tokens=rows, **settings)
 
 
 @torch.inference_mode()
 def from_scratch(engine: Engine, tokens: list[int]) -> list[LayerStates]:
     """States of every recurrent layer after these tokens, row by row in one go."""
-    trunk, config = engine.built.trunk, engine.built.config
+    trunk, config = engine.model.trunk, engine.model.config
     assert config.delta is not None
     states, contexts = [], []
     span = StateSpan(0, len(tokens), None, ((len(tokens), 0),))
@@ -96,7 +98,7 @@ def from_scratch(engine: Engine, tokens: list[int]) -> list[LayerStates]:
 
 def assert_state(engine: Engine, slot: int, tokens: list[int]) -> None:
     expected = from_scratch(engine, tokens)
-    for layer, (own, other) in enumerate(zip(engine.runner._states, expected, strict=True)):
+    for layer, (own, other) in enumerate(zip(engine.backend.memory.states, expected, strict=True)):
         for name in ("conv", "memory"):
             ours, theirs = getattr(own, name)[slot], getattr(other, name)[0]
             difference = (ours - theirs).abs().max()
@@ -209,17 +211,17 @@ def test_states_equal_a_recomputation_after_every_step(
 def test_after_a_failed_step_all_states_are_free(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: slots for drafts and snapshots of that step belonged to nobody."""
+    """Regression: slots for drafts and snapshots of that step belonged to no request."""
     engine = shaped(hybrid(tiny, "qwen3_next"), next(s for s in SHAPES if s.startswith("K=4")))
-    trunk = engine.runner.trunk
+    trunk_pass = engine.backend.trunk_pass
 
-    def fail(works: Any) -> Any:
-        if any(work.drafts for work in works):
+    def fail(requests: Any) -> Any:
+        if any(rows.num_logits > 1 for rows in requests):  # drafts
             raise RuntimeError("out of memory")
-        return trunk(works)
+        return trunk_pass(requests)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine.runner, "trunk", fail)
+        patch.setattr(engine.backend, "trunk_pass", fail)
         engine.add(PROMPTS[0], greedy(8))
         with pytest.raises(RuntimeError, match="out of memory"):
             while engine.has_work:

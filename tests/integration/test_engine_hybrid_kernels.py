@@ -1,5 +1,5 @@
 """Models with recurrent layers through the fused kernels: the text of the plain engine, whatever is
-rejected and whoever has to stand up; interpreted here."""
+rejected and whichever request leaves the rounds; interpreted here."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from kernel_runs import few_programs, start
+from support.kernel_runs import few_programs, start
 
-from headstart.engine import device_runner
-from headstart.engine.device_loop import DeviceLoop
+from headstart.backends.cuda import backend
+from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.errors import ConfigError
 from headstart.models.delta_rule import DeltaRows, scan_texts
 from headstart.sampling.params import SamplingParams
@@ -51,7 +51,7 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
     """With experts, too."""
     folder = model(tiny, "qwen3_next")
     fused, plain = start(folder, "on"), start(folder, "off")
-    assert isinstance(fused.loop, DeviceLoop) and fused.built.config.layers[0].mixer == "delta"
+    assert fused.backend.name == "cuda" and fused.model.config.layers[0].mixer == "delta"
     found, wanted = (engine.generate(PROMPTS, SETTINGS) for engine in (fused, plain))
     assert ids_of(found) == ids_of(wanted)
     assert_head_is_alive(found)
@@ -64,24 +64,25 @@ def test_exact_is_refused(tiny: Tiny) -> None:
         start(model(tiny, "qwen3_5_text"), "on", exact=True)
 
 
-def test_who_stands_up_goes_on_from_the_accepted_row(
+def test_a_request_that_leaves_rounds_goes_on_from_the_accepted_row(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory runs out while somebody sits: its states are brought up to date for the host."""
+    """Memory runs out in rounds: recurrent states are brought up to date for the host."""
     folder = model(tiny, "qwen3_5_text")
     params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
     wanted = ids_of(start(folder, "off").generate(PROMPTS[:1], params))
     fused = start(folder, "on")
-    assert isinstance(fused.loop, DeviceLoop)
+    rounds = fused.loop.rounds
+    assert rounds is not None and isinstance(rounds._device, CapturedRounds)
     name = fused.add(PROMPTS[0], params)
     for _ in range(3):
         fused.step()
-    seating = fused.loop.seating
-    assert seating.seats.recurrent is not None and seating.seats.recurrent.replays.any()
+    recurrent = rounds._device.batch.recurrent
+    assert recurrent is not None and recurrent.replays.any()
     with monkeypatch.context() as patch:
-        patch.setattr(seating, "_extend", lambda *drafts: False)
+        patch.setattr(rounds, "_extend", lambda ahead: False)
         fused.step()
-    assert not seating.seats.recurrent.replays.any() and fused.has_work
+    assert not recurrent.replays.any() and fused.has_work
     while fused.has_work:
         fused.step()
         fused.scheduler.check()
@@ -103,7 +104,7 @@ def test_long_prompts_are_read_by_the_library_that_was_chosen(
         asked.append([(t.num_rows, bool(m.any())) for t, m in zip(texts, memories, strict=True)])
         return scan_texts(texts, memories)
 
-    monkeypatch.setattr(device_runner, "choose_scan", lambda *_: (spied, "read by spied"))
+    monkeypatch.setattr(backend, "choose_scan", lambda *_: (spied, "read by spied"))
     folder = model(tiny, "qwen3_5_text")
     fused, plain = (
         start(folder, kernels, max_batched_tokens=64, speculate=0) for kernels in ("on", "off")

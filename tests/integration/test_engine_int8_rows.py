@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_runs import assert_head_is_alive, greedy, make_prompts, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, greedy, make_prompts, run, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.options import MAX_DRAFTS
 from headstart.models import attention

@@ -8,18 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
-from interpreted_bf16 import repair_bf16
-from kernel_runs import BLOCK_BYTES, SIZES
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.interpreted_bf16 import repair_bf16
+from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
 from headstart.backends.cuda import exact
-from headstart.engine.device_loop import DeviceLoop
+from headstart.backends.options import BackendOptions
+from headstart.backends.select import select
 from headstart.engine.engine import Engine
-from headstart.engine.options import EngineOptions
-from headstart.engine.parts import uses_kernels
 from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
 
@@ -52,19 +51,19 @@ def settings(count: int = 6) -> list[SamplingParams]:
 
 
 def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
-    """The third request has top-p alone, so it stays with the host beside the seated ones."""
+    """The third request has top-p alone, so it stays with the host beside those in rounds."""
     folder = model(tiny)
     fused, plain = start(folder, "on"), start(folder, "off")
-    assert isinstance(fused.loop, DeviceLoop) and type(plain.loop) is not DeviceLoop
+    assert (fused.backend.name, plain.backend.name) == ("cuda", "torch")
     found, wanted = (e.generate(PROMPTS, settings()) for e in (fused, plain))
     assert ids_of(found) == ids_of(wanted)
     assert_head_is_alive(found)
     assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
     assert [r.outputs[0].origins for r in found] == [r.outputs[0].origins for r in wanted]
-    assert fused.pool.num_used == 0 and not fused.loop.seating.taken
+    assert fused.pool.num_used == 0 and not fused.loop.rounds.requests
 
 
-def test_requests_stand_up_when_memory_runs_out(tiny: Tiny) -> None:
+def test_requests_leave_rounds_when_memory_runs_out(tiny: Tiny) -> None:
     folder = model(tiny)
     params = [SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)] * 3
     wanted = ids_of(start(folder, "off").generate(PROMPTS[:3], params))
@@ -119,8 +118,8 @@ def test_warming_up_changes_nothing(tiny: Tiny) -> None:
     folder = model(tiny)
     wanted = ids_of(start(folder, "off").generate(PROMPTS[:1], settings(3)[:1]))
     fused = start(folder, "on", max_running_requests=1)
-    assert isinstance(fused.loop, DeviceLoop)
-    fused.loop.warm_up()
+    assert fused.loop.rounds is not None
+    fused.loop.rounds._device.warm_up()
     assert ids_of(fused.generate(PROMPTS[:1], settings(3)[:1])) == wanted
 
 
@@ -137,7 +136,7 @@ class Answers:
 
 
 def exact_answers(folder: Path, **settings: Any) -> Answers:
-    """Tokens and log-probabilities; one request sits, the other stays with the host."""
+    """Tokens and log-probabilities; one request is in rounds, the other stays with the host."""
     each = [
         SamplingParams(temperature=0.5, seed=4, top_k=9, max_tokens=5, ignore_eos=True),
         SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=2),
@@ -169,10 +168,9 @@ def test_exact_texts_depend_on_nothing_but_the_request(
 
 
 def test_exact_is_refused_where_kernels_would_be_needed_and_cannot_run(tiny: Tiny) -> None:
-    built = start(model(tiny), "off").built
-    on_gpu = replace(built, device=torch.device("cuda"))
+    on_gpu = replace(start(model(tiny), "off").model, device=torch.device("cuda"))
     with pytest.raises(ConfigError, match="exact and kernels off were both given on a GPU"):
-        uses_kernels(on_gpu, EngineOptions(exact=True, kernels="off"))
+        select(on_gpu, BackendOptions(exact=True, kernels="off"))
     with pytest.raises(ConfigError, match="exact needs the kernels on a GPU and numbers are"):
-        uses_kernels(replace(on_gpu, dtype=torch.float64), EngineOptions(exact=True))
-    assert uses_kernels(on_gpu, EngineOptions(exact=True))
+        select(replace(on_gpu, dtype=torch.float64), BackendOptions(exact=True))
+    assert select(on_gpu, BackendOptions(exact=True)).name == "cuda"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import ids_of
+from support.engine_runs import ids_of
+from support.tiny_fixture import Tiny
 from test_engine_kernels import PROMPTS, SIZES, model, settings, start
-from tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
@@ -17,10 +17,10 @@ from headstart.engine.loop import Loop
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
 
-def test_after_a_failed_step_nobody_keeps_a_seat(
+def test_after_a_failed_step_no_request_stays_in_rounds(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Regression: who had been chosen a first token was seated by the step after the failure."""
+    """Regression: a request with a first token entered rounds in the step after the failure."""
     engine = start(model(tiny), "on")
     wanted = ids_of(engine.generate(PROMPTS[:1], settings(4)[:1]))
 
@@ -34,7 +34,8 @@ def test_after_a_failed_step_nobody_keeps_a_seat(
             engine.step()
     engine.recover()
     assert ids_of(engine.generate(PROMPTS[:1], settings(4)[:1])) == wanted
-    assert not engine.loop.seating.taken and engine.pool.num_used == 0  # type: ignore[attr-defined]
+    assert engine.loop.rounds is not None and not engine.loop.rounds.requests
+    assert engine.pool.num_used == 0
 
 
 def test_a_head_of_another_head_size_drafts_as_without_kernels(tiny: Tiny) -> None:
@@ -54,16 +55,18 @@ def test_a_head_of_another_head_size_drafts_as_without_kernels(tiny: Tiny) -> No
     assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
 
 
-def test_as_many_sit_as_there_is_room_for(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: where not all who were ready fitted nobody sat, and nobody drafted either."""
+def test_as_many_enter_rounds_as_there_is_room_for(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: where not all that were ready fitted none entered, and none drafted either."""
     folder, greedy = model(tiny), [settings(4)[0]] * 3
     wanted = ids_of(start(folder, "off").generate(PROMPTS[:3], greedy))
-    for seats in (2, 0):
+    for most in (2, 0):
         engine = start(folder, "on")
-        seating, drafter = engine.loop.seating, engine.drafter  # type: ignore[attr-defined]
-        assert drafter is not None
+        rounds, drafter = engine.loop.rounds, engine.loop.drafter
+        assert rounds is not None and drafter is not None
         monkeypatch.setattr(
-            seating, "room", lambda seats=seats, seating=seating: max(0, seats - len(seating.taken))
+            rounds, "room", lambda most=most, rounds=rounds: max(0, most - len(rounds.requests))
         )
         with_host: list[int] = []
         propose = drafter.propose
@@ -76,7 +79,7 @@ def test_as_many_sit_as_there_is_room_for(tiny: Tiny, monkeypatch: pytest.Monkey
         for prompt, params in zip(PROMPTS[:3], greedy, strict=True):
             engine.add(prompt, params, request_id=str(len(engine._groups)))
         engine.step()
-        assert len(seating.taken) == seats and with_host == [3 - seats]
+        assert len(rounds.requests) == most and with_host == [3 - most]
         while engine.has_work:
             engine.step()
         assert ids_of([engine.collect(str(number)) for number in range(3)]) == wanted

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_runs import few_programs, start
-from kernel_sizes import LATENT
+from support.kernel_runs import few_programs, start
+from support.kernel_sizes import LATENT
 
-from headstart.engine.device_loop import DeviceLoop
-from headstart.engine.options import EngineOptions
-from headstart.engine.parts import uses_kernels
+from headstart.backends.options import BackendOptions
+from headstart.backends.select import select
 from headstart.errors import ConfigError
 from headstart.models.mla import LatentAttention
 from headstart.sampling.params import SamplingParams
@@ -50,11 +49,11 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(
         start(folder, kernels, speculate=drafts, max_batched_tokens=batch)
         for kernels in ("on", "off")
     )
-    assert isinstance(fused.loop, DeviceLoop) and fused.built.config.mla is not None
+    assert fused.backend.name == "cuda" and fused.model.config.mla is not None
     found, wanted = (engine.generate(PROMPTS, SETTINGS) for engine in (fused, plain))
     assert ids_of(found) == ids_of(wanted)
     assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
-    assert fused.pool.num_used == 0 and not fused.loop.seating.taken
+    assert fused.pool.num_used == 0 and not fused.loop.rounds.requests
     if drafts:
         assert_head_is_alive(found)
 
@@ -65,13 +64,13 @@ def test_a_request_that_stays_with_the_host_gets_its_plain_text(tiny: Tiny) -> N
     wanted = ids_of(start(model(tiny), "off", speculate=0).generate(PROMPTS, each))
     fused = start(model(tiny), "on", speculate=1, draft_weights="int8")
     assert ids_of(fused.generate(PROMPTS, each)) == wanted
-    assert fused.built.head is not None
-    block = fused.built.head.module(1).block
+    assert fused.model.head is not None
+    block = fused.model.head.module(1).block
     assert isinstance(block.attention, LatentAttention) and block.attention.compress.int8
 
 
 def test_exact_is_refused_on_a_gpu(tiny: Tiny) -> None:
-    on_gpu = replace(start(model(tiny), "off").built, device=torch.device("cuda"))
+    on_gpu = replace(start(model(tiny), "off").model, device=torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"latent attention, whose kernels are inexact\. Leave"):
-        uses_kernels(on_gpu, EngineOptions(exact=True))
-    assert uses_kernels(on_gpu, EngineOptions())
+        select(on_gpu, BackendOptions(exact=True))
+    assert select(on_gpu, BackendOptions()).name == "cuda"

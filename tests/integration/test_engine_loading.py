@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     assert_head_is_alive,
     checkpoint,
     greedy,
@@ -16,8 +16,8 @@ from engine_runs import (
     run,
     start,
 )
-from head_edits import Tensors, edited, with_dense_head
-from tiny_fixture import Tiny
+from support.head_edits import Tensors, edited, with_dense_head
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily
@@ -79,7 +79,7 @@ def test_an_eight_bit_trunk_runs_dequantised(
         change_config=lambda c: c.update(quantization_config=method),
     )  # fmt: skip
     engine, reference = start(folder, speculate=3), start(plain, speculate=0)
-    loaded, wanted = (e.built.trunk.state_dict() for e in (engine, reference))
+    loaded, wanted = (e.model.trunk.state_dict() for e in (engine, reference))
     for name in ("layers.0.attention.o.weight", "layers.0.mlp.down.weight"):
         difference = (loaded[name] - wanted[name]).abs().max()
         assert 0 < difference < 0.1 * wanted[name].abs().max()
@@ -92,7 +92,7 @@ def test_a_dense_block_of_a_deepseek_head_runs(tiny: Tiny, tmp_path: Path) -> No
     """As JoyAI-LLM-Flash has it; what is stored tells."""
     folder = with_dense_head(checkpoint(tiny, "deepseek_v3", num_hidden_layers=3), tmp_path / "d")
     engine = start(folder, speculate=3)
-    assert engine.built.head is not None and engine.built.head.config.head_layer.feed == "dense"
+    assert engine.model.head is not None and engine.model.head.config.head_layer.feed == "dense"
     results = run(engine, make_prompts(), greedy())
     assert_head_is_alive(results)
     assert ids_of(results) == ids_of(run(start(folder, speculate=0), make_prompts(), greedy()))

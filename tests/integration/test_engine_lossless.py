@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import (
+from support.engine_runs import (
     FAMILIES,
     VOCAB,
     assert_head_is_alive,
@@ -19,8 +19,8 @@ from engine_runs import (
     start,
     transformers_greedy,
 )
-from head_edits import edited
-from tiny_fixture import Tiny
+from support.head_edits import edited
+from support.tiny_fixture import Tiny
 
 from headstart.sampling.params import SamplingParams
 

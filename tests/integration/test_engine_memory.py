@@ -1,4 +1,4 @@
-"""How much K/V memory is taken where nobody said how much."""
+"""How much K/V memory is taken where no option says how much."""
 
 from __future__ import annotations
 
@@ -6,28 +6,36 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import checkpoint
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint
+from support.tiny_fixture import Tiny
 
-from headstart.assembly.build import Built, build
+from headstart.backends import base
+from headstart.backends.options import BackendOptions
+from headstart.backends.torch.backend import TorchBackend
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import memory
-from headstart.engine.memory import block_bytes, num_blocks
+from headstart.engine.memory import MemoryNeeds, num_blocks
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, EngineError
+from headstart.models.build import LoadedModel, build
 
 GIB = 1 << 30
 SLOT = 3 * 2 * 2 * 16 * 4  # layers of trunk and head, K and V, heads, head_dim, fp32
 
 
-def built(folder: Path, **options: Any) -> Built:
+def built(folder: Path, **options: Any) -> LoadedModel:
     return build(Checkpoint.open(folder), device="cpu", **options)
 
 
-def taken(model: Built, free: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> int:
-    monkeypatch.setattr(memory, "available_bytes", lambda: free)
-    count, size = num_blocks(model, EngineOptions(**settings))
-    return count * size
+def taken(model: LoadedModel, free: int, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> int:
+    monkeypatch.setattr(base, "available_bytes", lambda: free)
+    options = EngineOptions(**settings)
+    needs = MemoryNeeds.of(plain(model), options)
+    return num_blocks(needs, options) * needs.block_bytes
+
+
+def plain(model: LoadedModel) -> TorchBackend:
+    return TorchBackend(model, BackendOptions(threads=1))
 
 
 def test_a_small_model_does_not_reserve_the_machine(
@@ -44,7 +52,7 @@ def test_one_request_of_full_length_always_fits(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = built(checkpoint(tiny, max_position_embeddings=1 << 20))
-    size = block_bytes(model, 16)
+    size = plain(model).block_bytes(16)
     full = -(-((1 << 20) + 1) // 16) * size
     assert full > GIB / 2
     monkeypatch.setattr(memory, "_CPU_BYTES", GIB // 4)
@@ -54,7 +62,7 @@ def test_one_request_of_full_length_always_fits(
 
 def test_what_the_user_says_counts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     model = built(checkpoint(tiny, max_position_embeddings=1 << 20))
-    size = block_bytes(model, 16)
+    size = plain(model).block_bytes(16)
     assert 2 * GIB - size < taken(model, 4 * GIB, monkeypatch, memory_fraction=0.5) <= 2 * GIB
     assert taken(model, 4 * GIB, monkeypatch, kv_bytes=10 * size + 1) == 10 * size
     with pytest.raises(EngineError, match=f"one K/V block needs {size:,} bytes and there are 7"):

@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, ids_of
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.tiny_fixture import Tiny
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.assembly.build import build
-from headstart.backends.cuda import cudnn
-from headstart.backends.cuda.cudnn import by_cudnn
-from headstart.backends.cuda.libraries import Library
+from headstart.backends.cuda import backend as cuda_backend
+from headstart.backends.cuda import libraries
+from headstart.backends.cuda.backend import CudaBackend
+from headstart.backends.cuda.libraries import Library, by_cudnn
+from headstart.backends.options import BackendOptions
+from headstart.backends.rows import HeadRows, TrunkRows
 from headstart.checkpoint.reader import Checkpoint
-from headstart.engine import device_runner, memory
 from headstart.engine.engine import Engine
-from headstart.engine.exact_runner import ExactRunner
-from headstart.engine.head_rows import HeadRows
+from headstart.engine.memory import MemoryNeeds, num_blocks
 from headstart.engine.options import EngineOptions
-from headstart.engine.request import Request
-from headstart.engine.scheduler import Work
+from headstart.models.build import build
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -55,9 +53,9 @@ def test_texts_are_the_same_in_chunks_and_behind_cached_prefixes(
         asked.append((q.shape[0], k.shape[0]))
         return by_cudnn(q, k, v)
 
-    monkeypatch.setattr(cudnn, "STEP", 8)
+    monkeypatch.setattr(libraries, "STEP", 8)
     library = Library("spied", attend, 6, 6)
-    monkeypatch.setattr(device_runner, "choose_library", lambda *_: library)
+    monkeypatch.setattr(cuda_backend, "choose_library", lambda *_: library)
     fused = Engine(model(tiny), kernels="on", **settings)
     off = Engine(model(tiny), kernels="off", **settings)
     found, wanted = ([*e.generate(prompts[:2], params), *e.generate(prompts[2:], params)]
@@ -65,7 +63,9 @@ def test_texts_are_the_same_in_chunks_and_behind_cached_prefixes(
     assert ids_of(found) == ids_of(wanted)
     assert_head_is_alive(found)
     assert {(16, 16), (14, 30), (7, 23)} <= set(asked), "first, later, behind a prefix"
-    assert "long prompts attend by spied" in fused.notes and ExactRunner.keeps_bits
+    assert "long prompts attend by spied" in fused.notes
+    exact = Engine(model(tiny), kernels="on", exact=True, **settings)
+    assert not any("attend by" in note for note in exact.notes), "libraries go by numbers of rows"
 
 
 def test_without_a_head_only_rows_with_logits_leave_the_last_layer(tiny: Tiny) -> None:
@@ -80,44 +80,43 @@ def test_without_a_head_only_rows_with_logits_leave_the_last_layer(tiny: Tiny) -
     )  # fmt: skip
     prompts = [prompt, prompt[3:9]]
     assert ids_of(fused.generate(prompts, params)) == ids_of(off.generate(prompts, params))
-    works = [Work(blank(prompt, first), 0, count, ()) for first, count in ((0, 20), (5, 8))]
-    (states, _), logits = fused.runner.trunk(works)
-    (all_states, _), wanted = off.runner.trunk(works)
+    rows = [read(prompt[:20], 0, feeds_head=False), read(prompt[:8], 5, 0, feeds_head=False)]
+    (states, _), logits = fused.backend.trunk_pass(rows)
+    (all_states, _), wanted = off.backend.trunk_pass(rows)
     assert len(states) == 0 and len(all_states) == 20
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_head_will_not_read_does_not_leave_the_last_layer_either(tiny: Tiny) -> None:
-    """Beside a request without a head: all states of one, and the logits of both."""
+    """Beside a request that feeds no head: all states of the others, and all logits."""
     prompt = [(5 * i) % 61 + 2 for i in range(20)]
     sizes = {"dtype": "float32", "block_size": 4, "kv_bytes": 1 << 17}
     fused, off = (Engine(model(tiny), kernels=kernels, **sizes) for kernels in ("on", "off"))
-    headless = blank(prompt, 0)
-    headless.is_headless = True
-    works = [Work(headless, 0, 20, ()), Work(blank(prompt[3:], 5), 0, 10, ()),
-             Work(blank(prompt[7:15], 9), 0, 8, ())]  # fmt: skip
-    found, logits = fused.runner.trunk(works)
-    states, wanted = off.runner.trunk(works)
+    rows = [read(prompt, 0, feeds_head=False), read(prompt[3:13], 5, 0), read(prompt[7:15], 9)]
+    found, logits = fused.backend.trunk_pass(rows)
+    states, wanted = off.backend.trunk_pass(rows)
     assert [len(own) for own in found] == [0, 10, 8], "the second one has more to read"
     assert len(logits) == 2
     torch.testing.assert_close(logits, wanted, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(found[1:], states[1:], rtol=1e-4, atol=1e-4)
 
 
-def blank(tokens: list[int], first_block: int) -> Request:
-    blocks = list(range(first_block, first_block + 5))
-    return Request("r", tokens, SamplingParams(), 0, 1, frozenset(), 0, blocks=blocks)
+def read(
+    tokens: list[int], first_block: int, num_logits: int = 1, *, feeds_head: bool = True
+) -> TrunkRows:
+    """A prompt, or where it has no logits a part of one."""
+    return TrunkRows(tokens, 0, range(first_block, first_block + 5), num_logits, feeds_head)
 
 
 def test_a_head_that_only_reads_leaves_the_same_keys_and_values(tiny: Tiny) -> None:
     engine = Engine(model(tiny), dtype="float32", block_size=4, kv_bytes=1 << 17, kernels="on")
-    prompt, runner = [(5 * i) % 61 + 2 for i in range(20)], engine.runner
-    request = blank(prompt, 0)
-    (states,), _ = runner.trunk([Work(request, 0, 20, ())])
-    rows = [HeadRows(request, 1, prompt[1:], states[:-1])]
-    (cache,) = runner._head_caches
+    prompt, backend = [(5 * i) % 61 + 2 for i in range(20)], engine.backend
+    assert isinstance(backend, CudaBackend)
+    (states,), _ = backend.trunk_pass([read(prompt, 0)])
+    rows = [HeadRows(prompt[1:], 1, range(5), states[:-1])]
+    (cache,) = backend.memory.head
     found = []
-    for run in (runner.head_pass, runner.fill_head):
+    for run in (backend.head_pass, backend.fill_head):
         cache.k.zero_(), cache.v.zero_()
         run(0, rows)
         found.append((cache.k.clone(), cache.v.clone()))
@@ -127,12 +126,13 @@ def test_a_head_that_only_reads_leaves_the_same_keys_and_values(tiny: Tiny) -> N
 def test_what_a_library_copies_is_no_room_for_blocks(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    built = build(Checkpoint.open(model(tiny)), device="cpu", dtype="float32")
-    monkeypatch.setattr(memory, "_free_bytes", lambda device: 1 << 24)
-    on_gpu = replace(built, device=torch.device("cuda"))
-    block = memory.block_bytes(built, 16)
+    loaded = build(Checkpoint.open(model(tiny)), device="cpu", dtype="float32")
+    backend = CudaBackend(loaded, BackendOptions(kernels="on"))
+    monkeypatch.setattr(backend, "free_bytes", lambda: 1 << 24)
+    block = backend.block_bytes(16)
     options = EngineOptions(memory_fraction=0.5, max_running_requests=512)
-    copied = 2 * built.max_len * 2 * 16 * 4  # K and V of one head, twice
-    count, _ = memory.num_blocks(on_gpu, options)
+    copied = 2 * loaded.max_len * 2 * 16 * 4  # K and V of one head, twice
+    assert num_blocks(MemoryNeeds.of(backend, options), options) == (1 << 23) // block
+    monkeypatch.setattr(backend, "device", torch.device("cuda"))
+    count = num_blocks(MemoryNeeds.of(backend, options), options)
     assert count == ((1 << 24) - copied) // 2 // block
-    assert memory.num_blocks(built, options)[0] == (1 << 23) // block

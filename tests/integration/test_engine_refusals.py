@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import VOCAB, checkpoint, seeded, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import VOCAB, checkpoint, seeded, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, PromptTooLong, RequestError
@@ -116,7 +116,7 @@ def test_an_answer_that_is_interrupted_leaves_nothing_behind(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(drafting.runner, "trunk", interrupt)
+        patch.setattr(drafting.backend, "trunk_pass", interrupt)
         with pytest.raises(KeyboardInterrupt):
             drafting.generate([[5, 6], [7]], seeded())
     assert (drafting.has_work, len(drafting._groups), drafting.pool.num_used) == (False, 0, 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_runs import PROMPT, SIZES, ids_of, make_prompts, run, seeded, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import PROMPT, SIZES, ids_of, make_prompts, run, seeded, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.data.prompt_reader import PromptReader
 from headstart.engine import groups
@@ -141,15 +141,16 @@ def test_finished_requests_keep_no_states_while_they_wait_for_their_collector(
 ) -> None:
     """Regression: each kept the states of its whole prompt on the device."""
     engine = start(soft(tiny), speculate=3, slots=4000)
+    drafter = engine.loop.drafter
+    assert drafter is not None
     name = engine.add([5] * 300, seeded(max_tokens=3, acceptance="rejection"))
     most = 0
     while engine.has_work:
         engine.step()
         for request in engine.scheduler.running:
-            sizes = [states.untyped_storage().nbytes() for states in request.head.states]
-            most = max(most, *sizes)
-    (request,) = engine._groups.requests(name)
-    assert (request.head.states, request.draft_probs) == ([], None)
+            states = drafter._progress[request.id].states
+            most = max(most, *(each.untyped_storage().nbytes() for each in states))
+    assert not drafter._progress and not drafter._probs and engine.collect(name)
     assert 0 < most < 300 * SIZES["hidden_size"] * 8 / 4, "a slice keeps the prompt's states"
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import (
+from support.engine_runs import (
     PROMPT,
     VOCAB,
     assert_head_is_alive,
@@ -19,7 +19,7 @@ from engine_runs import (
     soft,
     start,
 )
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
@@ -71,13 +71,13 @@ def test_a_draft_vocabulary_changes_the_drafts_and_not_the_text(tiny: Tiny) -> N
     for vocab in (None, range(0, VOCAB, 2), [*range(40), 3]):
         engine = start(folder, speculate=3, draft_vocab=vocab)
         proposed: set[int] = set()
-        propose = engine.drafter.propose
+        propose = engine.loop.drafter.propose
 
         def watch(drafting: Any, propose: Any = propose, proposed: Any = proposed) -> None:
             propose(drafting)
             proposed |= {token for request in drafting for token in request.drafts}
 
-        engine.drafter.propose = watch
+        engine.loop.drafter.propose = watch
         results = run(engine, make_prompts(), seeded())
         assert ids_of(results) == expected
         assert_head_is_alive(results)

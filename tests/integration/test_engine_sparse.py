@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import assert_head_is_alive, checkpoint, greedy, ids_of, make_prompts, run, start
-from tiny_fixture import Tiny
+from support.engine_runs import (
+    assert_head_is_alive,
+    checkpoint,
+    greedy,
+    ids_of,
+    make_prompts,
+    run,
+    start,
+)
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.models import attention, indexer
@@ -27,8 +35,8 @@ def folder(request: pytest.FixtureRequest, tiny: Tiny) -> Path:
 
 
 def attending(engine: Engine) -> list[LatentAttention]:
-    assert engine.built.head is not None
-    whole = [*engine.built.trunk.modules(), *engine.built.head.modules()]
+    assert engine.model.head is not None
+    whole = [*engine.model.trunk.modules(), *engine.model.head.modules()]
     return [module for module in whole if isinstance(module, LatentAttention)]
 
 
@@ -78,7 +86,7 @@ def test_nothing_that_was_chosen_outlives_a_pass(
     monkeypatch.setattr(LatentAttention, "_choose", seen)
     run(engine, PROMPTS, greedy(6))
     followers = [layer for layer in layers if layer._leader]
-    assert len(followers) == (engine.built.config.model_type == "glm_moe_dsa")
+    assert len(followers) == (engine.model.config.model_type == "glm_moe_dsa")
     assert made and len(used) == len(made) + sum(own in followers for own, _ in used)
     assert all(any(chosen is one for one in made) for _, chosen in used)
     assert {own for own, _ in used} == set(layers)

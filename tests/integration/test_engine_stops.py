@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from engine_runs import checkpoint, ids_of, run, start
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint, ids_of, run, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Completion
+from headstart.engine.output import Completion
 from headstart.errors import ConfigError, RequestError
 from headstart.sampling.params import SamplingParams
 

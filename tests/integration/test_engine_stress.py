@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import VOCAB, run, soft, start
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -19,8 +18,9 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from support.engine_runs import VOCAB, run, soft, start
+from support.tiny_fixture import Tiny
 from test_engine_cached_states import compare
-from tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams

@@ -9,18 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, ids_of, run, seeded
-from server_runs import VOCAB, served
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, ids_of, run, seeded
+from support.server_runs import VOCAB, served
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.engine.grammar import GuardedGrammar
-from headstart.engine.outputs import Result
-from headstart.server.grammar_specs import GrammarSpec, choice, ebnf, json_schema, regex
-from headstart.server.grammars import GrammarCompiler
-from headstart.server.tool_calls import prepare
-from headstart.server.tool_formats import TOOL_FORMATS
-from headstart.server.tool_parsing import assembled
+from headstart.engine.output import Result
+from headstart.server.answers.chat import assembled
+from headstart.server.grammars.compiler import GrammarCompiler
+from headstart.server.grammars.specs import GrammarSpec, choice, ebnf, json_schema, regex
+from headstart.server.tools.calls import prepare
+from headstart.server.tools.formats import TOOL_FORMATS
 
 PROMPTS = ["Tell me about", "What is 7 times 6?"]
 NAMES = ["first", "second"]

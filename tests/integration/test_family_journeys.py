@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_runs import VOCAB, assert_head_is_alive, checkpoint, greedy, ids_of, run, start
-from head_edits import differing, export, stitch, tensors
-from server_runs import HTTP
-from server_threads import serving
-from simulator_runs import records
-from tiny_fixture import Tiny
-from training_data import write_data
+from support.engine_records import records
+from support.engine_runs import VOCAB, assert_head_is_alive, checkpoint, greedy, ids_of, run, start
+from support.head_edits import differing, export, stitch, tensors
+from support.server_runs import HTTP
+from support.server_threads import serving
+from support.tiny_fixture import Tiny
+from support.training_data import write_data
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.heads.detection import find_head
 from headstart.simulate.acceptance import Acceptance
 from headstart.simulate.plan import make_plan
@@ -76,7 +76,7 @@ def predicted(folder: Path, results: list[Result]) -> Acceptance:
     engine = start(folder, speculate=DRAFTS)
     known = records(results, PARAMS)
     found = score(
-        engine.built, known, make_plan(known, None, "match"), max_drafts=DRAFTS,
+        engine.model, known, make_plan(known, None, "match"), max_drafts=DRAFTS,
         end_ids=engine.prompts.end_ids, vocabs={WHOLE: lambda record: None},
     )  # fmt: skip
     total = Acceptance()

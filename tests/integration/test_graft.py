@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_edits import (
+from support.head_edits import (
     WITH_HEAD,
     Tensors,
     config,
@@ -20,7 +20,7 @@ from head_edits import (
     restore,
     tensors,
 )
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint

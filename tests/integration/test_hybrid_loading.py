@@ -8,16 +8,19 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import checkpoint, greedy, ids_of, make_prompts, run, start
-from head_edits import Tensors, edited
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint, greedy, ids_of, make_prompts, run, start
+from support.head_edits import Tensors, edited
+from support.tiny_fixture import Tiny
 
-from headstart.assembly.build import build
+from headstart.backends import base
+from headstart.backends.base import CacheSizes
+from headstart.backends.options import BackendOptions
+from headstart.backends.torch.backend import TorchBackend
 from headstart.checkpoint.reader import Checkpoint
-from headstart.engine import memory
-from headstart.engine.memory import block_bytes, plan_memory, state_bytes
+from headstart.engine.memory import MemoryNeeds, plan_memory
 from headstart.engine.options import EngineOptions
 from headstart.errors import EngineError, RequestError
+from headstart.models.build import build
 
 PROMPTS = make_prompts()[:4]
 FRONT = "model.language_model."
@@ -89,18 +92,23 @@ def test_states_are_part_of_the_memory_that_is_given(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = build(Checkpoint.open(checkpoint(tiny, "qwen3_next")), device="cpu")
-    state, block = state_bytes(model), block_bytes(model, 16)
+    backend = TorchBackend(model, BackendOptions(threads=1))
+    state, block = backend.state_bytes(), backend.block_bytes(16)
     assert model.config.delta is not None
     assert state == 4 * (3 * model.config.delta.channels + 4 * 16 * 12)
     assert block == 4 * (2 * 16 * 2 * 2 * 16 + 128)  # one layer of the trunk and the head's attend
 
-    plan = plan_memory(model, EngineOptions(kv_bytes=20 * state, speculate=3))
+    def planned(**settings: Any) -> CacheSizes:
+        options = EngineOptions(**settings)
+        return plan_memory(MemoryNeeds.of(backend, options), options).cache
+
+    plan = planned(kv_bytes=20 * state, speculate=3)
     assert plan.num_states == 10
     assert plan.num_states * state + plan.num_blocks * block <= 20 * state
     with pytest.raises(EngineError, match=f"the state of one request needs {state:,} bytes"):
-        plan_memory(model, EngineOptions(kv_bytes=state))
+        planned(kv_bytes=state)
 
-    monkeypatch.setattr(memory, "available_bytes", lambda: 64 * GIB)
-    usual = plan_memory(model, EngineOptions(speculate=3, max_running_requests=4))
+    monkeypatch.setattr(base, "available_bytes", lambda: 64 * GIB)
+    usual = planned(speculate=3, max_running_requests=4)
     assert usual.num_states == 4 * (1 + 3 + 1)
-    assert plan_memory(model, EngineOptions(speculate=3)).num_states * state <= GIB
+    assert planned(speculate=3).num_states * state <= GIB

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 import torch
-from head_edits import (
+from safetensors.torch import save_file
+from support.head_edits import (
     WITH_HEAD,
     config,
     edited,
@@ -24,8 +25,7 @@ from head_edits import (
     text_part,
     with_dense_head,
 )
-from safetensors.torch import save_file
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.inspect_view import show

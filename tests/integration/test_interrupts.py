@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from training_runs import flags, write_inputs
+from support.training_runs import flags, write_inputs
 
 # The command line, with Ctrl-C pressed at the moment that a function is called.
 CODE = """
@@ -48,9 +48,9 @@ def stopped(
     ("moment", "command"),
     [
         ("headstart.checkpoint.hub.local_folder", "score model --data data"),
-        ("headstart.assembly.build.build", "score model --data data --bandwidth 9"),
+        ("headstart.models.build.build", "score model --data data --bandwidth 9"),
         ("headstart.checkpoint.hub.local_folder", "vocab model --data data --out v.json"),
-        ("headstart.train.session.load_subject", "train model --data data --out run"),
+        ("headstart.train.session.load_frozen_model", "train model --data data --out run"),
         ("headstart.distill.run.open_dialogues", "distill model --prompts prompts.jsonl --out d"),
     ],
     ids=["score start", "score", "vocab", "train", "distill"],
@@ -77,7 +77,7 @@ def test_distilling_that_has_no_answer_yet_does_not_claim_to_keep_some(inputs: P
 
 def test_a_terminated_start_ends_with_the_signals_code(inputs: Path) -> None:
     words = ["train", "model", "--data", "data", "--out", "run", *flags()]
-    moment = "headstart.train.session.load_subject"
+    moment = "headstart.train.session.load_frozen_model"
     assert stopped(inputs, moment, *words, sent="SIGTERM").returncode == 143
     assert not (inputs / "run").exists()
 

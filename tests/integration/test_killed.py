@@ -12,10 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support import SCRIPTS
 
 from headstart.checkpoint.reader import Checkpoint
 
-SLOW = Path(__file__).parent / "slow_headstart.py"
+SLOW = SCRIPTS / "slow_headstart.py"
 ROUNDS = 6
 
 

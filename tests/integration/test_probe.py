@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import checkpoint
-from head_edits import edited
-from tiny_fixture import Tiny
+from support.engine_runs import checkpoint
+from support.head_edits import edited
+from support.tiny_fixture import Tiny
 from torch.nn.functional import cross_entropy
 
-from headstart.assembly.build import Built, build
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli import inspect as command
 from headstart.errors import ConfigError, DataError, HeadNotFound
+from headstart.models.build import LoadedModel, build
 from headstart.models.documents import Documents
 from headstart.models.unroll import StateKind, teacher_states, trunk_states, unroll
 from headstart.simulate.continuation import continued
@@ -53,7 +53,7 @@ def folder(tiny: Tiny) -> Path:
     return edited(plain, out, change=change)
 
 
-def trained(folder: Path, kind: StateKind) -> Built:
+def trained(folder: Path, kind: StateKind) -> LoadedModel:
     """The head taught to go on from the trunk's state alone, before or after the final norm."""
     built = build(Checkpoint.open(folder), device="cpu", dtype="float32")
     trunk, head = built.trunk, built.head

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from head_edits import (
+from support.head_edits import (
     WITH_HEAD,
     Tensors,
     config,
@@ -30,7 +30,7 @@ from head_edits import (
     tensors,
     text_part,
 )
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, ShapeMismatch, UnsupportedFamily

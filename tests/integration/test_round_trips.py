@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from head_edits import (
+from safetensors.torch import save_file
+from support.head_edits import (
     WITH_HEAD,
     config,
     convert,
@@ -27,8 +28,7 @@ from head_edits import (
     with_dense_head,
     written,
 )
-from safetensors.torch import save_file
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import (

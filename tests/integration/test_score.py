@@ -14,17 +14,25 @@ from typing import Any
 
 import pytest
 import torch
-from engine_runs import VOCAB, assert_head_is_alive, checkpoint, make_prompts, run, soft, start
-from head_edits import edited, export
-from simulator_runs import records
-from tiny_fixture import Tiny
+from support.engine_records import records
+from support.engine_runs import (
+    VOCAB,
+    assert_head_is_alive,
+    checkpoint,
+    make_prompts,
+    run,
+    soft,
+    start,
+)
+from support.head_edits import edited, export
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli import score as command
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
-from headstart.engine import parts
+from headstart.engine import core
 from headstart.engine.auto import single_request as costs_module
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.single_request import single_request_costs
@@ -208,7 +216,7 @@ def test_each_reduced_lm_head_is_made_once(
     monkeypatch.setattr(scoring, "_logits", lambda b, v: built.append(v) or real(b, v))
     ways: dict[str, scoring.VocabOf] = {"by category": lambda r: vocabs[r.category == "a"]}
     engine = start(model, speculate=3, slots=8000)
-    scoring.score(engine.built, made, make_plan(made, None, "match"), vocabs=ways)
+    scoring.score(engine.model, made, make_plan(made, None, "match"), vocabs=ways)
     assert len(made) == 6 and sorted(v.name for v in built) == ["every 2", "every 3"]
 
 
@@ -230,20 +238,20 @@ def test_the_engine_that_was_timed_is_given_up(
     pytest.importorskip("numba")
     monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
     held: list[Any] = []
-    make = parts.make_runner
+    create = core.EngineCore.create
 
-    def watched(built: Any, options: Any, *rest: Any, **more: Any) -> Any:
-        runner = make(built, options, *rest, **more)
-        held.extend(map(weakref.ref, (runner, built.trunk)))
-        assert built.max_len <= 2048 and type(runner).__name__ == "CpuRunner"
-        return runner
+    def watched(backend: Any, options: Any, vocabs: Any) -> Any:
+        made = create(backend, options, vocabs)
+        held.extend(map(weakref.ref, (made, backend, backend.trunk)))
+        assert backend.model.max_len <= 2048 and backend.name == "numba"
+        return made
 
-    monkeypatch.setattr(parts, "make_runner", watched)
+    monkeypatch.setattr(core.EngineCore, "create", watched)
     threads = torch.get_num_threads()
     single_request_costs(
         Checkpoint.open(model), None, (None, 20), device="cpu", dtype="float32", bandwidth=None
     )
-    assert len(held) == 4 and not any(each() for each in held)
+    assert len(held) == 6 and not any(each() for each in held)
     assert torch.get_num_threads() == threads
 
 
@@ -254,20 +262,19 @@ def test_measured_costs_are_those_of_the_engine(
     data = dataset(model, tmp_path / "data", answered[0.0][0])
     timed: list[tuple[str, float]] = []
 
-    def made_up(passes: Any, **_: Any) -> tuple[RoundCosts, RoundCosts]:
-        runner = passes.runner
-        rows = max((len(vocab.ids) for vocab in runner.draft_vocabs.values()), default=VOCAB)
-        timed.append((type(runner).__name__, rows))
+    def made_up(backend: Any, *_: Any) -> tuple[RoundCosts, RoundCosts]:
+        rows = max((len(vocab.ids) for vocab in backend.draft_vocabs.values()), default=VOCAB)
+        timed.append((backend.name, rows))
         costs = [RoundCosts(((1, ((0, 1.0), (8, 1.0))),), ((1, each * rows),)) for each in (9, 1)]
         return costs[0], costs[1]  # a draft takes as many seconds as it has tokens, or nine times
 
-    monkeypatch.setattr(parts, "profile_host_rounds", made_up)
+    monkeypatch.setattr(core, "profile_host_rounds", made_up)
     vocab = tmp_path / "vocab.json"
     write([DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="half", vocab_size=VOCAB)], vocab)
     whole, half = scored(
         model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", vocab=vocab
     )["results"]
-    assert timed == [("CpuRunner", VOCAB), ("CpuRunner", VOCAB // 2)] * 3, "in turn"
+    assert timed == [("numba", VOCAB), ("numba", VOCAB // 2)] * 3, "in turn"
     for result, rows in ((whole, VOCAB), (half, VOCAB // 2)):  # greedy answers, greedy costs
         assert [s["round_seconds"] for s in result["speed"]] == [1, 1 + rows, 1 + 2 * rows]
 
@@ -279,13 +286,13 @@ def test_costs_of_an_engine_with_int8_weights(
     monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
     data = dataset(model, tmp_path / "data", answered[0.0][0])
     held: list[str] = []
-    make = parts.make_runner
+    create = core.EngineCore.create
 
-    def watched(built: Any, *rest: Any, **more: Any) -> Any:
-        held.append(type(built.trunk.lm_head).__name__)
-        return make(built, *rest, **more)
+    def watched(backend: Any, *rest: Any) -> Any:
+        held.append(type(backend.trunk.lm_head).__name__)
+        return create(backend, *rest)
 
-    monkeypatch.setattr(parts, "make_runner", watched)
+    monkeypatch.setattr(core.EngineCore, "create", watched)
     options = {"limit": 2, "max_drafts": 2, "dtype": "float32"}
     documents = [
         scored(model, data, bandwidth=None, weights=weights, **options)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import httpx
 import pytest
-from attack_bodies import BIG, BODIES, CHAT, TEXT, chat, text
-from server_runs import HTTP, Server
-from server_threads import wait_until
+from support.attack_bodies import BIG, BODIES, CHAT, TEXT, chat, text
+from support.server_runs import HTTP, Server
+from support.server_threads import wait_until
 
 SECRET = "only-for-whoever-asked-this"
 # Bytes that a server may keep: compiled grammars (one of those below has 75 MB), threads, caches.

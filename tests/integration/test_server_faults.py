@@ -11,8 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from server_runs import HTTP, running
-from server_threads import LONG, SHORT, Running, ask, is_idle, serving, small_engine, wait_until
+from support import SCRIPTS
+from support.server_runs import HTTP, running
+from support.server_threads import (
+    LONG,
+    SHORT,
+    Running,
+    ask,
+    is_idle,
+    serving,
+    small_engine,
+    wait_until,
+)
 
 from headstart.engine.engine import Engine
 from headstart.errors import EngineError, RequestError
@@ -155,7 +165,7 @@ def test_a_step_that_never_ends_ends_the_process(
 
 def test_a_process_whose_engine_dies_tells_everybody_and_ends(folder: Path) -> None:
     """The same in a process of its own, which must end by itself and with 1."""
-    script = (str(Path(__file__).with_name("failing_headstart.py")),)
+    script = (str(SCRIPTS / "failing_headstart.py"),)
     with running(folder, script=script) as server, ThreadPoolExecutor(8) as pool:
         url = f"{server.url}/v1/completions"
         waiting = [

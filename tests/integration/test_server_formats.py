@@ -9,7 +9,7 @@ from typing import Any
 
 import openai
 import pytest
-from server_runs import ALPHABET, BLANKS, SPECIAL, Server
+from support.server_runs import ALPHABET, BLANKS, SPECIAL, Server
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ASKED: dict[str, Any] = {"model": "default", "messages": HELLO, "max_tokens": 120, "seed": 5}

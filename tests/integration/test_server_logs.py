@@ -9,15 +9,15 @@ import re
 import warnings
 
 import pytest
-from engine_runs import PROMPT, assert_head_is_alive, greedy, run, soft, start
-from tiny_fixture import Tiny
+from support.engine_runs import PROMPT, assert_head_is_alive, greedy, run, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Completion, Result
-from headstart.engine.stats import RequestStats
-from headstart.server.answers.counts import usage_of
+from headstart.engine.output import Completion, Result
+from headstart.engine.request import RequestStats
+from headstart.server.answers.writer import usage_of
+from headstart.server.lifecycle import startup_lines
 from headstart.server.logs import LogFormat, RequestRecord, configure, log_request
-from headstart.server.startup import startup_lines
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 NASTY = 'gpt\n2026-01-01 ERROR forged "line"\r\x1b[31m\u2028end'
@@ -133,8 +133,8 @@ def test_the_start_says_model_head_memory_and_costs(tiny: Tiny, plain: Engine) -
     assert "head: complete" in text and "K/V blocks of 4 tokens" in text
     assert re.search(r" 1 running: K=0 [\d.]+ ms, K=1 [\d.]+ ms", text)
     assert " 4 running:" in text and "16 running:" not in text
-    whole = f"up to {auto.built.max_len} tokens"
-    assert f"{whole} (" not in text and auto.admission.longest == auto.built.max_len
+    whole = f"up to {auto.model.max_len} tokens"
+    assert f"{whole} (" not in text and auto.admission.longest == auto.model.max_len
     small = start(soft(tiny), speculate=0, slots=64)
     (first, *_) = startup_lines(small, "my-model")
     assert first.endswith("prompt and answer up to 63 tokens (as much as K/V memory holds)")

@@ -8,21 +8,22 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from engine_runs import assert_head_is_alive, greedy, make_prompts, soft, start
 from prometheus_client.parser import text_string_to_metric_families
-from tiny_fixture import Tiny
+from support.engine_runs import assert_head_is_alive, greedy, make_prompts, soft, start
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.sampling.params import SamplingParams
-from headstart.server.metric_table import METRICS
-from headstart.server.metrics import ServerMetrics
+from headstart.server.metrics.exposition import MetricsPage
+from headstart.server.metrics.recorder import ServerMetrics
+from headstart.server.metrics.table import METRICS
 
 Scraped = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
 def scrape(metrics: ServerMetrics) -> Scraped:
-    body, content_type = metrics.render()
+    body, content_type = MetricsPage(metrics).render()
     assert content_type.startswith("text/plain; version=0.0.4")
     return {
         (s.name, frozenset(s.labels.items())): s.value
@@ -194,7 +195,7 @@ def test_every_row_of_the_table_is_exposed_and_nothing_else(tiny: Tiny) -> None:
     metrics.http_request("/v1/models", "GET", 200, 0.01)
     families = {
         family.name: family.type
-        for family in text_string_to_metric_families(metrics.render()[0].decode())
+        for family in text_string_to_metric_families(MetricsPage(metrics).render()[0].decode())
         if not family.name.startswith("process_")
     }
     expected = {

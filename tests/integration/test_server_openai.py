@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import openai
 import pytest
-from server_runs import Server
-from server_threads import wait_until
+from support.server_runs import Server
+from support.server_threads import wait_until
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 ASKED: dict[str, Any] = {"model": "default", "messages": HELLO, "max_tokens": 24, "seed": 5}

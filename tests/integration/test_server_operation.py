@@ -15,8 +15,17 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
-from server_runs import HTTP, VOCAB
-from server_threads import LONG, SHORT, Running, ask, is_idle, serving, small_engine, wait_until
+from support.server_runs import HTTP, VOCAB
+from support.server_threads import (
+    LONG,
+    SHORT,
+    Running,
+    ask,
+    is_idle,
+    serving,
+    small_engine,
+    wait_until,
+)
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.cli.serve import run
@@ -25,9 +34,8 @@ from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra
 from headstart.server.lifecycle import Serving
-from headstart.server.limits import ServerOptions
-from headstart.server.listening import listen
 from headstart.server.model import ServedModel
+from headstart.server.options import ServerOptions, listen
 from headstart.server.reasoning import Start
 
 
@@ -107,7 +115,7 @@ def raw(server: Running, data: bytes) -> socket.socket:
 def test_who_does_not_finish_his_headers_is_disconnected(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, data: bytes
 ) -> None:
-    monkeypatch.setattr("headstart.server.connections.HEADER_SECONDS", 0.2)
+    monkeypatch.setattr("headstart.server.wire.HEADER_SECONDS", 0.2)
     with serving(engine) as server, raw(server, data) as connection:
         with contextlib.suppress(ConnectionResetError):
             assert connection.recv(100) == b""

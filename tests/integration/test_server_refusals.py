@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from server_runs import VOCAB, Server
+from support.server_runs import VOCAB, Server
 
 ASKED: dict[str, Any] = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 24}
 

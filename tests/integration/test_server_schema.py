@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from server_runs import HTTP, Server
+from support.server_runs import HTTP, Server
 
 schemathesis = pytest.importorskip("schemathesis")
 CALLS = [

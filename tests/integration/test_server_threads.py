@@ -8,8 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from server_runs import HTTP
-from server_threads import Running, serving
+from support.server_runs import HTTP
+from support.server_threads import Running, serving
 
 from headstart.engine.engine import Engine
 from headstart.server.model import ServedModel

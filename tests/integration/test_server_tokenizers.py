@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from server_runs import ALPHABET, HTTP, SPECIAL, served, write_tokenizer
-from server_threads import Running, serving, small_engine
-from tiny_fixture import Tiny
+from support.server_runs import ALPHABET, HTTP, SPECIAL, served, write_tokenizer
+from support.server_threads import Running, serving, small_engine
+from support.tiny_fixture import Tiny
 
 HELLO = [{"role": "user", "content": "hi"}]
 MARKED = [*SPECIAL[:4], "[THINK]", "[/THINK]"]  # tokenizer.json alone says that they are special

@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from server_runs import Server
+from support.server_runs import Server
 
 from headstart.engine.options import EngineOptions
-from headstart.server.limits import ServerOptions
+from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import HARMLESS
 from headstart.server.protocol.chat import ChatRequest
 

@@ -6,12 +6,20 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from engine_runs import VOCAB, assert_head_is_alive, checkpoint, make_prompts, run, soft, start
-from simulator_runs import records
-from tiny_fixture import Tiny
+from support.engine_records import records
+from support.engine_runs import (
+    VOCAB,
+    assert_head_is_alive,
+    checkpoint,
+    make_prompts,
+    run,
+    soft,
+    start,
+)
+from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
-from headstart.engine.outputs import Result
+from headstart.engine.output import Result
 from headstart.sampling.params import SamplingParams
 from headstart.simulate.acceptance import Acceptance
 from headstart.simulate.plan import make_plan
@@ -53,7 +61,7 @@ def predicted(engine: Engine, plain: list[Result], params: SamplingParams) -> di
     plan = make_plan(known, None, "match")
     assert plan.method == "replay"
     found = score(
-        engine.built, known, plan, max_drafts=MAX_DRAFTS, end_ids=engine.prompts.end_ids,
+        engine.model, known, plan, max_drafts=MAX_DRAFTS, end_ids=engine.prompts.end_ids,
         vocabs={WHOLE: lambda record: None, "reduced": lambda record: REDUCED},
     )  # fmt: skip
     result: dict[str, dict[str, list[Acceptance]]] = {}
@@ -98,7 +106,7 @@ def test_a_head_run_otherwise_is_predicted_otherwise(tiny: Tiny) -> None:
     right = predicted(engine, plain, params)[WHOLE]
     other_noise = [replace(r, outputs=[replace(r.outputs[0], stats=_seed(r))]) for r in plain]
     assert predicted(engine, other_noise, params)[WHOLE] != right
-    head = engine.built.head
+    head = engine.model.head
     assert head is not None
     for part in (head, *head.modules_):
         part.layout = replace(head.layout, fuse_order="embed_first")

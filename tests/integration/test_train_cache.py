@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from training_data import random_records
-from training_runs import StopAt, trained, write_inputs
+from support.training_data import random_records
+from support.training_runs import StopAt, trained, write_inputs
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import DataError
+from headstart.train.frozen_model import FrozenModel, load_frozen_model
 from headstart.train.packing import pack
 from headstart.train.parallel import World
 from headstart.train.states.cache import StateCache
 from headstart.train.states.header import CacheHeader, read_object
 from headstart.train.states.source import InProcess, cached, fingerprint
-from headstart.train.subject import Subject, load_subject
 
 RECORDS = random_records(20)
 TOKENS = sum(len(record.ids) for record in RECORDS)
@@ -28,28 +28,28 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def load(inputs: Path, dtype: str = "float32") -> Subject:
-    return load_subject(Checkpoint.open(inputs / "model"), None, device="cpu", dtype=dtype)
+def load(inputs: Path, dtype: str = "float32") -> FrozenModel:
+    return load_frozen_model(Checkpoint.open(inputs / "model"), None, device="cpu", dtype=dtype)
 
 
-def filled(subject: Subject, folder: Path, **options: Any) -> Any:
+def filled(frozen: FrozenModel, folder: Path, **options: Any) -> Any:
     header = CacheHeader(
         trunk_digest="t", tokenizer_sha="k", dataset_fingerprint=fingerprint(RECORDS),
-        hidden_kind=subject.kind, dtype="fp32", hidden_size=subject.built.config.hidden,
+        hidden_kind=frozen.kind, dtype="fp32", hidden_size=frozen.built.config.hidden,
     )  # fmt: skip
     given = {"pack_tokens": 40, "world": World(), "say": lambda text: None, **options}
-    return cached(folder, header, subject, RECORDS, **given)
+    return cached(folder, header, frozen, RECORDS, **given)
 
 
 def test_a_stopped_cache_is_kept_and_gone_on_with(inputs: Path, tmp_path: Path) -> None:
-    subject, said, heard = load(inputs), list[str](), list[tuple[int, int]]()
+    frozen, said, heard = load(inputs), list[str](), list[tuple[int, int]]()
 
     def after_three() -> bool:
         return len(heard) >= 3
 
     with pytest.raises(KeyboardInterrupt):
         filled(
-            subject, tmp_path / "c", is_stopped=after_three, say=said.append,
+            frozen, tmp_path / "c", is_stopped=after_three, say=said.append,
             progress=lambda done, total: heard.append((done, total)),
         )  # fmt: skip
     assert "records are in" in said[-1] and "run the same command to go on" in said[-1]
@@ -58,11 +58,11 @@ def test_a_stopped_cache_is_kept_and_gone_on_with(inputs: Path, tmp_path: Path) 
     stopped_at = heard[-1][0]
     heard.clear()
     source = filled(
-        subject, tmp_path / "c", progress=lambda done, total: heard.append((done, total))
+        frozen, tmp_path / "c", progress=lambda done, total: heard.append((done, total))
     )
     assert heard[0][0] > stopped_at and heard[-1] == (TOKENS, TOKENS)
     for row in pack(RECORDS, 40):
-        torch.testing.assert_close(source.states(row), InProcess(subject).states(row))
+        torch.testing.assert_close(source.states(row), InProcess(frozen).states(row))
 
 
 def test_a_run_that_is_stopped_while_it_fills_a_cache_goes_on(inputs: Path, tmp_path: Path) -> None:
@@ -75,11 +75,11 @@ def test_a_run_that_is_stopped_while_it_fills_a_cache_goes_on(inputs: Path, tmp_
 
 
 def test_the_whole_contract_is_stored_and_checked(inputs: Path, tmp_path: Path) -> None:
-    subject = load(inputs)
-    filled(subject, tmp_path / "c")
+    frozen = load(inputs)
+    filled(frozen, tmp_path / "c")
     stored = read_object(tmp_path / "c" / "header.json")
-    assert subject.built.head is not None
-    layout = subject.built.head.layout
+    assert frozen.built.head is not None
+    layout = frozen.built.head.layout
     assert (stored["fuse_order"], stored["recycled_hidden"]) == (
         layout.fuse_order,
         layout.recycled_hidden,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from markov_model import write_answers, write_model
+from support.markov_model import write_answers, write_model
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.graft import plan_graft

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import flags, metrics, trained, write_inputs
+from support.training_runs import flags, metrics, trained, write_inputs
 
 SHORT = {"epochs": 1, "eval_every": 3, "save_every": 2}
 

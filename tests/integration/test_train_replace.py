@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_runs import StopAt, flags, job, metrics, trained, weights, write_inputs
+from support.training_runs import StopAt, flags, job, metrics, trained, weights, write_inputs
 
 from headstart.errors import CheckpointError, HeadstartError, TrainError
 from headstart.files import write_whole

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from training_runs import StopAt, flags, metrics, trained, weights, write_inputs
+from support.training_runs import StopAt, flags, metrics, trained, weights, write_inputs
 
 from headstart.errors import TrainError
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_data import random_records, record, write_data
-from training_runs import QUICK, StopAt, job, metrics, trained, weights, write_inputs
+from support.training_data import random_records, record, write_data
+from support.training_runs import QUICK, StopAt, job, metrics, trained, weights, write_inputs
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.config import Config
@@ -26,9 +26,9 @@ from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.stitch import plan_stitch
 from headstart.models.config import model_config
-from headstart.models.saving import split_parameters
+from headstart.models.loading import split_parameters
 from headstart.train import trainer
-from headstart.train.lane import Lane
+from headstart.train.head_run import HeadRun
 from headstart.train.learner import Learner
 from headstart.train.options import TrainOptions
 from headstart.train.packing import Row
@@ -277,13 +277,13 @@ def test_what_is_validated_is_what_is_written(
         seen.append({n: p.detach().clone() for n, p in learners[0].parameters.items()})
         return validate(learners, *given, **settings)
 
-    def copied(lane: Lane, found: Validation) -> None:
-        masters.append({n: p.detach().clone() for n, p in lane.learner.parameters.items()})
-        judge(lane, found)
+    def copied(run: HeadRun, found: Validation) -> None:
+        masters.append({n: p.detach().clone() for n, p in run.learner.parameters.items()})
+        judge(run, found)
 
-    inputs, judge = write_inputs(tmp_path, "BF16"), Lane.judge
+    inputs, judge = write_inputs(tmp_path, "BF16"), HeadRun.judge
     monkeypatch.setattr(trainer, "validate", spy)
-    monkeypatch.setattr(Lane, "judge", copied)
+    monkeypatch.setattr(HeadRun, "judge", copied)
     trained(inputs, tmp_path / "run", dtype="float32", **SHORT)
     steps = [line["step"] for line in metrics(tmp_path / "run") if "validation" in line]
     training = training_of(tmp_path / "run" / "head")

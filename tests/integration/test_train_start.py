@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from training_data import random_records, write_data
-from training_runs import StopAt, flags, job, trained, write_inputs
+from support.training_data import random_records, write_data
+from support.training_runs import StopAt, flags, job, trained, write_inputs
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.reader import Checkpoint

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from training_data import random_records, record, write_data
-from training_runs import StopAt, job, metrics, trained, weights, write_inputs
+from support.training_data import random_records, record, write_data
+from support.training_runs import StopAt, job, metrics, trained, weights, write_inputs
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.errors import DataError, TrainError

@@ -11,15 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import Any
-from unittest.mock import patch
 
 from torch import nn
 from triton import AsyncCompileMode
 from triton.runtime._async_compile import active_mode
-from triton.runtime.jit import JITFunction
 
-from headstart.backends.cuda.rounds import Model
+from headstart.backends.cuda.kernels.jit import compiling_only
+from headstart.backends.cuda.rounds import RoundModel
 from headstart.models.config import LayerKind
 
 _THREADS = 8  # a compiler holds Python's lock for a part of its time only
@@ -33,24 +31,14 @@ def compiled_together() -> Iterator[None]:
     are, so none inside may use a kernel's result as an index, and nothing may tune itself by
     timing launches. Other threads launch as always.
     """
-    launch = JITFunction.run
-
-    def compiled(self: Any, *given: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
-        is_inside = active_mode.get() is not None  # a variable of this thread alone
-        return launch(self, *given, grid=grid, warmup=warmup or is_inside, **options)
-
     try:
-        with (
-            ThreadPoolExecutor(_THREADS) as threads,
-            AsyncCompileMode(threads),
-            patch.object(JITFunction, "run", compiled),
-        ):
+        with ThreadPoolExecutor(_THREADS) as threads, AsyncCompileMode(threads), compiling_only():
             yield
     finally:
         active_mode.set(None)  # Triton 3.6 and 3.7 forget to where a kernel does not compile
 
 
-def thinned(model: Model) -> Model:
+def thinned(model: RoundModel) -> RoundModel:
     """The model with one layer of each kind, which launches all kernels that the whole does."""
     first: dict[LayerKind, nn.Module] = {}
     for kind, layer in zip(model.trunk.config.layers, model.trunk.layers, strict=True):

@@ -21,9 +21,8 @@ from headstart.backends.cuda.kernels.attention import Cut, paged_attention
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_truncated
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for
 from headstart.models.attention import LayerCache
+from headstart.models.feed_forward import MLP, MoE
 from headstart.models.linear import Linear
-from headstart.models.mlp import MLP
-from headstart.models.moe import MoE
 from headstart.models.trunk import Trunk
 
 TILE = 16  # rows
@@ -116,7 +115,7 @@ class ExactKernels(Kernels):
         return self.by_row(tables.repeat_interleave(rows, 0), slots.flatten(), block_size)
 
     def by_row(self, tables: Tensor, slots: Tensor, block_size: int) -> Attend:
-        """Each row a request of its own: tables [M, blocks] int32, slots [M] int32, -1: nobody.
+        """Each row a request of its own: tables [M, blocks] int32, slots [M] int32, -1: none.
 
         The result takes q filled up to whole tiles.
         """

@@ -14,8 +14,8 @@ from headstart.backends.cuda.kernels.moe import (
 )
 from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
 from headstart.backends.cuda.kernels.routing import Routing, choose_experts
+from headstart.models.feed_forward import MoE
 from headstart.models.linear import Stack
-from headstart.models.moe import MoE
 
 # Bytes. In seven bf16 layers on an H200 (`benchmarks/gpu_moe.py --ways`) rows that read 8 to 28 MB
 # again were 2 to 7 us quicker without tiles, at 50 about as quick, and slower from 60 on.
@@ -26,7 +26,7 @@ _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as t
 def moe_terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
     """x [M, H] -> terms [C, M, H] whose sum is what the experts say.
 
-    slots [M]: a row with a slot below 0 belongs to nobody and asks no expert.
+    slots [M]: a row with a slot below 0 belongs to no request and asks no expert.
     """
     rows = x.shape[0]
     if rows <= _MOST_ROWS:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from headstart.backends.cuda.transfer import on_device
+from headstart.backends.rows import on_device
 from headstart.errors import first_line
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.delta_rule import CHUNK_ROWS, DeltaRows, Scan, scan_texts

@@ -33,16 +33,13 @@ from headstart.backends.cuda.latent import (
     paged_latent,
     place_latents,
     queries_of,
-    why_no_latents,
 )
 from headstart.models.attention import LayerCache
-from headstart.models.config import ModelConfig
+from headstart.models.feed_forward import MLP, MoE
 from headstart.models.layers import Attention, DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
-from headstart.models.mlp import MLP
-from headstart.models.moe import MoE
 from headstart.models.mtp import MTPModule
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
@@ -82,21 +79,21 @@ class Kernels:
         self, tables: Tensor, seen: Tensor, rows: int, *, block_size: int, max_context: int,
         first_slot: int,
     ) -> Attend:  # fmt: skip
-        """How `rows` new rows of each seat attend: `paged_attention`."""
-        seats = seen.shape[0]
+        """How `rows` new rows of each request attend: `paged_attention`."""
+        requests = seen.shape[0]
 
         def attend(q: Tensor, cache: LayerCache) -> Tensor:
             result = paged_attention(
-                q.view(seats, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
-                block_size=block_size, max_context=max_context, cut=_cut(seats, rows),
+                q.view(requests, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
+                block_size=block_size, max_context=max_context, cut=_cut(requests, rows),
                 first_slot=first_slot,
             )  # fmt: skip
-            return result.view(seats * rows, -1)
+            return result.view(requests * rows, -1)
 
         return attend
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
-        """Partial sums [S, M, N] of x W^T; a bias is left to who adds them up."""
+        """Partial sums [S, M, N] of x W^T; a bias is left to what adds them up."""
         if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
             assert layer.int8.scales is not None
             return partial_int8(x, layer.int8.weight, layer.int8.scales)
@@ -144,8 +141,8 @@ class Kernels:
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """ids [M] -> the residual stream and its final norm, [M, D] each; or of the rows `kept`.
 
-        There is a cache for every layer that attends. Once the last one has attended, rows that
-        nobody asks about need not go on.
+        There is a cache for every layer that attends. Rows that are not kept end once the last
+        layer has attended.
         """
         layers = [layer for layer in trunk.layers if isinstance(layer, DecoderLayer)]
         norms = [*(layer.attention_norm for layer in layers[1:]), trunk.final_norm]
@@ -186,7 +183,7 @@ class Kernels:
         self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor,
         rotary: RotaryTable, cache: LayerCache,
     ) -> None:  # fmt: skip
-        """Keys and values of the same rows, where nobody asks what they would say."""
+        """Keys and values of the same rows, where no output of them is wanted."""
         _, normed = self._enter_head(module, ids, states, rows, embed)
         attention, own = module.block.attention, module.rotary or rotary
         if isinstance(attention, LatentAttention):
@@ -262,34 +259,16 @@ def _turn(rotary: RotaryTable, rows: Rows) -> Turn:
     return Turn(rotary.cos, rotary.sin, rotary.is_interleaved, rows.positions)
 
 
-def _cut(seats: int, rows: int) -> Cut:
+def _cut(requests: int, rows: int) -> Cut:
     """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
-    if seats <= 2:
+    if requests <= 2:
         return Cut(pieces=64, least=128, step=128, warps=4, stages=1)
-    if seats <= 8:
+    if requests <= 8:
         return Cut(pieces=32, least=192, step=64, warps=4, stages=3)
-    if seats <= 32:
+    if requests <= 32:
         return Cut(pieces=16, least=1024, step=64, warps=4, stages=3)
     if rows > 2:
-        # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; 80 seats
-        # with 8 key/value heads run all at once where it has room for 5.
+        # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; where it
+        # has room for 5, 80 requests with 8 key/value heads run all at once.
         return Cut(pieces=8, least=4096, step=64, warps=4, stages=2, registers=96)
     return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
-
-
-def why_unsupported(config: ModelConfig) -> str | None:
-    """What in a trunk or a head the kernels cannot run, or None."""
-    if config.o_bias or config.mlp_bias:
-        return "the model has biases behind attention or in the MLP"
-    if any(window is not None for window in config.windows) or config.sliding is not None:
-        return "the model has sliding windows"
-    if config.v_dim != config.head_dim or config.v_scale != 1 or config.head_gate:
-        return "the model's values have a size, a scale or a gate of their own"
-    kinds = (*config.layers, config.head_layer)
-    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
-        return "the model cuts off inner products"
-    if config.mla is not None:
-        return why_no_latents(config.mla, config.model_type)
-    if config.head_dim % 2 or config.head_dim > 256:
-        return f"the model has heads of size {config.head_dim}"
-    return None

@@ -1,75 +1,142 @@
-"""Captured rounds, one for each kind: a round becomes one launch.
+"""Captured rounds, one graph for each shape, and which shape serves a batch.
 
-The first round of a kind runs as it is, which also compiles what the start did not; the second is
-captured.
-Seats beyond those in use are empty, which every kernel skips.
+A captured round is one launch. The first round of a shape runs as it is, which also compiles what
+the start did not; the second is captured. Indices beyond those in use are free, which every kernel
+skips. There are few shapes, so that few are captured.
 """
 
 from __future__ import annotations
 
 import time
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import torch
 
-from headstart.backends.cuda.rounds import Kind, Model, catch_up, run_round
-from headstart.backends.cuda.seats import Seats
-from headstart.backends.cuda.transfer import on_device
+from headstart.backends.cuda.decode_batch import DecodeBatch
+from headstart.backends.cuda.rounds import RoundModel, RoundShape, run_round
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
 
 class Graphs:
-    def __init__(self, model: Model, seats: Seats):
-        self.model, self._seats = model, seats
-        self._graphs: dict[Kind, torch.cuda.CUDAGraph] = {}
-        self._seen: set[Kind] = set()
-        self.new_seconds: dict[Kind, float] = {}  # what compiling and capturing took the host
-        self._pool: Any = None
+    def __init__(self, model: RoundModel, batch: DecodeBatch):
+        self.model, self._batch = model, batch
+        self._graphs: dict[RoundShape, torch.cuda.CUDAGraph] = {}
+        self._runs: Counter[RoundShape] = Counter()
+        self.new_seconds: dict[RoundShape, float] = {}  # what compiling and capturing took the host
 
     @property
     def has_head(self) -> bool:
         return self.model.head is not None
 
     def sizes(self) -> list[int]:
-        """Numbers of seats that rounds are captured for."""
-        most = self._seats.count
+        """Numbers of requests that rounds are captured for."""
+        most = self._batch.count
         return [*(size for size in _SIZES if size < most), most]
 
     def bucket(self, count: int) -> int:
-        """How many seats the captured round for `count` requests has."""
+        """How many requests the captured round for `count` of them has room for."""
         at = bisect_left(_SIZES, count)
-        return min(_SIZES[at] if at < len(_SIZES) else self._seats.count, self._seats.count)
+        return min(_SIZES[at] if at < len(_SIZES) else self._batch.count, self._batch.count)
 
-    def run(self, kind: Kind) -> None:
-        """One round of the first `count` seats, or a few more; they must hold every request."""
-        kind = replace(kind, count=self.bucket(kind.count))
-        began = time.perf_counter()
-        is_seen = kind in self._seen
-        if not is_seen or not self._seats.lengths.is_cuda:
-            self._seen.add(kind)
-            run_round(self.model, self._seats, kind)
-        elif kind not in self._graphs:
-            self._graphs[kind] = self._capture(kind)
-            is_seen = False
-        if not is_seen:
-            self.new_seconds[kind] = self.new_seconds.get(kind, 0.0) + time.perf_counter() - began
-        if kind in self._graphs:
-            self._graphs[kind].replay()
+    def is_captured(self, shape: RoundShape) -> bool:
+        """Whether the next round of this shape is a replay."""
+        return self._runs[shape] >= 2
 
-    def catch_up(self, at: Sequence[int], rows: int) -> None:
-        """Let the head read up to `rows` tokens that are pending for these seats; not captured."""
-        # As many as in a captured round, the last one repeated: nothing is compiled for it then.
-        filled = [*at, *[at[-1]] * (self.bucket(len(at)) - len(at))]
-        catch_up(self.model, self._seats, on_device(filled, self._seats.lengths.device), rows)
+    def run(self, shape: RoundShape) -> bool:
+        """One round of the first `count` requests; whether its time counts: it was a replay."""
+        shape = replace(shape, count=self.bucket(shape.count))
+        began, is_replay = time.perf_counter(), self.is_captured(shape)
+        if not self._runs[shape] or not self._batch.lengths.is_cuda:
+            run_round(self.model, self._batch, shape)
+        elif shape not in self._graphs:
+            self._graphs[shape] = self._capture(shape)
+        if not is_replay:
+            self.new_seconds[shape] = self.new_seconds.get(shape, 0.0) + time.perf_counter() - began
+        if shape in self._graphs:
+            self._graphs[shape].replay()
+        self._runs[shape] += 1
+        return is_replay
 
-    def _capture(self, kind: Kind) -> torch.cuda.CUDAGraph:
+    def _capture(self, shape: RoundShape) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
-            run_round(self.model, self._seats, kind)
         # One pool for all: rounds never run at the same time, so they may share scratch memory.
-        self._pool = graph.pool()
+        pool = next((other.pool() for other in self._graphs.values()), None)
+        with torch.cuda.graph(graph, pool=pool):
+            run_round(self.model, self._batch, shape)
         return graph
+
+
+_PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,
+_AS_LARGE = 2  # up to so many times as large
+
+
+@dataclass
+class RoundShapes:
+    """The shapes of one engine's rounds."""
+
+    graphs: Graphs
+    window: int  # tokens that the head may be behind while no request drafts
+    menu: Sequence[int] = ()  # numbers of drafts that others are rounded up to; none: any
+    widest: int = 0  # tokens that it may be behind after many drafts, where that is more
+    _wanted: Counter[RoundShape] = field(default_factory=Counter)
+
+    def pick(self, count: int, most: int, pending: int, *, is_truncated: bool) -> RoundShape:
+        """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
+
+        Without drafts the head falls behind, and reads a whole window now and then. With drafts
+        a round reads as much as the one before gave. Where K falls by one step of the menu, the
+        larger round runs once more, in which requests draft what is wanted. Where still more is
+        pending, it reads the window and drafts a single token: one shape for all such changes.
+        """
+        drafts = self._on_menu(most)
+        if not self.graphs.has_head:
+            drafts, head_rows = 0, 0
+        elif self.is_late(most, pending):
+            above = next((number for number in self.menu if number > drafts), 0)
+            if most > 1 and pending <= above + 1:
+                drafts, head_rows = above, above + 1
+            else:
+                drafts, head_rows = min(1, most), self._late_rows(pending)
+        else:
+            head_rows = drafts + 1 if most else 0
+        return self._captured(
+            RoundShape(self.graphs.bucket(count), drafts, head_rows, is_truncated)
+        )
+
+    def is_late(self, most: int, pending: int) -> bool:
+        """Whether the head has more to read than rounds with up to `most` drafts let it."""
+        return pending > self._on_menu(most) + 1 if most else pending + 1 > self.window
+
+    def is_usual(self, shape: RoundShape, most: int) -> bool:
+        """Whether its time says what rounds with up to `most` drafts cost.
+
+        Not where the head reads a whole window, nor where a larger round runs once more than was
+        wanted: that may take less than one in which all rows are there.
+        """
+        return shape.head_rows < self.window and shape.num_drafts <= self._on_menu(most)
+
+    def _late_rows(self, pending: int) -> int:
+        """Rows of the head that read so much, where it is late."""
+        return self.window if pending <= self.window else self.widest
+
+    def _on_menu(self, most: int) -> int:
+        return next((number for number in self.menu if number >= most), most)
+
+    def _captured(self, shape: RoundShape) -> RoundShape:
+        """The shape itself, or a larger one for a while: capturing takes longer than some rounds.
+
+        The last answers of a batch pass through many sizes, a few rounds each.
+        """
+        self._wanted[shape] += 1
+        if self.graphs.is_captured(shape) or self._wanted[shape] > _PATIENCE:
+            return shape
+        larger = (
+            replace(shape, count=size)
+            for size in self.graphs.sizes()
+            if shape.count < size <= _AS_LARGE * shape.count
+        )
+        return next(filter(self.graphs.is_captured, larger), shape)

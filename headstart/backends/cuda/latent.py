@@ -18,10 +18,7 @@ from headstart.backends.cuda.kernels.latent_rows import Turn, keep_latents, turn
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
-from headstart.models.mla_config import LATENT_EPS, MlaConfig
-
-# What a program has room for, in registers and in shared memory.
-_WIDEST_LATENT, _WIDEST_TURNED, _WIDEST_HEAD = 512, 64, 256
+from headstart.models.mla_config import LATENT_EPS
 
 Product = Callable[[Tensor, Linear], Tensor]  # x [M, K] -> partial sums [S, M, N]
 
@@ -90,13 +87,3 @@ def paged_latent(
         return lower_latents(gathered.flatten(0, 1), ups, nope).flatten(1)
 
     return attend
-
-
-def why_no_latents(config: MlaConfig, model_type: str) -> str | None:
-    """What in latent attention the kernels cannot run, or None."""
-    if config.index is not None:
-        return f"{model_type} models choose what a row sees by an indexer"
-    if config.kv_rank > _WIDEST_LATENT or config.rope_dim > _WIDEST_TURNED:
-        return f"the model keeps latents of {config.kv_rank} + {config.rope_dim} numbers"
-    widest = max(config.nope_dim, config.v_dim)
-    return f"the model has heads of size {widest}" if widest > _WIDEST_HEAD else None

@@ -1,11 +1,15 @@
 """Rows of prompts, and of anything else that is ragged: as many of each request as it has.
 
-The new keys and values are in the cache by the time a row attends.
+The new keys and values are in the cache by the time a row attends. With latent attention the
+latents of a prompt's context are unfolded into keys and values once, for all of its rows; some
+heads at a time where all of them would be too much memory. A few rows of a request, each by itself,
+are compared with the latents as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -14,11 +18,13 @@ from torch.nn.utils.rnn import pad_sequence
 
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.forward import Rows
+from headstart.backends.cuda.kernels.latent_prompts import prompt_latents
 from headstart.backends.cuda.kernels.prompts import prompt_attention, tiles_of
+from headstart.backends.cuda.latent import LatentAttend, Queries, paged_latent
 from headstart.backends.cuda.libraries import Library
-from headstart.backends.cuda.transfer import on_device
-from headstart.models.alike import Places
-from headstart.models.attention import LayerCache, Span
+from headstart.backends.rows import on_device
+from headstart.models.attention import MAX_LONE_ROWS, LayerCache, Slots, Span
+from headstart.models.mla_config import MOST_UNFOLDED
 
 
 def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | None = None) -> Rows:
@@ -86,7 +92,81 @@ def exact_rows(
     return Rows(positions, places.to(torch.int32), attend)
 
 
-def as_tensor(places: Places, device: torch.device) -> Tensor:
-    if isinstance(places, slice):
-        return torch.arange(places.start, places.stop, device=device)
-    return places
+def as_tensor(slots: Slots, device: torch.device) -> Tensor:
+    if isinstance(slots, slice):
+        return torch.arange(slots.start, slots.stop, device=device)
+    return slots
+
+
+def latent_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
+    """`ragged_rows` for latent attention."""
+    device = positions.device
+    few = [span for span in spans if span.num_rows <= MAX_LONE_ROWS]
+    many = [span for span in spans if span.num_rows > MAX_LONE_ROWS]
+    rows = filling_rows(spans, positions)
+    if not few or not many:
+        return replace(rows, latent=_unfolding(many, device) if many else _folded(few, device))
+    parts = [
+        (_rows_of(few, device), _folded(few, device)),
+        (_rows_of(many, device), _unfolding(many, device)),
+    ]
+
+    def attend(queries: Queries, cache: LayerCache) -> Tensor:
+        width = queries.attention.heads * queries.attention.config.v_dim
+        result = cache.k.new_empty(positions.shape[0], width)
+        for own, part in parts:
+            result[own] = part(queries.of(own), cache)
+        return result
+
+    return replace(rows, latent=attend)
+
+
+def _folded(spans: Sequence[Span], device: torch.device) -> LatentAttend:
+    """Each row a request of its own, whose blocks have one slot."""
+    contexts = [as_tensor(span.context, device) for span in spans]
+    tables = pad_sequence(contexts, batch_first=True).to(torch.int32)
+    owners = [index for index, span in enumerate(spans) for _ in range(span.num_rows)]
+    last = [slot for span in spans for slot in range(span.num_seen - span.num_rows, span.num_seen)]
+    return paged_latent(
+        tables[on_device(owners, device)], on_device(last, device, torch.int32), 1, block_size=1,
+        max_context=tables.shape[1], first_slot=0,
+    )  # fmt: skip
+
+
+def _unfolding(spans: Sequence[Span], device: torch.device) -> LatentAttend:
+    """All contexts one after another, unfolded; and attention over that."""
+    context = torch.cat([as_tensor(span.context, device) for span in spans])
+    queries = [span.num_rows for span in spans]
+    row_edges, context_edges = (
+        on_device([0, *accumulate(counts)], device, torch.int32)
+        for counts in (queries, [span.num_seen for span in spans])
+    )
+    starts = [number for pair in tiles_of(queries) for number in pair]
+    tiles = on_device(starts, device, torch.int32).view(-1, 2)
+
+    def attend(queries: Queries, cache: LayerCache) -> Tensor:
+        attention, config = queries.attention, queries.attention.config
+        q, ups, entries = queries.finished(cache.k.dtype), attention.ups, cache.k[context]
+        latents = entries[:, : config.kv_rank]
+        result = q.new_empty(*q.shape[:2], config.v_dim)
+        each = heads_at_once(attention.heads, len(entries), ups.shape[1])
+        for first in range(0, attention.heads, each):
+            some = ups[first : first + each]
+            unfolded = torch.mm(latents, some.flatten(0, 1).t()).view(len(entries), *some.shape[:2])
+            prompt_latents(
+                q, unfolded, entries, tiles, row_edges, context_edges, result, scale=config.scale,
+                first_head=first,
+            )  # fmt: skip
+            del unfolded  # before there are more: memory is planned for one of them
+        return result.flatten(1)
+
+    return attend
+
+
+def heads_at_once(heads: int, entries: int, each: int) -> int:
+    """Heads that are unfolded together, `each` numbers per entry."""
+    return min(heads, max(1, MOST_UNFOLDED // (entries * each)))
+
+
+def _rows_of(spans: Sequence[Span], device: torch.device) -> Tensor:
+    return on_device([row for span in spans for row in range(span.start, span.stop)], device)

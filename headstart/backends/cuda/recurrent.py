@@ -1,8 +1,8 @@
-"""Recurrent layers on the device: states of those who sit, and how a round's rows go on from them.
+"""Recurrent layers in rounds: the states of requests, and how a round's rows go on from them.
 
-A seated request's memory lies in its slot, behind by the rows of its last round; what these rows
-brought lies in the rings of its seat (`kernels/delta.py`). `settle` brings a slot up to date for a
-host that goes on by itself.
+A request's memory lies in its slot, behind by the rows of its last round; what these rows brought
+lies in its rings (`kernels/delta.py`). `settle` brings a slot up to date for a request that leaves
+the rounds.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from torch import Tensor
 
 from headstart.backends.cuda.forward import Kernels, Recur
 from headstart.backends.cuda.kernels.delta import (
-    DeltaSeats,
+    DeltaRequests,
     Rings,
     convolve_round,
     delta_round,
     empty_rings,
 )
-from headstart.backends.cuda.transfer import on_device
+from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.linear_attention import DeltaNet
@@ -29,19 +29,19 @@ from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, 
 
 
 @dataclass(frozen=True)
-class RecurrentSeats:
-    """What S seats have in every recurrent layer; all layers share slots and buffers."""
+class RecurrentBatch:
+    """What S requests have in every recurrent layer; all layers share slots and buffers."""
 
     replays: Tensor  # [S] rows of the last round that a memory is behind
     slots: Tensor  # [S] of the memories
-    buffers: Tensor  # [S] a permutation: who changes seats keeps his rings
+    buffers: Tensor  # [S] a permutation: a request that changes its index keeps its rings
     rings: list[Rings]  # by layer
 
     @classmethod
     def create(
         cls, config: DeltaConfig, layers: int, count: int, max_drafts: int, dtype: torch.dtype,
         device: torch.device,
-    ) -> RecurrentSeats:  # fmt: skip
+    ) -> RecurrentBatch:  # fmt: skip
         """Rings for rounds of up to `max_drafts` drafts; on the meta device nothing is taken."""
         # Rows of two rounds, or what the convolution still has to see of the one before.
         rows = max_drafts + 1
@@ -59,7 +59,7 @@ class RecurrentSeats:
         tensors = [t for ring in self.rings for t in (ring.inputs, ring.mixed, ring.gates)]
         return sum(t.nbytes for t in (self.replays, self.slots, self.buffers, *tensors))
 
-    def sit(
+    def admit(
         self, at: int, slot: int, buffer: int, num_rows: int, states: list[LayerStates]
     ) -> None:
         """A request whose `num_rows` rows so far made the states in `slot`."""
@@ -71,26 +71,26 @@ class RecurrentSeats:
                     ring.inputs[buffer, (num_rows - back) % ring.inputs.shape[1]] = row
 
     def move(self, source: int, target: int, buffers: list[int]) -> None:
-        """A request changes seats; `buffers` are those of all seats from now on."""
+        """A request changes its index; `buffers` are those of all requests from now on."""
         for tensor in (self.replays, self.slots):
             tensor[target] = tensor[source]
         for at in (source, target):
             self.buffers[at].fill_(buffers[at])
 
-    def at(self, first: Tensor) -> DeltaSeats:
-        """Those whose first row has position `first` [B], -1 for nobody."""
+    def at(self, first: Tensor) -> DeltaRequests:
+        """Those whose first row has position `first` [B], -1 for none."""
         count = first.shape[0]
-        return DeltaSeats(first, self.replays[:count], self.slots[:count], self.buffers[:count])
+        return DeltaRequests(first, self.replays[:count], self.slots[:count], self.buffers[:count])
 
 
 def round_recur(
-    kernels: Kernels, seats: RecurrentSeats, states: list[LayerStates], first: Tensor, rows: int
+    kernels: Kernels, batch: RecurrentBatch, states: list[LayerStates], first: Tensor, rows: int
 ) -> Recur:
-    """How `rows` new rows of each seat go on."""
-    own = seats.at(first)
+    """How `rows` new rows of each request go on."""
+    own = batch.at(first)
 
     def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
-        partial, rings = kernels.product(x, net.inputs), seats.rings[layer]
+        partial, rings = kernels.product(x, net.inputs), batch.rings[layer]
         convolve_round(partial, net.conv.squeeze(1), net.a_log, net.dt_bias, own, rings, rows)
         read = delta_round(partial, net.norm, net.eps, states[layer].memory, own, rings, rows)
         return kernels.product(read, net.out)
@@ -116,14 +116,14 @@ def ragged_recur(
 
 
 def settle(
-    nets: Sequence[DeltaNet], seats: RecurrentSeats, states: list[LayerStates], lengths: list[int]
+    nets: Sequence[DeltaNet], batch: RecurrentBatch, states: list[LayerStates], lengths: list[int]
 ) -> None:
-    """Bring the slots of the first seats up to date; lengths: their tokens, the newest included."""
-    device = seats.slots.device
+    """Bring the slots of the first requests up to date; lengths: their tokens, newest included."""
+    device = batch.slots.device
     first = torch.tensor([length - 1 for length in lengths], dtype=torch.int32, device=device)
-    own, count = seats.at(first), len(lengths)
+    own, count = batch.at(first), len(lengths)
     slots, buffers = own.slots.tolist(), own.buffers.tolist()
-    for net, rings, state in zip(nets, seats.rings, states, strict=True):
+    for net, rings, state in zip(nets, batch.rings, states, strict=True):
         nothing = state.memory.new_zeros(1, count, 1)
         delta_round(nothing, net.norm, net.eps, state.memory, own, rings, 0)
         kept, places = state.conv.shape[1], rings.inputs.shape[1]
@@ -131,4 +131,4 @@ def settle(
             positions = torch.arange(length - 1 - kept, length - 1, device=device)
             rows = rings.inputs[buffer, positions % places]
             state.conv[slot] = rows.masked_fill((positions < 0)[:, None], 0)
-    seats.replays[:count] = 0
+    batch.replays[:count] = 0

@@ -1,4 +1,4 @@
-"""numba, which compiles the CPU kernels: whether it is here, where its results are kept.
+"""numba, which compiles the CPU kernels, and where its results are kept.
 
 Every module with kernels takes `njit` from here.
 """
@@ -6,40 +6,27 @@ Every module with kernels takes `njit` from here.
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
+from collections.abc import Callable
 from functools import cache
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.cache import cache_folder
 
 
-def why_missing() -> str | None:
-    """What keeps this machine from compiling, or None."""
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
-    if not hasattr(os, "sched_yield"):
-        return "the kernels need a POSIX system"
-    try:
-        import_module("numba")
-    except ImportError as error:  # made for another numpy, for instance
-        return f"numba does not load ({error})"
-    return None
-
-
-def njit(**options: Any) -> Any:
+def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
     """numba's decorator: compiled once per machine, and without a lock on Python."""
     import numba
 
-    def compiled(function: Any) -> Any:
+    def compiled(function: Callable[..., Any]) -> Any:
         before, folder = numba.config.CACHE_DIR, kept_in()
         numba.config.CACHE_DIR = str(folder)
         try:
             return numba.njit(
-                cache=_is_writable(folder), nogil=True, error_model="numpy", **options
-            )(function)
+                cache=_is_writable(folder), nogil=True, error_model="numpy",
+                fastmath=fastmath or False, inline=inline,
+            )(function)  # fmt: skip
         finally:  # a program may have kernels of its own
             numba.config.CACHE_DIR = before
 

@@ -21,7 +21,7 @@ from headstart.backends.numba.vectors import LANES, VECTOR, everywhere, fma, loa
 KEYS = 64  # of a context that are compared before soft-max goes on
 QUERIES = 4  # that share what is loaded of keys and values
 _GROUPS = KEYS // LANES
-SCORES = KEYS + LANES  # of a query, with room for slots that nobody asked for
+SCORES = KEYS + LANES  # of a query, with room for slots beyond those asked for
 
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
 
@@ -66,14 +66,14 @@ def _blend_of(queries: int, vectors: int) -> Any:
 
     @intrinsic
     def blend(
-        typing: Any, shares: Any, values: Any, stride: Any, places: Any, count: Any, out: Any,
-        step: Any,
+        typing: Any, shares: Any, values: Any, stride: Any, kv_slots: Any, count: Any,
+        out: Any, step: Any,
     ) -> Any:  # fmt: skip
         """Addresses; `stride` bytes from one slot to the next, `step` from a query's out to
-        the next one's, places int64."""
+        the next one's, kv_slots int64."""
 
         def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
-            shares, values, stride, places, count, out, step = arguments
+            shares, values, stride, kv_slots, count, out, step = arguments
             slots = []
             for query in range(queries):
                 own = build.add(out, build.mul(step, _INT64(query)))
@@ -84,7 +84,7 @@ def _blend_of(queries: int, vectors: int) -> Any:
                 start.align = 4
 
             def add(number: Any, sums: list[Any]) -> list[Any]:
-                slot = load(build, build.add(places, build.mul(number, _INT64(8))), _INT64)
+                slot = load(build, build.add(kv_slots, build.mul(number, _INT64(8))), _INT64)
                 first = build.add(values, build.mul(slot, stride))
                 parts = [
                     load(build, build.add(first, _INT64(4 * LANES * n)), VECTOR)
@@ -144,15 +144,15 @@ def _score_groups(queries, address, stride, out):
 
 
 @njit()
-def _score(queries, keys, kv_head, places, runs, out):
-    """Scores of up to four queries with the keys at up to KEYS places.
+def _score(queries, keys, kv_head, kv_slots, runs, out):
+    """Scores of up to four queries with the keys in up to KEYS slots.
 
-    Whole groups at once where places follow. out [4, SCORES]: a group's other slots may leave
+    Whole groups at once where slots follow. out [4, SCORES]: a group's other slots may leave
     their scores behind the last.
     """
-    count, number, stride = places.shape[0], 0, keys.strides[0]
+    count, number, stride = kv_slots.shape[0], 0, keys.strides[0]
     while number < count:
-        group, lane = divmod(places[number], LANES)
+        group, lane = divmod(kv_slots[number], LANES)
         address, target = keys[group, kv_head].ctypes.data, out[0, number:].ctypes.data
         follow = min(runs[number], count - number)
         if lane == 0 and follow == KEYS:
@@ -186,20 +186,20 @@ def _sum(scores):
 
 
 @njit()
-def attend(queries, keys, values, kv_head, places, runs, counts, out):
-    """queries [n, dim], scaled -> out [n, dim]: each sees the first `counts` [n] of the places.
+def attend(queries, keys, values, kv_head, kv_slots, runs, counts, out):
+    """queries [n, dim], scaled -> out [n, dim]: each sees the first `counts` [n] of the slots.
 
     `runs`: from each place on, how many follow one another. They decide the way, not the bits,
     and so do the queries beside one. Soft-max runs along: what was found so far shrinks when a
-    higher score comes. A query sees no fewer places than the one before it.
+    higher score comes. A query sees no fewer kv_slots than the one before it.
     """
     for first in range(0, queries.shape[0], QUERIES):
         own = slice(first, min(first + QUERIES, queries.shape[0]))
-        _attend(queries[own], keys, values, kv_head, places, runs, counts[own], out[own])
+        _attend(queries[own], keys, values, kv_head, kv_slots, runs, counts[own], out[own])
 
 
 @njit()
-def _attend(queries, keys, values, kv_head, places, runs, counts, out):
+def _attend(queries, keys, values, kv_head, kv_slots, runs, counts, out):
     number = queries.shape[0]
     highest, total = np.empty(QUERIES, np.float32), np.zeros(QUERIES, np.float32)
     scores = np.empty((QUERIES, SCORES), np.float32)
@@ -210,7 +210,7 @@ def _attend(queries, keys, values, kv_head, places, runs, counts, out):
     longest = counts[number - 1]
     for start in range(0, longest, KEYS):
         end = min(start + KEYS, longest)
-        seen = places[start:end]
+        seen = kv_slots[start:end]
         _score(queries, keys, kv_head, seen, runs[start:end], scores)
         for query in range(number):
             count = min(counts[query] - start, KEYS)
@@ -239,10 +239,10 @@ def _attend(queries, keys, values, kv_head, places, runs, counts, out):
 
 
 @njit()
-def _add_values(shares, values, kv_head, places, out):
-    dim, done, count = out.shape[1], 0, places.shape[0]
+def _add_values(shares, values, kv_head, kv_slots, out):
+    dim, done, count = out.shape[1], 0, kv_slots.shape[0]
     stride, step, number = values.strides[0], out.strides[0], out.shape[0]
-    share, where = shares.ctypes.data, places.ctypes.data
+    share, where = shares.ctypes.data, kv_slots.ctypes.data
     while done < dim:
         address, target = values[0, kv_head, done:].ctypes.data, out[0, done:].ctypes.data
         if dim - done >= 4 * LANES:

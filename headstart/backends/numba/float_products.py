@@ -16,8 +16,8 @@ from numba.extending import intrinsic
 from torch.nn.functional import pad
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.crew import claim, finish, wait
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE
+from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.backends.numba.vectors import LANES, VECTOR, everywhere, fetch, fma, load, loop
 
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
@@ -109,12 +109,12 @@ def _add_up(tile, inputs, first, out):
 
 
 @njit()
-def product(board, phase, packed, bias, inputs, out, adds):
+def product(counters, phase, packed, bias, inputs, out, adds):
     """out [rows, N] = inputs W^T + bias, or that in addition to what is there: one phase."""
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.float32)
     while True:
-        begin, end = claim(board, phase, tiles)
+        begin, end = claim(counters, phase, tiles)
         if begin >= tiles:
             break
         for number in range(begin, end):
@@ -129,11 +129,11 @@ def product(board, phase, packed, bias, inputs, out, adds):
                             value += out[first + row, start + n]
                         out[first + row, start + n] = value
                 first += count
-        finish(board, phase, end - begin)
-    wait(board, phase, tiles)
+        finish(counters, phase, end - begin)
+    wait(counters, phase, tiles)
 
 
 @njit()
-def linear(board, x, packed, bias, out):
-    """x [rows, K] -> out [rows, N], by a crew."""
-    product(board, np.int64(0), packed, bias, x, out, False)
+def linear(counters, x, packed, bias, out):
+    """x [rows, K] -> out [rows, N], by a thread pool."""
+    product(counters, np.int64(0), packed, bias, x, out, False)

@@ -1,7 +1,7 @@
-"""Trunk and head through the compiled kernels: the same modules, each pass one call.
+"""Trunk and head through the compiled kernels: each pass, and each chain of drafts, is one call.
 
 All rows go this way, prompts too: a token's bits then depend on the tokens before it alone, not
-on how a prompt was cut, on drafts, or on who else is in the batch.
+on how a prompt was cut, on drafts, or on other requests in the batch.
 """
 
 from __future__ import annotations
@@ -14,43 +14,20 @@ import numpy as np
 import torch
 from torch import nn
 
+from headstart.backends.numba import drafts
 from headstart.backends.numba import layers as kernels
-from headstart.backends.numba.crew import CREW, new_board
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
+from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
 from headstart.models.attention import Span
-from headstart.models.config import LayerKind, ModelConfig
+from headstart.models.feed_forward import MLP
 from headstart.models.layers import Attention, DecoderLayer
-from headstart.models.mlp import MLP
+from headstart.models.mtp import MTPModule
 from headstart.models.norm import Norm
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 
 Kind = TypeVar("Kind")
-
-
-def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | None:
-    """What in layers of these kinds the kernels cannot run, or None."""
-    if any(kind.mixer != "attention" for kind in kinds):
-        other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
-        return f"the model has layers with {other} attention"
-    if any(kind.feed != "dense" for kind in kinds):
-        return "the model has experts"
-    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
-        return "the model cuts off inner products"
-    if any(window is not None for window in config.windows):
-        return "the model has sliding windows"
-    if config.v_dim != config.head_dim or config.v_scale != 1:
-        return "the model's values have a size or a scale of their own"
-    if config.gated_attention or config.head_gate:
-        return "the model has gates behind attention"
-    if config.qk_norm:
-        return "the model norms queries and keys"
-    if config.head_dim % LANES:
-        return f"the model has heads of size {config.head_dim}, no multiple of {LANES}"
-    if config.rope.is_interleaved:
-        return "the model rotates neighbours"
-    return None
 
 
 @dataclass(frozen=True)
@@ -97,15 +74,17 @@ class Block:
         return kernels.Scratch(*(np.empty(shape, np.float32) for shape in shapes))
 
 
-def seats_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.Seats:
+def layout_of(spans: Sequence[Span], positions: Sequence[int]) -> kernels.RowLayout:
     """Where the rows of some requests go, and what each of them sees."""
-    return seated([(places_of(span.new), places_of(span.context)) for span in spans], positions)
+    return row_layout(
+        [(slot_numbers(span.new), slot_numbers(span.context)) for span in spans], positions
+    )
 
 
-def seated(
+def row_layout(
     requests: Sequence[tuple[np.ndarray, np.ndarray]], positions: Sequence[int]
-) -> kernels.Seats:
-    """The same from the slots that each request's rows fill and the places that its last sees."""
+) -> kernels.RowLayout:
+    """The same from the slots that each request's rows fill and those that its last row sees."""
     begins: list[int] = []
     ends: list[int] = []
     firsts: list[int] = []
@@ -119,7 +98,7 @@ def seated(
         firsts += together
         lasts += [min(first + kernels.TOGETHER, stop) for first in together]
         begin, row = end, stop
-    return kernels.Seats(
+    return kernels.RowLayout(
         np.array(positions), joined([slots for slots, _ in requests]),
         joined([seen for _, seen in requests]),
         joined([kernels.runs(seen) for _, seen in requests]),
@@ -137,24 +116,24 @@ class TrunkKernels:
         self._lm_head = matrices([trunk.lm_head])
 
     def run(
-        self, ids: torch.Tensor, seats: kernels.Seats, wanted: Sequence[int]
+        self, ids: torch.Tensor, layout: kernels.RowLayout, wanted: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
         block, stream = self._block, self._embed[ids].numpy()
         logits = np.empty((len(wanted), self._lm_head.bias.shape[1]), np.float32)
-        normed = CREW.run(
+        normed = POOL.run(
             len(ids) * block.weights, kernels.run_trunk,
-            new_board(kernels.PHASES * len(block.model.keys) + 1), stream,
-            block.scratch(len(ids)), block.model, seats, self._final_norm, self._lm_head,
+            new_counters(kernels.PHASES * len(block.model.keys) + 1), stream,
+            block.scratch(len(ids)), block.model, layout, self._final_norm, self._lm_head,
             np.array(wanted, np.int64), logits,
         )  # fmt: skip
         return torch.from_numpy(stream), torch.from_numpy(normed), torch.from_numpy(logits)
 
 
-def places_of(places: slice | torch.Tensor) -> np.ndarray:
-    if isinstance(places, slice):
-        return np.arange(places.start, places.stop)
-    return places.numpy()
+def slot_numbers(kv_slots: slice | torch.Tensor) -> np.ndarray:
+    if isinstance(kv_slots, slice):
+        return np.arange(kv_slots.start, kv_slots.stop)
+    return kv_slots.numpy()
 
 
 def joined(parts: list[np.ndarray]) -> np.ndarray:
@@ -190,6 +169,109 @@ def _whole(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
     return whole
 
 
-def _checked(module: object, kind: type[Kind]) -> Kind:
+def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
     assert isinstance(module, kind), "others are refused"
     return module
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What is guessed among: an LM head, and the ids of its rows where they are not all."""
+
+    lm_head: kernels.Matrices | kernels.FloatMatrices
+    ids: np.ndarray  # empty: all
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A request's drafts: rows that are read before the first, slots that all of them fill."""
+
+    rows: int
+    first_position: int
+    slots: np.ndarray  # of the rows, then of each draft but the last
+    kv_slots: np.ndarray  # what the last row sees, its own slot included
+    depths: int
+
+    @property
+    def _later(self) -> int:
+        return self.depths - 1
+
+    @property
+    def first_pass(self) -> tuple[np.ndarray, np.ndarray]:
+        return self.slots[: self.rows], self.kv_slots[: len(self.kv_slots) - self._later]
+
+
+class HeadKernels:
+    """One module of a head."""
+
+    def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
+        layout = module.layout
+        self._embed, self._hides_first = trunk.embed, layout.zero_embed_at_position_0
+        self._block = Block.of([module.block], slots, module.rotary or trunk.rotary)
+        swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
+        out = module.out_norm
+        self._head = drafts.Head(
+            self._block.model, norms(both[::-1] if swaps else both), matrices([module.fuse]),
+            np.empty(0, np.float32) if out is None else out.factor.numpy(),
+            swaps, layout.recycled_hidden == "after_out_norm",
+        )  # fmt: skip
+
+    def run(
+        self, ids: torch.Tensor, hidden: torch.Tensor, layout: kernels.RowLayout
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
+        embedded = self._embedded(ids, layout)
+        _, normed, recycled = POOL.run(
+            len(ids) * self._block.weights, drafts.run_head,
+            new_counters(drafts.num_phases(1)), 0, embedded, hidden.contiguous().numpy(),
+            np.empty_like(embedded), self._block.scratch(len(ids)), self._head, layout,
+        )  # fmt: skip
+        return torch.from_numpy(normed), torch.from_numpy(recycled)
+
+    def draft(
+        self, ids: torch.Tensor, hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens
+    ) -> np.ndarray:
+        """The most likely drafts [depths, chains]; those that go deepest come first."""
+        positions = [p for c in chains for p in range(c.first_position, c.first_position + c.rows)]
+        layout = row_layout([chain.first_pass for chain in chains], positions)
+        active = [
+            sum(chain.depths > depth for chain in chains) for depth in range(chains[0].depths)
+        ]
+        embedded = self._embedded(ids, layout)
+        shape = (len(active) - 1, len(chains), embedded.shape[1])
+        room = drafts.Room(
+            np.empty(shape, np.float32),
+            np.empty((len(active), len(chains), tokens.lm_head.bias.shape[1]), np.float32),
+        )
+        work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
+        result = POOL.run(
+            work, drafts.run_chain, new_counters(drafts.num_phases(1) * len(active)), embedded,
+            hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
+            self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
+            np.array(active), self._embed.numpy(), tokens.lm_head, tokens.ids, room,
+        )  # fmt: skip
+        assert isinstance(result, np.ndarray)
+        return result
+
+    def _embedded(self, ids: torch.Tensor, layout: kernels.RowLayout) -> np.ndarray:
+        embedded: np.ndarray = self._embed[ids].numpy()
+        if self._hides_first:
+            embedded[layout.positions == 0] = 0
+        return embedded
+
+
+def _later(chains: Sequence[Chain]) -> kernels.RowLayout:
+    """The rows of the second depth, with the slots of all further ones [depths - 1, chains]."""
+    count = len(chains)
+    slots = np.zeros((chains[0].depths - 1, count), np.int64)
+    for number, chain in enumerate(chains):
+        slots[: chain.depths - 1, number] = chain.slots[chain.rows :]
+    lengths = [len(chain.kv_slots) for chain in chains]
+    begins = np.cumsum([0, *lengths[:-1]])
+    seen = [len(chain.first_pass[1]) + 1 for chain in chains]
+    return kernels.RowLayout(
+        np.array([chain.first_position + chain.rows for chain in chains]), slots,
+        joined([chain.kv_slots for chain in chains]),
+        joined([kernels.runs(chain.kv_slots) for chain in chains]),
+        begins, begins + np.array(seen), np.arange(count), np.arange(1, count + 1),
+    )  # fmt: skip

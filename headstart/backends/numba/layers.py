@@ -12,10 +12,10 @@ from numba.extending import overload
 
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.context import attend
-from headstart.backends.numba.crew import claim, finish, wait
 from headstart.backends.numba.float_products import product as float_product
 from headstart.backends.numba.products import product, round_rows
 from headstart.backends.numba.rows import ONE, copy, gate, norm, turn
+from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.backends.numba.vectors import LANES
 
 # One kind of matrix in all layers: packed [L, tiles, bytes], scales and bias [L, N], levels [L].
@@ -26,10 +26,10 @@ FloatMatrices = namedtuple("FloatMatrices", "packed bias")
 Layers = namedtuple("Layers", "attention_norm qkv o mlp_norm gate_up down eps")
 # With its memory: keys [L, groups, kv_heads, dim, 16], values [L, slots, kv_heads, dim].
 Model = namedtuple("Model", "layers keys values angles")
-# Of each row [rows]: the angle it is turned by, its own slot, and which of `places` it sees.
+# Of each row [rows]: the angle it is turned by, its own slot, and which of `kv_slots` it sees.
 # `runs`: from each place on, how many follow one another. Up to TOGETHER rows of a request attend
 # together: `firsts` and `lasts` (the row behind) of each such group.
-Seats = namedtuple("Seats", "positions slots places runs begins ends firsts lasts")
+RowLayout = namedtuple("RowLayout", "positions slots kv_slots runs begins ends firsts lasts")
 TOGETHER = 2  # fewer items than that would make would leave threads without work
 # By position [positions, rotated dimensions].
 Angles = namedtuple("Angles", "cos sin")
@@ -40,44 +40,44 @@ FIRST = np.int64(0)  # phase or layer; a plain 0 would be a kind of its own to c
 PHASES = 6  # of a layer: qkv, place, attend, o, gate and up, down
 
 
-def apply(board, phase, x, matrices, layer, out, adds):
+def apply(counters, phase, x, matrices, layer, out, adds):
     """Rows x [rows, K] through one layer's matrix, in the way of its kind: one phase."""
     raise NotImplementedError("called by compiled code only")
 
 
 @overload(apply, jit_options={"error_model": "numpy"})
-def _apply_kind(board, phase, x, matrices, layer, out, adds):
+def _apply_kind(counters, phase, x, matrices, layer, out, adds):
     if matrices.instance_class is FloatMatrices:
         return _apply_floats
     return _apply_integers
 
 
-def _apply_floats(board, phase, x, matrices, layer, out, adds):
-    float_product(board, phase, matrices.packed[layer], matrices.bias[layer], x, out, adds)
+def _apply_floats(counters, phase, x, matrices, layer, out, adds):
+    float_product(counters, phase, matrices.packed[layer], matrices.bias[layer], x, out, adds)
 
 
-def _apply_integers(board, phase, x, matrices, layer, out, adds):
+def _apply_integers(counters, phase, x, matrices, layer, out, adds):
     inputs, scales = round_rows(x, matrices.levels[layer])
     product(
-        board, phase, matrices.packed[layer], matrices.scales[layer], matrices.bias[layer],
+        counters, phase, matrices.packed[layer], matrices.scales[layer], matrices.bias[layer],
         inputs, scales, out, adds,
     )  # fmt: skip
 
 
 @njit()
-def _place(board, phase, scratch, keys, values, seats, angles):
+def _place(counters, phase, scratch, keys, values, layout, angles):
     """Turn q and k; k and v go to their slots. An item is a row."""
-    rows, (kv_heads, dim) = seats.slots.shape[0], values.shape[1:]
+    rows, (kv_heads, dim) = layout.slots.shape[0], values.shape[1:]
     heads = scratch.seen.shape[1] // dim
     group = heads // kv_heads
     scale = np.float32(1 / np.sqrt(dim))
     while True:
-        begin, end = claim(board, phase, rows)
+        begin, end = claim(counters, phase, rows)
         if begin >= rows:
             break
         for row in range(begin, end):
-            cos, sin = angles.cos[seats.positions[row]], angles.sin[seats.positions[row]]
-            slot, qkv = seats.slots[row], scratch.qkv[row]
+            cos, sin = angles.cos[layout.positions[row]], angles.sin[layout.positions[row]]
+            slot, qkv = layout.slots[row], scratch.qkv[row]
             for head in range(kv_heads):
                 for number in range(group):
                     q, own = (head * group + number) * dim, row * group + number
@@ -86,48 +86,48 @@ def _place(board, phase, scratch, keys, values, seats, angles):
                 v = k + kv_heads * dim
                 turn(qkv[k : k + dim], cos, sin, ONE, keys[slot // LANES, head, :, slot % LANES])
                 copy(qkv[v : v + dim], values[slot, head])
-        finish(board, phase, end - begin)
-    wait(board, phase, rows)
+        finish(counters, phase, end - begin)
+    wait(counters, phase, rows)
 
 
 @njit()
-def _attend(board, phase, scratch, keys, values, seats):
+def _attend(counters, phase, scratch, keys, values, layout):
     """What every row sees: an item is those heads of a few rows that share keys."""
     kv_heads, dim = values.shape[1:]
     heads = scratch.seen.shape[1] // (kv_heads * dim)  # that share keys
     counts = np.empty(TOGETHER * heads, np.int64)
     found = np.empty((TOGETHER * heads, dim), np.float32)
-    items = seats.firsts.shape[0] * kv_heads
+    items = layout.firsts.shape[0] * kv_heads
     while True:
-        begin, end = claim(board, phase, items)
+        begin, end = claim(counters, phase, items)
         if begin >= items:
             break
         for item in range(begin, end):
             together, head = divmod(item, kv_heads)
-            first, last = seats.firsts[together], seats.lasts[together]
-            start, queries = seats.begins[first], (last - first) * heads
+            first, last = layout.firsts[together], layout.lasts[together]
+            start, queries = layout.begins[first], (last - first) * heads
             for row in range(first, last):
                 for number in range((row - first) * heads, (row - first + 1) * heads):
-                    counts[number] = seats.ends[row] - start
-            seen = slice(start, seats.ends[last - 1])
+                    counts[number] = layout.ends[row] - start
+            seen = slice(start, layout.ends[last - 1])
             attend(
                 scratch.queries[head, first * heads : last * heads], keys, values, head,
-                seats.places[seen], seats.runs[seen], counts[:queries], found[:queries],
+                layout.kv_slots[seen], layout.runs[seen], counts[:queries], found[:queries],
             )  # fmt: skip
             for number in range(queries):
                 row, own = divmod(number, heads)
                 begins = (head * heads + own) * dim
                 copy(found[number], scratch.seen[first + row, begins : begins + dim])
-        finish(board, phase, end - begin)
-    wait(board, phase, items)
+        finish(counters, phase, end - begin)
+    wait(counters, phase, items)
 
 
 @njit()
-def runs(places):
+def runs(kv_slots):
     """From each place on, how many follow one another: [4, 5, 9] -> [2, 1, 1]."""
-    result, count = np.empty(places.shape[0], np.int64), 0
-    for at in range(places.shape[0] - 1, -1, -1):
-        is_last = at + 1 == places.shape[0] or places[at + 1] != places[at] + 1
+    result, count = np.empty(kv_slots.shape[0], np.int64), 0
+    for at in range(kv_slots.shape[0] - 1, -1, -1):
+        is_last = at + 1 == kv_slots.shape[0] or kv_slots[at + 1] != kv_slots[at] + 1
         count = 1 if is_last else count + 1
         result[at] = count
     return result
@@ -150,11 +150,11 @@ def _gate_rows(both):
 
 
 @njit()
-def run_layers(board, phase, stream, scratch, model, seats):
-    """The residual stream [rows, hidden] through all layers, in place, by a crew.
+def run_layers(counters, phase, stream, scratch, model, layout):
+    """The residual stream [rows, hidden] through all layers, in place, by a thread pool.
 
-    Norms, rounding and gates are computed by everybody for himself: that takes less time than
-    waiting for somebody. `phase` is the first; returns the one behind the last. No phase writes
+    Norms, rounding and gates are computed by every thread for itself: that takes less time than
+    waiting for another. `phase` is the first; returns the one behind the last. No phase writes
     what it reads. `scratch` may have more rows than there are.
     """
     layers, rows = model.layers, stream.shape[0]
@@ -162,22 +162,22 @@ def run_layers(board, phase, stream, scratch, model, seats):
     for layer in range(model.keys.shape[0]):
         keys, values = model.keys[layer], model.values[layer]
         normed = norm_rows(stream, layers.attention_norm[layer], layers.eps)
-        apply(board, phase, normed, layers.qkv, layer, qkv, False)
-        _place(board, phase + 1, scratch, keys, values, seats, model.angles)
-        _attend(board, phase + 2, scratch, keys, values, seats)
-        apply(board, phase + 3, seen, layers.o, layer, stream, True)
+        apply(counters, phase, normed, layers.qkv, layer, qkv, False)
+        _place(counters, phase + 1, scratch, keys, values, layout, model.angles)
+        _attend(counters, phase + 2, scratch, keys, values, layout)
+        apply(counters, phase + 3, seen, layers.o, layer, stream, True)
         normed = norm_rows(stream, layers.mlp_norm[layer], layers.eps)
-        apply(board, phase + 4, normed, layers.gate_up, layer, both, False)
-        apply(board, phase + 5, _gate_rows(both), layers.down, layer, stream, True)
+        apply(counters, phase + 4, normed, layers.gate_up, layer, both, False)
+        apply(counters, phase + 5, _gate_rows(both), layers.down, layer, stream, True)
         phase += PHASES
     return phase
 
 
 @njit()
-def run_trunk(board, stream, scratch, model, seats, final_norm, lm_head, wanted, logits):
+def run_trunk(counters, stream, scratch, model, layout, final_norm, lm_head, wanted, logits):
     """All layers; the final norm of all rows, and logits of those that are wanted."""
-    phase = run_layers(board, FIRST, stream, scratch, model, seats)
+    phase = run_layers(counters, FIRST, stream, scratch, model, layout)
     normed = norm_rows(stream, final_norm, model.layers.eps)
     if wanted.shape[0]:
-        apply(board, phase, normed[wanted], lm_head, FIRST, logits, False)
+        apply(counters, phase, normed[wanted], lm_head, FIRST, logits, False)
     return normed

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 
 from headstart.backends.numba import float_products, products
-from headstart.backends.numba.crew import CREW, new_board
-from headstart.models.linear import Int8Linear, Linear
+from headstart.backends.numba.thread_pool import POOL, new_counters
+from headstart.backends.weights import Int8Linear
+from headstart.models.linear import Linear
 
 _LARGEST = 127
 
@@ -43,8 +44,8 @@ class PackedLinear(Int8Linear):
         rows = x.detach().float().contiguous()
         y = torch.empty(len(rows), self.outputs)
         weight, scales, bias = self.weight.numpy(), self.scales.numpy(), self.bias.numpy()
-        CREW.run(
-            weight.size * len(rows), products.linear, new_board(1), rows.numpy(), self.levels,
+        POOL.run(
+            weight.size * len(rows), products.linear, new_counters(1), rows.numpy(), self.levels,
             weight, scales, bias, y.numpy(),
         )  # fmt: skip
         return y.to(x.dtype)
@@ -81,8 +82,8 @@ class PackedFloat(Linear):
         rows = x.detach().contiguous()
         y = torch.empty(len(rows), self.outputs)
         weight = self.weight.numpy()
-        CREW.run(
-            weight.size * len(rows), float_products.linear, new_board(1), rows.numpy(), weight,
+        POOL.run(
+            weight.size * len(rows), float_products.linear, new_counters(1), rows.numpy(), weight,
             self.offsets, y.numpy(),
         )  # fmt: skip
         return y

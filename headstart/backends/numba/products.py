@@ -12,9 +12,9 @@ import torch
 from torch.nn.functional import pad
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.crew import claim, finish, wait
 from headstart.backends.numba.rows import ROUNDING, bits_of
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE, add_up
+from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.backends.numba.vectors import LANES
 
 _LARGEST_SUM = 2**31 - 1
@@ -70,12 +70,12 @@ def round_row(row, levels, out):
 
 
 @njit()
-def product(board, phase, packed, scales, bias, inputs, input_scales, out, adds):
+def product(counters, phase, packed, scales, bias, inputs, input_scales, out, adds):
     """out [rows, N] = inputs W^T + bias, or that in addition to what is there: one phase."""
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.int32)
     while True:
-        begin, end = claim(board, phase, tiles)
+        begin, end = claim(counters, phase, tiles)
         if begin >= tiles:
             break
         for number in range(begin, end):
@@ -90,8 +90,8 @@ def product(board, phase, packed, scales, bias, inputs, input_scales, out, adds)
                         bias[start:stop], out[first + row, start:stop], adds,
                     )  # fmt: skip
                 first += count
-        finish(board, phase, end - begin)
-    wait(board, phase, tiles)
+        finish(counters, phase, end - begin)
+    wait(counters, phase, tiles)
 
 
 @njit()
@@ -116,7 +116,7 @@ def round_rows(x, levels):
 
 
 @njit()
-def linear(board, x, levels, packed, scales, bias, out):
-    """x [rows, K] -> out [rows, N], by a crew."""
+def linear(counters, x, levels, packed, scales, bias, out):
+    """x [rows, K] -> out [rows, N], by a thread pool."""
     inputs, input_scales = round_rows(x, levels)
-    product(board, 0, packed, scales, bias, inputs, input_scales, out, False)
+    product(counters, 0, packed, scales, bias, inputs, input_scales, out, False)

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-MENU = (0, 1, 2, 3, 5, 8)  # numbers of drafts whose rounds are timed, and captured on a GPU
-
 Curve = tuple[tuple[int, float], ...]  # (size, seconds), ascending
 Surface = tuple[tuple[int, Curve], ...]  # batch -> (drafts per request, seconds), ascending
 

@@ -13,7 +13,6 @@ from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.request import Request
 
 _PROBE_EVERY = 64  # rounds in which a request does not draft, until one draft is tried
-_PROBE_RARELY = 256  # the same where few requests have a head: all pay, few tell its worth
 _PROBE_SOON = 8  # the same after a try that paid,
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
@@ -39,9 +38,8 @@ class Exploration:
         self._break_even = 0.0  # how often a tried draft must be right to pay
 
     def vary(
-        self, chosen: Drafts, rooms: Mapping[Request, int], costs: LiveCosts, *,
-        break_even: float, rarely: bool,
-    ) -> Drafts:  # fmt: skip
+        self, chosen: Drafts, rooms: Mapping[Request, int], costs: LiveCosts, *, break_even: float
+    ) -> Drafts:
         """Drafts of the next round: mostly those that were chosen.
 
         `rooms` says how many drafts each request has room for, `break_even` how often one draft
@@ -49,7 +47,7 @@ class Exploration:
         """
         self._break_even = break_even
         return (
-            self._one_draft(chosen, rooms, costs, _PROBE_RARELY if rarely else _PROBE_EVERY)
+            self._one_draft(chosen, rooms, costs)
             or self._no_drafts(chosen, costs)
             or self._one_more(chosen, rooms, costs)
             or chosen
@@ -73,14 +71,14 @@ class Exploration:
         self._probing.discard(request_id)
 
     def _one_draft(
-        self, chosen: Drafts, rooms: Mapping[Request, int], costs: LiveCosts, every: int
+        self, chosen: Drafts, rooms: Mapping[Request, int], costs: LiveCosts
     ) -> Drafts | None:
         """One draft for each request that has none."""
         idle = [request for request, drafts in chosen.items() if not drafts and rooms[request]]
         if not idle:
             return None
         self._rounds_idle += 1
-        if self._rounds_idle < (_PROBE_SOON if self._probes_soon else every):
+        if self._rounds_idle < (_PROBE_SOON if self._probes_soon else _PROBE_EVERY):
             return None
         if not self._probes_soon:
             costs.fade()

@@ -7,7 +7,7 @@ far. 0 is a candidate like any other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from headstart.engine.auto.costs import RoundCosts
@@ -17,7 +17,6 @@ from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.options import EngineOptions, Speculate
 from headstart.engine.request import Request
 
-_FEW = 4  # one request of so many has a head, or fewer
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
 
 DecidedBy = Literal["fixed", "fastest", "off_above"]
@@ -29,8 +28,8 @@ class DraftPolicy:
     def __init__(
         self,
         options: EngineOptions,
-        costs: RoundCosts | None,
         max_len: int,
+        costs: RoundCosts | None = None,
         greedy_costs: RoundCosts | None = None,
     ):
         """`costs` are of rounds that the host drives; needed where a request may ask for `auto`.
@@ -48,6 +47,10 @@ class DraftPolicy:
         self.reason = ""
         self.decided_by: DecidedBy = "fastest" if options.speculate == "auto" else "fixed"
         self.expected_speedup: float | None = None  # over no drafts, where `auto` chose last
+
+    def use_rounds(self, costs: RoundCosts, captured_size: Callable[[int], int]) -> None:
+        """Decide for requests in device rounds by these costs from now on."""
+        self.uniform_costs = LiveCosts(costs, uniform=True, captured_size=captured_size)
 
     def choose(
         self, requests: Sequence[Request], num_running: int, *, uniform: bool = False
@@ -72,7 +75,7 @@ class DraftPolicy:
         }
         automatic = {request: rooms[request] for request in requests if request not in fixed}
         if not automatic:
-            self._explain_fixed(requests)
+            self.reason, self.decided_by = "fixed", "fixed"
             return fixed
         costs = (self.uniform_costs if uniform else None) or self._host_costs(requests)
         assert costs is not None, "`auto` needs costs"
@@ -82,31 +85,16 @@ class DraftPolicy:
             for (request, room), drafts in zip(automatic.items(), choice.drafts, strict=True)
         }
         self._remember(best, automatic)
-        num_heads = sum(not request.is_headless for request in requests)
-        varied = self._exploration.vary(
-            best, automatic, costs, break_even=choice.break_even,
-            rarely=_FEW * num_heads <= len(requests),
-        )  # fmt: skip
+        varied = self._exploration.vary(best, automatic, costs, break_even=choice.break_even)
         return {**fixed, **varied}
-
-    def is_automatic(self, request: Request) -> bool:
-        """Whether the engine chooses how much is drafted for it."""
-        return self._asked(request) == "auto"
 
     def _asked(self, request: Request) -> Speculate:
         own = request.params.speculate
-        if request.is_headless:
-            return 0
         return self._options.speculate if own is None else own
 
     def _room(self, request: Request) -> int:
         """Drafts that can still be used: a round emits one token more than it drafts."""
         return max(0, min(request.room, self._max_len - len(request.tokens)) - 1)
-
-    def _explain_fixed(self, requests: Sequence[Request]) -> None:
-        has_no_heads = all(request.is_headless for request in requests)
-        self.reason = "no head, drafts would not pay" if has_no_heads else "fixed"
-        self.decided_by = "fastest" if has_no_heads else "fixed"
 
     def _fastest(
         self, rooms: Mapping[Request, int], fixed: Mapping[Request, int], costs: LiveCosts
@@ -148,8 +136,8 @@ class DraftPolicy:
             self._typical_k = max(set(free), key=free.count)
 
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """What became of a request's drafts in one round."""
-        if num_drafts:
+        """What became of a request's drafts in one round; of use where `auto` may choose."""
+        if num_drafts and self._options.speculate == "auto":
             self.rates.observe(request.id, num_drafts, num_accepted)
             self._exploration.observe(request.id, is_right=num_accepted > 0)
 
@@ -185,6 +173,7 @@ class DraftPolicy:
         return costs.seconds(batch, num_drafts) if costs is not None else None
 
     def forget(self, request: Request) -> None:
-        self.rates.forget(request.id)
-        self._last_k.pop(request.id, None)
-        self._exploration.forget(request.id)
+        if self._options.speculate == "auto":
+            self.rates.forget(request.id)
+            self._last_k.pop(request.id, None)
+            self._exploration.forget(request.id)

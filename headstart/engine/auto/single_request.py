@@ -15,11 +15,12 @@ from typing import Protocol
 
 import torch
 
-from headstart.assembly.build import Built, build
-from headstart.assembly.forms import Weights
+from headstart.backends.base import Backend, Weights
+from headstart.backends.select import create_backend
 from headstart.checkpoint.reader import Checkpoint
+from headstart.engine.core import EngineCore
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
-from headstart.engine.parts import make_parts
+from headstart.models.build import LoadedModel, build
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
 
@@ -37,7 +38,7 @@ class SingleRequestCosts(Protocol):
         """What was decided on the way, to be shown to the user."""
         ...
 
-    def of(self, built: Built, size: int | None, *, is_greedy: bool) -> Costs:
+    def of(self, model: LoadedModel, size: int | None, *, is_greedy: bool) -> Costs:
         """Of a model with a draft vocabulary of so many tokens; None: with all of them."""
         ...
 
@@ -65,7 +66,7 @@ class EngineCosts:
     times: dict[tuple[int | None, bool], RoundTimes]
     notes: tuple[str, ...]
 
-    def of(self, built: Built, size: int | None, *, is_greedy: bool) -> Costs:
+    def of(self, model: LoadedModel, size: int | None, *, is_greedy: bool) -> Costs:
         return self.times[size, is_greedy]
 
 
@@ -77,12 +78,12 @@ class BandwidthCosts:
     weights: Weights = "as-dtype"
     notes: tuple[str, ...] = ()
 
-    def of(self, built: Built, size: int | None, *, is_greedy: bool) -> Costs:
-        assert built.head is not None
-        each = built.dtype.itemsize if self.weights == "as-dtype" else 1
+    def of(self, model: LoadedModel, size: int | None, *, is_greedy: bool) -> Costs:
+        assert model.head is not None
+        each = model.dtype.itemsize if self.weights == "as-dtype" else 1
         return from_bandwidth(
-            built.config, bytes_per_weight=each, bandwidth=self.bandwidth * 1e9,
-            draft_tokens=size, head=built.head.config,
+            model.config, bytes_per_weight=each, bandwidth=self.bandwidth * 1e9,
+            draft_tokens=size, head=model.head.config,
         )  # fmt: skip
 
 
@@ -97,39 +98,37 @@ def single_request_costs(
     if bandwidth is not None:
         return BandwidthCosts(bandwidth, weights)
     threads = torch.get_num_threads()
-    built = build(
-        checkpoint, head, device=device, dtype=dtype, weights=weights, measure_threads=True,
-        packs_floats=True,
-    )  # fmt: skip
-    short, notes = replace(built, max_len=min(built.max_len, _MAX_LEN)), built.notes
-    is_gpu = built.device.type == "cuda"
+    model = build(checkpoint, head, device=device, dtype=dtype)
+    is_gpu = model.device.type == "cuda"
     options = EngineOptions(
         speculate="auto", max_running_requests=1, prefix_caching=False, weights=weights
-    ).resolved(built.device.type)
+    ).resolved(model.device.type)
+    short = replace(model, max_len=min(model.max_len, _MAX_LEN))
+    backend = create_backend(short, options.backend)
+    notes = (*model.notes, *backend.notes)
     times: dict[tuple[int | None, bool], RoundTimes] = {}
-    for size in [*sizes] * _PASSES[built.device.type]:
-        for is_greedy, found in _timed(short, options, size).items():
+    for size in [*sizes] * _PASSES[model.device.type]:
+        for is_greedy, found in _timed(backend, options, size).items():
             times[size, is_greedy] = found.best_of(times.get((size, is_greedy)))
         _free_memory(is_gpu)
-    del built, short
+    del model, short, backend
     _free_memory(is_gpu)
     torch.set_num_threads(threads)  # what scores texts computes otherwise
     return EngineCosts(times, notes)
 
 
-def _timed(built: Built, options: EngineOptions, size: int | None) -> dict[bool, RoundTimes]:
+def _timed(backend: Backend, options: EngineOptions, size: int | None) -> dict[bool, RoundTimes]:
     """Round times of a new engine, by whether requests are greedy.
 
     Numbers only: nothing that would keep the engine's memory.
     """
     vocabs = {} if size is None else {"timed": DraftVocab(ids=tuple(range(size)), name="timed")}
-    speculation = make_parts(built, options, vocabs).speculation
-    assert speculation is not None
+    policy = EngineCore.create(backend, options, vocabs).policy
+    assert policy is not None
     times = {}
     for is_greedy in (False, True):
         seconds = [
-            speculation.round_seconds(1, drafts, is_greedy=is_greedy)
-            for drafts in range(MAX_DRAFTS + 1)
+            policy.round_seconds(1, drafts, is_greedy=is_greedy) for drafts in range(MAX_DRAFTS + 1)
         ]
         known = tuple(number for number in seconds if number is not None)
         assert len(known) == len(seconds), "`auto` times every number of drafts"
@@ -138,7 +137,7 @@ def _timed(built: Built, options: EngineOptions, size: int | None) -> dict[bool,
 
 
 def _free_memory(is_gpu: bool) -> None:
-    """A runner may hold itself; and memory that is only cached would count as taken."""
+    """A core may hold itself; and memory that is only cached would count as taken."""
     gc.collect()
     if is_gpu:
         torch.cuda.empty_cache()

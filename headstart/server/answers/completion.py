@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.engine.outputs import Completion, TokenLogprob
+from headstart.engine.output import Completion
+from headstart.engine.request import TokenLogprob
 from headstart.server.answers.logprobs import TextOffsets, completion_logprobs
 from headstart.server.answers.writer import Writer
-from headstart.server.jobs import Event
 from headstart.server.protocol.completion import CompletionRequest
+from headstart.server.worker import Event
 
 _LONG_ECHO = 1 << 18  # characters that take a while to write
 

@@ -6,7 +6,7 @@ API that change nothing here are accepted from `HARMLESS`; null stands for a fie
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -40,7 +40,7 @@ REFUSED = {
 MOST_LISTED = 4096  # tokens that a request may name for its sampler, which sees them every step
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-# Lists stop at their first bad entry: a million complaints about one request help nobody.
+# Lists stop at their first bad entry: a million complaints about one request are of no use.
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 22)]
 FewTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_LISTED)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
@@ -76,21 +76,3 @@ class StreamOptions(Part):
     include_usage: bool = False
     continuous_usage_stats: bool = Field(default=False, description="usage with every chunk")
     include_obfuscation: bool = Field(default=False, description="accepted and without effect")
-
-
-_PARTS = ("headstart", "stream_options")
-
-
-def without_harmless(body: dict[str, Any]) -> dict[str, Any]:
-    """The fields that mean something: not null, and not in the list."""
-    return {
-        name: _without_nulls(value) if name in _PARTS else value
-        for name, value in body.items()
-        if name not in HARMLESS and value is not None
-    }
-
-
-def _without_nulls(part: Any) -> Any:
-    if not isinstance(part, dict):
-        return part
-    return {name: value for name, value in part.items() if value is not None}

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from headstart.errors import RequestError
-from headstart.server.limits import ServerOptions
-from headstart.server.named_fields import about
+from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import Part, Whole
 from headstart.server.protocol.sampling import SamplingFields
 
@@ -55,8 +54,11 @@ def for_template(messages: list[Message], template: str | None) -> list[dict[str
     """All messages of a request; RequestError names the first that cannot be used."""
     ready = []
     for number, message in enumerate(messages):
-        with about(f"messages[{number}]"):
+        try:
             ready.append(message.for_template(template))
+        except RequestError as error:
+            error.field = error.field or f"messages[{number}]"
+            raise
     return ready
 
 

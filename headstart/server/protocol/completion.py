@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from headstart.errors import RequestError
-from headstart.server.limits import ServerOptions
+from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import Texts, TokenIds, Whole
 from headstart.server.protocol.sampling import SamplingFields
 

@@ -9,7 +9,7 @@ from pydantic import Field
 from headstart.data.prompt_reader import PromptReader
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
-from headstart.server.limits import ServerOptions
+from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import (
     MOST_LISTED,
     FewTokenIds,

@@ -82,7 +82,7 @@ class StateCache:
         """A record's states [T, D] on the CPU.
 
         A view of the file where it is stored in `dtype`; writing into it changes neither the file
-        nor anybody else's view.
+        nor other views.
         """
         shard, offset, num_tokens = self._place(record_id)
         size = disk_bill(num_tokens, self.header.hidden_size, self.header.dtype)

@@ -19,12 +19,12 @@ from headstart.data.records import Record
 from headstart.errors import DataError
 from headstart.heads.operation import megabytes
 from headstart.models.unroll import trunk_states
+from headstart.train.frozen_model import FrozenModel
 from headstart.train.packing import Row, pack
 from headstart.train.parallel import World
 from headstart.train.states.cache import StateCache
 from headstart.train.states.header import CacheHeader, check_free_space, disk_bill
 from headstart.train.states.writer import CacheWriter
-from headstart.train.subject import Subject
 
 Say = Callable[[str], None]
 Progress = Callable[[int, int], None]
@@ -40,11 +40,11 @@ class StateSource(Protocol):
 class InProcess:
     """The frozen trunk itself."""
 
-    subject: Subject
+    frozen: FrozenModel
 
     def states(self, row: Row) -> Tensor:
-        ids = row.ids.to(self.subject.device)
-        return trunk_states(self.subject.trunk, ids, row.documents, self.subject.kind)
+        ids = row.ids.to(self.frozen.device)
+        return trunk_states(self.frozen.trunk, ids, row.documents, self.frozen.kind)
 
 
 @dataclass(frozen=True)
@@ -82,23 +82,23 @@ def fingerprint(records: Sequence[Record]) -> str:
     return f"{names.hexdigest()[:16]}-{longest}-{tokens.hexdigest()}"
 
 
-def completed(header: CacheHeader, subject: Subject) -> CacheHeader:
+def completed(header: CacheHeader, frozen: FrozenModel) -> CacheHeader:
     """With the rest of the contract, which is known when the model is loaded."""
-    assert subject.built.head is not None
-    layout = subject.built.head.layout
+    assert frozen.built.head is not None
+    layout = frozen.built.head.layout
     return replace(
         header,
-        template_sha=template_sha(subject.checkpoint),
+        template_sha=template_sha(frozen.checkpoint),
         fuse_order=layout.fuse_order,
         recycled_hidden=layout.recycled_hidden,
-        compute_dtype=str(subject.dtype).removeprefix("torch."),
+        compute_dtype=str(frozen.dtype).removeprefix("torch."),
     )
 
 
 def cached(
     folder: Path,
     header: CacheHeader,
-    subject: Subject,
+    frozen: FrozenModel,
     records: Sequence[Record],
     *,
     pack_tokens: int,
@@ -112,20 +112,20 @@ def cached(
     KeyboardInterrupt if it is stopped meanwhile: what was stored is kept and gone on with.
     `progress` hears of tokens done, and of how many.
     """
-    header = completed(header, subject)
+    header = completed(header, frozen)
     is_cut = False
     if not StateCache.is_finished(folder) and world.is_main:
-        is_cut = not _fill(folder, header, subject, records, pack_tokens, say, is_stopped, progress)
-    if world.any(is_cut, subject.device):  # the others wait here
+        is_cut = not _fill(folder, header, frozen, records, pack_tokens, say, is_stopped, progress)
+    if world.any(is_cut, frozen.device):  # the others wait here
         raise KeyboardInterrupt
     cache = StateCache.open(folder, header, verify=world.is_main)
-    return Cached(cache, subject.device, subject.dtype)
+    return Cached(cache, frozen.device, frozen.dtype)
 
 
 def _fill(
     folder: Path,
     header: CacheHeader,
-    subject: Subject,
+    frozen: FrozenModel,
     records: Sequence[Record],
     pack_tokens: int,
     say: Say,
@@ -140,7 +140,7 @@ def _fill(
         f"{megabytes(bill)} in {folder}"
     )
     check_free_space(folder, bill)
-    source = InProcess(subject)
+    source = InProcess(frozen)
     with CacheWriter(folder, header) as writer:
         done = sum(len(record.ids) for record in records if record.id in writer)
         for row in pack([r for r in records if r.id not in writer], pack_tokens):

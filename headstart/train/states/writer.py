@@ -54,7 +54,7 @@ class CacheWriter:
             with self._files:
                 self._check_folder()
                 self._lock()
-                self._check_folder()  # again: who had the lock may have finished the cache
+                self._check_folder()  # again: the lock's last holder may have finished
                 self._entries = self._go_on()
                 last = next(reversed(self._entries.values()), Entry("", 0, 0, 0, 0, 0))
                 self._shard, self._end, self._crc32 = last.shard, last.end, last.crc32

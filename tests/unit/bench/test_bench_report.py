@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from bench_documents import document, whole_document
-from bench_records import request, run
+from support.bench_documents import document, whole_document
+from support.bench_records import request, run
 
 from headstart.bench.arrivals import LoadOptions
 from headstart.bench.cells import Point, speculation_json

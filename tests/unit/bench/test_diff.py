@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bench_documents import document
+from support.bench_documents import document
 
 from headstart.bench import statistics
 from headstart.bench.diff import diff

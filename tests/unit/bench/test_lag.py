@@ -6,7 +6,7 @@ import asyncio
 import time
 
 import pytest
-from bench_records import request
+from support.bench_records import request
 
 from headstart.bench.lag import LagMeter, lag_limit_seconds
 from headstart.bench.records import Lag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bench_records import request, run
+from support.bench_records import request, run
 
 from headstart.bench.measures import (
     Limits,

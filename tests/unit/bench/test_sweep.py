@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from bench_records import request, run
+from support.bench_records import request, run
 
 from headstart.bench.advice import advice
 from headstart.bench.cells import Cell, make_cells

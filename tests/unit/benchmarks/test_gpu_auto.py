@@ -1,4 +1,4 @@
-"""How `auto` is compared: who is played again, and what counts."""
+"""How `auto` is compared: what is played again, and what counts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Subject:
         took = self._seconds[name]
         own = took[min(self.plays[name], len(took) - 1)]
         self.plays[name] += seed != 999  # a warm-up
-        return Played(own, {}, None, 0, [], 0.0, 0.0)
+        return Played(own, {}, None, [], 0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,10 @@ import pytest
 from headstart.calibrate.tiny import write_tiny
 
 MODULES = (
-    "assembly.build", "assembly.stored_head", "data.prompt_reader", "engine.engine", "engine.parts",
-    "engine.auto.profile", "models.loading",
+    "data.prompt_reader", "engine.auto.profile", "engine.core", "engine.engine", "models.build",
+    "models.loading", "models.stored_head",
 )  # fmt: skip
-GPU_MODULES = ("engine.device_loop", "engine.seating", "backends.cuda.libraries")
+GPU_MODULES = ("backends.cuda.device_rounds", "backends.cuda.libraries")
 
 
 def names_in(modules: tuple[str, ...]) -> set[str]:
@@ -42,7 +42,9 @@ def test_every_start_is_told_with_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = write_tiny("mimo", tmp_path / "tiny"), tmp_path / "starts.json"
-    options = f"{folder} --speculate auto --warm 1 --seats 2 --length 64 --device cpu --kernels off"
+    options = (
+        f"{folder} --speculate auto --warm 1 --requests 2 --length 64 --device cpu --kernels off"
+    )
     monkeypatch.setattr(sys, "argv", ["gpu_start.py", *options.split(), "--out", str(out)])
     gpu_start.main()
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -51,7 +53,7 @@ def test_every_start_is_told_with_its_parts(
     for start in told["starts"]:
         assert sum(start["parts"].values()) == pytest.approx(start["seconds"])
         assert start["device"] == "CPU"
-        assert {"imports", "requests that do not sit, timed"} <= start["parts"].keys()
+        assert {"imports", "rounds that the host drives, timed"} <= start["parts"].keys()
 
 
 def test_a_start_that_fails_ends_the_program(

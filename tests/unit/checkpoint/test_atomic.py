@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from checkpoint_files import leftovers
+from support.checkpoint_files import leftovers
 
 from headstart.checkpoint import atomic
 from headstart.checkpoint.atomic import building, check_target

@@ -4,7 +4,7 @@ import zlib
 from pathlib import Path
 
 import pytest
-from checkpoint_files import info
+from support.checkpoint_files import info
 
 from headstart.checkpoint import compare
 from headstart.checkpoint.compare import checksum, equal_slices, same_bytes

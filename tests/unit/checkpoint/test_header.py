@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_files import safetensors_bytes, with_header
 from safetensors.torch import save_file
+from support.checkpoint_files import safetensors_bytes, with_header
 
 from headstart.checkpoint.header import MAX_HEADER_BYTES, byte_size, read_header
 from headstart.errors import BrokenFile

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_files import make_folder
+from support.checkpoint_files import make_folder
 
 from headstart.checkpoint import index as module
 from headstart.checkpoint.index import INDEX_NAME, read_index

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoint_files import make_folder
+from support.checkpoint_files import make_folder
 
 from headstart.checkpoint.provenance import (
     PROVENANCE_NAME,

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from checkpoint_files import make_folder
+from support.checkpoint_files import make_folder
 
 from headstart.checkpoint.reader import Checkpoint, torch_dtype
 from headstart.checkpoint.values import load

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoint_files import computed, leftovers, make_folder, snapshot
 from safetensors import safe_open
+from support.checkpoint_files import computed, leftovers, make_folder, snapshot
 
 from headstart.checkpoint import transfer, writer
 from headstart.checkpoint.header import read_header

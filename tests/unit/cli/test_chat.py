@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from headstart.cli.chat import Tint, answer, converse, loading
-from headstart.engine.outputs import Completion, Result, Update
-from headstart.engine.stats import RequestStats
+from headstart.engine.output import Completion, Result, Update
+from headstart.engine.request import RequestStats
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 

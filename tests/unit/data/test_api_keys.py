@@ -7,7 +7,7 @@ import pytest
 from headstart.bench.target import Target
 from headstart.data.api_keys import API_KEY_VARIABLE, key_from_environment, keys_from_environment
 from headstart.distill.options import DistillOptions
-from headstart.server.limits import ServerOptions
+from headstart.server.options import ServerOptions
 
 
 @pytest.mark.parametrize(

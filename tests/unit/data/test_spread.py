@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import replace
 
 import pytest
-from training_data import record
+from support.training_data import record
 
 from headstart.data.records import Record, spread
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import tiny_gguf
 import torch
 from gguf import GGUFReader
 from gguf.quants import dequantize
 from safetensors.numpy import load_file
+from support import tiny_gguf
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import write_folder
@@ -67,7 +67,7 @@ def test_logits_are_those_of_transformers_llama(
 ) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from headstart.assembly.build import build
+    from headstart.models.build import build
     from headstart.models.documents import Documents
     from headstart.models.unroll import trunk_states
 

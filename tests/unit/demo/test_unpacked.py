@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny_gguf
+from support import tiny_gguf
 
 from headstart.checkpoint import hub
 from headstart.checkpoint.reader import Checkpoint

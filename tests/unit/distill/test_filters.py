@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from distill_answers import made
+from support.distill_answers import made
 
 from headstart.distill.filters import fault, is_looping, judge
 from headstart.distill.finish import make_report

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_play import request, run, scheduler
+from support.scheduler_steps import request, run, scheduler
 
 from headstart.engine import kv_cache
 from headstart.engine.kv_cache import block_digest
@@ -204,4 +204,3 @@ def test_a_preempted_request_resets_all_but_its_tokens() -> None:
     own.reset()
     assert own.output_ids == [5]
     assert (own.blocks, own.num_computed, own.drafts, own.num_registered) == ([], 0, [], 0)
-    assert own.head.done == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from scheduler_play import request, run, scheduler
+from support.scheduler_steps import request, run, scheduler
 
 from headstart.engine.request import State
 
@@ -100,6 +100,8 @@ def test_the_least_important_request_gives_its_memory() -> None:
     assert run(own, own.plan()) == {"a": (3, 1, 0)}
     assert (second.state, second.blocks, second.stats.num_preemptions) == (State.WAITING, [], 1)
     assert own.num_preemptions == 1
+    assert own.take_restarted() == [second], "whose head starts again, too"
+    assert own.take_restarted() == []
     own.remove(first)
     assert run(own, own.plan())["b"][1] >= 1, "it starts again, with its output"
     assert second.num_output == 3

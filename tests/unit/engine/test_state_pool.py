@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from scheduler_play import request
+from support.scheduler_steps import request
 
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
-from headstart.engine.state_plan import StatePlan
-from headstart.engine.state_pool import StatePool
+from headstart.engine.state_cache import StatePlan, StatePool
 from headstart.errors import EngineError
 
 

@@ -13,7 +13,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from transformers import PreTrainedTokenizerFast
 
-from headstart.engine.text import Detokenizer
+from headstart.engine.output import Detokenizer
 
 SPECIAL = 256
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.digest import trunk_digest

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_examples import command, everything
+from support.launch_examples import command, everything
 
 from headstart.errors import LaunchError
 from headstart.launch import ENGINES, LaunchOptions

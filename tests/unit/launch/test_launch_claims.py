@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from launch_examples import command, everything, report, value_of
+from support.launch_examples import command, everything, report, value_of
 
 from headstart.errors import BadConfig, LaunchError
 from headstart.launch import ENGINES, LaunchOptions, advice, build

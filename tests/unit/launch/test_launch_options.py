@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_examples import command
+from support.launch_examples import command
 
 from headstart.errors import BadConfig, ConfigError, LaunchError
 from headstart.launch import LaunchOptions

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
-from launch_examples import report
+from support.launch_examples import report
 
 from headstart.errors import LaunchError
 from headstart.launch import EngineCommand, LaunchOptions, build

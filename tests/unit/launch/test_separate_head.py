@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_examples import command, report
+from support.launch_examples import command, report
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.reader import Checkpoint

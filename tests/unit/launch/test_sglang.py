@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launch_examples import command, report, value_of
+from support.launch_examples import command, report, value_of
 
 from headstart.errors import LaunchError
 from headstart.launch import LaunchOptions, build

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from launch_examples import command, value_of
+from support.launch_examples import command, value_of
 
 from headstart.errors import LaunchError
 from headstart.launch.trtllm import CONFIG_FILE, yaml

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from launch_examples import command, report
+from support.launch_examples import command, report
 
 from headstart.errors import LaunchError
-from headstart.families.engines import SERVED
-from headstart.families.registry import family
+from headstart.families.engines import served_by
+from headstart.families.registry import families
 from headstart.launch import LaunchOptions, build
 
 
@@ -72,12 +72,13 @@ def test_limits_of_one_variant_are_no_warning_for_another() -> None:
 
 
 def test_the_note_for_tables_names_variants_and_what_holds_for_all() -> None:
-    assert SERVED["step3p5"]["sglang"].note == "step3p7 from 0.5.13; one draft runner per module"
-    assert SERVED["bailing_moe"]["vllm"].note == "Ling 2.0 is not read"
-    assert SERVED["qwen3_5"]["sglang"].note == "text-only checkpoints from 0.5.17"
+    assert served_by("step3p5")["sglang"].note == "step3p7 from 0.5.13; one draft runner per module"
+    assert served_by("bailing_moe")["vllm"].note == "Ling 2.0 is not read"
+    assert served_by("qwen3_5")["sglang"].note == "text-only checkpoints from 0.5.17"
 
 
 def test_every_variant_is_a_name_of_its_family() -> None:
-    for name, engines in SERVED.items():
-        names = {*family(name).model_types, *family(name).architectures}
-        assert all(set(served.variants) <= names for served in engines.values())
+    for owner in families():
+        names = {*owner.model_types, *owner.architectures}
+        assert all(set(variants) <= names for variants in owner.variants.values())
+        assert set(owner.variant_titles) <= names

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from launch_examples import command, value_of
+from support.launch_examples import command, value_of
 
 from headstart.errors import LaunchError
 

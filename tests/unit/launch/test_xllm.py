@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launch_examples import command, report
+from support.launch_examples import command, report
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError, LaunchError

@@ -8,14 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, our_trunk, randomised, transformers_model
+from support.model_reference import SMALL, hand_made, our_trunk, randomised, transformers_model
 from torch import Tensor
 
+from headstart.backends.base import BackendOptions, CacheSizes, StateRows, TrunkRows
+from headstart.backends.torch.backend import TorchBackend
 from headstart.engine.drafter import Drafter
 from headstart.engine.request import Request
-from headstart.engine.runner import Runner
-from headstart.engine.scheduler import Work
-from headstart.engine.state_pool import StateRows
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.families.registry import family
@@ -355,18 +354,17 @@ def engine_drafts(
     """The same through the paged cache, the prompt in chunks; then once more after a round of
     drafts was thrown away."""
     blocks = list(range(40))[::-1]  # not consecutive: addressed by table
-    runner = Runner(
-        trunk, head, num_blocks=40, block_size=block_size, dtype=torch.float64, num_states=1
-    )
-    drafter = Drafter(runner)
+    backend = TorchBackend(hand_made(trunk, head), BackendOptions(threads=1))
+    backend.allocate(CacheSizes(40, block_size, num_states=1))
+    drafter = Drafter(backend)
     seen: list[Tensor] = []
-    plain = runner.draft_logits
+    plain = backend.draft_logits
 
     def keep(normed: Tensor, vocab: str | None, module: int) -> Tensor:
         seen.append(plain(normed, vocab, module))
         return seen[-1]
 
-    runner.draft_logits = keep
+    backend.draft_logits = keep
     request = Request(
         "r", ids[:-4], SamplingParams(temperature=0), 0, 99, frozenset(), 0, blocks=blocks
     )
@@ -375,8 +373,10 @@ def engine_drafts(
         while request.num_computed < stop:
             count = min(chunk, stop - request.num_computed)
             at = request.num_computed
-            slots = StateRows(0 if at else None, ((count, 0),)) if runner.num_states else None
-            states, _ = runner.trunk([Work(request, at, count, (), slots)])
+            is_recurrent = trunk.config.num_recurrent > 0
+            slots = StateRows(0 if at else None, ((count, 0),)) if is_recurrent else None
+            tokens = request.tokens[at : at + count]
+            states, _ = backend.trunk_pass([TrunkRows(tokens, at, blocks, 0, True, slots)])
             drafter.feed(request, at, states[0])
             request.num_computed += count
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, our_trunk, randomised, sources, transformers_model
+from support.model_reference import SMALL, our_trunk, randomised, sources, transformers_model
 from torch import Tensor
 
 from headstart.families.registry import family

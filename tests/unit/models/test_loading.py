@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, published, randomised, sources, transformers_model
+from support.model_reference import SMALL, published, randomised, sources, transformers_model
 from torch import Tensor
 
 from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor

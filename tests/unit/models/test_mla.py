@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from headstart.backends.torch.exact import ExactContext, OneRow
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.attention import PagedContext, Span, empty_cache
 from headstart.models.config import model_config
 from headstart.models.documents import Chain, Documents, Passage
-from headstart.models.exact import ExactContext, OneRow
 from headstart.models.mla import LatentAttention
 from headstart.models.mla_config import mla_config
 from headstart.models.rope import RotaryTable, rope_config
@@ -118,10 +118,10 @@ def test_a_chain_sees_its_passage_and_itself_and_hands_gradients_back() -> None:
 
 @torch.inference_mode()
 def test_int8_weights_leave_what_is_absorbed_alone() -> None:
-    from headstart.models.linear import Int8Linear, quantize
+    from headstart.backends.weights import Int8Linear, convert_weights
 
     net = layer().float()
-    quantize(net, Int8Linear)
+    convert_weights(net, Int8Linear)
     assert isinstance(net.o, Int8Linear) and net.kv_up.dtype == torch.float32
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from model_reference import SMALL
+from support.model_reference import SMALL
 
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.config import model_config

@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, randomised, sources
+from support.model_reference import SMALL, randomised, sources
 from torch import Tensor, nn
 
+from headstart.backends.cuda.int8 import Int8Rows, add_int8
+from headstart.backends.torch.tuning import tune
+from headstart.backends.weights import Int8Linear, convert_weights
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.experts import is_fused_experts, split_name
 from headstart.models.config import LayerKind
-from headstart.models.int8 import Int8Rows, add_int8
-from headstart.models.linear import Int8Linear, Linear, Stack, quantize
+from headstart.models.feed_forward import MoE
+from headstart.models.linear import Linear, Stack
 from headstart.models.loading import materialize
-from headstart.models.moe import MoE
 from headstart.models.moe_config import MoeConfig, moe_config
-from headstart.models.places import Place, layer_places
-from headstart.models.tuning import tune
+from headstart.models.weight_map import Place, layer_places
 
 HIDDEN, EXPERTS, WIDTH = SMALL["hidden_size"], 8, 24
 PLAIN = MoeConfig(
@@ -176,7 +177,7 @@ def test_the_router_stays_in_fp32_in_a_bf16_model() -> None:
 def test_experts_in_int8_are_near_and_the_router_is_not_rounded() -> None:
     moe, x = block(torch.float32), rows(20, torch.float32)
     expected, choice = moe(x), moe.router(x)
-    quantize(moe, Int8Linear)
+    convert_weights(moe, Int8Linear)
     assert all(torch.equal(a, b) for a, b in zip(moe.router(x), choice, strict=True))
     difference = (moe(x) - expected).abs().max()
     assert 0 < difference < 0.05 * expected.abs().max()

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
-from headstart.assembly.build import build
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load
 from headstart.heads.head import head_of
+from headstart.models.build import build
 from headstart.models.config import model_config
-from headstart.models.saving import split_parameters
+from headstart.models.loading import split_parameters
 
 
 @pytest.mark.parametrize("dtype", ["F32", "BF16"])

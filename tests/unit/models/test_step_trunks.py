@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, PagedRun, randomised, sources
+from support.model_reference import SMALL, PagedRun, randomised, sources
 from torch import Tensor
 
 from headstart.errors import UnsupportedFamily

@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from model_reference import SMALL, PagedRun, in_steps, our_trunk, randomised, transformers_model
+from support.model_reference import (
+    SMALL,
+    PagedRun,
+    in_steps,
+    our_trunk,
+    randomised,
+    transformers_model,
+)
 
 from headstart.errors import UnsupportedFamily
 from headstart.models.config import model_config

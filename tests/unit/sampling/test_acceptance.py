@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sampling_reference import chi_square
+from support.sampling_reference import chi_square
 from torch import Tensor
 
 from headstart.sampling import acceptance, noise

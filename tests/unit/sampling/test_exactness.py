@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from sampling_reference import chi_square, reference_probs
-from speculation import Decoder, Markov
+from support.markov_decoder import Decoder, Markov
+from support.sampling_reference import chi_square, reference_probs
 from torch import Tensor
 
 from headstart.sampling.choose import choose

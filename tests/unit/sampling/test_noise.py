@@ -7,7 +7,7 @@ import random
 
 import pytest
 import torch
-from sampling_reference import chi_square, reference_bits
+from support.sampling_reference import chi_square, reference_bits
 from torch import Tensor
 
 from headstart.sampling import noise

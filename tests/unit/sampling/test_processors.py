@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from sampling_reference import INF, reference_process
+from support.sampling_reference import INF, reference_process
 
 from headstart.sampling.params import SamplingParams
 from headstart.sampling.processors import process

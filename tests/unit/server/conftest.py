@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from grammar_walks import END, MAX_SECONDS, VOCAB, tokenizer
+from support.grammar_walks import END, MAX_SECONDS, VOCAB, tokenizer
 
-from headstart.server.grammars import GrammarCompiler
+from headstart.server.grammars.compiler import GrammarCompiler
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,9 @@ import pytest
 from headstart.errors import EngineError
 from headstart.server.answering import Answering
 from headstart.server.lifecycle import Serving
-from headstart.server.limits import ServerOptions
-from headstart.server.listening import listen
+from headstart.server.options import ServerOptions, listen
 from headstart.server.protocol.completion import CompletionRequest
-from headstart.server.tally import Tally
+from headstart.server.state import Tally
 
 
 def test_a_tally_counts_by_status() -> None:

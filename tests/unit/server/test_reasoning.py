@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstart.errors import ConfigError
-from headstart.server.grammar_specs import json_object
+from headstart.server.grammars.specs import json_object
 from headstart.server.reasoning import (
     REASONING_FORMATS,
     ReasoningSplitter,

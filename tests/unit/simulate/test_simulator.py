@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
-from headstart.assembly.build import Built, build
 from headstart.checkpoint.reader import Checkpoint
+from headstart.models.build import LoadedModel, build
 from headstart.models.documents import Documents, Passage
 from headstart.models.unroll import trunk_states
 from headstart.simulate.acceptance import Acceptance
@@ -31,14 +31,14 @@ def folder(request: pytest.FixtureRequest, tiny: Tiny) -> Path:
     return tiny(request.param, **SIZES)
 
 
-def load(folder: Path, dtype: str = "float64") -> Built:
+def load(folder: Path, dtype: str = "float64") -> LoadedModel:
     return build(Checkpoint.open(folder), device="cpu", dtype=dtype)
 
 
 class Loop:
     """Greedy speculative decoding without any cache: everything is computed anew in every round."""
 
-    def __init__(self, built: Built):
+    def __init__(self, built: LoadedModel):
         assert built.head is not None
         self.trunk, self.head = built.trunk, built.head
 
@@ -77,7 +77,9 @@ class Loop:
         return ids, counters
 
 
-def batches(built: Built, texts: list[list[int]], dtype: torch.dtype | None = None) -> list[Batch]:
+def batches(
+    built: LoadedModel, texts: list[list[int]], dtype: torch.dtype | None = None
+) -> list[Batch]:
     """Two documents in a batch, with states as a cache would give them."""
     result = []
     for start in range(0, len(texts), 2):
@@ -97,7 +99,10 @@ def batches(built: Built, texts: list[list[int]], dtype: torch.dtype | None = No
 
 
 def simulated(
-    built: Built, given: list[Batch], max_drafts: int = 8, draft_ids: torch.Tensor | None = None
+    built: LoadedModel,
+    given: list[Batch],
+    max_drafts: int = 8,
+    draft_ids: torch.Tensor | None = None,
 ) -> Rates:
     """As scoring and validation put the parts together, from states that are given."""
     assert built.head is not None

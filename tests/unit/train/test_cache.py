@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from cache_records import HEADER, check_whole, fill, states
-from training_data import record
+from support.cache_records import HEADER, check_whole, fill, states
+from support.training_data import record
 
 from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cache_records import HEADER, SHARD_BYTES, check_whole, fill, states
+from support.cache_records import HEADER, SHARD_BYTES, check_whole, fill, states
 
 from headstart.errors import DataError
 from headstart.files import partial_of
@@ -48,7 +48,7 @@ KILLED = """
 import sys
 from pathlib import Path
 sys.path.insert(0, {here!r})
-from cache_records import HEADER, SHARD_BYTES, CacheWriter, states
+from support.cache_records import HEADER, SHARD_BYTES, CacheWriter, states
 with CacheWriter(Path({folder!r}), HEADER, shard_bytes=SHARD_BYTES) as writer:
     for number in range(10_000):
         writer.add(f"r{{number}}", states(number))
@@ -60,7 +60,7 @@ def test_a_killed_writer_leaves_nothing_readable_and_loses_nothing_it_reported(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "cache"
-    code = KILLED.format(here=str(Path(__file__).parent), folder=str(folder))
+    code = KILLED.format(here=str(Path(__file__).parents[2]), folder=str(folder))
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     for line in process.stdout:

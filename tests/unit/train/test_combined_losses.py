@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from loss_reference import Case, case, close, reference
+from support.loss_reference import Case, case, close, reference
 from torch import Tensor
 
 from headstart.errors import ConfigError

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.loss_reference import KINDS, Case, case
 
 from headstart.backends.cuda.kernels import losses as kernels
 from headstart.train.losses import rows as loss_rows
-from tests.unit.train.loss_reference import KINDS, Case, case
 
 
 @pytest.fixture(autouse=True)

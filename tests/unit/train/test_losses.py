@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from loss_reference import KINDS, Case, case, close, reference
+from support.loss_reference import KINDS, Case, case, close, reference
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 

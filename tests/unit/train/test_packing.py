@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from training_data import random_records, record
+from support.training_data import random_records, record
 
 from headstart.train.options import TrainOptions, resolve
 from headstart.train.packing import Row, fit, pack, plan_epoch

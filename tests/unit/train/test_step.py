@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.training_models import VOCAB, batch, learner, toy
 from torch import Tensor
-from training_models import VOCAB, batch, learner, toy
 
 from headstart.models.documents import Documents
 from headstart.simulate.answers import Answer

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.softmax import gathered
 
 # Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
@@ -116,7 +117,7 @@ def paged_attention(
     return result
 
 
-@triton.jit
+@jit
 def piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
     """Tokens of a piece."""
     each = length * 0 + CUT
@@ -125,7 +126,7 @@ def piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constex
     return each
 
 
-@triton.jit(do_not_specialize=["first_slot"])
+@jit(do_not_specialize=["first_slot"])
 def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stride, scale,
             first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
             GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
@@ -145,7 +146,7 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
     at = tl.arange(0, BLOCK_D)
     is_dim = at < DIM
     place = ((request * ROWS + row) * HEADS + head) * DIM
-    # Nobody puts pieces together then, so a place without a request is made zero here.
+    # Pieces are not put together then, so a place without a request is made zero here.
     if IS_WHOLE:  # noqa: SIM102 (this is decided while compiling, the other at run time)
         if first < 0:
             nothing = tl.zeros((TILE, BLOCK_D), dtype=result.dtype.element_ty)
@@ -183,7 +184,7 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
             tl.store(partial + base[:, None] * DIM + at[None, :], value, is_dim[None, :])
 
 
-@triton.jit
+@jit
 def combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.constexpr,
              KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
              TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,

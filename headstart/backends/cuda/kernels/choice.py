@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape, product_tile, tile_rows
 
 _SCALE = tl.constexpr(2.0**-32 - 2.0**-56)
@@ -117,7 +118,7 @@ def best_of_rows(best: Tensor, where: Tensor) -> Tensor:
     return chosen
 
 
-@triton.jit
+@jit
 def _mix64(word):
     """`sampling.params.mix64`; uint64 wraps."""
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
@@ -125,7 +126,7 @@ def _mix64(word):
     return word ^ (word >> 31)
 
 
-@triton.jit
+@jit
 def row_keys(seeds, positions):
     """The halves of `sampling.noise.row_key` for the target's choice."""
     gamma: tl.constexpr = 0x9E3779B97F4A7C15
@@ -134,7 +135,7 @@ def row_keys(seeds, positions):
     return word.to(tl.uint32), (word >> 32).to(tl.uint32)
 
 
-@triton.jit
+@jit
 def _finalise(word):
     """One round of the 32-bit finaliser; uint32 wraps."""
     word = word ^ (word >> 16)
@@ -144,14 +145,14 @@ def _finalise(word):
     return word ^ (word >> 16)
 
 
-@triton.jit
+@jit
 def noise_bits(tokens, first, second):
     """32 bits for (key, token): `sampling.noise.bits`."""
     word = _finalise(tokens.to(tl.uint32) ^ first)
     return _finalise(word ^ second)
 
 
-@triton.jit
+@jit
 def gumbel_of(bits):
     """`sampling.noise.gumbel` of the bits."""
     u = bits.to(tl.float32) * _SCALE + _OFFSET
@@ -160,7 +161,7 @@ def gumbel_of(bits):
     return -tl.log(tl.where(u < 0.01, small, -tl.log(1.0 - u)))
 
 
-@triton.jit
+@jit
 def _gumbel_at(ids, seeds, positions, result, count, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     at = tl.arange(0, BLOCK)
@@ -169,7 +170,7 @@ def _gumbel_at(ids, seeds, positions, result, count, BLOCK: tl.constexpr):
     tl.store(result + row * count + at, gumbel_of(noise_bits(tokens, first, second)), at < count)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _best_of_tile(x, weight, scales, heat, seeds, positions, ids, best, where, rows, outputs,
                   inputs, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
@@ -186,7 +187,7 @@ def _best_of_tile(x, weight, scales, heat, seeds, positions, ids, best, where, r
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def best_of_values(logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs,
                    tiles, tile, HAS_IDS: tl.constexpr):  # fmt: skip
     """Keep the best of a tile's outputs `columns` for the rows `row`: logits [outputs, rows]."""
@@ -207,7 +208,7 @@ def best_of_values(logits, columns, row, heat, seeds, positions, ids, best, wher
     tl.store(where + row * tiles + tile, chosen, is_row)
 
 
-@triton.jit
+@jit
 def _best_of_logits(logits, heat, seeds, positions, ids, best, where, outputs, tiles,
                     BLOCK_N: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
@@ -229,7 +230,7 @@ def _best_of_logits(logits, heat, seeds, positions, ids, best, where, outputs, t
     tl.store(where + row * tiles + tile, tl.min(tl.where(value == top, tokens, 2147483647), 0))
 
 
-@triton.jit
+@jit
 def _best_of_row(best, where, chosen, tiles, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     top = tl.full((BLOCK,), float("-inf"), dtype=tl.float32)

@@ -19,6 +19,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 _TINY = tl.constexpr(1e-6)  # keeps the length of a zero key from dividing by zero
 
 
@@ -32,8 +34,8 @@ class Rings:
 
 
 @dataclass(frozen=True)
-class DeltaSeats:
-    """Where the B requests are; `first` [B] is the position of a first row, -1 for nobody."""
+class DeltaRequests:
+    """Where the B requests are; `first` [B] is the position of a first row, -1 for none."""
 
     first: Tensor
     replays: Tensor  # rows of the last round that were accepted
@@ -53,7 +55,7 @@ def empty_rings(
 
 
 def convolve_round(
-    partial: Tensor, weight: Tensor, a_log: Tensor, dt_bias: Tensor, seats: DeltaSeats,
+    partial: Tensor, weight: Tensor, a_log: Tensor, dt_bias: Tensor, batch: DeltaRequests,
     rings: Rings, rows: int,
 ) -> None:  # fmt: skip
     """Fill the rings with R new rows of each request.
@@ -67,15 +69,15 @@ def convolve_round(
     places = rings.inputs.shape[1]
     assert taps - 1 + rows <= places
     block = 256
-    _convolve[(seats.first.shape[0], triton.cdiv(channels, block) + 1)](
-        partial, weight, a_log, dt_bias, seats.first, seats.buffers, rings.inputs, rings.mixed,
+    _convolve[(batch.first.shape[0], triton.cdiv(channels, block) + 1)](
+        partial, weight, a_log, dt_bias, batch.first, batch.buffers, rings.inputs, rings.mixed,
         rings.gates, total, width, channels, heads, SPLITS=splits, ROWS=rows, TAPS=taps,
         PLACES=places, BLOCK=block, BLOCK_H=triton.next_power_of_2(heads), num_warps=2,
     )  # fmt: skip
 
 
 def delta_round(
-    partial: Tensor, norm: Tensor, eps: float, memory: Tensor, seats: DeltaSeats, rings: Rings,
+    partial: Tensor, norm: Tensor, eps: float, memory: Tensor, batch: DeltaRequests, rings: Rings,
     rows: int,
 ) -> Tensor:  # fmt: skip
     """Repeat what was accepted, in place in memory [slots, H, K, V]; then R new rows of each.
@@ -87,10 +89,10 @@ def delta_round(
     heads, k_dim, v_dim = memory.shape[1:]
     places, channels = rings.mixed.shape[1:]
     k_heads = (channels - heads * v_dim) // (2 * k_dim)
-    count = seats.first.shape[0]
+    count = batch.first.shape[0]
     result = torch.empty(count * rows, heads * v_dim, dtype=rings.mixed.dtype, device=memory.device)
     _delta[(count, heads)](
-        partial, norm, memory, seats.first, seats.replays, seats.slots, seats.buffers, rings.mixed,
+        partial, norm, memory, batch.first, batch.replays, batch.slots, batch.buffers, rings.mixed,
         rings.gates, result, total, width, channels, eps, k_dim**-0.5, SPLITS=splits, ROWS=rows,
         HEADS=heads, GROUP=heads // k_heads, KEYS=k_heads * k_dim, K_DIM=k_dim, V_DIM=v_dim,
         PLACES=places, BLOCK_K=triton.next_power_of_2(k_dim),
@@ -99,7 +101,7 @@ def delta_round(
     return result
 
 
-@triton.jit
+@jit
 def _summed(partial, row, total, width, at, mask, kind, SPLITS: tl.constexpr):
     """Columns `at` of a product's row, rounded where a plain product would have rounded."""
     value = tl.load(partial + row * width + at, mask, 0.0).to(tl.float32)
@@ -108,21 +110,21 @@ def _summed(partial, row, total, width, at, mask, kind, SPLITS: tl.constexpr):
     return value.to(kind).to(tl.float32)
 
 
-@triton.jit(do_not_specialize=["total"])
+@jit(do_not_specialize=["total"])
 def _convolve(partial, weight, a_log, dt_bias, first, buffers, inputs, mixed, gates, total, width,
               channels, heads, SPLITS: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
               PLACES: tl.constexpr, BLOCK: tl.constexpr, BLOCK_H: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0).to(tl.int64)
+    request = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
-    begin = tl.load(first + seat)
-    ring = tl.load(buffers + seat).to(tl.int64) * PLACES
+    begin = tl.load(first + request)
+    ring = tl.load(buffers + request).to(tl.int64) * PLACES
     kind = mixed.dtype.element_ty
     if begin >= 0:
         if block < tl.num_programs(1) - 1:
             at = block * BLOCK + tl.arange(0, BLOCK)
             mask = at < channels
             for row in range(ROWS):
-                here = seat * ROWS + row
+                here = request * ROWS + row
                 place = ring + (begin + row) % PLACES
                 own = _summed(partial, here, total, width, at, mask, kind, SPLITS)
                 tl.store(inputs + place * channels + at, own.to(kind), mask)
@@ -146,7 +148,7 @@ def _convolve(partial, weight, a_log, dt_bias, first, buffers, inputs, mixed, ga
             rate = -tl.exp(tl.load(a_log + head, is_head, 0.0))
             bias = tl.load(dt_bias + head, is_head, 0.0)
             for row in range(ROWS):
-                line = seat * ROWS + row
+                line = request * ROWS + row
                 in_row = width - 2 * heads + head
                 b = _summed(partial, line, total, width, in_row, is_head, kind, SPLITS)
                 a = _summed(partial, line, total, width, in_row + heads, is_head, kind, SPLITS)
@@ -157,12 +159,12 @@ def _convolve(partial, weight, a_log, dt_bias, first, buffers, inputs, mixed, ga
                 tl.store(target + heads, tl.sigmoid(b), is_head)
 
 
-@triton.jit
+@jit
 def _unit(x):
     return x * tl.rsqrt(tl.sum(x * x, 0) + _TINY)
 
 
-@triton.jit
+@jit
 def _changed(state, source, gate, at_k, is_k, at_v, is_v, HEADS: tl.constexpr):
     """A memory [K, V] after one row: it fades, and the row writes what it lacked."""
     key = _unit(tl.load(source + at_k, is_k, 0.0).to(tl.float32))
@@ -173,13 +175,13 @@ def _changed(state, source, gate, at_k, is_k, at_v, is_v, HEADS: tl.constexpr):
     return state + key[:, None] * change[None, :]
 
 
-@triton.jit(do_not_specialize=["total"])
+@jit(do_not_specialize=["total"])
 def _delta(partial, norm, memory, first, replays, slots, buffers, mixed, gates, result, total,
            width, channels, eps, scale, SPLITS: tl.constexpr, ROWS: tl.constexpr,
            HEADS: tl.constexpr, GROUP: tl.constexpr, KEYS: tl.constexpr, K_DIM: tl.constexpr,
            V_DIM: tl.constexpr, PLACES: tl.constexpr, BLOCK_K: tl.constexpr,
            BLOCK_V: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0).to(tl.int64)
+    request = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     in_k = tl.arange(0, BLOCK_K)
     in_v = tl.arange(0, BLOCK_V)
@@ -189,15 +191,15 @@ def _delta(partial, norm, memory, first, replays, slots, buffers, mixed, gates, 
     at_k = KEYS + at_q
     at_v = 2 * KEYS + head * V_DIM + in_v
     kind = result.dtype.element_ty
-    begin = tl.load(first + seat)
+    begin = tl.load(first + request)
     if begin >= 0:
-        ring = tl.load(buffers + seat).to(tl.int64) * PLACES
+        ring = tl.load(buffers + request).to(tl.int64) * PLACES
         gate = gates + head
-        where = (tl.load(slots + seat).to(tl.int64) * HEADS + head) * (K_DIM * V_DIM)
+        where = (tl.load(slots + request).to(tl.int64) * HEADS + head) * (K_DIM * V_DIM)
         own = memory + where + in_k[:, None] * V_DIM + in_v[None, :]
         mask = is_k[:, None] & is_v[None, :]
         state = tl.load(own, mask, 0.0)
-        repeated = tl.load(replays + seat)
+        repeated = tl.load(replays + request)
         for back in range(repeated):
             place = ring + (begin - repeated + back) % PLACES
             state = _changed(state, mixed + place * channels, gate + place * 2 * HEADS, at_k, is_k,
@@ -211,7 +213,7 @@ def _delta(partial, norm, memory, first, replays, slots, buffers, mixed, gates, 
             query = _unit(tl.load(source + at_q, is_k, 0.0).to(tl.float32)) * scale
             read = tl.sum(query[:, None] * state, 0).to(kind).to(tl.float32)
             read = read * tl.rsqrt(tl.sum(read * read, 0) / V_DIM + eps) * gain
-            here = seat * ROWS + row
+            here = request * ROWS + row
             out = _summed(partial, here, total, width, channels + head * V_DIM + in_v, is_v, kind,
                           SPLITS)  # fmt: skip
             out = (out * tl.sigmoid(out)).to(kind).to(tl.float32)
@@ -220,5 +222,5 @@ def _delta(partial, norm, memory, first, replays, slots, buffers, mixed, gates, 
             tl.store(target, value.to(kind), is_v)
     else:
         for row in range(ROWS):
-            target = result + (seat * ROWS + row) * (HEADS * V_DIM) + head * V_DIM + in_v
+            target = result + (request * ROWS + row) * (HEADS * V_DIM) + head * V_DIM + in_v
             tl.store(target, tl.zeros((BLOCK_V,), dtype=kind), is_v)

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import FP8_TILE_ROWS, fp8_shape_for, launch_linear
 
 MAX_CONVERTED_ROWS = FP8_TILE_ROWS[-1]
@@ -49,7 +50,7 @@ def dequantized_rows(weight: Tensor, scales: Tensor, dtype: torch.dtype) -> Tens
     return result
 
 
-@triton.jit
+@jit
 def _dequantize(weight, scales, result, inputs, BLOCK: tl.constexpr):
     row = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

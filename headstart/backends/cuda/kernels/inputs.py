@@ -1,6 +1,6 @@
 """What a pass begins with: embeddings, their norms, the pairs that the head fuses.
 
-M rows, N width of the model; B seats of R rows each.
+M rows, N width of the model; B requests of R rows each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from headstart.backends.cuda.kernels.jit import jit
 
 
 def embed_rows(ids: Tensor, embed: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -32,10 +34,10 @@ def pair_rows(
     ids [B, R], states [B, R, N], both perhaps parts of wider tensors; norms: of the embedding, of
     the state; positions [B * R]. With `zero_first` the embedding at position 0 counts as zero.
     """
-    seats, rows, width = states.shape
+    requests, rows, width = states.shape
     assert states.stride(2) == 1 and ids.stride(1) in (1, rows) and embed.is_contiguous()
-    pair = torch.empty(seats * rows, 2 * width, dtype=embed.dtype, device=embed.device)
-    _pair_rows[(seats, rows)](
+    pair = torch.empty(requests * rows, 2 * width, dtype=embed.dtype, device=embed.device)
+    _pair_rows[(requests, rows)](
         ids, states, embed, *norms, positions, pair, ids.stride(0), states.stride(0),
         states.stride(1), width, eps, EMBED_AT=0 if embed_first else 1, ZERO_FIRST=zero_first,
         BLOCK=triton.next_power_of_2(width), num_warps=8,
@@ -44,13 +46,13 @@ def pair_rows(
 
 
 def newest_rows(normed: Tensor, recycled: Tensor, pending: Tensor) -> tuple[Tensor, Tensor]:
-    """Of each seat's R rows the one of its last pending token: [B, N] of both [B * R, N]."""
-    seats, width = pending.shape[0], normed.shape[1]
-    rows = normed.shape[0] // seats
+    """Of each request's R rows the one of its last pending token: [B, N] of both [B * R, N]."""
+    requests, width = pending.shape[0], normed.shape[1]
+    rows = normed.shape[0] // requests
     results = [
-        torch.empty(seats, width, dtype=x.dtype, device=x.device) for x in (normed, recycled)
+        torch.empty(requests, width, dtype=x.dtype, device=x.device) for x in (normed, recycled)
     ]
-    _newest_rows[(seats,)](
+    _newest_rows[(requests,)](
         normed, recycled, pending, *results, width, ROWS=rows,
         BLOCK=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
@@ -62,22 +64,22 @@ def noise_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Heat, seed and position of what every row chooses, [B * rows] each.
 
-    Row r of a seat chooses the token at its length + ahead + r.
+    Row r of a request chooses the token at its length + ahead + r.
     """
-    seats = lengths.shape[0]
+    requests = lengths.shape[0]
     if rows == 1 and ahead == 0:
         return heat, seeds, lengths.long()
-    hot = torch.empty(seats * rows, dtype=heat.dtype, device=heat.device)
-    seeded = torch.empty(seats * rows, dtype=seeds.dtype, device=heat.device)
-    positions = torch.empty(seats * rows, dtype=torch.int64, device=heat.device)
-    _noise_rows[(triton.cdiv(seats * rows, 128),)](
-        lengths, heat, seeds, hot, seeded, positions, seats * rows, ahead, ROWS=rows, BLOCK=128,
+    hot = torch.empty(requests * rows, dtype=heat.dtype, device=heat.device)
+    seeded = torch.empty(requests * rows, dtype=seeds.dtype, device=heat.device)
+    positions = torch.empty(requests * rows, dtype=torch.int64, device=heat.device)
+    _noise_rows[(triton.cdiv(requests * rows, 128),)](
+        lengths, heat, seeds, hot, seeded, positions, requests * rows, ahead, ROWS=rows, BLOCK=128,
         num_warps=1,
     )  # fmt: skip
     return hot, seeded, positions
 
 
-@triton.jit
+@jit
 def _normed(x, mask, weight, at, width, eps):
     value = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
@@ -85,7 +87,7 @@ def _normed(x, mask, weight, at, width, eps):
     return (value * scale * gain).to(x.dtype)
 
 
-@triton.jit
+@jit
 def _embed_rows(ids, embed, weight, stream, normed, width, eps, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -95,44 +97,44 @@ def _embed_rows(ids, embed, weight, stream, normed, width, eps, BLOCK: tl.conste
     tl.store(normed + row * width + at, _normed(x, mask, weight, at, width, eps), mask)
 
 
-@triton.jit
-def _pair_rows(ids, states, embed, embed_norm, state_norm, positions, pair, id_stride, seat_stride,
-               row_stride, width, eps, EMBED_AT: tl.constexpr, ZERO_FIRST: tl.constexpr,
-               BLOCK: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0).to(tl.int64)
+@jit
+def _pair_rows(ids, states, embed, embed_norm, state_norm, positions, pair, id_stride,
+               request_stride, row_stride, width, eps, EMBED_AT: tl.constexpr,
+               ZERO_FIRST: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    request = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1)
-    flat = seat * tl.num_programs(1) + row
+    flat = request * tl.num_programs(1) + row
     at = tl.arange(0, BLOCK)
     mask = at < width
-    token = tl.load(ids + seat * id_stride + row)
+    token = tl.load(ids + request * id_stride + row)
     x = tl.load(embed + token * width + at, mask, 0.0)
     if ZERO_FIRST:
         x = tl.where(tl.load(positions + flat) == 0, x * 0, x)
     target = pair + flat * 2 * width + at
     tl.store(target + EMBED_AT * width, _normed(x, mask, embed_norm, at, width, eps), mask)
-    state = tl.load(states + seat * seat_stride + row * row_stride + at, mask, 0.0)
+    state = tl.load(states + request * request_stride + row * row_stride + at, mask, 0.0)
     other = (1 - EMBED_AT) * width
     tl.store(target + other, _normed(state, mask, state_norm, at, width, eps), mask)
 
 
-@triton.jit
+@jit
 def _newest_rows(normed, recycled, pending, normed_out, recycled_out, width, ROWS: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0).to(tl.int64)
+    request = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
-    source = (seat * ROWS + tl.maximum(tl.load(pending + seat) - 1, 0)) * width + at
-    tl.store(normed_out + seat * width + at, tl.load(normed + source, mask, 0.0), mask)
-    tl.store(recycled_out + seat * width + at, tl.load(recycled + source, mask, 0.0), mask)
+    source = (request * ROWS + tl.maximum(tl.load(pending + request) - 1, 0)) * width + at
+    tl.store(normed_out + request * width + at, tl.load(normed + source, mask, 0.0), mask)
+    tl.store(recycled_out + request * width + at, tl.load(recycled + source, mask, 0.0), mask)
 
 
-@triton.jit(do_not_specialize=["count", "ahead"])
+@jit(do_not_specialize=["count", "ahead"])
 def _noise_rows(lengths, heat, seeds, hot, seeded, positions, count, ahead, ROWS: tl.constexpr,
                 BLOCK: tl.constexpr):  # fmt: skip
     flat = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = flat < count
-    seat = flat // ROWS
-    tl.store(hot + flat, tl.load(heat + seat, mask, 0.0), mask)
-    tl.store(seeded + flat, tl.load(seeds + seat, mask, 0), mask)
-    length = tl.load(lengths + seat, mask, 0).to(tl.int64)
+    request = flat // ROWS
+    tl.store(hot + flat, tl.load(heat + request, mask, 0.0), mask)
+    tl.store(seeded + flat, tl.load(seeds + request, mask, 0), mask)
+    length = tl.load(lengths + request, mask, 0).to(tl.int64)
     tl.store(positions + flat, length + ahead + flat % ROWS, mask)

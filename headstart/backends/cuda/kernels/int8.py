@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.choice import best_of_rows, best_of_values
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape, splits_for, tile_rows
 from headstart.backends.cuda.kernels.rows import silu_product
 
@@ -91,13 +92,13 @@ def integers(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return whole, rest, sizes
 
 
-@triton.jit
+@jit
 def _nearest(x):
     """The nearest whole number, halves away from zero."""
     return tl.where(x < 0, -tl.floor(0.5 - x), tl.floor(x + 0.5))
 
 
-@triton.jit
+@jit
 def _integers(x, whole, rest, sizes, inputs, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -113,7 +114,7 @@ def _integers(x, whole, rest, sizes, inputs, BLOCK: tl.constexpr):
     tl.store(sizes + row, size)
 
 
-@triton.jit
+@jit
 def _product_tile(whole, rest, sizes, weight, scales, row, rows, columns, outputs, inputs, start,
                   stop, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr):  # fmt: skip
@@ -135,7 +136,7 @@ def _product_tile(whole, rest, sizes, weight, scales, row, rows, columns, output
     return sums * gain[:, None] * tl.load(sizes + row, row < rows, 0.0)[None, :]
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _linear(whole, rest, sizes, weight, scales, result, rows, outputs, inputs, per_split,
             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -151,7 +152,7 @@ def _linear(whole, rest, sizes, weight, scales, result, rows, outputs, inputs, p
     tl.store(result + where, sums, (columns[:, None] < outputs) & (row[None, :] < rows))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _best_of_tile(whole, rest, sizes, weight, scales, heat, seeds, positions, ids, best, where,
                   rows, outputs, inputs, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip

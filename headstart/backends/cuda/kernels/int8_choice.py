@@ -19,6 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstart.backends.cuda.kernels.choice import best_of_rows, best_of_values
 from headstart.backends.cuda.kernels.int8 import MAX_CHOICES, choose_int8, integers
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.streamed import has_copy_engine
 
@@ -61,7 +62,7 @@ def choose_streamed(
     return best_of_rows(best, where)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _best_of_tile(whole, whole_rest, sizes, weight, scales, heat, seeds, positions, ids, best,
                   where, rows, outputs, inputs, tiles, BLOCK_M: tl.constexpr, REST: tl.constexpr,
                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,

@@ -16,6 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.attention import Cut, combine, piece
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.softmax import gathered
 
 # Of a program, by the bytes of a number: twice as many sums would not fit into its registers.
@@ -81,7 +82,7 @@ def cut_for(requests: int, lines: int, number_bytes: int) -> Cut:
     return Cut(pieces=pieces, least=64, step=64, warps=8, stages=2, lines=tile)
 
 
-@triton.jit(do_not_specialize=["first_slot", "table_stride"])
+@jit(do_not_specialize=["first_slot", "table_stride"])
 def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_stride, scale,
             first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, RANK: tl.constexpr,
             ROPE: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_P: tl.constexpr,
@@ -102,7 +103,7 @@ def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_
     is_dim = at < RANK
     is_turned = turned_at < ROPE
     is_target = is_line[:, None] & is_dim[None, :]
-    # Where nobody puts pieces together, a place without a request walks over nothing: zeros.
+    # Where pieces are not put together, a place without a request walks over nothing: zeros.
     if start < tl.maximum(length, IS_WHOLE):
         line_at = line[:, None] * RANK + at[None, :]
         query = tl.load(lifted + own * RANK + line_at, is_target, 0.0)

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.latent_rows import Turn, places_of, rotated, summed
 from headstart.backends.cuda.kernels.linear import tile_rows
 
@@ -66,7 +67,7 @@ def _block(inputs: int, ups: Tensor) -> int:
     return min(most, max(16, padded))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _lift(partial, ups, cos, sin, positions, lifted, turned, rows, width, SPLITS: tl.constexpr,
           HEADS: tl.constexpr, MATRIX: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr,
           RANK: tl.constexpr, IS_INTERLEAVED: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -107,7 +108,7 @@ def _lift(partial, ups, cos, sin, positions, lifted, turned, rows, width, SPLITS
         tl.store(goal + second_at, high.to(kind), mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _lower(gathered, ups, result, rows, HEADS: tl.constexpr, MATRIX: tl.constexpr,
            NOPE: tl.constexpr, RANK: tl.constexpr, VALUE: tl.constexpr, BLOCK_M: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.prompts import DEFAULT, LOG2_E, Tile
 from headstart.backends.cuda.kernels.softmax import gathered_by_2
 
@@ -45,7 +46,7 @@ def prompt_latents(
     )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["first_head"])
+@jit(do_not_specialize=["first_head"])
 def _prompt(q, unfolded, entries, tiles, row_edges, context_edges, result, scale, first_head,
             HEADS: tl.constexpr, SOME: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr,
             VALUE: tl.constexpr, ENTRY: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -89,7 +90,7 @@ def _prompt(q, unfolded, entries, tiles, row_edges, context_edges, result, scale
     tl.store(target, value.to(result.dtype.element_ty), is_row & (value_at[None, :] < VALUE))
 
 
-@triton.jit
+@jit
 def _walk(query, query_turned, keys, turned_keys, best, total, value, last, start, stop, length, at,
           turned, value_at, scale, SOME: tl.constexpr, NOPE: tl.constexpr, ROPE: tl.constexpr,
           VALUE: tl.constexpr, ENTRY: tl.constexpr, STEP: tl.constexpr,

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 _HEADS_EACH = 8  # of a program that turns queries
 
 
@@ -65,7 +67,7 @@ def turn_queries(partial: Tensor, heads: int, dim: int, turn: Turn, dtype: torch
     return q
 
 
-@triton.jit
+@jit
 def summed(partial, where, mask, step, SPLITS: tl.constexpr):
     """Numbers of a product, its splits added up."""
     sums = tl.load(partial + where, mask, 0.0).to(tl.float32)
@@ -74,7 +76,7 @@ def summed(partial, where, mask, step, SPLITS: tl.constexpr):
     return sums
 
 
-@triton.jit
+@jit
 def places_of(pair, ROPE: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
     """Where the two numbers of each pair lie: half of all apart, or side by side."""
     first_at = pair
@@ -85,7 +87,7 @@ def places_of(pair, ROPE: tl.constexpr, IS_INTERLEAVED: tl.constexpr):
     return first_at, second_at
 
 
-@triton.jit
+@jit
 def rotated(low, high, cos, sin, first_at, second_at, mask):
     """Pairs of numbers, turned; cos and sin are the row's."""
     cos_low = tl.load(cos + first_at, mask, 1.0).to(tl.float32)
@@ -95,7 +97,7 @@ def rotated(low, high, cos, sin, first_at, second_at, mask):
     return low * cos_low + high * sin_low, high * cos_high + low * sin_high
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _keep_latents(partial, q_norm, kv_norm, cos, sin, positions, slots, latent, entries, rows,
                   width, eps, SPLITS: tl.constexpr, Q_RANK: tl.constexpr, RANK: tl.constexpr,
                   ROPE: tl.constexpr, IS_INTERLEAVED: tl.constexpr, BLOCK_Q: tl.constexpr,
@@ -136,7 +138,7 @@ def _keep_latents(partial, q_norm, kv_norm, cos, sin, positions, slots, latent, 
             tl.store(target + RANK + second_at, high.to(kind), is_pair)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _turn_queries(partial, cos, sin, positions, q, rows, width, SPLITS: tl.constexpr,
                   HEADS: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr,
                   IS_INTERLEAVED: tl.constexpr, EACH: tl.constexpr, BLOCK_N: tl.constexpr,

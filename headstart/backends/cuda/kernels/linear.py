@@ -2,8 +2,8 @@
 
 A tile holds 16, 32 or 64 rows, so up to that many a program streams its share of W past all of
 them. The inner dimension is cut into splits where there are too few output columns to fill a
-GPU; partial sums are added in a fixed order by whoever reads them, so a result never depends on
-timing.
+GPU; partial sums are added in a fixed order by the kernel that reads them, so a result never
+depends on timing.
 
 Weights may be fp8 with one scale per output: they become numbers of x's type in registers, which
 is exact, and the scale is applied to the sums.
@@ -19,6 +19,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from headstart.backends.cuda.kernels.jit import jit
 
 TILE_ROWS = (16, 32, 64)
 FP8_TILE_ROWS = (*TILE_ROWS, 128, 256)  # no library takes over where these would be slow
@@ -133,7 +135,7 @@ def gated_linear(
     return result
 
 
-@triton.jit
+@jit
 def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, stop,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  IS_EVEN: tl.constexpr):  # fmt: skip
@@ -159,7 +161,7 @@ def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, 
     return sums
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _linear(x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -175,7 +177,7 @@ def _linear(x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M
     tl.store(result + where, sums, (columns[:, None] < outputs) & (row[None, :] < rows))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _gated(x, weight, scales, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -16,6 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 _BLOCK = 4096  # tokens at a time
 _WARPS = 8
 _FAR_BELOW = tl.constexpr(-1e30)
@@ -89,7 +91,7 @@ def _block(width: int) -> int:
     return min(_BLOCK, int(triton.next_power_of_2(width)))
 
 
-@triton.jit
+@jit
 def _row_sums(
     logits_ptr, places_ptr, target_ptr, norm_ptr, numbers_ptr, best_ptr, rows, width,
     HAS_LABELS: tl.constexpr, HAS_TARGET: tl.constexpr, BLOCK: tl.constexpr,
@@ -141,7 +143,7 @@ def _row_sums(
         tl.store(numbers_ptr + 5 * rows + row, cross)
 
 
-@triton.jit
+@jit
 def _mix(
     logits_ptr, log_norm_ptr, places_ptr, target_ptr, norm_ptr, draft_ptr, of_target_ptr,
     below_ptr, label_ptr, width, HAS_TARGET: tl.constexpr, HAS_BELOW: tl.constexpr,

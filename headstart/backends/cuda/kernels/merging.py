@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 _ROWS = 16  # of a program
 
 
@@ -26,7 +28,7 @@ def merge_results(result: Tensor, sums: Tensor, other: Tensor, other_sums: Tenso
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _merge(result, sums, other, other_sums, rows, HEADS: tl.constexpr, DIM: tl.constexpr,
            BLOCK_D: tl.constexpr, BLOCK_M: tl.constexpr):  # fmt: skip
     head = tl.program_id(1)

@@ -2,12 +2,12 @@
 
 A choice is a pair of a row and an expert. Of the pairs with one expert the first one's programs
 do the work for all, up to a tile of them at a time; the programs of the others end at once. So a
-launch has the same size whatever was chosen, and nobody waits for a sort: the first product finds
+launch has the same size whatever was chosen, and nothing waits for a sort: the first product finds
 the rows of its expert by itself, and leaves a list for the second. From some number of rows on
 sorting pays: then a program gets a tile of pairs that were sorted by expert.
 
 The shared experts are those from number E on: parts of one wide MLP, as wide as an expert each.
-What a pair's expert says is left as a term of its own, already weighed: whoever adds up the terms
+What a pair's expert says is left as a term of its own, already weighed: what adds up the terms
 does so in the order of a row's choices, so a result does not depend on timing.
 
 M rows, C choices of a row, E routed experts, H model width, W width of an expert.
@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.sorting import empty_lists, sort_pairs
 
@@ -106,7 +107,7 @@ def _cut_many(tile: int) -> Shape:
     return Shape(outputs=64, inputs=128 if tile <= 32 else 64, warps=4, stages=3)
 
 
-@triton.jit
+@jit
 def _scan(chosen, pair, rows, CHOICES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """The expert of `pair`, the pairs [BLOCK_R] of the rows that chose it, too, or -1, how many.
 
@@ -125,7 +126,7 @@ def _scan(chosen, pair, rows, CHOICES: tl.constexpr, BLOCK_R: tl.constexpr, BLOC
     return expert, own, count
 
 
-@triton.jit
+@jit
 def _ranked(own, start, BLOCK_M: tl.constexpr):
     """Of the pairs that are not -1 those of rank start, start + 1 and so on: [BLOCK_M]."""
     line = start + tl.arange(0, BLOCK_M)
@@ -134,7 +135,7 @@ def _ranked(own, start, BLOCK_M: tl.constexpr):
     return tl.sum(tl.where(is_line, own[:, None], 0), 0)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, width, shared_width,
              num_experts, CHOICES: tl.constexpr, IS_SORTED: tl.constexpr, BLOCK_R: tl.constexpr,
              MOST: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -166,7 +167,7 @@ def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, wid
                           BLOCK_K, IS_EVEN)  # fmt: skip
 
 
-@triton.jit
+@jit
 def _gate_up_tile(x, weight, shared, inner, pairs, is_pair, columns, expert, hidden, width,
                   shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -202,7 +203,7 @@ def _gate_up_tile(x, weight, shared, inner, pairs, is_pair, columns, expert, hid
     tl.store(inner + where, value.to(inner.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _down(inner, weight, shared, experts, starts, order, weights, terms, rows, hidden, width,
           shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
           BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
@@ -212,7 +213,7 @@ def _down(inner, weight, shared, experts, starts, order, weights, terms, rows, h
     expert = tl.load(experts + tile)
     begin = tl.load(starts + 2 * tile)
     count = tl.load(starts + 2 * tile + 1)
-    if expert < 0:  # a row of nobody, whose pairs are not sorted
+    if expert < 0:  # a row of no request, whose pairs are not sorted
         where = (tile % CHOICES * rows + tile // CHOICES) * hidden + columns
         zero = tl.zeros((BLOCK_N,), dtype=terms.dtype.element_ty)
         tl.store(terms + where, zero, columns < hidden)
@@ -224,7 +225,7 @@ def _down(inner, weight, shared, experts, starts, order, weights, terms, rows, h
                    IS_EVEN)  # fmt: skip
 
 
-@triton.jit
+@jit
 def _down_tile(inner, weight, shared, weights, terms, pairs, is_pair, columns, expert, rows, hidden,
                width, shared_width, num_experts, CHOICES: tl.constexpr, BLOCK_M: tl.constexpr,
                BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip

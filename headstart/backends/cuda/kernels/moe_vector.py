@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
 
@@ -52,7 +53,7 @@ def vector_terms(
     return terms
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _first(x, weight, shared, chosen, inner, rows, hidden, width, shared_width, num_experts,
            CHOICES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
            IS_EARLY: tl.constexpr):  # fmt: skip
@@ -89,11 +90,11 @@ def _first(x, weight, shared, chosen, inner, rows, hidden, width, shared_width, 
         tl.store(inner + where, value.to(inner.dtype.element_ty), columns < width)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _second(inner, weight, shared, chosen, weights, terms, rows, hidden, width, shared_width,
             num_experts, CHOICES: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
             IS_EARLY: tl.constexpr):  # fmt: skip
-    """What one pair's expert says, weighed, for BLOCK_N outputs; zero for a row of nobody."""
+    """What one pair's expert says, weighed, for BLOCK_N outputs; zero for a row of no request."""
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1)
     expert = tl.load(chosen + pair)

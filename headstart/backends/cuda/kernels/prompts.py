@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.softmax import gathered_by_2
 
 LOG2_E = 1.4426950408889634
@@ -66,7 +67,7 @@ def prompt_attention(
     return result
 
 
-@triton.jit
+@jit
 def _prompt(q, k_cache, v_cache, context, tiles, row_edges, context_edges, result, scale,
             HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
             BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):  # fmt: skip
@@ -102,7 +103,7 @@ def _prompt(q, k_cache, v_cache, context, tiles, row_edges, context_edges, resul
     tl.store(result + place, value.to(result.dtype.element_ty), is_query)
 
 
-@triton.jit
+@jit
 def _walk(query, k_cache, v_cache, slots, best, total, value, last, start, stop, length, kv_head,
           at, scale, KV_HEADS: tl.constexpr, DIM: tl.constexpr, BLOCK_N: tl.constexpr,
           IS_MASKED: tl.constexpr):  # fmt: skip

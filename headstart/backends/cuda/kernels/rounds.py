@@ -1,11 +1,11 @@
 """The bookkeeping of a round on the device: which rows to run next, what was accepted.
 
-A seat is a place for one request. `lengths` counts its tokens (below 1: the seat is empty), the
-newest of which no pass has read yet; `left` how many more it may get. The head still has to read
-the last `pending` tokens: `tokens` holds them, `states` the trunk states that go with them. A
-seat with none pending has no head: its newest token is the first of `tokens`, and stays there.
+Each request has an index. `lengths` counts its tokens (below 1: the index is free), the newest of
+which no pass has read yet; `left` how many more it may get. The head still has to read the last
+`pending` tokens: `tokens` holds them, `states` the trunk states that go with them. A request with
+none pending has no head: its newest token is the first of `tokens`, and stays there.
 
-B seats, C pending rows at most, R = K + 1 rows of a verification, D width, P tokens per block.
+B requests, C pending rows at most, R = K + 1 rows of a verification, D width, P tokens per block.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 
 def head_rows(
     lengths: Tensor, left: Tensor, pending: Tensor, tables: Tensor, block_size: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows that bring the head up to date: positions and places [B * rows], `seen` [B].
 
-    Row j of a seat fills the slot of its j-th pending token; rows behind the last one have place
+    Row j of a request fills the slot of its j-th pending token; rows behind the last one have place
     -1.
     """
     return _rows(lengths, left, pending, tables, block_size, rows, is_head=True)
@@ -38,11 +40,11 @@ def _rows(
     lengths: Tensor, left: Tensor, counts: Tensor, tables: Tensor, block_size: int, rows: int,
     *, is_head: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    seats = lengths.shape[0]
-    positions = torch.empty(seats * rows, dtype=torch.int64, device=lengths.device)
-    places = torch.empty(seats * rows, dtype=torch.int32, device=lengths.device)
-    seen = torch.empty(seats, dtype=torch.int32, device=lengths.device)
-    _place_rows[(seats,)](
+    requests = lengths.shape[0]
+    positions = torch.empty(requests * rows, dtype=torch.int64, device=lengths.device)
+    places = torch.empty(requests * rows, dtype=torch.int32, device=lengths.device)
+    seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
+    _place_rows[(requests,)](
         lengths, left, counts, tables, positions, places, seen, tables.stride(0),
         ROWS=rows, BLOCK=triton.next_power_of_2(rows), PAGE=block_size, IS_HEAD=is_head,
         num_warps=1,
@@ -53,12 +55,12 @@ def _rows(
 def chain_rows(
     lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, depth: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One row per seat: the draft of depth - 1 goes through the head to give that of `depth`."""
-    seats = lengths.shape[0]
-    positions = torch.empty(seats, dtype=torch.int64, device=lengths.device)
-    places = torch.empty(seats, dtype=torch.int32, device=lengths.device)
-    seen = torch.empty(seats, dtype=torch.int32, device=lengths.device)
-    _place_chain[(seats,)](
+    """One row per request: the draft of depth - 1 goes through the head to give that of `depth`."""
+    requests = lengths.shape[0]
+    positions = torch.empty(requests, dtype=torch.int64, device=lengths.device)
+    places = torch.empty(requests, dtype=torch.int32, device=lengths.device)
+    seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
+    _place_chain[(requests,)](
         lengths, left, limits, tables, positions, places, seen, tables.stride(0), depth,
         PAGE=block_size, num_warps=1,
     )  # fmt: skip
@@ -75,8 +77,8 @@ def accept(
     then the choices. They become the pending ones where the head has read those before
     (`has_read`), and join them where it has not.
     """
-    seats, rows = choices.shape
-    _accept[(seats,)](
+    requests, rows = choices.shape
+    _accept[(requests,)](
         drafts, choices, limits, lengths, left, pending, tokens, emitted, drafts.stride(0),
         tokens.stride(0), emitted.stride(0), DRAFTS=rows - 1, BLOCK=triton.next_power_of_2(rows),
         HAS_READ=has_read, num_warps=1,
@@ -90,10 +92,10 @@ def keep_states(
     """Keep a verification's states rows [B, R, D]: states [B, C, D] for the next head pass.
 
     Where an accepted row is the last of a block, also in boundary [blocks, D], for prefix hits.
-    Seats without a head keep nothing. Runs after `accept`.
+    Requests without a head keep nothing. Runs after `accept`.
     """
-    seats, count, width = rows.shape
-    _keep_states[(seats, count)](
+    requests, count, width = rows.shape
+    _keep_states[(requests, count)](
         rows, states, boundary, lengths, pending, emitted, tables, states.stride(0),
         boundary.stride(0), tables.stride(0), emitted.stride(0), width, ROWS=count,
         KEPT=states.shape[1], PAGE=block_size,
@@ -101,15 +103,15 @@ def keep_states(
     )  # fmt: skip
 
 
-@triton.jit
+@jit
 def _place_rows(lengths, left, counts, tables, positions, places, seen, table_stride,
                 ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
                 IS_HEAD: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0)
+    request = tl.program_id(0)
     row = tl.arange(0, BLOCK)
-    length = tl.load(lengths + seat)
-    room = tl.load(left + seat)
-    count = tl.load(counts + seat)
+    length = tl.load(lengths + request)
+    room = tl.load(left + request)
+    count = tl.load(counts + request)
     is_active = (length > 0) & (room > 0)
     if IS_HEAD:
         is_active = is_active & (count > 0)
@@ -122,77 +124,77 @@ def _place_rows(lengths, left, counts, tables, positions, places, seen, table_st
         is_valid = row <= tl.minimum(count, room - 1)
     slot = first + row
     is_placed = is_valid & (row < ROWS) & (slot >= 0) & (row * 0 + is_active.to(tl.int32) > 0)
-    block = tl.load(tables + seat * table_stride + slot // PAGE, is_placed, 0)
+    block = tl.load(tables + request * table_stride + slot // PAGE, is_placed, 0)
     place = tl.where(is_placed, block * PAGE + slot % PAGE, -1)
-    at = seat * ROWS + row
+    at = request * ROWS + row
     tl.store(places + at, place.to(tl.int32), row < ROWS)
     tl.store(positions + at, tl.where(is_placed, position, 0).to(tl.int64), row < ROWS)
-    tl.store(seen + seat, tl.where(is_active, first, -1).to(tl.int32))
+    tl.store(seen + request, tl.where(is_active, first, -1).to(tl.int32))
 
 
-@triton.jit(do_not_specialize=["depth"])
+@jit(do_not_specialize=["depth"])
 def _place_chain(lengths, left, limits, tables, positions, places, seen, table_stride, depth,
                  PAGE: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0)
-    length = tl.load(lengths + seat)
-    room = tl.load(left + seat)
+    request = tl.program_id(0)
+    length = tl.load(lengths + request)
+    room = tl.load(left + request)
     slot = length - 2 + depth  # of the draft that this row consumes
-    limit = tl.minimum(tl.load(limits + seat), room - 1)
+    limit = tl.minimum(tl.load(limits + request), room - 1)
     is_active = (length > 0) & (depth <= limit)
     safe = tl.where(is_active, slot, 0)
-    block = tl.load(tables + seat * table_stride + safe // PAGE)
+    block = tl.load(tables + request * table_stride + safe // PAGE)
     place = block * PAGE + safe % PAGE
-    tl.store(places + seat, tl.where(is_active, place, -1).to(tl.int32))
-    tl.store(positions + seat, tl.where(is_active, safe - 1, 0).to(tl.int64))
-    tl.store(seen + seat, tl.where(is_active, slot, -1).to(tl.int32))
+    tl.store(places + request, tl.where(is_active, place, -1).to(tl.int32))
+    tl.store(positions + request, tl.where(is_active, safe - 1, 0).to(tl.int64))
+    tl.store(seen + request, tl.where(is_active, slot, -1).to(tl.int32))
 
 
-@triton.jit
+@jit
 def _accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, draft_stride,
             token_stride, emitted_stride, DRAFTS: tl.constexpr, BLOCK: tl.constexpr,
             HAS_READ: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0)
+    request = tl.program_id(0)
     row = tl.arange(0, BLOCK)
     is_row = row <= DRAFTS
-    length = tl.load(lengths + seat)
-    room = tl.load(left + seat)
-    limit = tl.minimum(tl.load(limits + seat), room - 1)
-    choice = tl.load(choices + seat * (DRAFTS + 1) + row, is_row, -1)
-    draft = tl.load(drafts + seat * draft_stride + row, row < DRAFTS, -2)
+    length = tl.load(lengths + request)
+    room = tl.load(left + request)
+    limit = tl.minimum(tl.load(limits + request), room - 1)
+    choice = tl.load(choices + request * (DRAFTS + 1) + row, is_row, -1)
+    draft = tl.load(drafts + request * draft_stride + row, row < DRAFTS, -2)
     is_wrong = (choice != draft) | (row >= limit)
     # The first wrong row gives the token that follows the accepted ones.
     accepted = tl.min(tl.where(is_wrong, row, DRAFTS), 0)
     is_active = (length > 0) & (room > 0)
     count = tl.where(is_active, accepted + 1, 0)
-    unread = tl.load(pending + seat)
+    unread = tl.load(pending + request)
     before = unread
     if HAS_READ:
         before = before * 0
     is_kept = (row < count) & (before + row < token_stride)
-    tl.store(tokens + seat * token_stride + before + row, choice, is_kept)
-    tl.store(emitted + seat * emitted_stride + 1 + row, choice, is_row)
-    tl.store(emitted + seat * emitted_stride, count.to(tl.int64))
-    tl.store(pending + seat, tl.where(unread > 0, before + count, 0).to(tl.int32))
-    tl.store(lengths + seat, length + count)
-    tl.store(left + seat, room - count)
+    tl.store(tokens + request * token_stride + before + row, choice, is_kept)
+    tl.store(emitted + request * emitted_stride + 1 + row, choice, is_row)
+    tl.store(emitted + request * emitted_stride, count.to(tl.int64))
+    tl.store(pending + request, tl.where(unread > 0, before + count, 0).to(tl.int32))
+    tl.store(lengths + request, length + count)
+    tl.store(left + request, room - count)
 
 
-@triton.jit
+@jit
 def _keep_states(rows, states, boundary, lengths, pending, emitted, tables, state_stride,
                  boundary_stride, table_stride, emitted_stride, width, ROWS: tl.constexpr,
                  KEPT: tl.constexpr, PAGE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    seat = tl.program_id(0)
+    request = tl.program_id(0)
     row = tl.program_id(1)
-    count = tl.load(emitted + seat * emitted_stride).to(tl.int32)
-    unread = tl.load(pending + seat)
+    count = tl.load(emitted + request * emitted_stride).to(tl.int32)
+    unread = tl.load(pending + request)
     if (row < count) & (unread > 0):
         at = tl.arange(0, BLOCK)
         mask = at < width
-        value = tl.load(rows + (seat * ROWS + row).to(tl.int64) * width + at, mask, 0.0)
+        value = tl.load(rows + (request * ROWS + row).to(tl.int64) * width + at, mask, 0.0)
         place = unread - count + row
-        base = states + seat.to(tl.int64) * state_stride
+        base = states + request.to(tl.int64) * state_stride
         tl.store(base + place * width + at, value, mask & (at * 0 + place < KEPT))
-        slot = tl.load(lengths + seat) - 1 - count + row  # lengths already counts the new tokens
+        slot = tl.load(lengths + request) - 1 - count + row  # lengths already counts the new tokens
         if (slot + 1) % PAGE == 0:
-            block = tl.load(tables + seat * table_stride + slot // PAGE)
+            block = tl.load(tables + request * table_stride + slot // PAGE)
             tl.store(boundary + block.to(tl.int64) * boundary_stride + at, value, mask)

@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 _LEAST = tl.constexpr(-(2**63))
 
 
@@ -65,7 +67,7 @@ def choose_experts(
     return chosen, weights
 
 
-@triton.jit
+@jit
 def _ordered(value, index):
     """An int64 that is larger for a larger fp32 value, and for a lower index of equal ones."""
     bits = value.to(tl.int32, bitcast=True)
@@ -73,13 +75,13 @@ def _ordered(value, index):
     return (bits.to(tl.int64) << 32) | (0x7FFFFFFF - index).to(tl.int64)
 
 
-@triton.jit
+@jit
 def _value_of(key):
     bits = (key >> 32).to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@jit
 def _best_groups(keys, GROUPS: tl.constexpr, EACH: tl.constexpr, TOP_GROUPS: tl.constexpr,
                  BLOCK_G: tl.constexpr, BLOCK_E: tl.constexpr):  # fmt: skip
     """The same keys with those of all but the best groups at the bottom."""
@@ -98,7 +100,7 @@ def _best_groups(keys, GROUPS: tl.constexpr, EACH: tl.constexpr, TOP_GROUPS: tl.
     return tl.reshape(tl.where(is_kept[:, None], table, _LEAST), (BLOCK_G * BLOCK_E,))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _choose_experts(partial, correction, slots, x, gate, chosen, weights, rows, inputs, least_sum,
                     scale, SPLITS: tl.constexpr, GROUPS: tl.constexpr, EACH: tl.constexpr,
                     TOP_GROUPS: tl.constexpr, TOP_K: tl.constexpr, SHARED: tl.constexpr,

@@ -10,6 +10,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.jit import jit
+
 
 def add_norm(stream: Tensor, partial: Tensor, weight: Tensor, eps: float) -> Tensor:
     """stream [M, N] += sum of partial [S, M, N], in place; returns its RMS norm times weight."""
@@ -86,7 +88,7 @@ def gate_rows(rows: Tensor, partial: Tensor, dim: int) -> Tensor:
     return rows
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _add_norm(stream, partial, weight, normed, rows, width, eps, SPLITS: tl.constexpr,
               HAS_STREAM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -108,7 +110,7 @@ def _add_norm(stream, partial, weight, normed, rows, width, eps, SPLITS: tl.cons
     tl.store(normed + row * width + at, (value * scale * gain).to(kind), mask)
 
 
-@triton.jit
+@jit
 def _silu_product(rows, result, width, BLOCK: tl.constexpr):
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     row = tl.program_id(0).to(tl.int64)
@@ -119,7 +121,7 @@ def _silu_product(rows, result, width, BLOCK: tl.constexpr):
     tl.store(result + row * width + at, value.to(result.dtype.element_ty), mask)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache,
                rows, eps, SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
                EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROTATED: tl.constexpr,
@@ -188,14 +190,14 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     tl.store(key_at + second_at, second, is_key & is_kept & is_half)
 
 
-@triton.jit
+@jit
 def _gain(q_norm, k_norm, at, is_query, is_half):
     of_query = tl.load(q_norm + at, is_half, 0.0).to(tl.float32)
     of_key = tl.load(k_norm + at, is_half, 0.0).to(tl.float32)
     return tl.where(is_query, of_query, of_key)
 
 
-@triton.jit(do_not_specialize=["count"])
+@jit(do_not_specialize=["count"])
 def _gate_rows(rows, partial, count, width, SPLITS: tl.constexpr, HEADS: tl.constexpr,
                DIM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)

@@ -6,11 +6,12 @@ they have gathered, both relative to `best`.
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from headstart.backends.cuda.kernels.jit import jit
 
-@triton.jit
+
+@jit
 def gathered(scores, values, best, total, value):
     """The next scores [L, N] and values [N, D]. A line may have seen nothing, and see nothing."""
     top = tl.maximum(best, tl.max(scores, 1))
@@ -23,7 +24,7 @@ def gathered(scores, values, best, total, value):
     return top, total, value
 
 
-@triton.jit
+@jit
 def gathered_by_2(scores, values, best, total, value):
     """The same where scores are logarithms to base 2 and every line sees something at once."""
     top = tl.maximum(best, tl.max(scores, 1))

@@ -5,7 +5,7 @@ there can be, and some are empty. The tiles of expert e, which has pairs s to t 
 ones, are those from number s // tile + e up to t // tile + e: that is room for all its pairs and
 needs no look at how the others were cut. So each expert's program finds its place by itself.
 
--1 stands for nobody. Its pairs come first, and all its tiles are empty.
+-1 stands for no expert. Its pairs come first, and all its tiles are empty.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
+
+from headstart.backends.cuda.kernels.jit import jit
 
 _TILES = (16, 32, 64)  # pairs
 # Pairs that a sorting program looks at together: it needs few enough registers for the programs of
@@ -83,10 +84,10 @@ def _tiling(pairs: int, num_experts: int) -> tuple[int, int]:
     return pairs // tile + num_experts, tile
 
 
-@triton.jit(do_not_specialize=["pairs"])
+@jit(do_not_specialize=["pairs"])
 def _sort(chosen, experts, starts, order, pairs, TILE: tl.constexpr, BLOCK: tl.constexpr,
           BLOCK_T: tl.constexpr):  # fmt: skip
-    """All about one expert: its pairs in `order`, its tiles; the first program is nobody's."""
+    """All about one expert: its pairs in `order`, its tiles; the first program is of no expert."""
     expert = tl.program_id(0) - 1
     lane = tl.arange(0, BLOCK)
     is_before = tl.zeros((BLOCK,), dtype=tl.int32)
@@ -112,7 +113,7 @@ def _sort(chosen, experts, starts, order, pairs, TILE: tl.constexpr, BLOCK: tl.c
     for part in range(0, num_tiles, BLOCK_T):
         tile = part + tl.arange(0, BLOCK_T)
         number = first_tile + tile
-        is_tile = (tile < num_tiles) & (number >= 0)  # nobody's tiles begin at -1
+        is_tile = (tile < num_tiles) & (number >= 0)  # tiles of no expert begin at -1
         own = tl.minimum(tl.maximum(filled - tile * TILE, 0), TILE)
         tl.store(experts + number, tl.zeros_like(tile) + tl.maximum(expert, 0), is_tile)
         tl.store(starts + 2 * number, start + tile * TILE, is_tile)

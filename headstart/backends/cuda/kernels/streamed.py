@@ -2,7 +2,7 @@
 
 More rows than `linear.py` is for want larger tiles, whose addresses would fill the registers. Here
 the GPU's copy engine fetches tiles by descriptors instead (from Hopper on). As there, the inner
-dimension may be cut into splits, whose sums are added by whoever reads them, in a fixed order.
+dimension may be cut into splits, whose sums the kernel that reads them adds in a fixed order.
 
 A tile has 32 or 64 rows; a second, smaller one takes what is left, since multiplying rows that are
 not there would take longer than reading weights.
@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape, splits_for
 
 # Rows of the tile and of the second one.
@@ -94,7 +95,7 @@ def _tiles(matrix: Tensor, rows: int, columns: int) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(matrix, [rows, columns])
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _linear(x, x_rest, weight, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
             REST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK_N
@@ -116,7 +117,7 @@ def _linear(x, x_rest, weight, result, rows, outputs, inputs, per_split, BLOCK_M
         _store(target, sums_rest, column, BLOCK_M, rows, outputs)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@jit(do_not_specialize=["rows"])
 def _gated(x, x_rest, weight, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
            REST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK_N
@@ -141,7 +142,7 @@ def _gated(x, x_rest, weight, result, rows, outputs, inputs, BLOCK_M: tl.constex
         _store(result, value, column, BLOCK_M, rows, outputs)
 
 
-@triton.jit
+@jit
 def _store(target, tile, column, first_row, rows, outputs):
     """A tile [outputs, rows] goes to target [M, N]."""
     columns = column + tl.arange(0, tile.shape[0])

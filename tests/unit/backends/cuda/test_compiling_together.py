@@ -7,7 +7,8 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from compiled_script import run_compiled
+from support import SCRIPTS
+from support.compiled_script import run_compiled
 
 pytest.importorskip("triton")
 
@@ -17,10 +18,19 @@ from triton.runtime.jit import JITFunction
 
 from headstart.backends.cuda import compiling
 from headstart.backends.cuda.compiling import compiled_together
+from headstart.backends.cuda.kernels.jit import Kernel
 
 
 def _kernel(x: Any) -> None:
     pass
+
+
+def launches_run(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether a launch now runs its kernel."""
+    seen: list[bool] = []
+    monkeypatch.setattr(JITFunction, "run", lambda self, *_, warmup, **__: seen.append(warmup))
+    Kernel(_kernel)[(1,)](5)
+    return seen == [False]
 
 
 def test_launches_inside_compile_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,14 +45,13 @@ def test_launches_inside_compile_side_by_side(monkeypatch: pytest.MonkeyPatch) -
             mode.submit(len(seen), lambda: compiled.append(given[0]), *rest)
 
     monkeypatch.setattr(JITFunction, "run", run)
-    kernel: Any = JITFunction(_kernel)
+    kernel: Any = Kernel(_kernel)
     with compiled_together():
         kernel[(1,)](5)
         kernel[(1,)](6)
     assert sorted(compiled) == [5, 6], "all is compiled when the block ends"
     kernel[(1,)](7)
     assert seen == [(True, True), (True, True), (False, False)]
-    assert JITFunction.run is run
 
 
 def test_other_threads_launch_as_always(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,7 +61,7 @@ def test_other_threads_launch_as_always(monkeypatch: pytest.MonkeyPatch) -> None
         seen.append(warmup)
 
     monkeypatch.setattr(JITFunction, "run", run)
-    kernel: Any = JITFunction(_kernel)
+    kernel: Any = Kernel(_kernel)
     with compiled_together():
         other = Thread(target=lambda: kernel[(1,)](5))
         other.start()
@@ -71,19 +80,17 @@ def test_a_kernel_that_does_not_compile_breaks_no_later_launch(
             raise RuntimeError("does not compile")
 
     monkeypatch.setattr(compiling, "AsyncCompileMode", Forgetful)
-    launch = JITFunction.run
     with pytest.raises(RuntimeError, match="does not compile"), compiled_together():
         assert active_mode.get() is not None
-    assert JITFunction.run is launch and active_mode.get() is None
+    assert active_mode.get() is None and launches_run(monkeypatch)
 
 
-def test_an_error_leaves_launches_as_they_were() -> None:
-    launch = JITFunction.run
+def test_an_error_leaves_launches_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError), compiled_together():
         _ = 1 / 0
-    assert JITFunction.run is launch and active_mode.get() is None
+    assert active_mode.get() is None and launches_run(monkeypatch)
 
 
 def test_what_was_compiled_is_found_by_launches(tmp_path: Path) -> None:
-    printed = run_compiled(Path(__file__).with_name("compile_together.py"), tmp_path)
+    printed = run_compiled(SCRIPTS / "compile_together.py", tmp_path)
     assert printed.strip() == "['CompiledKernel', 'CompiledKernel']"

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from interpreted_bf16 import repair_bf16
-from tiny_fixture import Tiny
+from support.interpreted_bf16 import repair_bf16
+from support.tiny_fixture import Tiny
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.assembly.build import build
 from headstart.backends.cuda import exact
 from headstart.backends.cuda.exact import ExactKernels, exact_shape, filled
 from headstart.backends.cuda.forward import Kernels, Rows
@@ -21,6 +20,7 @@ from headstart.backends.cuda.kernels.choice import choose_truncated
 from headstart.backends.cuda.prompts import exact_rows, ragged_rows
 from headstart.checkpoint.reader import Checkpoint
 from headstart.models.attention import LayerCache, Span, attend_span
+from headstart.models.build import build
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 

@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from headstart.backends.cuda.fp8 import LARGEST, Fp8Linear
-from headstart.models.linear import Linear, quantize
+from headstart.backends.weights import convert_weights
+from headstart.models.linear import Linear
 
 
 def source(outputs: int = 6, inputs: int = 64, *, bias: bool = False) -> Linear:
@@ -57,7 +58,7 @@ def test_a_tied_embedding_keeps_its_numbers() -> None:
 
     model = Tied()
     before = model.embed.clone()
-    quantize(model, Fp8Linear)
+    convert_weights(model, Fp8Linear)
     assert isinstance(model.lm_head, Fp8Linear)
     assert torch.equal(model.embed, before) and model.embed.dtype == torch.float32
 

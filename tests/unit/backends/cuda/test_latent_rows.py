@@ -7,20 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from kernel_sizes import LATENT
+from support.kernel_sizes import LATENT
 
-from headstart.assembly.build import build
-from headstart.backends.cuda import latent_prompts
-from headstart.backends.cuda.forward import Kernels, Rows, why_unsupported
+from headstart.backends.cuda import prompts
+from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.latent import paged_latent
-from headstart.backends.cuda.latent_prompts import heads_at_once, latent_rows
+from headstart.backends.cuda.prompts import heads_at_once, latent_rows
+from headstart.backends.cuda.support import why_unsupported
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
+from headstart.models.build import build
 from headstart.models.config import model_config
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -62,22 +63,22 @@ def numbers(*values: int, kind: torch.dtype = torch.int64) -> torch.Tensor:
 def test_rows_of_a_round_get_the_plain_states(
     rows: int, changes: dict[str, Any], tiny: Tiny
 ) -> None:
-    """Two requests of other lengths, and a seat without one between them."""
+    """Two requests of other lengths, and an unused index between them."""
     rig = Rig(tiny, **changes)
     seen = [37, -1, 9]
     tables = numbers(*range(30, 10, -1), *range(10), *range(10), kind=torch.int32).view(-1, 10)
     tables = torch.stack([tables[0], tables[2], tables[2]])
     positions, places, spans = [], [], []
-    for seat, first in enumerate(seen):
+    for index, first in enumerate(seen):
         own = [max(0, first) + row for row in range(rows)]
         positions += own
         if first < 0:
             places += [-1] * rows
             continue
         context = torch.arange(own[-1] + 1, device=DEVICE)
-        context = tables[seat, context // PAGE].long() * PAGE + context % PAGE
+        context = tables[index, context // PAGE].long() * PAGE + context % PAGE
         places += context[-rows:].tolist()
-        spans.append(Span(seat * rows, seat * rows + rows, context[-rows:], context))
+        spans.append(Span(index * rows, index * rows + rows, context[-rows:], context))
     ids = torch.arange(3, 3 + 3 * rows, device=DEVICE)
     taken = [row for span in spans for row in range(span.start, span.stop)]
     moved = [replace(span, start=i * rows, stop=(i + 1) * rows) for i, span in enumerate(spans)]
@@ -86,14 +87,14 @@ def test_rows_of_a_round_get_the_plain_states(
         tables, numbers(*seen, kind=torch.int32), rows, block_size=PAGE, max_context=40,
         first_slot=0,
     )  # fmt: skip
-    where = Rows(numbers(*positions), numbers(*places, kind=torch.int32), _nobody, latent=attend)
+    where = Rows(numbers(*positions), numbers(*places, kind=torch.int32), _unused, latent=attend)
     found = rig.fused(ids, where)[taken]
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     rig.cache.k.copy_(rig.cache.k.roll(5, 0))  # the control: another context, other states
     assert (rig.fused(ids, where)[taken] - wanted).abs().max() > 1e-1
 
 
-def _nobody(q: torch.Tensor, cache: LayerCache) -> torch.Tensor:
+def _unused(q: torch.Tensor, cache: LayerCache) -> torch.Tensor:
     raise AssertionError("there are no keys and values")
 
 
@@ -103,7 +104,7 @@ def test_ragged_rows_get_the_plain_states(
     counts: tuple[int, ...], most: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rows of prompts unfold what they see, a few rows of a request do not."""
-    monkeypatch.setattr(latent_prompts, "MOST_UNFOLDED", most)
+    monkeypatch.setattr(prompts, "MOST_UNFOLDED", most)
     rig = Rig(tiny)
     lengths = [count + 5 * (index % 2) for index, count in enumerate(counts)]
     slots = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(3)).to(DEVICE)

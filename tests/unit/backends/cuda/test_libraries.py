@@ -14,9 +14,16 @@ from torch.nn.functional import scaled_dot_product_attention
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda import cudnn, flash, libraries
-from headstart.backends.cuda.cudnn import by_cudnn, piece_sizes, square_size
-from headstart.backends.cuda.libraries import LIBRARIES, Library, choose_library, why_unusable
+from headstart.backends.cuda import cudnn, libraries
+from headstart.backends.cuda.libraries import (
+    LIBRARIES,
+    Library,
+    by_cudnn,
+    choose_library,
+    piece_sizes,
+    square_size,
+    why_unusable,
+)
 from headstart.backends.cuda.prompts import ragged_rows
 from headstart.models.attention import LayerCache, Span
 
@@ -141,29 +148,4 @@ def test_only_what_computes_as_our_kernel_does_is_taken() -> None:
 
     assert usable(LIBRARIES["cudnn"]) is None
     assert "differ" in (usable(Spied(from_the_first_key).library()) or "")
-    assert usable(LIBRARIES["flash3"]) == "FlashAttention 3 is not installed"
     assert choose_library(HEADS, KV_HEADS, DIM, torch.bfloat16, CPU) is None
-
-
-def test_flash3_gets_its_arguments_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An operator of the same kind stands in for it: other builds have others in between."""
-    made = torch.library.Library("stands_in_for_fa3", "DEF")
-    made.define(
-        "fwd(Tensor q, Tensor k, Tensor v, Tensor? q_v, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k,"
-        " int? max_seqlen_q, int? max_seqlen_k, Tensor? page_table, float softmax_scale,"
-        " bool is_causal, int window_size_left, float softcap, int num_splits, bool? pack_gqa,"
-        " int sm_margin) -> Tensor[]"
-    )
-
-    def fwd(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> list[Tensor]:
-        assert [rest[1].tolist(), rest[2].tolist()] == [[0, len(q)], [0, len(k)]]
-        assert rest[3:5] == (len(q), len(k)) and rest[7] and rest[8] == -1
-        assert rest[6] == DIM**-0.5 and (rest[0], rest[5], rest[11]) == (None, None, None)
-        return [plain(q, k, v)]
-
-    made.impl("fwd", fwd, "CPU")
-    found = torch.ops.stands_in_for_fa3.fwd.default
-    names = tuple(argument.name for argument in found._schema.arguments)
-    monkeypatch.setattr(flash, "_operator", lambda: flash._Operator(found, names))
-    library, shape = LIBRARIES["flash3"], (HEADS, KV_HEADS, DIM, torch.float32, CPU)
-    assert why_unusable(library, *shape, rows=13, slots=42) is None

@@ -11,13 +11,15 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.backends.cuda import recurrent as recurrent_module
+from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
-from headstart.backends.cuda.recurrent import RecurrentSeats, ragged_recur, round_recur, settle
-from headstart.backends.cuda.seats import Seat, Seats
-from headstart.backends.cuda.transfer import on_device
+from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur, round_recur, settle
+from headstart.backends.rounds import RoundRequest
+from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
+from headstart.sampling.params import SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CONFIG = DeltaConfig(k_heads=1, v_heads=2, k_dim=16, v_dim=12, kernel=4)
@@ -41,23 +43,29 @@ def plain(net: DeltaNet, texts: list[Tensor]) -> tuple[list[Tensor], LayerStates
     return results, states
 
 
+def request(num_read: int, *, state_slot: int) -> RoundRequest:
+    return RoundRequest(
+        num_tokens=num_read + 1, remaining=9, newest=torch.tensor(0, device=DEVICE), state=None,
+        seed=0, params=SamplingParams(temperature=0), blocks=[0], state_slot=state_slot,
+    )  # fmt: skip
+
+
 class Play:
-    """Two texts that were read up to some row, seated in the wrong order."""
+    """Two texts that were read up to some row, admitted in the wrong order."""
 
     def __init__(self, read: list[int]):
         self.net = make_net()
         self.texts = [torch.randn(count, HIDDEN, device=DEVICE) for count in read]
         self.states = [plain(self.net, self.texts)[1]]
-        recurrent = RecurrentSeats.create(CONFIG, 1, 3, DRAFTS, torch.float32, DEVICE)
-        self.seats = Seats(
+        recurrent = RecurrentBatch.create(CONFIG, 1, 3, DRAFTS, torch.float32, DEVICE)
+        self.batch = DecodeBatch(
             3, max_drafts=DRAFTS, window=4, max_blocks=1, hidden=4, dtype=torch.float32,
             device=DEVICE, recurrent=recurrent,
         )  # fmt: skip
         self.recurrent = recurrent
         self.order = [1, 0]
         for at, text in enumerate(self.order):
-            seat = Seat(read[text] + 1, 9, 0, 0, None, 0, 0.0, [0], state_slot=text)
-            self.seats.sit(at, seat, self.states)
+            self.batch.admit(at, request(read[text], state_slot=text), self.states)
 
     def settle(self) -> None:
         lengths = [len(self.texts[text]) + 1 for text in self.order]
@@ -76,7 +84,7 @@ class Play:
             wanted = plain(self.net, [whole])[0][0][-rows:]
             torch.testing.assert_close(found[at], wanted, rtol=1e-4, atol=1e-5)
             self.texts[text] = whole[: len(whole) - rows + accepted[at]]
-        assert not found[2].any(), "an empty seat gives nothing"
+        assert not found[2].any(), "a free index gives nothing"
         counts = torch.tensor(accepted, dtype=torch.int32, device=DEVICE)
         self.recurrent.replays[: len(accepted)] = counts
 
@@ -109,14 +117,14 @@ def test_states_have_the_bits_of_rounds_without_drafts() -> None:
     assert torch.equal(drafted.states[0].conv, alone.states[0].conv)
 
 
-def test_who_changes_seats_takes_his_rows_along() -> None:
+def test_a_request_that_changes_its_index_takes_its_rows_along() -> None:
     play = Play([4, 1])
     play.round(3, [3, 2])
-    play.seats.move(1, 0)  # text 0 goes on, text 1 has left, another one comes
+    play.batch.move(1, 0)  # text 0 goes on, text 1 has left, another one comes
     play.texts[1] = torch.randn(2, HIDDEN, device=DEVICE)
     fresh = plain(play.net, play.texts)[1]
     play.states[0].memory[1], play.states[0].conv[1] = fresh.memory[1], fresh.conv[1]
-    play.seats.sit(1, Seat(3, 9, 0, 0, None, 0, 0.0, [0], state_slot=1), play.states)
+    play.batch.admit(1, request(2, state_slot=1), play.states)
     play.order = [0, 1]
     play.round(3, [2, 1])
     play.round(2, [1, 2])
@@ -160,12 +168,12 @@ def test_rows_of_all_layers_are_numbered_once(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("drafts", [0, 2, 16])
 def test_bytes_are_known_before_anything_is_taken(drafts: int) -> None:
     made = [
-        RecurrentSeats.create(CONFIG, 2, 3, drafts, torch.bfloat16, torch.device(device))
+        RecurrentBatch.create(CONFIG, 2, 3, drafts, torch.bfloat16, torch.device(device))
         for device in ("meta", "cpu")
     ]
     places = max(2 * (drafts + 1), drafts + 1 + 3)
     each = places * (2 * 2 * CONFIG.channels + 4 * 2 * CONFIG.v_heads)  # inputs, mixed; gates
-    assert [seats.num_bytes for seats in made] == [2 * 3 * each + 3 * 3 * 4] * 2
+    assert [batch.num_bytes for batch in made] == [2 * 3 * each + 3 * 3 * 4] * 2
     tensors = [t for ring in made[1].rings for t in (ring.inputs, ring.mixed, ring.gates)]
     stored = sum(t.untyped_storage().nbytes() for t in tensors)
     assert stored == made[1].num_bytes - 3 * 3 * 4

@@ -8,19 +8,20 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_fixture import Tiny
+from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.assembly.build import Built, build
-from headstart.backends.cuda.forward import Kernels, why_unsupported
-from headstart.backends.cuda.graphs import Graphs
-from headstart.backends.cuda.rounds import Kind, Model, catch_up, run_round
-from headstart.backends.cuda.seats import Seat, Seats
+from headstart.backends.cuda.decode_batch import DecodeBatch
+from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.rounds import RoundModel, RoundShape, run_round
+from headstart.backends.cuda.support import why_unsupported
+from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
 from headstart.models.attention import LayerCache, PagedContext, Span
+from headstart.models.build import LoadedModel, build
 from headstart.models.config import LayerKind, model_config
 from headstart.sampling.choose import choose
 from headstart.sampling.params import SamplingParams, derive_seed
@@ -41,10 +42,10 @@ Plan = list[tuple[int, int]]  # drafts and head rows of the rounds, again and ag
 
 
 class Rig:
-    """Seats filled by a plain reading of the prompts."""
+    """A batch filled by a plain reading of the prompts."""
 
     def __init__(self, folder: Path, num_drafts: int, *, plan: Plan | None = None):
-        self.built: Built = build(
+        self.built: LoadedModel = build(
             Checkpoint.open(folder), device=DEVICE, dtype="float32", with_head=num_drafts > 0
         )
         trunk, head = self.built.trunk, self.built.head
@@ -54,22 +55,22 @@ class Rig:
         def cache() -> LayerCache:
             return LayerCache(*(torch.zeros(shape, device=DEVICE) for _ in range(2)))
 
-        self.model = Model(
+        self.model = RoundModel(
             trunk, head, [cache() for _ in range(config.num_layers)],
             cache() if head is not None else None,
             torch.zeros(shape[0] // PAGE, config.hidden, device=DEVICE), PAGE,
             trunk.lm_head, None, BLOCKS * PAGE, Kernels(),
         )  # fmt: skip
-        self.seats = Seats(
+        self.batch = DecodeBatch(
             4, max_drafts=num_drafts, window=4, max_blocks=BLOCKS, hidden=config.hidden,
             dtype=torch.float32, device=torch.device(DEVICE),
         )  # fmt: skip
         self.num_drafts = num_drafts
         self._plan = plan or [(num_drafts, num_drafts + 1 if num_drafts else 0)]
-        self.counts: list[int] = []  # tokens of each seat and round
+        self.counts: list[int] = []  # tokens of each request and round
 
     @torch.inference_mode()
-    def sit(self, at: int, prompt: list[int], params: SamplingParams, seed: int) -> int:
+    def admit(self, at: int, prompt: list[int], params: SamplingParams, seed: int) -> int:
         """Read a prompt with the plain modules; returns its first token."""
         model, size = self.model, len(prompt)
         first = at * BLOCKS * PAGE
@@ -88,20 +89,22 @@ class Rig:
                 model.trunk.rotary,
                 PagedContext(model.head_cache, [Span(0, size - 1, ahead, ahead)]),
             )  # fmt: skip
-        seat = Seat(
-            size + 1, TOKENS - 1, self.num_drafts, token, normed[-1], seed, params.temperature,
-            list(range(at * BLOCKS, (at + 1) * BLOCKS)),
+        request = RoundRequest(
+            num_tokens=size + 1, remaining=TOKENS - 1, newest=torch.tensor(token, device=DEVICE),
+            state=normed[-1], seed=seed, params=params,
+            blocks=range(at * BLOCKS, (at + 1) * BLOCKS),
         )  # fmt: skip
-        self.seats.sit(at, seat)
+        self.batch.admit(at, request)
+        self.batch.limit([self.num_drafts] * (at + 1))
         return token
 
     @torch.inference_mode()
     def finish(self, first: list[int]) -> tuple[list[list[int]], int]:
         texts, rounds, self.counts = [[token] for token in first], 0, []
         while any(len(text) < TOKENS for text in texts):
-            kind = Kind(len(texts), *self._plan[rounds % len(self._plan)])
-            run_round(self.model, self.seats, kind)
-            for text, row in zip(texts, self.seats.emitted.tolist(), strict=False):
+            shape = RoundShape(len(texts), *self._plan[rounds % len(self._plan)])
+            run_round(self.model, self.batch, shape)
+            for text, row in zip(texts, self.batch.emitted.tolist(), strict=False):
                 text += row[1 : 1 + row[0]]
                 self.counts.append(row[0])
             rounds += 1
@@ -122,7 +125,7 @@ def test_rounds_give_the_text_of_plain_decoding(tiny: Tiny, family: str, num_dra
     rig = Rig(folder, num_drafts)
     assert why_unsupported(rig.model.trunk.config) is None
     seeds = [derive_seed(p.seed or 0, 0) for p in params]
-    first = [rig.sit(i, PROMPTS[i], params[i], seeds[i]) for i in range(len(PROMPTS))]
+    first = [rig.admit(i, PROMPTS[i], params[i], seeds[i]) for i in range(len(PROMPTS))]
     texts, rounds = rig.finish(first)
     assert texts == plain(folder, params)
     if num_drafts:
@@ -135,70 +138,30 @@ def test_the_head_may_fall_behind_and_catch_up(tiny: Tiny) -> None:
     params = [SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)] * 2
     folder = tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
     lazy = Rig(folder, 2, plan=[(0, 0), (0, 0), (2, 4)])
-    first = [lazy.sit(i, PROMPTS[i], params[i], 0) for i in range(2)]
+    first = [lazy.admit(i, PROMPTS[i], params[i], 0) for i in range(2)]
     texts, _ = lazy.finish(first)
     assert texts == plain(folder, params)
     eager = Rig(folder, 2, plan=[(0, 4), (0, 4), (2, 4)])
-    assert eager.finish([eager.sit(i, PROMPTS[i], params[i], 0) for i in range(2)])[0] == texts
+    assert eager.finish([eager.admit(i, PROMPTS[i], params[i], 0) for i in range(2)])[0] == texts
     assert lazy.counts == eager.counts and max(lazy.counts) > 1
 
 
-def test_the_head_may_catch_up_for_one_seat_alone(tiny: Tiny) -> None:
-    """It drafts what it would have drafted; the other seat has no head, and drafts nothing."""
-    params = [SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)] * 2
-    folder = tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
-    accepted = []
-    for is_alone in (False, True):
-        rig = Rig(folder, 2)
-        texts = [[rig.sit(i, PROMPTS[i], params[i], 0)] for i in range(2)]
-        if is_alone:
-            rig.seats.pending[0] = rig.seats.limits[0] = 0
-        with torch.inference_mode():
-            for kind in [Kind(2, 0, 0)] * 2 + [Kind(2, 2, 3 if is_alone else 4)] * 3:
-                if is_alone and kind.num_drafts and rig.seats.pending[1] == 3:
-                    catch_up(rig.model, rig.seats, torch.tensor([1, 1], device=DEVICE), 4)
-                    assert rig.seats.pending.tolist() == [0, 1, 0, 0]
-                run_round(rig.model, rig.seats, kind)
-                rows = rig.seats.emitted[:2].tolist()
-                accepted.append([row[0] for row in rows])
-                for text, row in zip(texts, rows, strict=True):
-                    text += row[1 : 1 + row[0]]
-        whole = plain(folder, params)
-        assert texts == [whole[i][: len(texts[i])] for i in range(2)]
-    together, alone = accepted[:5], accepted[5:]
-    assert [counts[1] for counts in together] == [counts[1] for counts in alone]
-    assert max(counts[1] for counts in alone) > 1 == max(counts[0] for counts in alone)
-
-
-def test_a_request_may_change_seats_and_others_may_leave(tiny: Tiny) -> None:
+def test_a_request_may_change_its_index_and_others_may_leave(tiny: Tiny) -> None:
     params = [SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)] * 2
     folder = tiny("mimo", rate=0.8, seed=1, dtype="F32", **SIZES)
     rig = Rig(folder, 2)
-    first = [rig.sit(i, PROMPTS[i], params[i], 0) for i in range(2)]
+    first = [rig.admit(i, PROMPTS[i], params[i], 0) for i in range(2)]
     with torch.inference_mode():
-        run_round(rig.model, rig.seats, Kind(2, 2, 3))
-        row = rig.seats.emitted[1].tolist()
-        rig.seats.move(1, 0)
+        run_round(rig.model, rig.batch, RoundShape(2, 2, 3))
+        row = rig.batch.emitted[1].tolist()
+        rig.batch.move(1, 0)
         text = [first[1], *row[1 : 1 + row[0]]]
         while len(text) < TOKENS:
-            run_round(rig.model, rig.seats, Kind(2, 2, 3))
-            row = rig.seats.emitted[0].tolist()
+            run_round(rig.model, rig.batch, RoundShape(2, 2, 3))
+            row = rig.batch.emitted[0].tolist()
             text += row[1 : 1 + row[0]]
-            assert rig.seats.emitted[1, 0] == 0
+            assert rig.batch.emitted[1, 0] == 0
     assert text == plain(folder, params)[1]
-
-
-@pytest.mark.parametrize(
-    ("seats", "last"), [(3, [1, 2, 3]), (100, [80, 96, 100]), (300, [192, 256, 300])]
-)
-def test_every_number_of_seats_has_a_captured_size(seats: int, last: list[int]) -> None:
-    made = Seats(
-        seats, max_drafts=1, window=2, max_blocks=1, hidden=1, dtype=torch.float32,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    graphs = Graphs(None, made)  # type: ignore[arg-type]
-    assert graphs.sizes()[-3:] == last
-    assert {graphs.bucket(count) for count in range(1, seats + 1)} == set(graphs.sizes())
 
 
 @pytest.mark.parametrize(

@@ -47,17 +47,17 @@ def test_rotation_of_a_part_of_a_head() -> None:
     torch.testing.assert_close(torch.from_numpy(out), expected)
 
 
-def seen(places: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Attention over tokens whose keys and values lie at `places` of a cache."""
+def seen(kv_slots: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Attention over tokens whose keys and values lie at `kv_slots` of a cache."""
     k, v = random(SLOTS, KV_HEADS, DIM) * 2, random(KV_HEADS, SLOTS, DIM).transpose(1, 0, 2)
     keys = np.zeros((SLOTS // 16, KV_HEADS, DIM, 16), np.float32)
     values = np.zeros((SLOTS, KV_HEADS, DIM), np.float32)
-    for token, place in zip(where, places, strict=True):
+    for token, place in zip(where, kv_slots, strict=True):
         keys[place // 16, :, :, place % 16] = k[token]
         values[place] = v[token]
     queries, out = random(GROUP, DIM), np.empty((GROUP, DIM), np.float32)
-    counts = np.full(GROUP, len(places))
-    attend(queries, keys, values, 1, places, runs(places), counts, out)
+    counts = np.full(GROUP, len(kv_slots))
+    attend(queries, keys, values, 1, kv_slots, runs(kv_slots), counts, out)
     q, k1, v1 = (
         torch.from_numpy(np.ascontiguousarray(p)) for p in (queries, k[where, 1], v[where, 1])
     )
@@ -82,8 +82,8 @@ def test_attention_is_right_and_places_do_not_matter(count: int) -> None:
 def test_queries_together_get_the_bits_they_get_alone(count: int) -> None:
     """Of rows that follow one another each sees one place more; heads of a row see the same."""
     keys, values = random(SLOTS // 16, KV_HEADS, DIM, 16), random(SLOTS, KV_HEADS, DIM)
-    queries, places = random(4 * GROUP, DIM), np.random.default_rng(1).permutation(SLOTS)
-    for seen in (np.arange(SLOTS), places):
+    queries, kv_slots = random(4 * GROUP, DIM), np.random.default_rng(1).permutation(SLOTS)
+    for seen in (np.arange(SLOTS), kv_slots):
         counts = np.repeat(np.arange(count, count + 4), GROUP)
         together = np.empty_like(queries)
         attend(queries, keys, values, 0, seen, runs(seen), counts, together)

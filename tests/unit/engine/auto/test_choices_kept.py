@@ -9,8 +9,9 @@ import random
 
 import pytest
 
-from headstart.engine.auto.costs import MENU, Curve, RoundCosts, Surface
+from headstart.engine.auto.costs import Curve, RoundCosts, Surface
 from headstart.engine.auto.live_costs import Choice, LiveCosts
+from headstart.engine.options import MENU
 
 BATCHES = (1, 4, 16)
 

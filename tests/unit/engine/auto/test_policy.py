@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from headstart.engine.auto.costs import MENU, RoundCosts
+from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.live_costs import LiveCosts
 from headstart.engine.auto.policy import DraftPolicy
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import MENU, EngineOptions
 from headstart.engine.request import Request
 from headstart.sampling.params import SamplingParams
 
@@ -32,7 +32,7 @@ def linear(row: float = 0.02, draft: float = 0.05) -> RoundCosts:
 
 
 def auto(costs: Any = None, **options: Any) -> DraftPolicy:
-    return DraftPolicy(EngineOptions(speculate="auto", **options), costs or linear(), max_len=10**6)
+    return DraftPolicy(EngineOptions(speculate="auto", **options), 10**6, costs or linear())
 
 
 def request(name: str, max_tokens: int = 10**5, speculate: Any = None) -> Request:
@@ -189,7 +189,7 @@ def test_requests_that_share_one_k_try_nothing_deeper() -> None:
 def test_greedy_requests_have_costs_of_their_own() -> None:
     """A draw costs as much as the trunk: drafts pay only for requests that do not."""
     drawn = linear(row=1.0)
-    own = DraftPolicy(EngineOptions(speculate="auto"), drawn, 10**6, greedy_costs=linear())
+    own = DraftPolicy(EngineOptions(speculate="auto"), 10**6, drawn, linear())
     greedy, sampled = request("greedy"), request("sampled")
     sampled.params = SamplingParams(temperature=1)
     for one in (greedy, sampled):
@@ -252,7 +252,7 @@ def test_fixed_numbers_are_kept_beside_auto_and_end_with_the_answer() -> None:
 
 @pytest.mark.parametrize("speculate", [0, 3])
 def test_a_fixed_number_needs_no_costs(speculate: int) -> None:
-    own = DraftPolicy(EngineOptions(speculate=speculate), None, max_len=100)
+    own = DraftPolicy(EngineOptions(speculate=speculate), 100)
     assert own.decided_by == "fixed"
     one = request("a")
     assert own.choose([one], num_running=1) == {one: speculate}

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import cast
 
 import pytest
 
+from headstart.backends.base import DeviceRounds, SizeTimes
 from headstart.engine.auto import profile
-from headstart.engine.auto.costs import MENU, NEVER_PAYS
+from headstart.engine.auto.costs import NEVER_PAYS, RoundCosts
 from headstart.engine.auto.live_costs import LiveCosts
-from headstart.engine.auto.profile import profile_captured_rounds, profile_host_rounds
+from headstart.engine.auto.profile import profile_device_rounds, profile_host_rounds
+from headstart.engine.options import MENU
 from headstart.sampling.params import SamplingParams
 
 
@@ -77,47 +80,36 @@ def test_without_memory_for_a_round_with_drafts_none_pays() -> None:
 
 
 @dataclass
-class Rounds:
-    """A round takes 4 s and 1 s per draft, and a millisecond per token of context."""
+class TimedRounds:
+    """Device rounds of which the backend says what they took."""
 
-    memory: int = 10**6  # tokens
+    times: list[SizeTimes]
     window: int = 16
-    calls: list[str] = field(default_factory=list)
 
-    def sizes(self) -> list[int]:
-        return [1, 4]
-
-    def fitting(self, size: int, tokens: int) -> int:
-        return min(tokens, self.memory // size)
-
-    def seconds(self, size: int, drafts: int, context: int, *, reads_window: bool = False) -> float:
-        return 4.0 + drafts + 0.001 * size * context + 0.3 * reads_window
-
-    def prepare_changes(self, size: int, context: int) -> None:
-        self.calls.append(f"prepared {size}")
-
-    def clear(self) -> None:
-        self.calls.append("cleared")
+    def time_rounds(self) -> list[SizeTimes]:
+        return self.times
 
 
-def test_captured_rounds_are_told_apart_by_drafts_context_and_catching_up() -> None:
-    rounds = Rounds()
-    table = profile_captured_rounds(rounds, max_drafts=3)
+def times(size: int, per_token: float = 0.001) -> SizeTimes:
+    """A round takes 4 s and 1 s per draft, and so much per token of context."""
+    menu = range(4)
+    return SizeTimes(size, {k: 4.0 + k for k in menu}, dict.fromkeys(menu, per_token), catch_up=0.3)
+
+
+def profiled(*found: SizeTimes) -> RoundCosts:
+    return profile_device_rounds(cast(DeviceRounds, TimedRounds(list(found))))
+
+
+def test_device_rounds_are_told_apart_by_drafts_context_and_catching_up() -> None:
+    table = profiled(times(1), times(4))
     assert table.menu == (0, 1, 2, 3)
     assert [size for size, _ in table.verify] == [1, 4]
     assert table.round_seconds(4, 3) == pytest.approx(7.0)
     assert table.round_seconds(4, 3, context=5000) == pytest.approx(12.0)
     assert table.catch_up_seconds(4) == pytest.approx(0.3 / 15)
-    assert rounds.calls == ["prepared 1", "prepared 4", "cleared"]
 
 
-def test_a_context_that_is_hardly_longer_says_nothing_about_its_cost() -> None:
-    table = profile_captured_rounds(Rounds(memory=100), max_drafts=1)
-    assert table.round_seconds(1, 0) == pytest.approx(4.064)
-    assert table.round_seconds(1, 0, context=5000) == pytest.approx(4.064)
-
-
-def test_without_memory_for_a_captured_round_no_draft_pays() -> None:
-    table = profile_captured_rounds(Rounds(memory=0), max_drafts=3)
+def test_without_memory_for_a_device_round_no_draft_pays() -> None:
+    table = profiled()
     assert table.menu == MENU
     assert table.round_seconds(1, 2) == pytest.approx(3 * table.round_seconds(1, 0))

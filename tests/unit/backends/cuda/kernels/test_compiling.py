@@ -5,13 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from compiled_script import run_compiled
+from support import SCRIPTS
+from support.compiled_script import run_compiled
 
 pytest.importorskip("triton")
 
 
 def test_kernels_compile_for_sm_90(tmp_path: Path) -> None:
-    printed = run_compiled(Path(__file__).with_name("compile_kernels.py"), tmp_path)
+    printed = run_compiled(SCRIPTS / "compile_kernels.py", tmp_path)
     assert "int8 _best_of_tile" in printed and "moe _down" in printed
     assert "moe_vector _second" in printed and "int8_choice _best_of_tile" in printed
     assert printed.count("latent _attend") == 3

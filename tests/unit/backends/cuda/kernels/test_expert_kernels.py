@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from interpreted_bf16 import repair_bf16
+from support.interpreted_bf16 import repair_bf16
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -23,7 +23,7 @@ from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights, expert_terms
 from headstart.backends.cuda.kernels.moe_vector import vector_terms
 from headstart.backends.cuda.kernels.routing import choose_experts
-from headstart.models.moe import MoE
+from headstart.models.feed_forward import MoE
 from headstart.models.moe_config import MoeConfig
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, random
+from support.kernel_inputs import DEVICE, random
 from torch.nn.functional import rms_norm
 
 pytest.importorskip("triton")
@@ -28,7 +28,7 @@ def test_embeddings_and_their_norm() -> None:
 @pytest.mark.parametrize("zero_first", [True, False])
 def test_pairs_stand_side_by_side(embed_first: bool, zero_first: bool) -> None:
     embed, gains = random(10, WIDTH), (random(WIDTH, seed=1), random(WIDTH, seed=2))
-    # Parts of wider tensors, as seats have them.
+    # Parts of wider tensors, as a batch has them.
     ids = torch.arange(10, device=DEVICE).view(2, 5)[:, :3]
     states = random(2, 5, WIDTH, seed=3)[:, :3]
     positions = torch.tensor([0, 1, 2, 7, 8, 0], device=DEVICE)
@@ -45,9 +45,9 @@ def test_pairs_stand_side_by_side(embed_first: bool, zero_first: bool) -> None:
     torch.testing.assert_close(pair, torch.cat(parts if embed_first else parts[::-1], 1))
 
 
-def test_the_newest_pending_row_of_each_seat() -> None:
+def test_the_newest_pending_row_of_each_request() -> None:
     normed, recycled = random(6, WIDTH), random(6, WIDTH, seed=1)
-    pending = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)  # the second seat is empty
+    pending = torch.tensor([2, 0], dtype=torch.int32, device=DEVICE)  # the second index is free
     found = newest_rows(normed, recycled, pending)
     assert torch.equal(found[0], normed[[1, 3]])
     assert torch.equal(found[1], recycled[[1, 3]])

@@ -7,16 +7,16 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, layer_of, random
+from support.kernel_inputs import DEVICE, layer_of, random
 from torch import Tensor
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.int8 import Int8Rows, add_int8, with_int8
 from headstart.backends.cuda.kernels import choice
 from headstart.backends.cuda.kernels import int8 as int8_kernels
 from headstart.backends.cuda.kernels.int8 import choose_int8, gated_int8, integers, partial_int8
 from headstart.backends.cuda.kernels.linear import Shape
-from headstart.models.int8 import Int8Rows, add_int8, with_int8
 from headstart.sampling import noise
 
 CUT = Shape(outputs=32, inputs=64, splits=2)

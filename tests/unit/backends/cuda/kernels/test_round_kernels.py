@@ -26,12 +26,12 @@ def ints(*values: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
 TABLES = torch.arange(30, dtype=torch.int32, device=DEVICE).view(3, 10).flip(1)
 
 
-def place(seat: int, slot: int) -> int:
-    return int(TABLES[seat, slot // PAGE]) * PAGE + slot % PAGE
+def place(index: int, slot: int) -> int:
+    return int(TABLES[index, slot // PAGE]) * PAGE + slot % PAGE
 
 
 def test_rows_of_a_verification_lie_behind_the_newest_token() -> None:
-    # seat 0 has room for everything, seat 1 is empty, seat 2 may get two more tokens
+    # request 0 has room for everything, index 1 is free, request 2 may get two more tokens
     lengths, left, limits = ints(10, 0, 5), ints(99, 0, 2), ints(3, 3, 3)
     positions, places, seen = trunk_rows(lengths, left, limits, TABLES, PAGE, 4)
     assert seen.tolist() == [9, -1, 4]
@@ -86,7 +86,7 @@ def test_states_are_kept_for_the_head_and_at_block_ends() -> None:
     rows = torch.randn(2, 3, 6).to(DEVICE)
     states = torch.zeros(2, 4, 6, device=DEVICE)
     boundary = torch.zeros(30, 6, device=DEVICE)
-    # seat 0 emitted two tokens after slot 6: its rows consumed slots 6 and 7, the end of a block
+    # request 0 emitted two tokens after slot 6: its rows consumed slots 6 and 7, the end of a block
     lengths, pending = ints(9, 6), ints(2, 1)
     emitted = torch.tensor([[2, 0], [1, 0]], device=DEVICE)
     keep_states(rows, states, boundary, lengths, pending, emitted, TABLES, PAGE)

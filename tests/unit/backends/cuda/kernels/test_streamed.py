@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from kernel_inputs import DEVICE, layer_of, random
+from support.kernel_inputs import DEVICE, layer_of, random
 
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.int8 import Int8Rows, with_int8
 from headstart.backends.cuda.kernels import int8_choice, streamed
 from headstart.backends.cuda.kernels.int8 import choose_int8, integers
 from headstart.backends.cuda.kernels.int8_choice import choose_streamed, chooser_for
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.streamed import streamed_gated, streamed_linear
-from headstart.models.int8 import Int8Rows, with_int8
 from headstart.sampling import noise
 
 # One tile, one that is full, and a second one that is begun and full.

@@ -1,0 +1,239 @@
+"""What a backend is: weights in a form of its own, K/V memory, both forward passes, the choice.
+
+The plain modules of `models/` in `backends/torch` are the reference; every other backend is held to
+them by tests/integration/test_backends.py. An engine knows a backend by this file alone, and
+`backends/select.py` decides which one runs.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from headstart.backends.host import available_bytes
+from headstart.backends.options import BackendOptions, Weights
+from headstart.backends.rounds import (
+    DeviceRounds,
+    Launched,
+    RoundRequest,
+    RoundSizes,
+    RoundTiming,
+    SizeTimes,
+)
+from headstart.backends.rows import (
+    HeadBatch,
+    HeadRows,
+    StateRows,
+    TrunkBatch,
+    TrunkRows,
+    on_device,
+)
+from headstart.backends.weights import Int8Linear
+from headstart.models.build import LoadedModel
+from headstart.models.config import LayerKind, ModelConfig
+from headstart.models.linear import Linear
+from headstart.sampling.choose import choose
+from headstart.sampling.rows import Row
+
+# All that an engine needs to know of backends.
+__all__ = [
+    "Backend", "BackendOptions", "CacheSizes", "DeviceRounds", "HeadOutput", "HeadRows", "Launched",
+    "LoadedModel", "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes", "StateRows",
+    "TrunkRows", "Weights",
+]  # fmt: skip
+LmHead = Linear | Int8Linear
+
+
+@dataclass(frozen=True)
+class CacheSizes:
+    """Memory that all requests share."""
+
+    num_blocks: int  # of K/V
+    block_size: int  # tokens
+    num_states: int = 0  # slots of recurrent states; each holds all layers'
+
+
+@dataclass(frozen=True)
+class HeadOutput:
+    """What a module gives for its rows [T, hidden], and the last row of each request."""
+
+    normed: Tensor  # for the LM head
+    recycled: Tensor  # for the next depth
+    last: list[int]
+
+
+@dataclass(frozen=True)
+class DraftVocabRows:
+    """Reduced LM heads for drafting, by module: row i is token ids[i]."""
+
+    ids: Tensor
+    lm_heads: tuple[LmHead, ...]
+
+
+class Backend(ABC):
+    """Runs one model on one device."""
+
+    name: ClassVar[str]
+    has_rounds = False  # whether it can run decoding rounds by itself: see `make_rounds`
+    drafts_chains = False  # whether `draft_chain` makes greedy drafts of all depths at once
+    chooses_one_by_one = False  # whether rows must be sampled in tensors of their own
+
+    def __init__(self, model: LoadedModel, options: BackendOptions):
+        self.model, self.options = model, options
+        self.config, self.trunk, self.head = model.config, model.trunk, model.head
+        self.device, self.dtype = model.device, model.dtype
+        self.notes: list[str] = []  # about how it computes, for people
+        self.draft_vocabs: dict[str, DraftVocabRows] = {}
+
+    @property
+    def num_modules(self) -> int:
+        return self.head.num_modules if self.head is not None else 0
+
+    @property
+    def is_parallel(self) -> bool:
+        """Whether every module of the head is fed with the trunk's state."""
+        return self.head is not None and self.head.layout.topology == "parallel"
+
+    # Memory
+
+    def allocate(self, sizes: CacheSizes) -> None:
+        """Take the memory of all requests, before the first pass; forgets draft vocabularies."""
+        self.sizes = sizes
+        self.draft_vocabs.clear()
+        # Per block and module the state that the slot after the block needs.
+        self._boundary = torch.zeros(
+            sizes.num_blocks, self.num_modules, self.config.hidden, dtype=self.dtype,
+            device=self.device,
+        )  # fmt: skip
+        self._allocate(sizes)
+
+    @abstractmethod
+    def _allocate(self, sizes: CacheSizes) -> None:
+        """K/V of trunk and head, and recurrent states."""
+
+    def block_bytes(self, block_size: int) -> int:
+        """K/V of a block in every layer of trunk and head, and the states kept beside it."""
+        token = sum(slot_values(self.config, kind) for kind in self.config.layers)
+        states = 0
+        if self.head is not None:
+            own = self.head.config
+            token += self.num_modules * slot_values(own, own.head_layer)
+            states = self.num_modules * self.config.hidden
+        return (token * block_size + states) * self.dtype.itemsize
+
+    def state_bytes(self) -> int:
+        """One request's states in every recurrent layer; 0 where a model has none."""
+        delta, wide = self.config.delta, max(self.dtype.itemsize, 4)
+        if delta is None:
+            return 0
+        layer = delta.conv_values * self.dtype.itemsize + delta.memory_values * wide
+        return self.config.num_recurrent * layer
+
+    def round_bytes(self, sizes: RoundSizes) -> int:
+        """What requests in device rounds keep of recurrent layers beside their states."""
+        return 0
+
+    def prompt_bytes(self) -> int:
+        """What a pass over a long prompt may take beside K/V."""
+        return 0
+
+    def free_bytes(self) -> int:
+        if self.device.type == "cuda":
+            return int(torch.cuda.mem_get_info(self.device)[0])
+        return available_bytes()
+
+    # Forward passes
+
+    def trunk_pass(self, requests: Sequence[TrunkRows]) -> tuple[list[Tensor], Tensor]:
+        """Run all rows; per request the states that feed its head, and all wanted logits."""
+        batch = TrunkBatch.of(requests, self.sizes.block_size, self.to_device)
+        stream, normed, logits = self._run_trunk(batch)
+        before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
+        return batch.by_request(stream if before else normed), logits
+
+    @abstractmethod
+    def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """States before and after the final norm, of all rows or of `batch.wanted`; logits."""
+
+    def head_pass(self, module: int, requests: Sequence[HeadRows]) -> HeadOutput:
+        """Run one module of the head over all rows."""
+        batch = HeadBatch.of(module, requests, self.sizes.block_size, self.to_device)
+        normed, recycled = self._run_head(module, batch)
+        return HeadOutput(normed, recycled, [span.stop - 1 for span in batch.spans])
+
+    @abstractmethod
+    def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        """States for the LM head, and those that feed the next depth."""
+
+    def fill_head(self, module: int, requests: Sequence[HeadRows]) -> None:
+        """The same where only the module's K/V is wanted, not what it would say."""
+        self._fill_head(
+            module, HeadBatch.of(module, requests, self.sizes.block_size, self.to_device)
+        )
+
+    def _fill_head(self, module: int, batch: HeadBatch) -> None:
+        self._run_head(module, batch)
+
+    def to_device(self, values: Sequence[int]) -> Tensor:
+        return on_device(values, self.device)
+
+    # Drafts and choices
+
+    def draft_logits(self, normed: Tensor, vocab: str | None, module: int = 0) -> Tensor:
+        """Logits for drafting, over the whole vocabulary or a reduced one."""
+        lm_head = self._lm_head(module)
+        if vocab is None and lm_head is self.trunk.lm_head:
+            return self.trunk.logits(normed)
+        result = (lm_head if vocab is None else self.draft_vocabs[vocab].lm_heads[module])(normed)
+        assert isinstance(result, Tensor)
+        return result if result.dtype == torch.float64 else result.float()
+
+    def draft_chain(
+        self, requests: Sequence[HeadRows], counts: Sequence[int], vocab: str | None
+    ) -> list[list[int]]:
+        """The most likely drafts of each request, `counts` many, most first; one module only."""
+        raise NotImplementedError(f"{self.name} drafts one depth at a time")
+
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        """The trunk's choice at each row; the same whatever rows there are beside it."""
+        return [int(token) for token in choose(logits, rows).tolist()]
+
+    def _lm_head(self, module: int) -> LmHead:
+        """The module's own where it has one, else the trunk's."""
+        assert self.head is not None
+        own = self.head.modules_[module].lm_head
+        return own if isinstance(own, Linear | Int8Linear) else self.trunk.lm_head
+
+    def add_draft_vocab(self, name: str, ids: Sequence[int]) -> None:
+        """Let requests draft from these tokens alone."""
+        chosen = torch.tensor(sorted(set(ids)), device=self.device)
+        heads = [self._lm_head(module) for module in range(self.num_modules)]
+        made = {id(head): head.only_rows(chosen) for head in heads}  # once, where they share it
+        self.draft_vocabs[name] = DraftVocabRows(chosen, tuple(made[id(head)] for head in heads))
+
+    # States at ends of blocks, from which a prefix hit goes on
+
+    def save_boundaries(self, blocks: list[int], module: int, states: Tensor) -> None:
+        """Keep, for each block, the state [n, hidden] that the slot after it needs."""
+        self._boundary[self.to_device(blocks), module] = states
+
+    def boundary(self, block: int) -> Tensor:
+        """[modules, hidden]."""
+        return self._boundary[block]
+
+    # Rounds on the device
+
+    def make_rounds(self, sizes: RoundSizes) -> DeviceRounds:
+        """Decoding rounds that run ahead of the host, where `has_rounds`."""
+        raise NotImplementedError(f"{self.name} runs no rounds by itself")
+
+
+def slot_values(config: ModelConfig, kind: LayerKind) -> int:
+    """Numbers that a layer keeps of a token; a recurrent one none."""
+    return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in config.kept(kind))

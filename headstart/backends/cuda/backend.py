@@ -1,0 +1,210 @@
+"""A GPU with the fused kernels: ragged passes over prompts, and whole rounds captured as graphs.
+
+With `exact` nothing is chosen by the number of rows (`backends/cuda/exact.py`): every logit of the
+trunk comes from one product, and every row is chosen in one way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from headstart.backends.base import Backend, BackendOptions, CacheSizes, slot_values
+from headstart.backends.cuda.choices import choose_rows, in_rounds
+from headstart.backends.cuda.exact import ExactKernels
+from headstart.backends.cuda.fla import choose_scan
+from headstart.backends.cuda.forward import Kernels, Rows
+from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.cuda.int8 import add_int8, with_int8
+from headstart.backends.cuda.libraries import Library, choose_library
+from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
+from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
+from headstart.backends.cuda.rounds import RoundModel
+from headstart.backends.rounds import DeviceRounds, RoundSizes
+from headstart.backends.rows import HeadBatch, TrunkBatch
+from headstart.backends.torch.paged_memory import PagedMemory
+from headstart.backends.weights import convert_weights
+from headstart.models.attention import MAX_GATHERED_SLOTS, Span
+from headstart.models.build import LoadedModel
+from headstart.models.delta_rule import Scan, scan_texts
+from headstart.models.linear import Linear
+from headstart.models.mla_config import MOST_UNFOLDED
+from headstart.sampling.choose import choose
+from headstart.sampling.rows import Row
+
+
+class CudaBackend(Backend):
+    name = "cuda"
+    has_rounds = True
+
+    def __init__(self, model: LoadedModel, options: BackendOptions):
+        super().__init__(model, options)
+        self.chooses_one_by_one = options.exact
+        if options.weights == "fp8":
+            for module in (self.trunk, self.head):
+                if module is not None:
+                    convert_weights(module, Fp8Linear)
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()  # what was replaced counts as free memory
+        self.kernels = Kernels()
+        self._library: Library | None = None  # for the attention of long prompts
+        self._scan: Scan = scan_texts  # for the long spans of recurrent layers
+        if options.exact:
+            self.kernels = ExactKernels(self.config.max_positions)
+        else:
+            self._choose_libraries()
+
+    def _choose_libraries(self) -> None:
+        config = self.config
+        if config.mla is None:
+            self._library = choose_library(
+                config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
+            )
+        if self._library is not None:
+            self.notes.append(f"long prompts attend by {self._library.name}")
+        if config.delta is not None:
+            self._scan, note = choose_scan(config.delta, self.dtype, self.device)
+            self.notes += [note] if note else []
+
+    # Memory
+
+    def _allocate(self, sizes: CacheSizes) -> None:
+        self.memory = PagedMemory.allocate(self.model, sizes)
+
+    def round_bytes(self, sizes: RoundSizes) -> int:
+        batch = self._recurrent_batch(sizes, torch.device("meta"))
+        return 0 if batch is None else batch.num_bytes
+
+    def prompt_bytes(self) -> int:
+        """K/V of one context gathered, and once more where it is filled up for a library.
+
+        Or what latents are unfolded to, for which no library is asked.
+        """
+        if self.device.type != "cuda" or self.options.exact:
+            return 0
+        config, mla = self.config, self.config.mla
+        attending = [kind for kind in config.layers if kind.mixer != "delta"]
+        widest = max((slot_values(config, kind) for kind in attending), default=0)
+        gathered = min(self.model.max_len, MAX_GATHERED_SLOTS) * widest
+        filled = gathered
+        if mla is not None:
+            whole = self.model.max_len * config.num_heads * (mla.nope_dim + mla.v_dim)
+            filled = min(MOST_UNFOLDED, whole)
+        return (gathered + filled) * self.dtype.itemsize
+
+    # Forward passes
+
+    def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
+        rows = self._trunk_rows(batch.spans, self.to_device(batch.positions))
+        if self.memory.states:
+            recur = ragged_recur(self.memory.states, batch.state_spans, self._scan)
+            rows = replace(rows, recur=recur)
+        kept, chosen = None, batch.logits
+        if not self.options.exact and len(batch.wanted) < len(batch.ids):
+            kept = self.to_device(batch.wanted or [0])  # a kernel wants a row at least
+            chosen = batch.logits_among
+        stream, normed = self.kernels.trunk(
+            self.trunk, self.to_device(batch.ids), rows, self.memory.trunk, kept
+        )
+        wanted = normed if len(chosen) == len(normed) else normed[self.to_device(chosen)]
+        return stream, normed, self._logits(wanted)
+
+    def _trunk_rows(self, spans: list[Span], positions: Tensor) -> Rows:
+        if isinstance(self.kernels, ExactKernels):
+            return exact_rows(spans, positions, self.kernels, self.sizes.block_size)
+        return self._ragged_rows(spans, positions)
+
+    def _ragged_rows(self, spans: list[Span], positions: Tensor) -> Rows:
+        if self.config.mla is not None:
+            return latent_rows(spans, positions)
+        return ragged_rows(spans, positions, self._library)
+
+    def _logits(self, normed: Tensor) -> Tensor:
+        if isinstance(self.kernels, ExactKernels):
+            return self.kernels.whole(normed, self.trunk.lm_head)
+        return self.trunk.logits(normed)
+
+    def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        assert self.head is not None
+        return self.kernels.head(
+            self.head.module(module + 1), batch.ids[:, None], batch.hidden[:, None],
+            self._ragged_rows(batch.spans, batch.positions), self.trunk.embed,
+            self.trunk.rotary, self.memory.head[module],
+        )  # fmt: skip
+
+    def _fill_head(self, module: int, batch: HeadBatch) -> None:
+        assert self.head is not None
+        self.kernels.fill_head(
+            self.head.module(module + 1), batch.ids[:, None], batch.hidden[:, None],
+            filling_rows(batch.spans, batch.positions), self.trunk.embed, self.trunk.rotary,
+            self.memory.head[module],
+        )  # fmt: skip
+
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        """Exact: rows that a round could have chosen are chosen as there, the others one by one.
+
+        A request may decode in rounds now and with the host when memory runs short: the noise of
+        both is equal up to rounding only.
+        """
+        if not self.options.exact:
+            return super().choose(logits, rows)
+        as_in_rounds = [
+            i for i, row in enumerate(rows) if row.mask is None and in_rounds(row.params)
+        ]
+        found: dict[int, int] = {}
+        if as_in_rounds:
+            own = [rows[i] for i in as_in_rounds]
+            chosen = choose_rows(self.kernels, logits[as_in_rounds], own)
+            found = dict(zip(as_in_rounds, chosen.tolist(), strict=True))
+        for i in set(range(len(rows))) - set(found):
+            # Twice: for a single row libraries take other ways to add up.
+            found[i] = int(choose(logits[[i, i]], [rows[i], rows[i]])[0])
+        return [found[i] for i in range(len(rows))]
+
+    # Rounds
+
+    def make_rounds(self, sizes: RoundSizes) -> DeviceRounds:
+        from headstart.backends.cuda.device_rounds import CapturedRounds
+
+        return CapturedRounds(self, sizes, self._recurrent_batch(sizes, self.device))
+
+    def round_model(self, max_context: int, draft_vocab: str | None) -> RoundModel:
+        """What a captured round runs; drafts come from one vocabulary, or from all tokens."""
+        lm_head, ids = self.trunk.lm_head, None
+        if draft_vocab is not None:
+            vocab = self.draft_vocabs[draft_vocab]
+            assert isinstance(vocab.lm_heads[0], Linear)  # kernels run with no others
+            lm_head, ids = vocab.lm_heads[0], vocab.ids
+        if self.head is not None and self._drafts_in_int8():
+            lm_head = with_int8(lm_head)
+            add_int8(self.head)
+        return RoundModel(
+            trunk=self.trunk, head=self.head, caches=self.memory.trunk,
+            head_cache=self.memory.head[0] if self.head is not None else None,
+            boundary=self._boundary[:, 0] if self.head is not None else self._boundary.flatten(1),
+            block_size=self.sizes.block_size, draft_lm_head=lm_head, draft_ids=ids,
+            max_context=max_context, kernels=self.kernels, states=self.memory.states,
+        )  # fmt: skip
+
+    def _drafts_in_int8(self) -> bool:
+        """Whether rounded copies of head and LM head draft: half the bytes, and the same text.
+
+        What is emitted is the trunk's own choice; a draft can only be accepted or not.
+        """
+        asked = self.options.draft_weights
+        if asked == "as-dtype" or self.options.weights != "as-dtype":
+            return False
+        return asked == "int8" or (not self.options.exact and self.dtype.itemsize == 2)
+
+    def _recurrent_batch(self, sizes: RoundSizes, device: torch.device) -> RecurrentBatch | None:
+        """What requests in rounds have of recurrent layers, where the model has any."""
+        delta = self.config.delta
+        if delta is None:
+            return None
+        return RecurrentBatch.create(
+            delta, self.config.num_recurrent, sizes.max_requests, sizes.max_drafts, self.dtype,
+            device,
+        )  # fmt: skip

@@ -1,0 +1,113 @@
+"""Device state of the requests that decode in rounds: fixed tensors, with one index for each.
+
+A captured round reads and writes these tensors, so they are made once and only changed in place:
+by kernels (`fill_`), since a copy of a number from the host would wait for the rounds under way.
+The host keeps no copy of what the device decides; it learns the emitted tokens one round later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from headstart.backends.cuda.choices import signed
+from headstart.backends.cuda.recurrent import RecurrentBatch
+from headstart.backends.rounds import RoundRequest
+from headstart.backends.rows import on_device
+from headstart.models.recurrence import LayerStates
+
+
+class DecodeBatch:
+    """Room for `count` requests, of each up to `window` tokens that the head has not read."""
+
+    def __init__(
+        self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int,
+        dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
+    ):  # fmt: skip
+        assert window > max_drafts
+
+        def numbers(kind: torch.dtype, *shape: int) -> Tensor:
+            return torch.zeros(count, *shape, dtype=kind, device=device)
+
+        self.max_drafts = max_drafts
+        self.lengths = numbers(torch.int32)
+        self.left = numbers(torch.int32)
+        self.limits = numbers(torch.int32)
+        self.pending = numbers(torch.int32)
+        self.seeds = numbers(torch.int64)
+        self.heat = numbers(torch.float32)
+        self.top_k = numbers(torch.int32)
+        self.top_p = numbers(torch.float32)
+        self.min_p = numbers(torch.float32)
+        self.tokens = numbers(torch.int64, window)
+        self.states = numbers(dtype, window, hidden)
+        self.tables = numbers(torch.int32, max_blocks)
+        self.emitted = numbers(torch.int64, max_drafts + 2)
+        self.recurrent = recurrent
+        self._buffers = list(range(count))  # as `recurrent` has them
+
+    @property
+    def window(self) -> int:
+        return self.tokens.shape[1]
+
+    @property
+    def count(self) -> int:
+        return self.lengths.shape[0]
+
+    def admit(
+        self, index: int, request: RoundRequest, states: list[LayerStates] | None = None
+    ) -> None:
+        """Fill an index. Ordered after the rounds already launched, like every change below.
+
+        states: of the recurrent layers, which hold the request's.
+        """
+        params = request.params
+        num_pending = int(request.state is not None)
+        self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
+        self.seeds[index].fill_(signed(request.seed))
+        self.heat[index].fill_(1 / params.temperature if params.temperature > 0 else 0.0)
+        self.top_k[index].fill_(max(0, params.top_k))
+        self.top_p[index].fill_(params.top_p)
+        self.min_p[index].fill_(params.min_p)
+        self.tokens[index, 0].fill_(request.newest)
+        if request.state is not None:
+            self.states[index, 0] = request.state
+        self.extend(index, 0, request.blocks)
+        if self.recurrent is not None:
+            rows = request.num_tokens - 1  # the newest token has not been read
+            self.recurrent.admit(
+                index, request.state_slot, self._buffers[index], rows, states or []
+            )
+
+    def remove(self, index: int) -> None:
+        self._set(index, [0, 0, 0, 0])
+
+    def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
+        """More blocks for a request, from entry `start` of its table."""
+        new = on_device(blocks, self.tables.device, torch.int32)
+        self.tables[index, start : start + len(blocks)] = new
+
+    def limit(self, drafts: Sequence[int]) -> None:
+        """Drafts per round of the first requests."""
+        self.limits[: len(drafts)] = on_device(drafts, self.limits.device, torch.int32)
+
+    def move(self, source: int, target: int) -> None:
+        """A request changes its index, so that a smaller captured round serves those left."""
+        for tensor in (
+            self.lengths, self.left, self.limits, self.pending, self.seeds, self.heat, self.top_k,
+            self.top_p, self.min_p, self.tokens, self.states, self.tables,
+        ):  # fmt: skip
+            tensor[target] = tensor[source]
+        if self.recurrent is not None:
+            own = self._buffers
+            own[source], own[target] = own[target], own[source]  # each has one
+            self.recurrent.move(source, target, own)
+        self.remove(source)
+
+    def _set(self, index: int, numbers: list[int]) -> None:
+        for tensor, number in zip(
+            (self.lengths, self.left, self.limits, self.pending), numbers, strict=True
+        ):
+            tensor[index].fill_(number)

@@ -1,0 +1,52 @@
+"""Int8 rows with one scale each beside the weights themselves, for what drafts.
+
+Reading half the bytes pays while reading takes the time; many rows, such as a prompt's, go through
+the weights as they are. `linear.Int8Linear` is what a CPU computes with.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from headstart.models.feed_forward import MoE
+from headstart.models.linear import Linear
+
+_LARGEST = 127
+_ROWS = 4096  # converted at a time: an LM head in fp32 would not fit beside its model
+
+
+class Int8Rows(Linear):
+    """W as `weight` [N, K] int8 times `scales` [N] fp32; only kernels compute with it."""
+
+    scales: torch.Tensor
+
+    def __init__(self, source: Linear):
+        super().__init__(0, 0)
+        values = source.weight.detach()
+        stored = torch.empty_like(values, dtype=torch.int8)
+        scales = torch.empty(len(values), device=values.device)
+        for start in range(0, len(values), _ROWS):
+            rows = slice(start, start + _ROWS)
+            part = values[rows].float()
+            scales[rows] = (part.abs().amax(dim=1) / _LARGEST).clamp(min=1e-12)
+            stored[rows] = (part / scales[rows, None]).round().clamp(-_LARGEST, _LARGEST).char()
+        self.weight = nn.Parameter(stored, requires_grad=False)
+        self.scales = scales
+
+
+def with_int8(layer: Linear) -> Linear:
+    """The same layer, sharing its weights, with an 8-bit copy for few rows."""
+    result = Linear(0, 0)
+    result.weight, result.bias, result.scales = layer.weight, layer.bias, layer.scales
+    result.int8 = Int8Rows(layer)
+    return result
+
+
+def add_int8(module: nn.Module) -> None:
+    """Give every Linear below `module` an 8-bit copy; not among experts, which are read whole."""
+    modules = list(module.modules())
+    among = {layer for moe in modules if isinstance(moe, MoE) for layer in moe.modules()}
+    for child in modules:
+        if isinstance(child, Linear) and not isinstance(child, Int8Rows) and child not in among:
+            child.int8 = Int8Rows(child)

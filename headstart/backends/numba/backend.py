@@ -1,0 +1,149 @@
+"""A CPU with the compiled kernels: whole passes, and chains of greedy drafts, as one call each.
+
+All rows, those of prompts too, get bits that depend on the tokens before them alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import Timer
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstart.backends.base import Backend, BackendOptions, CacheSizes
+from headstart.backends.numba.compiler import kept_in
+from headstart.backends.numba.drafts import best_of_rows
+from headstart.backends.numba.forward import (
+    Chain,
+    HeadKernels,
+    Tokens,
+    TrunkKernels,
+    layout_of,
+    matrices,
+    slot_numbers,
+)
+from headstart.backends.numba.linear import PackedFloat, PackedLinear
+from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
+from headstart.backends.torch.threads import use_all_cores
+from headstart.backends.weights import convert_weights
+from headstart.models.attention import Span
+from headstart.models.build import LoadedModel
+from headstart.models.mtp import MTPModule
+from headstart.sampling.rows import Row
+
+_SILENT_SECONDS = 3.0  # more than loading what was compiled takes
+_COMPILING = "compiling kernels for this CPU, once per machine and format: about half a minute"
+_LOG = logging.getLogger(__name__)
+
+
+@contextmanager
+def _notice_if_it_takes_long() -> Iterator[None]:
+    """Log why a start takes long while kernels are compiled."""
+    notice = Timer(_SILENT_SECONDS, _LOG.warning, [_COMPILING])
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
+class NumbaBackend(Backend):
+    name = "numba"
+
+    def __init__(self, model: LoadedModel, options: BackendOptions):
+        super().__init__(model, options)
+        for module in (self.trunk, self.head):
+            if module is not None:
+                convert_weights(module, PackedLinear if options.weights == "int8" else PackedFloat)
+        if options.threads is None:
+            self.notes += use_all_cores()
+        self.drafts_chains = self.num_modules == 1
+        self._tokens: dict[str | None, Tokens] = {}  # by draft vocabulary
+
+    def _allocate(self, sizes: CacheSizes) -> None:
+        slots = sizes.num_blocks * sizes.block_size
+        self._trunk = TrunkKernels(self.trunk, slots)
+        modules = [] if self.head is None else list(self.head.modules_)
+        self._modules = [
+            HeadKernels(module, self.trunk, slots)
+            for module in modules
+            if isinstance(module, MTPModule)
+        ]
+        self._tokens.clear()
+        self.notes.append(self._warm_up())
+
+    @torch.inference_mode()
+    def _warm_up(self) -> str:
+        """Compile, or load what was compiled, before the first request waits for it."""
+        started = time.perf_counter()
+        with _notice_if_it_takes_long():
+            self._run_once()
+        seconds = time.perf_counter() - started
+        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
+
+    def _run_once(self) -> None:
+        blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
+        layout, ids = layout_of(blank, [0]), self.to_device([0])
+        _, normed, _ = self._trunk.run(ids, layout, [0])
+        for module in self._modules:
+            module.run(ids, normed, layout)
+        if self.drafts_chains:
+            slot = np.zeros(1, np.int64)
+            self._modules[0].draft(ids, normed, [Chain(1, 0, slot, slot, 1)], self._among(None))
+        best_of_rows(np.zeros((1, 1), np.float32))
+
+    def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
+        layout = layout_of(batch.spans, batch.positions)
+        return self._trunk.run(self.to_device(batch.ids), layout, batch.logits)
+
+    def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        layout = layout_of(batch.spans, batch.positions.tolist())
+        return self._modules[module].run(batch.ids, batch.hidden, layout)
+
+    def draft_chain(
+        self, requests: Sequence[HeadRows], counts: Sequence[int], vocab: str | None
+    ) -> list[list[int]]:
+        ids: list[int] = []
+        chains: list[Chain] = []
+        for rows, depths in zip(requests, counts, strict=True):
+            own = len(rows.tokens)
+            span = span_of(
+                rows.blocks, len(ids), rows.start, own + depths - 1, 1,
+                block_size=self.sizes.block_size, to_device=self.to_device,
+            )  # fmt: skip
+            slots, seen = slot_numbers(span.new), slot_numbers(span.context)
+            chains.append(Chain(own, rows.start - 1, slots, seen, depths))
+            ids += rows.tokens
+        drafts = self._modules[0].draft(
+            self.to_device(ids), hidden_of(requests), chains, self._among(vocab)
+        )
+        return [drafts[:depths, i].tolist() for i, depths in enumerate(counts)]
+
+    def _among(self, vocab: str | None) -> Tokens:
+        """What drafts are chosen among."""
+        if vocab not in self._tokens:
+            if vocab is None:
+                found = Tokens(matrices([self._lm_head(0)]), np.empty(0, np.int64))
+            else:
+                known = self.draft_vocabs[vocab]
+                found = Tokens(matrices([known.lm_heads[0]]), known.ids.numpy())
+            self._tokens[vocab] = found
+        return self._tokens[vocab]
+
+    def add_draft_vocab(self, name: str, ids: Sequence[int]) -> None:
+        super().add_draft_vocab(name, ids)
+        self._tokens.pop(name, None)
+        if self.drafts_chains:
+            self._among(name)  # packed now, not when the first request waits for it
+
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        # torch's arg-max would wake threads that then keep a core busy.
+        if all(row.is_plain_greedy for row in rows):
+            return [int(best) for best in best_of_rows(logits.numpy())]
+        return super().choose(logits, rows)

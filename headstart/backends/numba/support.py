@@ -1,0 +1,74 @@
+"""Which models the compiled kernels of a CPU run, told without loading numba where that will do."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from importlib import import_module
+
+import torch
+
+from headstart.backends.options import BackendOptions
+from headstart.models.build import LoadedModel
+from headstart.models.config import LayerKind, ModelConfig
+
+_LANES = 16  # numbers in a vector: heads are multiples of it
+
+
+def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
+    """What keeps a model from running through the compiled kernels, or None."""
+    if model.device.type != "cpu":
+        return f"the device is {model.device}"
+    if options.kernels != "auto":
+        return f"kernels are {options.kernels}"
+    if options.exact:
+        return "exact runs in plain PyTorch on a CPU"
+    return why_missing() or why_not_whole(model)
+
+
+def why_missing() -> str | None:
+    """What keeps this machine from compiling, or None."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if not hasattr(os, "sched_yield"):
+        return "the kernels need a POSIX system"
+    try:
+        import_module("numba")
+    except ImportError as error:  # made for another numpy, for instance
+        return f"numba does not load ({error})"
+    return None
+
+
+def why_not_whole(model: LoadedModel) -> str | None:
+    """What in a model the kernels cannot run, or None."""
+    if model.dtype != torch.float32:
+        return f"numbers are {model.dtype}"
+    reason = why_unsupported(model.config, model.config.layers)
+    if reason is None and model.head is not None:
+        reason = why_unsupported(model.head.config, [model.head.config.head_layer])
+    return reason
+
+
+def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | None:
+    """What in layers of these kinds the kernels cannot run, or None."""
+    if any(kind.mixer != "attention" for kind in kinds):
+        other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
+        return f"the model has layers with {other} attention"
+    if any(kind.feed != "dense" for kind in kinds):
+        return "the model has experts"
+    if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
+        return "the model cuts off inner products"
+    if any(window is not None for window in config.windows):
+        return "the model has sliding windows"
+    if config.v_dim != config.head_dim or config.v_scale != 1:
+        return "the model's values have a size or a scale of their own"
+    if config.gated_attention or config.head_gate:
+        return "the model has gates behind attention"
+    if config.qk_norm:
+        return "the model norms queries and keys"
+    if config.head_dim % _LANES:
+        return f"the model has heads of size {config.head_dim}, no multiple of {_LANES}"
+    if config.rope.is_interleaved:
+        return "the model rotates neighbours"
+    return None

@@ -1,0 +1,149 @@
+"""Threads that share the work of one compiled call, without waiting for a thread that is late.
+
+All threads of the pool run the same function over the same arrays. Work is cut into phases, and
+each phase into items. A free thread claims the next items; a phase is over when all its items are
+done, not when every thread has arrived, so a thread that the system holds up delays no other.
+Shared memory is written only by the thread that claimed it. A late thread finds everything claimed
+and passes through. No thread spins while there is no call.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import Any, TypeVar, TypeVarTuple
+
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core.cgutils import get_or_insert_function
+from numba.extending import intrinsic
+
+from headstart.backends.numba.compiler import njit
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+_SHARES = 24  # claims that a phase is cut into, if it has as many items
+_TURNS = 4000  # of waiting before others may have the core: some microseconds
+_WORTH = 1 << 21  # products (in weights times rows) below which waking a helper takes longer
+_BACKLOG = 2  # calls that may wait for a helper that is held up
+_LINE = 8  # int64 in a cache line: counters that several write must not share one
+_DONE = _LINE
+
+
+def new_counters(phases: int) -> np.ndarray:
+    """Counters of a call: how many items of each phase are claimed, and how many done."""
+    return np.zeros((phases, 2 * _LINE), np.int64)
+
+
+class ThreadPool:
+    """Helpers of the calling thread: as many threads in all as torch computes with."""
+
+    def __init__(self) -> None:
+        self._jobs: list[SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]] = []
+
+    def run(
+        self, work: int, function: Callable[[*Arguments], Result], *arguments: *Arguments
+    ) -> Result:
+        """Call the function here and in every helper; when it returns here all items are done.
+
+        `work`: how many products that is; where it is little no helper is woken.
+        """
+        helpers = torch.get_num_threads() - 1 if work >= _WORTH else 0
+        while len(self._jobs) < helpers:
+            jobs: SimpleQueue[Any] = SimpleQueue()
+            self._jobs.append(jobs)
+            threading.Thread(target=_help, args=(jobs,), daemon=True).start()
+        for jobs in self._jobs[:helpers]:
+            if jobs.qsize() < _BACKLOG:
+                jobs.put((function, arguments))
+        try:
+            return function(*arguments)
+        except SystemError as error:
+            # A signal that comes while a kernel is called: what its handler raised is inside.
+            cause: BaseException | None = error
+            while isinstance(cause, SystemError):
+                cause = cause.__cause__
+            if isinstance(cause, KeyboardInterrupt | SystemExit):
+                raise cause from None
+            raise
+
+    def forget(self) -> None:
+        """Of the parent's threads a forked process has none."""
+        self._jobs = []
+
+
+def _help(jobs: SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]]]) -> None:
+    while True:
+        function, arguments = jobs.get()
+        function(*arguments)
+        del function, arguments  # nothing is kept alive while waiting
+
+
+POOL = ThreadPool()  # of the process, as torch's threads are
+os.register_at_fork(after_in_child=POOL.forget)
+
+
+@intrinsic
+def _add(typing: Any, address: Any, value: Any) -> tuple[Any, Any]:
+    """Add to an int64 that others change as well; returns what was there."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        place = build.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return build.atomic_rmw("add", place, arguments[1], "seq_cst")
+
+    return types.int64(types.intp, types.int64), generate
+
+
+@intrinsic
+def _read(typing: Any, address: Any) -> tuple[Any, Any]:
+    """What is there now, and with it all that was written before it."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        place = build.inttoptr(arguments[0], ir.IntType(64).as_pointer())
+        return build.load_atomic(place, "seq_cst", 8)
+
+    return types.int64(types.intp), generate
+
+
+@intrinsic
+def _give_way(typing: Any) -> tuple[Any, Any]:
+    """Let another thread have the core."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        kind = ir.FunctionType(ir.IntType(32), [])
+        return build.call(get_or_insert_function(build.module, kind, "sched_yield"), [])
+
+    return types.int32(), generate
+
+
+@njit()
+def share_of(items):
+    """How many items are claimed at once."""
+    return max(1, items // _SHARES)
+
+
+@njit()
+def claim(counters, phase, items):
+    """The next items [begin, end) of a phase; none are left where begin is not below `items`."""
+    begin = _add(counters[phase:].ctypes.data, share_of(items))
+    return begin, min(begin + share_of(items), items)
+
+
+@njit()
+def finish(counters, phase, count):
+    _add(counters[phase:, _DONE:].ctypes.data, count)
+
+
+@njit()
+def wait(counters, phase, items):
+    """Until all items of a phase are done, by any thread."""
+    done, turns = counters[phase:, _DONE:].ctypes.data, 0
+    while _read(done) < items:
+        turns += 1
+        if turns > _TURNS:
+            _give_way()

@@ -1,0 +1,140 @@
+"""Decoding rounds that a backend runs by itself, ahead of the host.
+
+A round drafts, verifies, chooses and accepts for all its requests without the host. The host
+launches one round, and reads what the one before gave while the device works. Requests have
+indices from 0 without gaps: when one leaves, the last takes its index.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from headstart.sampling.params import SamplingParams
+from headstart.sampling.rows import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundSizes:
+    """What rounds are made for."""
+
+    max_requests: int
+    max_drafts: int  # of a request in a round
+    num_drafts: int  # of a usual round, where there is no menu
+    max_tokens: int  # of a request: the model's length, or what K/V memory holds
+    draft_vocab: str | None = None  # what drafts are chosen among; None: all tokens
+    menu: tuple[int, ...] = ()  # numbers of drafts that others are rounded up to; none: any
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundRequest:
+    """What a request brings into rounds: it has been read up to its newest token."""
+
+    num_tokens: int
+    remaining: int  # tokens it may still get
+    newest: Tensor  # the newest token, which only the device knows yet
+    state: Tensor | None  # [hidden] of the token before it, for the head
+    seed: int
+    params: SamplingParams
+    blocks: Sequence[int]
+    state_slot: int = -1  # of its recurrent states, where the model has any
+
+
+@dataclass(frozen=True)
+class RoundTiming:
+    """How long a whole round took, of a kind whose time says what such rounds cost."""
+
+    size: int  # requests that the captured round has room for
+    num_drafts: int
+    seconds: float
+
+
+class Launched(Protocol):
+    """Tokens on their way to the host."""
+
+    @property
+    def drafts(self) -> Sequence[int]:
+        """Drafts of each request at most, by index."""
+        ...
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens from before the round that the head has not read yet, at most."""
+        ...
+
+    def collect(self) -> list[list[int]]:
+        """The tokens of each request, waiting for them."""
+        ...
+
+    def timing(self) -> RoundTiming | None:
+        """After `collect`: what the round took, if that is worth knowing."""
+        ...
+
+
+@dataclass(frozen=True)
+class SizeTimes:
+    """Seconds of rounds with so many requests, measured with blank ones."""
+
+    size: int
+    seconds: dict[int, float]  # by number of drafts, extrapolated to empty contexts
+    per_token: dict[int, float]  # seconds more for each token of context, all requests together
+    catch_up: float  # that a full window of tokens adds for the head
+
+
+class DeviceRounds(ABC):
+    """All requests of one engine that decode in rounds."""
+
+    sizes: RoundSizes
+    window: int  # tokens that the head may be behind while no request drafts
+
+    @abstractmethod
+    def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
+        """What keeps a request with these settings out of rounds, or None."""
+
+    @abstractmethod
+    def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
+        """First tokens of requests that will be admitted; the host need not wait for them."""
+
+    @abstractmethod
+    def admit(self, request: RoundRequest) -> None:
+        """Let a request take part, with the next index."""
+
+    @abstractmethod
+    def remove(self, index: int) -> None:
+        """Let a request leave."""
+
+    @abstractmethod
+    def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
+        """More K/V blocks for a request, from entry `start` of its table."""
+
+    @abstractmethod
+    def max_ahead(self, drafts: Sequence[int]) -> int:
+        """Tokens that the round under way and the next one, with these drafts, may add."""
+
+    @abstractmethod
+    def launch(self, drafts: Sequence[int]) -> Launched:
+        """Start a round with so many drafts for each request at most; by index."""
+
+    @abstractmethod
+    def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
+        """All requests leave, when no round is under way; `lengths` are their tokens.
+
+        The states that their heads still have to read, [n, hidden] each; recurrent states are
+        brought up to date.
+        """
+
+    @abstractmethod
+    def warm_up(self) -> None:
+        """Compile and capture before the first request, while K/V memory is scratch."""
+
+    @abstractmethod
+    def time_rounds(self) -> list[SizeTimes]:
+        """Time rounds of every number of drafts on the menu, before the first request."""
+
+    @abstractmethod
+    def bucket(self, count: int) -> int:
+        """How many requests the captured round for `count` of them has room for."""

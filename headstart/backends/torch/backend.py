@@ -1,0 +1,137 @@
+"""The reference backend: the plain modules in PyTorch, on any device, for every model that runs.
+
+On a CPU its products are tuned at start; with `exact` the trunk runs in blocks of a constant
+number of rows (`backends/torch/exact.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from headstart.backends.base import Backend, BackendOptions, CacheSizes
+from headstart.backends.numba.support import why_missing, why_not_whole
+from headstart.backends.rows import HeadBatch, TrunkBatch
+from headstart.backends.torch.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up, make_exact
+from headstart.backends.torch.paged_memory import PagedMemory
+from headstart.backends.torch.threads import measure_threads
+from headstart.backends.torch.tuning import tune
+from headstart.backends.weights import Int8Linear, convert_weights
+from headstart.models.attention import LayerCache, PagedContext
+from headstart.models.build import LoadedModel
+from headstart.models.layers import LayerContext
+from headstart.models.recurrence import LayerStates, Recurrence, SlotRecurrence, first_rows
+from headstart.sampling.choose import choose
+from headstart.sampling.rows import Row
+
+
+class TorchBackend(Backend):
+    name = "torch"
+
+    def __init__(self, model: LoadedModel, options: BackendOptions):
+        super().__init__(model, options)
+        self.chooses_one_by_one = options.exact
+        modules = [module for module in (self.trunk, self.head) if module is not None]
+        if options.weights == "int8":
+            self._use_int8()
+        # Products in int8 give a row the same bits alone and among others; so should attention.
+        self._lone_rows = isinstance(self.trunk.lm_head, Int8Linear)
+        if self.device.type == "cpu":
+            if options.threads is None:
+                self.notes += measure_threads(self.trunk, is_tuned=not options.exact)
+            if options.exact:
+                make_exact(self.trunk)
+            tune(*(modules[1:] if options.exact else modules))
+
+    def _use_int8(self) -> None:
+        """Products by the compiled kernels, where this machine has them."""
+        form: Callable[..., torch.nn.Module] = Int8Linear
+        if self.options.kernels != "off":
+            reason = why_missing()
+            if reason is None:
+                from headstart.backends.numba.linear import PackedLinear
+
+                form, reason = PackedLinear, why_not_whole(self.model)
+            self.notes.append(f"int8 kernels compute no whole layers here: {reason}")
+        for module in (self.trunk, self.head):
+            if module is not None:
+                convert_weights(module, form)
+
+    def _allocate(self, sizes: CacheSizes) -> None:
+        self.memory = PagedMemory.allocate(self.model, sizes)
+
+    def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
+        if self.options.exact:
+            return self._run_blocks(batch)
+        short = first_rows(batch.state_spans)
+        starts = self.to_device(short) if short else None
+        stream = self.trunk(
+            self.to_device(batch.ids),
+            self.to_device(batch.positions),
+            self._contexts(
+                lambda cache: PagedContext(cache, batch.spans, self._lone_rows),
+                lambda own: SlotRecurrence(own, batch.state_spans, starts=starts),
+            ),
+        )
+        normed = self.trunk.final_norm(stream)
+        rows = normed if len(batch.logits) == len(batch.ids) else normed[batch.logits]
+        return stream, normed, self.trunk.logits(rows)
+
+    def _run_blocks(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
+        """The same in blocks of constant size, so that no row's bits depend on their number."""
+        lone = [part for span in batch.spans for part in span.by_row()]
+        one_rows = [OneRow(part.first_slot, part.context) for part in lone]
+        streams, normeds, logits = [], [], []
+        for start in range(0, len(batch.ids), BLOCK_ROWS):
+            part = slice(start, start + BLOCK_ROWS)
+            count, rows_here = len(batch.ids[part]), one_rows[part]
+            # The slot after the last row may hold what the next block of rows goes on from.
+            cut = (
+                own.between(part.start, part.stop, own.keeps[-1][1]) for own in batch.state_spans
+            )
+            spans_here = [own for own in cut if own is not None]
+            stream = self.trunk(
+                self.to_device(fill_up(batch.ids[part])),
+                self.to_device(fill_up(batch.positions[part])),
+                self._contexts(
+                    partial(ExactContext, rows=rows_here),
+                    partial(SlotRecurrence, spans=spans_here, one_by_one=True),
+                ),
+            )
+            normed = self.trunk.final_norm(stream)
+            rows = [row - start for row in batch.logits if start <= row < start + count]
+            if rows:
+                logits.append(self.trunk.logits(normed)[rows])
+            streams.append(stream[:count])
+            normeds.append(normed[:count])
+        none = logits or [self.trunk.logits(normeds[0][:0])]
+        return torch.cat(streams), torch.cat(normeds), torch.cat(none)
+
+    def _contexts(
+        self,
+        attend: Callable[[LayerCache], LayerContext],
+        recur: Callable[[LayerStates], Recurrence],
+    ) -> list[LayerContext]:
+        """One for every layer: what its rows see, or the states that they go on from."""
+        caches, states = iter(self.memory.trunk), iter(self.memory.states)
+        return [
+            recur(next(states)) if kind.mixer == "delta" else attend(next(caches))
+            for kind in self.config.layers
+        ]
+
+    def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
+        assert self.head is not None
+        context = PagedContext(self.memory.head[module], batch.spans)
+        embedded = self.trunk.embed[batch.ids]
+        normed, recycled = self.head.modules_[module](
+            embedded, batch.hidden, batch.positions, self.trunk.rotary, context
+        )
+        return normed, recycled
+
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        if not self.chooses_one_by_one:
+            return super().choose(logits, rows)
+        return [int(choose(logits[i : i + 1].clone(), [row])) for i, row in enumerate(rows)]

@@ -1,0 +1,110 @@
+"""Passes of blank requests, run and timed as the engine runs real ones, for `profile.py`.
+
+Blank requests own the first blocks of the K/V memory, which is scratch before the first real
+request. Device rounds are timed by the backend itself.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+
+from headstart.backends.base import Backend, StateRows
+from headstart.engine.drafter import Drafter
+from headstart.engine.request import Request
+from headstart.engine.scheduler import Work
+from headstart.engine.verifier import verify
+from headstart.sampling.params import SamplingParams
+
+_CONTEXT = 32  # tokens of context of a pass, where there is room for them
+_REPEATS = 3
+
+
+class BlankPasses:
+    """Times verifications and drafts that the host drives."""
+
+    def __init__(self, backend: Backend, drafter: Drafter, *, max_rows: int):
+        self.backend, self._drafter, self._max_rows = backend, drafter, max_rows
+        self._sizes = backend.sizes
+        slots = self._sizes.num_blocks * self._sizes.block_size
+        self._longest = min(slots, backend.model.max_len)
+        self._context = max(backend.num_modules + 1, min(_CONTEXT, self._longest // 2))
+
+    def _blocks_each(self, drafts: int) -> int:
+        return -(-(self._context + drafts + 2) // self._sizes.block_size)
+
+    def has_room(self, batch: int, drafts: int) -> bool:
+        """Whether there is memory for such a round."""
+        return (
+            self._context + drafts + 2 <= self._longest
+            and batch * self._blocks_each(drafts) <= self._sizes.num_blocks
+            and batch * (drafts + 1) <= self._max_rows
+        )
+
+    def verify_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
+        works = self._works(self._blank(batch, drafts, params), drafts)
+
+        def check() -> None:
+            logits = self._trunk(works)
+            verify(works, logits, choose=self.backend.choose)
+
+        return self._seconds(check)
+
+    def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
+        requests = self._blank(batch, drafts, params)
+        vocabs = {name: len(vocab.ids) for name, vocab in self.backend.draft_vocabs.items()}
+        largest = max(vocabs, key=lambda name: vocabs[name], default=None)
+
+        def draft() -> None:
+            for request in requests:
+                request.draft_vocab = largest  # what a draft costs at most
+                self._drafter.resume(request, at=self._context)
+            self._drafter.propose(dict.fromkeys(requests, drafts))
+
+        works = self._works(requests, 0)
+        seconds = self._seconds(draft, before=lambda: self._trunk(works))
+        for request in requests:
+            self._drafter.forget(request)
+        return seconds
+
+    def _trunk(self, works: Sequence[Work]) -> torch.Tensor:
+        _, logits = self.backend.trunk_pass([work.rows(feeds_head=True) for work in works])
+        return logits
+
+    def _works(self, requests: Sequence[Request], drafts: int) -> list[Work]:
+        states = None
+        if self._sizes.num_states:  # slots are scratch, too
+            states = StateRows(0, tuple((row + 1, 0) for row in range(drafts + 1)))
+        return [Work(r, self._context, drafts + 1, (0,) * drafts, states) for r in requests]
+
+    def _blank(self, batch: int, drafts: int, params: SamplingParams) -> list[Request]:
+        """Requests of blank tokens that own the first blocks."""
+        each, requests = self._blocks_each(drafts), []
+        for number in range(batch):
+            tokens = [0] * (self._context + 1)
+            request = Request(f"cost/{number}", tokens, params, 0, 1, frozenset(), number)
+            request.num_computed = self._context
+            request.blocks = list(range(number * each, (number + 1) * each))
+            requests.append(request)
+        return requests
+
+    def _seconds(
+        self, run: Callable[[], None], before: Callable[[], torch.Tensor] | None = None
+    ) -> float:
+        """`before` is not timed, but leaves the caches of the processor as they are in a round."""
+        times = []
+        for _ in range(1 + _REPEATS):
+            if before is not None:
+                before()
+                self._wait()
+            started = time.perf_counter()
+            run()
+            self._wait()
+            times.append(time.perf_counter() - started)
+        return min(times[1:])
+
+    def _wait(self) -> None:
+        if self.backend.device.type == "cuda":
+            torch.cuda.synchronize()

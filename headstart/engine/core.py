@@ -1,0 +1,106 @@
+"""Everything behind an engine's requests: memory, scheduler, drafter, policy, rounds, loop."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headstart.backends.base import Backend
+from headstart.engine.auto.blank_passes import BlankPasses
+from headstart.engine.auto.policy import DraftPolicy
+from headstart.engine.auto.profile import profile_device_rounds, profile_host_rounds
+from headstart.engine.drafter import Drafter
+from headstart.engine.kv_cache import BlockPool
+from headstart.engine.loop import Loop
+from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_sizes
+from headstart.engine.options import EngineOptions
+from headstart.engine.rounds import Rounds
+from headstart.engine.scheduler import Scheduler
+from headstart.engine.state_cache import StatePlan, StatePool
+from headstart.vocab.draft_vocab import DraftVocab
+
+
+@dataclass(frozen=True)
+class EngineCore:
+    """What runs requests; `drafter` and `policy` where there is a head."""
+
+    backend: Backend
+    memory: Memory
+    scheduler: Scheduler
+    drafter: Drafter | None
+    policy: DraftPolicy | None
+    loop: Loop
+
+    @classmethod
+    def create(
+        cls, backend: Backend, options: EngineOptions, vocabs: Mapping[str, DraftVocab]
+    ) -> EngineCore:
+        """Memory first, then what decides; all is warm and timed at the end."""
+        memory = plan_memory(MemoryNeeds.of(backend, options), options)
+        backend.allocate(memory.cache)
+        scheduler = _scheduler(options, memory)
+        drafter = policy = None
+        if backend.head is not None:
+            for name, vocab in vocabs.items():
+                backend.add_draft_vocab(name, vocab.ids)
+            drafter = Drafter(backend)
+            policy = _policy(backend, drafter, options)
+        rounds = None
+        if backend.has_rounds:
+            rounds = _rounds(backend, options, policy, scheduler.pool, vocabs)
+        loop = Loop(options, scheduler, backend, drafter, policy, rounds)
+        if rounds is not None and backend.device.type == "cuda":
+            _keep_pauses_short(loop)
+        return cls(backend, memory, scheduler, drafter, policy, loop)
+
+
+def _scheduler(options: EngineOptions, memory: Memory) -> Scheduler:
+    caching, size = options.prefix_caching, options.block_size
+    pool = BlockPool(memory.cache.num_blocks, size, prefix_caching=caching)
+    states = None
+    if memory.cache.num_states:
+        states = StatePlan(StatePool(memory.cache.num_states), size, prefix_caching=caching)
+    return Scheduler(pool, options, states)
+
+
+def _policy(backend: Backend, drafter: Drafter, options: EngineOptions) -> DraftPolicy:
+    max_len = backend.model.max_len
+    if options.speculate != "auto":
+        return DraftPolicy(options, max_len)
+    passes = BlankPasses(backend, drafter, max_rows=options.num_rows)
+    with torch.inference_mode():  # before the first request: K/V memory is still scratch
+        sampled, greedy = profile_host_rounds(passes, max_batch=options.max_running_requests)
+    return DraftPolicy(options, max_len, sampled, greedy)
+
+
+def _rounds(
+    backend: Backend, options: EngineOptions, policy: DraftPolicy | None, pool: BlockPool,
+    vocabs: Mapping[str, DraftVocab],
+) -> Rounds:  # fmt: skip
+    """Rounds on the device, compiled and captured; `auto` times them."""
+    draft_vocab = next(iter(vocabs)) if len(vocabs) == 1 and backend.head is not None else None
+    sizes = round_sizes(
+        backend, options, max_tokens=min(backend.model.max_len, pool.num_slots),
+        draft_vocab=draft_vocab,
+    )  # fmt: skip
+    device = backend.make_rounds(sizes)
+    if backend.device.type == "cuda":  # an interpreter compiles nothing
+        device.warm_up()
+        if policy is not None and options.speculate == "auto":
+            policy.use_rounds(profile_device_rounds(device), device.bucket)
+    return Rounds(device, pool)
+
+
+def _keep_pauses_short(owner: Loop) -> None:
+    """Leave what is alive now out of garbage collections, for as long as the loop lives.
+
+    Python's collector goes through everything alive now and then, while the device waits. With
+    torch and what it brings loaded that takes 0.2 s, as long as twenty rounds of 80 requests.
+    """
+    gc.collect()
+    gc.freeze()
+    weakref.finalize(owner, gc.unfreeze)

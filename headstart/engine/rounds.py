@@ -1,0 +1,194 @@
+"""Requests that decode in rounds on the device, one round ahead of the host.
+
+A step launches a round for all of them, then reads what the round before gave, while the device
+works: a request that has ended runs one round for nothing, and memory is taken for two rounds
+ahead. Prompts are read by the loop as always; when one is done its first token is chosen on the
+device, and the request enters the rounds without the host having seen that token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from headstart.backends.base import DeviceRounds, Launched, RoundRequest
+from headstart.engine.kv_cache import BlockPool
+from headstart.engine.request import Request
+from headstart.engine.scheduler import Work
+from headstart.sampling.rows import Row
+
+
+@dataclass(frozen=True)
+class RoundOutcome:
+    """What one round gave one request."""
+
+    request: Request
+    tokens: list[int]
+    num_drafts: int
+    num_unread: int = 0  # tokens from before the round that the head has not read yet, at most
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A round that was launched: its requests by index, as they were then."""
+
+    requests: list[Request]
+    launched: Launched
+    context: int  # tokens of all requests together
+
+
+@dataclass(frozen=True)
+class MeasuredRound:
+    """What a whole round cost."""
+
+    size: int
+    num_drafts: int
+    context: int
+    seconds: float
+
+
+class Rounds:
+    """The requests of one engine that are on the device, by index."""
+
+    def __init__(self, device: DeviceRounds, pool: BlockPool):
+        self._device, self._pool = device, pool
+        self._requests: list[Request] = []
+        self._index: dict[Request, int] = {}
+        self._num_blocks: dict[Request, int] = {}  # that the device knows of
+        self._flight: _Flight | None = None
+        self._firsts: _Flight | None = None  # first tokens that the host has not seen
+        self._entering: dict[Request, Tensor] = {}  # first tokens of this step, on the device
+        self.measured: MeasuredRound | None = None  # by the last `advance`
+
+    @property
+    def requests(self) -> Mapping[Request, int]:
+        """All that are in, with their index."""
+        return self._index
+
+    def takes(self, request: Request) -> bool:
+        """Whether a request can decode here; otherwise the host decides each of its tokens."""
+        return (
+            request.grammar is None
+            and self._device.why_not(request.params, request.draft_vocab) is None
+        )
+
+    def room(self) -> int:
+        """How many more may enter: each needs two blocks for the rounds ahead."""
+        most = min(self._device.sizes.max_requests, self._pool.num_available // 2)
+        return max(0, most - len(self._requests))
+
+    def advance(self, drafts: Mapping[Request, int]) -> tuple[list[RoundOutcome], bool]:
+        """Launch the next round; what the last one gave, and whether there was memory.
+
+        The device goes on at once; only then the host waits for the round before.
+        """
+        before, firsts = self._flight, self._firsts
+        self._flight = self._firsts = self.measured = None
+        self._entering = {}  # of a step that failed
+        is_launched = self._launch([drafts.get(request, 0) for request in self._requests])
+        outcomes = [] if before is None else self._outcomes(before)
+        if firsts is not None:  # tokens of prompts that were read after that round began
+            for request, tokens in zip(firsts.requests, firsts.launched.collect(), strict=True):
+                outcomes.append(RoundOutcome(request, tokens, 0))
+        here = [outcome for outcome in outcomes if outcome.request in self._index]
+        return here, is_launched
+
+    def _launch(self, drafts: list[int]) -> bool:
+        if not self._requests:
+            return True
+        if not self._extend(self._device.max_ahead(drafts)):
+            return False
+        launched = self._device.launch(drafts)
+        context = sum(len(request.tokens) for request in self._requests)
+        self._flight = _Flight(list(self._requests), launched, context)
+        return True
+
+    def _outcomes(self, flight: _Flight) -> list[RoundOutcome]:
+        emitted, launched = flight.launched.collect(), flight.launched
+        timing = launched.timing()
+        if timing is not None:
+            self.measured = MeasuredRound(
+                timing.size, timing.num_drafts, flight.context, timing.seconds
+            )
+        return [
+            RoundOutcome(
+                request, emitted[index],
+                max(0, min(launched.drafts[index], request.room - 1)), launched.num_unread,
+            )
+            for index, request in enumerate(flight.requests)
+            if emitted[index]
+        ]  # fmt: skip
+
+    def _extend(self, ahead: int) -> bool:
+        """Blocks for a round and the one under way, whose outcome is not known."""
+        size = self._pool.block_size
+        for index, request in enumerate(self._requests):
+            slots = len(request.tokens) + min(ahead, request.room)
+            missing = -(-(slots + 1) // size) - len(request.blocks)
+            if missing > 0:
+                got = self._pool.allocate(missing)
+                if got is None:
+                    return False
+                request.blocks += got
+            known = self._num_blocks[request]
+            if known < len(request.blocks):
+                self._device.extend(index, known, request.blocks[known:])
+                self._num_blocks[request] = len(request.blocks)
+        return True
+
+    def choose_first(self, works: Sequence[Work], logits: Tensor) -> None:
+        """The first token of each of these, all of which `takes`; logits [n, V].
+
+        The host sees them with the outcomes of the next `advance`; until then the requests wait
+        for `admit`.
+        """
+        requests = [work.request for work in works]
+        rows = [Row(r.params, r.seed, len(r.tokens)) for r in requests]
+        tokens, launched = self._device.choose_first(logits, rows)
+        self._entering = dict(zip(requests, tokens, strict=True))
+        self._firsts = _Flight(requests, launched, 0)
+
+    @property
+    def entering(self) -> list[Request]:
+        """Requests whose first token was chosen in this step."""
+        return list(self._entering)
+
+    def admit(self, request: Request, state: Tensor | None) -> None:
+        """Let a request in; the head has read everything before the newest token.
+
+        state [hidden]: what that token will be fused with, where there is a head.
+        """
+        slot = request.states.slot
+        self._device.admit(
+            RoundRequest(
+                num_tokens=len(request.tokens) + 1, remaining=request.room - 1,
+                newest=self._entering.pop(request), state=state, seed=request.seed,
+                params=request.params, blocks=request.blocks,
+                state_slot=-1 if slot is None else slot,
+            )
+        )  # fmt: skip
+        self._index[request] = len(self._requests)
+        self._requests.append(request)
+        self._num_blocks[request] = len(request.blocks)
+
+    def remove(self, request: Request) -> None:
+        """Let a request leave; the last one takes its index."""
+        index = self._index.pop(request)
+        del self._num_blocks[request]
+        self._device.remove(index)
+        last = self._requests.pop()
+        if last is not request:
+            self._requests[index] = last
+            self._index[last] = index
+
+    def drain(self) -> dict[Request, Tensor | None]:
+        """All leave, when no round is under way: the host goes on as if it had done everything.
+
+        With each request the states [n, hidden] that its head still has to read.
+        """
+        states = self._device.drain([len(request.tokens) for request in self._requests])
+        drained = dict(zip(self._requests, states, strict=True))
+        self._requests, self._index, self._num_blocks = [], {}, {}
+        return drained

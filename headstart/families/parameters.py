@@ -1,0 +1,76 @@
+"""Published tensors of the engine's layer parameters, as most families call them.
+
+One parameter may hold several tensors, whose rows follow one another: q, k and v, or gate and up.
+A family that calls some differently says so in `Runtime.parameters`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+_CHOICE = re.compile(r"\{([^{}]*,[^{}]*)\}")
+
+
+def parameters(table: str) -> dict[str, tuple[str, ...]]:
+    """Parse lines of `parameter  tensor ...`, where `{gate,up}_proj` stands for two names."""
+    lines = (line.split() for line in table.split("\n"))
+    return {
+        words[0]: tuple(name for word in words[1:] for name in _expanded(word))
+        for words in lines
+        if words
+    }
+
+
+def _expanded(word: str) -> list[str]:
+    found = _CHOICE.search(word)
+    if found is None:
+        return [word]
+    return [word[: found.start()] + each + word[found.end() :] for each in found[1].split(",")]
+
+
+USUAL = parameters("""
+    attention_norm.weight             input_layernorm.weight
+    attention.qkv.weight              self_attn.{q,k,v}_proj.weight
+    attention.qkv.bias                self_attn.{q,k,v}_proj.bias
+    attention.o.weight                self_attn.o_proj.weight
+    attention.o.bias                  self_attn.o_proj.bias
+    attention.q_norm.weight           self_attn.q_norm.weight
+    attention.k_norm.weight           self_attn.k_norm.weight
+    attention.head_gate.weight        self_attn.g_proj.weight
+    attention.sinks                   self_attn.attention_sink_bias
+    attention.compress.weight         self_attn.{q_a_proj,kv_a_proj_with_mqa}.weight
+    attention.q_latent_norm.weight    self_attn.q_a_layernorm.weight
+    attention.q_up.weight             self_attn.q_b_proj.weight
+    attention.kv_latent_norm.weight   self_attn.kv_a_layernorm.weight
+    attention.kv_up                   self_attn.kv_b_proj.weight
+    attention.indexer.q_up.weight     self_attn.indexer.wq_b.weight
+    attention.indexer.k.weight        self_attn.indexer.wk.weight
+    attention.indexer.k_norm_weight   self_attn.indexer.k_norm.weight
+    attention.indexer.k_norm_bias     self_attn.indexer.k_norm.bias
+    attention.indexer.weights.weight  self_attn.indexer.weights_proj.weight
+    attention.inputs.weight           linear_attn.in_proj_{qkv,z,b,a}.weight
+    attention.conv                    linear_attn.conv1d.weight
+    attention.a_log                   linear_attn.A_log
+    attention.dt_bias                 linear_attn.dt_bias
+    attention.norm                    linear_attn.norm.weight
+    attention.out.weight              linear_attn.out_proj.weight
+    mlp_norm.weight                   post_attention_layernorm.weight
+    mlp.gate_up.weight                mlp.{gate,up}_proj.weight
+    mlp.gate_up.bias                  mlp.{gate,up}_proj.bias
+    mlp.down.weight                   mlp.down_proj.weight
+    mlp.down.bias                     mlp.down_proj.bias
+    mlp.router.weight                 mlp.gate.weight
+    mlp.router.correction             mlp.gate.e_score_correction_bias
+    mlp.experts.gate_up.weight        mlp.experts.{expert}.{gate,up}_proj.weight
+    mlp.experts.down.weight           mlp.experts.{expert}.down_proj.weight
+    mlp.shared.gate_up.weight         mlp.shared_experts.{gate,up}_proj.weight
+    mlp.shared.down.weight            mlp.shared_experts.down_proj.weight
+    mlp.shared_gate.weight            mlp.shared_expert_gate.weight
+""")
+
+
+def held_by(tensors: Collection[str], own: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
+    """Our parameters that a layer with these published tensors has; `own` as in `Runtime`."""
+    names = {**USUAL, **own}
+    return frozenset(ours for ours, theirs in names.items() if theirs[0] in tensors)

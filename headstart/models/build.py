@@ -1,0 +1,174 @@
+"""From a checkpoint folder to modules on a device: the trunk, and its head if there is one.
+
+Engine, training and scoring all load a model here, so that they run the same thing. Weights are in
+the dtype that was asked for; a backend may hold them in another format afterwards.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import ConfigError, UnsupportedFamily
+from headstart.families.base import Family
+from headstart.families.registry import GRAFTED_AS
+from headstart.heads.detection import find_family, find_head_of
+from headstart.heads.formats import open_head
+from headstart.heads.head import Head, head_of
+from headstart.heads.sharing import trunk_prefix
+from headstart.models.config import ModelConfig, model_config
+from headstart.models.loading import load_trunk, materialize
+from headstart.models.mtp import MTPHead
+from headstart.models.stored import Layout, load_stored_head, trunk_tensors
+from headstart.models.trunk import Trunk
+
+_DTYPES = {
+    "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
+    "float16": torch.float16,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, with its head if there is one."""
+
+    checkpoint: Checkpoint
+    config: ModelConfig
+    trunk: Trunk
+    head: MTPHead | None
+    dtype: torch.dtype
+    device: torch.device
+    max_len: int
+    notes: tuple[str, ...]  # what was decided on the way, for people
+
+
+@dataclass(frozen=True)
+class _Stored:
+    """What a checkpoint holds: its family, and the head that will be run."""
+
+    family: Family | None
+    head: Head | None
+    head_names: frozenset[str]  # published names of the head inside the checkpoint, run or not
+
+
+def build(
+    checkpoint: Checkpoint,
+    head_folder: Path | None = None,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    max_model_len: int | None = None,
+    layout: Layout = "own",
+    with_head: bool = True,
+) -> LoadedModel:
+    """Load trunk and head onto a device."""
+    place = resolve_device(device)
+    kind = resolve_dtype(dtype, place)
+    config = model_config(checkpoint.config.fields)
+    max_len = max_model_len or config.max_positions
+    if max_len > config.max_positions:
+        raise ConfigError(
+            f"max_model_len is {max_len}; the model was made for {config.max_positions} positions "
+            "(max_position_embeddings). Give at most that."
+        )
+    notes: list[str] = []
+    stored = _find(checkpoint, head_folder, notes, with_head=with_head)
+    prefix, lm_head = _trunk_names(checkpoint, stored.family)
+    config = _tied_as_stored(config, checkpoint, lm_head)
+    with torch.device("meta"):
+        trunk = Trunk(config, 1, kind)
+    materialize(trunk, place, kind)
+    if config.is_tied:
+        trunk.lm_head.weight = trunk.embed
+    trunk.rotate_up_to(max_len, kind)
+    trunk.to(place)
+    tensors = trunk_tensors(checkpoint, stored.family, stored.head_names, notes)
+    load_trunk(trunk, tensors, prefix=prefix, lm_head=lm_head)
+    head = None
+    if stored.head is not None:
+        head = load_stored_head(stored.head, config, kind, place, layout, max_len)
+    return LoadedModel(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
+
+
+def has_head(checkpoint: Checkpoint, folder: Path | None = None) -> bool:
+    """Whether `build` would give a head, told without loading anything."""
+    return _find(checkpoint, folder, [], with_head=True).head is not None
+
+
+def _find(
+    checkpoint: Checkpoint, folder: Path | None, notes: list[str], *, with_head: bool
+) -> _Stored:
+    """The head that was asked for, else the checkpoint's own, else none (and a note)."""
+    family = find_family(checkpoint)
+    found = find_head_of(checkpoint, family) if family is not None else None
+    names = frozenset(found.tensors.values()) if found is not None else frozenset()
+    if folder is not None:
+        return _Stored(family, _given_head(checkpoint, folder), names)
+    if not with_head:
+        return _Stored(family, None, names)
+    if found is None or found.state in ("absent", "declared-but-missing"):
+        notes.append("no head in the checkpoint: decoding runs without drafts")
+        return _Stored(family, None, names)
+    return _Stored(family, head_of(checkpoint, found=found), names)
+
+
+def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
+    head = open_head(folder)
+    kind = checkpoint.config.model_type
+    expected = GRAFTED_AS.get(kind, kind)
+    if expected not in (head.family.name, *head.family.model_types):
+        raise UnsupportedFamily(
+            f"{folder} holds a {head.family.name} head, the model is {kind}. A head only fits "
+            "the model it was made for; compare both with `headstart inspect`."
+        )
+    return head
+
+
+def _trunk_names(checkpoint: Checkpoint, family: Family | None) -> tuple[str, str]:
+    """The prefix of the trunk's tensors and the LM head's name, where releases differ."""
+    if family is None:
+        return "model.", "lm_head.weight"
+    heads = [name for name in family.trunk.lm_heads if name in checkpoint.tensors]
+    return trunk_prefix(checkpoint, family), heads[0] if heads else family.trunk.lm_heads[0]
+
+
+def _tied_as_stored(config: ModelConfig, checkpoint: Checkpoint, lm_head: str) -> ModelConfig:
+    """Of a nested config the top level may say that weights are tied, and the text part not."""
+    claims = checkpoint.config.raw.get("tie_word_embeddings")
+    is_missed = claims and not config.is_tied and lm_head not in checkpoint.tensors
+    return replace(config, is_tied=True) if is_missed else config
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:1` as a device that this machine has."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(name)
+    except RuntimeError:
+        place = torch.device("meta")
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device is {name!r}; give auto, cpu or cuda (cuda:1 for the second).")
+    count = torch.cuda.device_count()
+    if place.type == "cuda" and (place.index or 0) >= count:
+        raise ConfigError(
+            f"device {name!r} was asked for and torch sees {count} GPUs. Use "
+            "device auto or cpu, or a PyTorch that knows this machine's GPUs."
+        )
+    return place
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` or the name of a dtype that the device computes with."""
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if name not in _DTYPES:
+        raise ConfigError(f"dtype is {name!r}; expected auto or {', '.join(_DTYPES)}.")
+    if _DTYPES[name] == torch.float16 and device.type == "cpu":
+        raise ConfigError(
+            "dtype float16 is for GPUs; on the CPU it is slow and overflows. Use float32."
+        )
+    return _DTYPES[name]

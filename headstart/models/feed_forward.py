@@ -1,0 +1,153 @@
+"""The feed-forward part of a layer: a gated MLP, or a mixture of experts.
+
+A router chooses a few experts for each row, and weighs what they give. Rows are sorted by expert,
+so that an expert's weights are read once per batch, however many rows chose it. A row's sum runs
+over its experts in the order in which they were chosen, whatever the other rows are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Self
+
+import torch
+from torch import nn
+from torch.nn.functional import linear, silu
+
+from headstart.models.linear import PRODUCTS, Linear, Stack
+from headstart.models.moe_config import MoeConfig
+
+
+class MLP(nn.Module):
+    """SwiGLU with gate and up in one product."""
+
+    def __init__(self, hidden: int, width: int, *, bias: bool = False, limit: float | None = None):
+        super().__init__()
+        self.limit = limit
+        self.gate_up = Linear(hidden, 2 * width, bias=bias)
+        self.down = Linear(width, hidden, bias=bias)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        result = self.down(gated(gate, up, self.limit))
+        assert isinstance(result, torch.Tensor)
+        return result
+
+
+def gated(gate: torch.Tensor, up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+    """silu(gate) * up, without a third tensor where no gradient needs it; each within a limit."""
+    if limit is not None:
+        return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+    return silu(gate) * up if gate.requires_grad else silu(gate).mul_(up)
+
+
+class Router(nn.Module):
+    """Scores in at least fp32, and the experts that they choose."""
+
+    correction: torch.Tensor | None
+
+    def __init__(self, config: MoeConfig, hidden: int):
+        super().__init__()
+        self.config = config
+        self.weight = nn.Parameter(torch.empty(config.num_experts, hidden), requires_grad=False)
+        # Not trained: it steers how often an expert is chosen, and no gradient reaches it.
+        bias = torch.empty(config.num_experts) if config.correction else None
+        self.register_buffer("correction", bias)
+        self.one_by_one = False  # set by models/exact.py
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Both stay in fp32 when the model does not: near ties decide which experts run."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self.weight.data = _wide(self.weight.data)
+        if self.correction is not None:
+            self.correction = _wide(self.correction)
+        return self
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """x [T, hidden] -> chosen experts and their weights, [T, top_k] each."""
+        config = self.config
+        product = PRODUCTS["single"] if self.one_by_one else linear
+        logits = product(_wide(x), _wide(self.weight))
+        scores = logits.sigmoid() if config.scoring == "sigmoid" else logits.softmax(dim=-1)
+        choosing = scores if self.correction is None else scores + self.correction
+        if config.num_groups > 1:
+            choosing = _best_groups(choosing.detach(), config)
+        chosen = choosing.topk(config.top_k, dim=-1).indices
+        weights = scores.gather(1, chosen)
+        if config.renormalise:
+            weights = weights / weights.sum(dim=-1, keepdim=True).clamp(min=config.least_sum)
+        return chosen, weights * config.scale
+
+
+def _wide(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def _best_groups(scores: torch.Tensor, config: MoeConfig) -> torch.Tensor:
+    """Scores [T, experts] with all but the best groups ruled out; a group's score is that of its
+    two best experts."""
+    groups = scores.view(len(scores), config.num_groups, -1)
+    best = groups.topk(min(2, groups.shape[-1]), dim=-1).values.sum(dim=-1)
+    kept = torch.zeros_like(best, dtype=torch.bool)
+    kept.scatter_(1, best.topk(config.top_groups, dim=-1).indices, True)
+    return groups.masked_fill(~kept.unsqueeze(-1), float("-inf")).flatten(1)
+
+
+class Experts(nn.Module):
+    """The experts' matrices, and the rows of a batch through those that were chosen."""
+
+    def __init__(self, config: MoeConfig, hidden: int, limit: float | None = None):
+        super().__init__()
+        self.limit = limit
+        self.gate_up = Stack(config.num_experts, hidden, 2 * config.width)
+        self.down = Stack(config.num_experts, config.width, hidden)
+
+    def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden], chosen and weights [T, k] -> the weighted sum [T, hidden]."""
+        if x.shape[0] == 0:
+            return x
+        top_k = chosen.shape[1]
+        experts, order = chosen.flatten().sort(stable=True)
+        sorted_rows = x[order // top_k]
+        counts = torch.bincount(experts).tolist()
+        first, second = self.gate_up.product(), self.down.product()
+        parts, start = [], 0
+        for expert, count in enumerate(counts):
+            if count == 0:
+                continue
+            gate, up = first(sorted_rows[start : start + count], expert).chunk(2, dim=-1)
+            parts.append(second(gated(gate, up, self.limit), expert))
+            start += count
+        places = torch.empty_like(order)
+        places[order] = torch.arange(len(order), device=order.device)
+        said = torch.cat(parts)[places].view(*chosen.shape, -1)
+        return (said * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
+
+
+class MoE(nn.Module):
+    """Routed experts, and shared ones that every row passes through."""
+
+    def __init__(
+        self,
+        config: MoeConfig,
+        hidden: int,
+        limit: float | None = None,
+        shared_limit: float | None = None,
+    ):
+        super().__init__()
+        self.router = Router(config, hidden)
+        self.experts = Experts(config, hidden, limit)
+        width = config.shared_width
+        self.shared = MLP(hidden, width, limit=shared_limit) if width else None
+        self.shared_gate = Linear(hidden, 1) if config.shared_gate else None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, hidden] -> [T, hidden]."""
+        result: Any = self.experts(x, *self.router(x))
+        if self.shared is not None:
+            shared = self.shared(x)
+            if self.shared_gate is not None:
+                shared = self.shared_gate(x).sigmoid() * shared
+            result = result + shared
+        assert isinstance(result, torch.Tensor)
+        return result

@@ -1,0 +1,1 @@
+"""Grammars that answers keep to: what clients ask for, checked, compiled in another process."""

@@ -1,0 +1,186 @@
+"""Grammars compiled by xgrammar, as the engine wants them: allowed(), accept(token), fork().
+
+`GrammarCompiler` is called from worker threads. Grammars are compiled in another process, under
+limits of time and memory (process.py), and read back here, for which xgrammar releases the
+interpreter lock. What a compiled grammar may cost while it is used is bounded as well: an ambiguous
+one can take seconds for a single token.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from headstart.errors import MissingExtra, RequestError, install
+from headstart.server.grammars.client import CompilerProcess
+from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.pieces import special_ids
+
+# Processor time that a grammar may take: a store that fills with every token.
+_STORE_SECONDS, _SECONDS_PER_TOKEN = 0.25, 0.005
+
+
+class GrammarCompiler:
+    """Compiles grammars for one tokenizer, and keeps the latest."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        vocab_size: int,
+        *,
+        end_ids: Iterable[int],
+        markers: Iterable[str] = (),
+        max_bytes: int = 1 << 16,
+        max_seconds: float = 20.0,
+        max_memory: int = 1 << 30,
+        cache_bytes: int = 256 << 20,
+    ):
+        """`vocab_size` is the model's, which may be larger or smaller than the tokenizer's.
+
+        Special tokens are not in the text of an answer, so no grammar may use them, except those
+        whose text is one of the `markers`.
+        """
+        self._xgrammar = _xgrammar()
+        self._info = _tokenizer_info(tokenizer, vocab_size, sorted(set(end_ids)), set(markers))
+        self._vocab_size = vocab_size
+        self._max_bytes, self._cache_bytes = max_bytes, cache_bytes
+        self._process = CompilerProcess(
+            self._info.serialize_json(), max_seconds=max_seconds, max_memory=max_memory
+        )
+        self._compiled: OrderedDict[GrammarSpec, tuple[Any, int]] = OrderedDict()  # with its bytes
+        self._lock = threading.Lock()
+
+    def compile(self, spec: GrammarSpec) -> TokenGrammar:
+        """Blocks for milliseconds, at most for `max_seconds` of a processor."""
+        if spec.num_bytes > self._max_bytes:
+            raise RequestError(
+                f"the {spec.what} has {spec.num_bytes} bytes; this server takes up to "
+                f"{self._max_bytes}. Make it smaller."
+            )
+        with self._lock:
+            known = self._compiled.get(spec)
+            if known is not None:
+                self._compiled.move_to_end(spec)
+        return self._at_start(known[0] if known is not None else self._compile(spec))
+
+    def is_kept(self, spec: GrammarSpec) -> bool:
+        return spec in self._compiled
+
+    def _at_start(self, compiled: Any) -> TokenGrammar:
+        matcher = self._xgrammar.GrammarMatcher(compiled)
+        return TokenGrammar(matcher, self._vocab_size, _Allowance())
+
+    def _compile(self, spec: GrammarSpec) -> Any:
+        text = f'{{"type": "structural_tag", "format": {spec.text}}}'
+        found = self._process.compile(spec.what, text)
+        if len(found) > self._cache_bytes:
+            raise RequestError(
+                f"the {spec.what} has {len(found) >> 20} MiB when it is compiled; this server "
+                f"takes up to {self._cache_bytes >> 20}. Make it smaller."
+            )
+        compiled = self._xgrammar.CompiledGrammar.deserialize_json(found, self._info)
+        first = self._at_start(compiled).allowed()
+        if first is not None and not first.any():
+            raise RequestError(
+                f"no text fits the {spec.what}: it never ends, or needs characters that the "
+                "model's tokens do not have. Change it."
+            )
+        with self._lock:
+            self._compiled[spec] = compiled, len(found)
+            while self.num_cached_bytes > self._cache_bytes:
+                self._compiled.popitem(last=False)
+        return compiled
+
+    @property
+    def num_cached_bytes(self) -> int:
+        """As xgrammar writes them: what it says of their memory leaves large parts out."""
+        return sum(size for _, size in self._compiled.values())
+
+    def close(self) -> None:
+        """End the process in which grammars are compiled."""
+        self._process.close()
+
+
+class TokenGrammar:
+    """Where one answer is in its grammar; the engine's grammar protocol."""
+
+    def __init__(self, matcher: Any, vocab_size: int, allowance: _Allowance):
+        self._matcher, self._vocab_size, self._allowance = matcher, vocab_size, allowance
+
+    def allowed(self) -> torch.Tensor | None:
+        """Tokens that may come next, bool [vocab_size]; the end token where the text may end."""
+        if self._matcher.is_terminated():
+            return torch.zeros(self._vocab_size, dtype=torch.bool)
+        bits = np.empty((1, -(-self._vocab_size // 32)), dtype=np.int32)
+        started = time.thread_time()
+        is_needed = self._matcher.fill_next_token_bitmask(bits)
+        self._allowance.spend(time.thread_time() - started)
+        if not is_needed:
+            return None
+        flags = np.unpackbits(bits.view(np.uint8), count=self._vocab_size, bitorder="little")
+        return torch.from_numpy(flags.view(np.bool_))
+
+    def accept(self, token: int) -> bool:
+        started = time.thread_time()
+        fits = bool(self._matcher.accept_token(token))
+        self._allowance.spend(time.thread_time() - started - _SECONDS_PER_TOKEN)
+        return fits
+
+    def fork(self) -> TokenGrammar:
+        return TokenGrammar(self._matcher.fork(), self._vocab_size, self._allowance)
+
+
+class _Allowance:
+    """Processor seconds that a request's grammar may still take; shared by its forks."""
+
+    def __init__(self) -> None:
+        self._left = _STORE_SECONDS
+
+    def spend(self, seconds: float) -> None:
+        if self._left >= 0:  # a store that was empty once stays empty: every fork must fail alike
+            self._left = min(_STORE_SECONDS, self._left - seconds)
+        if self._left < 0:
+            raise RequestError(
+                "the grammar takes too long to follow: it is ambiguous, or repeats what repeats. "
+                "Write it so that a text fits in one way only."
+            )
+
+
+def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: list[int], markers: set[str]) -> Any:
+    xgrammar = _xgrammar()
+    if tokenizer is None:
+        raise RequestError("grammars need a tokenizer and the checkpoint has none.")
+    if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
+        # Such tokens are joined with blanks, which no grammar over their texts would know of.
+        raise RequestError(
+            "grammars need tokens that are pieces of text; this model's tokenizer.json has no "
+            "decoder, so its tokens are whole words. Ask without a grammar."
+        )
+    ends = [token for token in end_ids if token < vocab_size]
+    found = xgrammar.TokenizerInfo.from_huggingface(
+        tokenizer, vocab_size=vocab_size, stop_token_ids=ends or [vocab_size - 1]
+    )
+    texts = list(found.decoded_vocab)
+    for token in special_ids(tokenizer) - set(ends):
+        if token < len(texts) and texts[token].decode("utf-8", "replace") not in markers:
+            texts[token] = b""  # xgrammar never allows a token without text
+    return xgrammar.TokenizerInfo(
+        texts, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=ends,
+        add_prefix_space=found.add_prefix_space,
+    )  # fmt: skip
+
+
+def _xgrammar() -> Any:
+    try:
+        import xgrammar
+    except ImportError as error:
+        raise MissingExtra(
+            f"grammars need xgrammar, which is not installed. Install it: {install('serve')}."
+        ) from error
+    return xgrammar

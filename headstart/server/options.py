@@ -1,0 +1,137 @@
+"""What a server can be told, and the port that it takes.
+
+Options are one frozen dataclass, which is also the command-line flags. The port is taken before
+anything large is imported or loaded, so that a busy one is an error at once.
+"""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass, field
+from typing import Literal
+
+from headstart.data.api_keys import API_KEY_VARIABLE, keys_from_environment
+from headstart.errors import ConfigError
+
+_BACKLOG = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """Where to listen, which clients may ask, and how much."""
+
+    host: str = field(
+        default="127.0.0.1", metadata={"help": "address to listen on; 0.0.0.0 for all"}
+    )
+    port: int = field(default=8000, metadata={"help": "port to listen on; 0: any free one"})
+    served_model_name: list[str] | None = field(
+        default=None,
+        metadata={"help": "name of the model for clients, may be repeated; default: MODEL"},
+    )
+    api_key: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": f"clients must send one of these keys, may be repeated; {API_KEY_VARIABLE} "
+            "holds more, separated by commas"
+        },
+    )
+    cors_origin: list[str] | None = field(
+        default=None,
+        metadata={"help": "web pages of this origin may ask, may be repeated; * for all"},
+    )
+    max_body_bytes: int = field(default=8 << 20, metadata={"help": "longest request body"})
+    max_prompt_tokens: int | None = field(
+        default=None, metadata={"help": "longest prompt; default: what model and memory allow"}
+    )
+    max_n: int = field(default=16, metadata={"help": "most answers per request, all prompts"})
+    max_logprobs: int = field(default=20, metadata={"help": "most alternatives per token"})
+    max_stops: int = field(default=64, metadata={"help": "most stop strings per request"})
+    max_queue: int = field(
+        default=256, metadata={"help": "answers that may wait for a place; more get a 429"}
+    )
+    max_connections: int = field(default=2048, metadata={"help": "connections; more get a 503"})
+    request_timeout_seconds: float = field(
+        default=600.0, metadata={"help": "longest time for one request, waiting included"}
+    )
+    step_timeout_seconds: float = field(
+        default=600.0, metadata={"help": "an engine step that takes longer ends the process"}
+    )
+    drain_seconds: float = field(
+        default=30.0, metadata={"help": "time for running requests after SIGTERM"}
+    )
+    max_grammar_bytes: int = field(default=1 << 16, metadata={"help": "largest grammar or schema"})
+    max_grammar_seconds: float = field(
+        default=20.0, metadata={"help": "longest processor time to compile a grammar"}
+    )
+    tool_call_parser: str | None = field(
+        default=None, metadata={"help": "format of tool calls; default: by the chat template"}
+    )
+    reasoning_parser: str | None = field(
+        default=None, metadata={"help": "format of reasoning; default: by the chat template"}
+    )
+    log_format: Literal["text", "json"] = field(
+        default="text", metadata={"help": "one line a request: text or json"}
+    )
+    log_prompts: bool = field(default=False, metadata={"help": "put prompts into the log"})
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"--port is {self.port}; give 0 to 65535.")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} is {value}; give a number above 0.")
+        if self.max_queue < 0 or self.max_logprobs < 0:
+            raise ConfigError("--max-queue and --max-logprobs cannot be below 0.")
+        if self.log_format not in ("text", "json"):
+            raise ConfigError(f"--log-format is {self.log_format!r}; give text or json.")
+        if any(not name.strip() for name in self.served_model_name or ()):
+            raise ConfigError("--served-model-name is empty; give a name, or leave the option out.")
+        if any(not key for key in self.api_key or ()):
+            raise ConfigError("--api-key is empty; give a key, or leave the option out.")
+        if any(key != key.strip() for key in self.api_key or ()):
+            raise ConfigError("--api-key begins or ends with a blank, which no client can send.")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """From the command line and the environment; none: all clients may ask."""
+        return (*(self.api_key or ()), *keys_from_environment())
+
+    @property
+    def is_public(self) -> bool:
+        """Whether other machines can reach the server."""
+        return self.host not in ("localhost", "::1") and not self.host.startswith("127.")
+
+
+_POSITIVE = (
+    "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops", "max_connections",
+    "request_timeout_seconds", "step_timeout_seconds", "drain_seconds", "max_grammar_bytes",
+    "max_grammar_seconds",
+)  # fmt: skip
+
+
+def listen(options: ServerOptions) -> socket.socket:
+    """A socket that accepts connections; ConfigError where the address cannot be had."""
+    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+    # The protocol is named because asyncio turns Nagle's algorithm off only where it sees TCP:
+    # small events would otherwise wait for the client's acknowledgement, 40 ms each.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((options.host, options.port))
+        listener.listen(_BACKLOG)  # only now no other process can take it
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"cannot listen on {options.host}:{options.port} ({error.strerror}); give another "
+            "--host or --port."
+        ) from None
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """Where this machine reaches it."""
+    host, port = listener.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -1,0 +1,99 @@
+"""Triton's interpreter without what costs most of its time and shows nothing in a whole engine.
+
+The tests of single kernels run without this: with every check of the interpreter, and with the
+cuts of a GPU.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import triton.language as tl
+from triton.runtime import interpreter
+
+from headstart.backends.cuda import forward, latent
+from headstart.backends.cuda.kernels.attention import Cut
+
+
+def quicken(patch: pytest.MonkeyPatch) -> None:
+    if not hasattr(interpreter, "_LangPatchScope"):
+        return  # another release of Triton: slower, but right
+    _prepare_once_per_launch(patch)
+    _work_out_types_once(patch)
+    # Offsets into tensors of some kilobytes do not overflow; checking that takes a fourth.
+    options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    patch.setattr(interpreter.interpreter_builder, "options", options)
+    # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
+    patch.setattr(forward, "_cut", lambda requests, rows: Cut(pieces=2, least=1, step=16))
+    patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
+
+
+def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:
+    """Replace the language's functions once per launch, not at every call inside of it, too."""
+    prepare = interpreter._patch_lang
+    builtins: dict[Any, list[tuple[str, Any]]] = {}
+    whole_language = SimpleNamespace(__globals__={"tl": tl, "core": tl.core})
+    is_prepared = False
+
+    def prepare_builtins(package: Any, builder: Any, scope: Any) -> None:
+        if package not in builtins:
+            found = inspect.getmembers(package)
+            builtins[package] = [(n, m) for n, m in found if tl.core.is_builtin(m)]
+        for name, member in builtins[package]:
+            interpreter._patch_attr(package, name, member, builder, scope)
+
+    def prepare_once(fn: Any) -> Any:
+        nonlocal is_prepared
+        if is_prepared:
+            return None  # a call inside a launch, which does not look at the result
+        scope = prepare(whole_language)
+        restore = scope.restore
+
+        def end() -> None:
+            nonlocal is_prepared
+            is_prepared = False
+            restore()
+
+        scope.restore, is_prepared = end, True
+        return scope
+
+    patch.setattr(interpreter, "_patch_builtin", prepare_builtins)
+    patch.setattr(interpreter, "_patch_lang", prepare_once)
+
+
+def _work_out_types_once(patch: pytest.MonkeyPatch) -> None:
+    """Shape, size and name of a value follow from its type, and there are few types."""
+    make_block, make_tensor = tl.block_type.__init__, tl.tensor.__init__
+    find_format = interpreter._get_np_dtype
+    blocks: dict[Any, dict[str, Any]] = {}
+    formats: dict[str, Any] = {}
+
+    def block(self: Any, element_ty: Any, shape: Any) -> None:
+        if type(element_ty) is not tl.dtype:  # pointers of one name may differ
+            return make_block(self, element_ty, shape)
+        key = (element_ty.name, *shape)
+        if key not in blocks:
+            make_block(self, element_ty, shape)
+            blocks[key] = self.__dict__
+        self.__dict__.update(blocks[key])
+
+    def tensor(self: Any, handle: Any, type: Any) -> None:
+        if not hasattr(type, "fields_of_tensors"):
+            make_tensor(self, handle, type)
+            own = {name: value for name, value in self.__dict__.items() if name != "handle"}
+            del own["type"]  # or the type would hold itself
+            type.fields_of_tensors = own
+        self.__dict__.update(type.fields_of_tensors, handle=handle, type=type)
+
+    def format_of(kind: Any) -> Any:
+        if kind.name not in formats:
+            formats[kind.name] = find_format(kind)
+        return formats[kind.name]
+
+    patch.setattr(tl.block_type, "__init__", block)
+    patch.setattr(tl.tensor, "__init__", tensor)
+    patch.setattr(interpreter, "_get_np_dtype", format_of)

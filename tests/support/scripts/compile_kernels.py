@@ -1,0 +1,237 @@
+"""Compile kernels for an H100 without one; run by test_compiling.py in a process of its own.
+
+The interpreter accepts more than the compiler does, and it has room for everything.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import sys
+from contextlib import redirect_stdout
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from headstart.backends.cuda.forward import _cut
+from headstart.backends.cuda.kernels import (
+    attention,
+    choice,
+    delta,
+    inputs,
+    int8,
+    int8_choice,
+    latent,
+    latent_heads,
+    latent_prompts,
+    latent_rows,
+    linear,
+    losses,
+    merging,
+    moe,
+    moe_vector,
+    prompts,
+    routing,
+    rows,
+    sorting,
+    streamed,
+)
+
+MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
+MAX_SPILLED_BYTES = 64  # of one thread: none by Triton 3.6, by which cuts were timed; 3.9 has 12,
+MAX_SPILLED_BYTES_OF = {latent: 256}  # and about 200 in latent attention, which has all registers
+
+ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
+LATENT = {"HEADS": 128, "RANK": 512, "ROPE": 64}  # DeepSeek-V3's
+BY_HEAD = {
+    "HEADS": 128,
+    "RANK": 512,
+    "NOPE": 128,
+    "MATRIX": 256 * 512,
+    "BLOCK_N": 64,
+    "BLOCK_K": 128,
+}
+UNFOLDED = {"ROPE": 64, "ENTRY": 576, "BLOCK_P": 64, "BLOCK_M": 64, "num_stages": 2}
+OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has none of its own
+WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
+CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
+TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
+INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
+# Two tiles of rows, as for 80 of them.
+STREAMED = {"x": "tensordesc<bf16[64, 128]>", "x_rest": "tensordesc<bf16[16, 128]>",
+            "weight": "tensordesc<bf16[64, 128]>"}  # fmt: skip
+STREAMED_TILE = {"BLOCK_M": 64, "REST": 16, "BLOCK_N": 64, "BLOCK_K": 128}
+STREAMED_INT8 = {"whole": "tensordesc<i8[64, 128]>", "whole_rest": "tensordesc<i8[16, 128]>",
+                 "weight": "tensordesc<i8[64, 128]>"}  # fmt: skip
+# A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
+EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
+SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
+LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
+VECTOR = {"CHOICES": 11, "IS_EARLY": True}
+ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
+RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
+         "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
+         "mixed": "*bf16", "norm": "*bf16"}  # fmt: skip
+LOSSES = {**dict.fromkeys(("logits_ptr", "target_ptr"), "*bf16"), "places_ptr": "*i64",
+          "best_ptr": "*i64", **dict.fromkeys(
+              ("norm_ptr", "numbers_ptr", "log_norm_ptr", "draft_ptr", "of_target_ptr",
+               "below_ptr", "label_ptr"), "*fp32")}  # fmt: skip
+KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
+         "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
+         "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
+         "heat": "*fp32", "best": "*fp32", "scales": "*fp32", "weights": "*fp32", "terms": "*fp32",
+         "correction": "*fp32", "least_sum": "fp32", "sizes": "*fp32", "scale": "fp32",
+         "eps": "fp32"}  # fmt: skip
+TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
+           "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
+           "embed_norm", "state_norm", "kv_norm", "lifted", "turned", "entries", "latent", "ups",
+           "gathered", "unfolded")  # fmt: skip
+
+
+Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
+
+
+def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
+    """Attention as it is launched for so many requests."""
+    tile = max(16, triton.next_power_of_2(rows * group))
+    cut = _cut(requests, rows)
+    if is_fitted:
+        cut = attention.fitted(cut, tile, dim, number_bytes=2)
+    fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
+             "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
+             "STEP": cut.step, "IS_WHOLE": requests > 32, "num_warps": cut.warps,
+             "num_stages": cut.stages, "maxnreg": cut.registers}  # fmt: skip
+    return attention._attend, fixed, {}
+
+
+def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
+    """Latent attention as it is launched for DeepSeek-V3."""
+    lines = rows * LATENT["HEADS"]
+    cut = latent.cut_for(requests, lines, number_bytes)
+    fixed = {**LATENT, "ROWS": rows, "BLOCK_R": 512, "BLOCK_P": 64,
+             "TILE": cut.lines, "PAGE": 16, "LEAST": cut.least,
+             "CUT": cut.tokens, "STEP": cut.step, "IS_WHOLE": cut.pieces == 1,
+             "num_warps": cut.warps, "num_stages": cut.stages}  # fmt: skip
+    wide = dict.fromkeys(("lifted", "turned", "entries", "result"), "*fp32")
+    return latent._attend, fixed, wide if number_bytes > 2 else {}
+
+
+JOBS: list[Job] = [
+    (attention._attend, {**ROUNDS, **CUT, "PAGE": 16, "IS_WHOLE": False}, {}),
+    # 16 rows are all that one program has room for.
+    *(attend(4, rows, **WIDE) for rows in (4, 16)),
+    attend(80, 4, dim=128, group=4),
+    attend(1, 4, **WIDE),
+    attend_latents(1, 1),
+    attend_latents(80, 4),
+    attend_latents(80, 4, number_bytes=4),
+    (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
+                          "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1},
+     {}),
+    (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
+                                 "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
+                                 "BLOCK_P": 32}, {}),
+    (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
+                                 "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
+    *((latent_heads._lift, {**BY_HEAD, "BLOCK_M": rows, "SPLITS": 2, "ROPE": 64,
+                            "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}) for rows in (16, 64)),
+    (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
+    (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
+    (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
+                       "BLOCK_N": 32}, {"tiles": "*i32"}),
+    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 128, "SOME": 128, "NOPE": 128, "VALUE": 128,
+                              "BLOCK_N": 128, "BLOCK_V": 128, "STEP": 64}, {"tiles": "*i32"}),
+    # Heads of GLM-4.7-Flash.
+    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 20, "SOME": 20, "NOPE": 192, "VALUE": 256,
+                              "BLOCK_N": 256, "BLOCK_V": 256, "STEP": 32}, {"tiles": "*i32"}),
+    (merging._merge, {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 16},
+     {"other": "*bf16", "other_sums": "*fp32"}),
+    (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
+    (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
+    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
+    (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True, "scales": None},
+     {"result": "*fp32", "weight": "*fp32"}),
+    (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
+    (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
+    (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
+    (streamed._linear, {**STREAMED_TILE, "num_stages": 5}, {**STREAMED, "result": "*fp32"}),
+    (streamed._gated, {**STREAMED_TILE, "BLOCK_K": 64, "num_stages": 4},
+     {name: kind.replace("128", "64") for name, kind in STREAMED.items()}),
+    (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "num_stages": 4},
+     STREAMED_INT8),
+    (int8._integers, {"BLOCK": 1024}, INTEGERS),
+    (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 1024}, {}),
+    (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
+                       "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
+                       "HAS_BIAS": True, "HAS_NORMS": True}, {}),
+    (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
+    (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
+    (moe._down, EXPERTS, LISTS),
+    (moe_vector._first, {**VECTOR, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),
+    (moe_vector._second, {**VECTOR, "BLOCK_N": 8, "BLOCK_K": 256}, LISTS),
+    (sorting._sort, {"TILE": 16, "BLOCK": 1024, "BLOCK_T": 32}, LISTS),
+    (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
+                               "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
+    (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
+                               "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,
+                               "gate": None}, LISTS),
+    (delta._convolve, {"SPLITS": 2, "ROWS": 4, "TAPS": 4, "PLACES": 34, "BLOCK": 256,
+                       "BLOCK_H": 32}, RINGS),
+    (delta._delta, {"SPLITS": 2, "ROWS": 4, "HEADS": 32, "GROUP": 2, "KEYS": 1024, "K_DIM": 64,
+                    "V_DIM": 64, "PLACES": 34, "BLOCK_K": 64, "BLOCK_V": 64}, RINGS),
+    (losses._row_sums, {"HAS_LABELS": True, "HAS_TARGET": True, "BLOCK": 4096, "num_warps": 8},
+     LOSSES),
+    (losses._mix, {"HAS_TARGET": True, "HAS_BELOW": True, "HAS_LABEL": True, "BLOCK": 4096,
+                   "num_warps": 8}, LOSSES),
+    (inputs._pair_rows, {"EMBED_AT": 0, "ZERO_FIRST": True, "BLOCK": 1024}, {}),
+]  # fmt: skip
+
+
+def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> str:
+    """Registers, and bytes that are spilled and shared; too many of them are an error."""
+    options = {name: fixed.get(name, usual) for name, usual in OPTIONS.items()}
+    fixed = {name: value for name, value in fixed.items() if name not in OPTIONS}
+    kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
+    signature = {
+        name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in kernel.arg_names
+    }
+    constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
+    aligned = {
+        (index,): [["tt.divisibility", 16]]
+        for index, kind in enumerate(signature.values())
+        if kind.startswith("*")
+    }
+    source = ASTSource(kernel, signature, constants, aligned)
+    with redirect_stdout(io.StringIO()) as log:
+        made = triton.compile(source, GPUTarget("cuda", 90, 32), options)
+    registers = number_in(r"Used (\d+) registers", log.getvalue())
+    spilled = number_in(r"(\d+) bytes spill stores", log.getvalue())
+    shared = made.metadata.shared
+    found = f"{kernel.__module__} {kernel.__name__} {registers} {spilled} {shared}"
+    most = MAX_SPILLED_BYTES_OF.get(sys.modules[kernel.__module__], MAX_SPILLED_BYTES)
+    assert shared <= MAX_SHARED_BYTES and spilled <= most, f"{found} {fixed} {options}"
+    return found
+
+
+def number_in(pattern: str, text: str) -> int:
+    found = re.search(pattern, text)
+    assert found is not None, f"the assembler did not say {pattern}: {text}"
+    return int(found[1])
+
+
+def main() -> None:
+    triton.knobs.nvidia.dump_ptxas_log = True  # the assembler's words, on standard output
+    for job in JOBS:
+        print(compile_kernel(*job), flush=True)
+    try:  # the control
+        found = compile_kernel(*attend(1, 4, **WIDE, is_fitted=False))
+    except AssertionError as error:
+        print("too much:", error)
+    else:
+        raise SystemExit(f"the cut for heads of 128 was expected to spill with 256: {found}")
+
+
+if __name__ == "__main__":
+    main()

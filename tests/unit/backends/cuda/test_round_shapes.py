@@ -1,0 +1,90 @@
+"""Which captured round serves a batch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton")
+
+from headstart.backends.cuda.graphs import RoundShapes
+from headstart.backends.cuda.rounds import RoundShape
+
+SIZES = [1, 2, 4, 6, 16, 64]
+MENU = (0, 1, 2, 3, 5, 8)
+
+
+class Graphs:
+    """Remembers which shapes are captured."""
+
+    has_head = True
+
+    def __init__(self, *captured: RoundShape):
+        self._captured = captured
+
+    def sizes(self) -> list[int]:
+        return SIZES
+
+    def bucket(self, count: int) -> int:
+        return next(size for size in SIZES if size >= count)
+
+    def is_captured(self, shape: RoundShape) -> bool:
+        return shape in self._captured
+
+
+def shapes(*captured: RoundShape, **settings: Any) -> RoundShapes:
+    return RoundShapes(Graphs(*captured), window=16, **settings)  # type: ignore[arg-type]
+
+
+def pick(own: RoundShapes, count: int, most: int, pending: int) -> RoundShape:
+    return own.pick(count, most, pending, is_truncated=False)
+
+
+@pytest.mark.parametrize(
+    ("most", "pending", "drafts", "rows"),
+    [(3, 4, 3, 4), (4, 2, 5, 6), (0, 3, 0, 0), (0, 16, 0, 16), (2, 6, 1, 16), (1, 9, 1, 16),
+     (12, 3, 12, 13), (5, 9, 8, 9), (4, 7, 8, 9), (3, 9, 1, 16), (8, 10, 1, 16), (1, 3, 1, 16)],
+    ids=["as wanted", "rounded up", "none", "the head catches up", "K falls", "K rises from 0",
+         "beyond the menu", "K falls by a step", "after a round without", "K falls by two steps",
+         "nothing above on the menu", "one draft in either case"],
+)  # fmt: skip
+def test_k_and_pending_tokens_decide_the_shape(
+    most: int, pending: int, drafts: int, rows: int
+) -> None:
+    assert pick(shapes(menu=MENU), 3, most, pending) == RoundShape(4, drafts, rows)
+
+
+def test_after_many_drafts_the_head_reads_more_than_a_window() -> None:
+    own = shapes(menu=MENU, widest=17)
+    assert [pick(own, 3, 0, pending).head_rows for pending in (15, 16, 17)] == [0, 16, 17]
+
+
+def test_without_a_menu_any_number_has_its_shape() -> None:
+    assert pick(shapes(), 3, 4, 2) == RoundShape(4, 4, 5)
+
+
+def test_without_a_head_there_is_one_shape() -> None:
+    own = shapes()
+    own.graphs.has_head = False  # type: ignore[misc]
+    assert pick(own, 3, 0, 40) == RoundShape(4, 0, 0)
+
+
+def test_a_larger_round_serves_until_one_of_the_right_size_is_worth_capturing() -> None:
+    own = shapes(RoundShape(6, 3, 4), RoundShape(64, 3, 4))
+    used = [pick(own, 3, 3, 4).count for _ in range(12)]
+    assert used == [6] * 8 + [4] * 4
+    assert pick(own, 7, 3, 4).count == 16, "64 would be too large"
+    assert pick(own, 3, 2, 3).count == 4, "of another K nothing is captured"
+
+
+@pytest.mark.parametrize(
+    ("shape", "most", "is_usual"),
+    [((4, 3, 4), 3, True), ((4, 5, 6), 4, True), ((4, 0, 0), 0, True), ((4, 0, 16), 0, False),
+     ((4, 1, 16), 2, False), ((4, 8, 9), 5, False)],
+    ids=["as wanted", "rounded up", "none", "the head catches up", "K falls", "K falls by a step"],
+)  # fmt: skip
+def test_a_time_counts_where_the_round_is_what_was_wanted(
+    shape: tuple[int, int, int], most: int, is_usual: bool
+) -> None:
+    assert shapes(menu=MENU).is_usual(RoundShape(*shape), most) == is_usual

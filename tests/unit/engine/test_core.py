@@ -1,0 +1,19 @@
+"""The garbage collector leaves alone what lives as long as an engine."""
+
+from __future__ import annotations
+
+import gc
+
+from headstart.engine.core import _keep_pauses_short
+
+
+class Owner:
+    pass
+
+
+def test_what_is_alive_is_left_out_until_its_owner_is_gone() -> None:
+    owner, before = Owner(), gc.get_freeze_count()
+    _keep_pauses_short(owner)
+    assert gc.get_freeze_count() > before + 1000
+    del owner
+    assert gc.get_freeze_count() == 0

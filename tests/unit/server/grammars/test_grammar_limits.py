@@ -1,0 +1,118 @@
+"""Grammars that take too much: memory, time to compile, time to follow; and what is kept."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import threading
+import time
+from typing import Any
+
+import pytest
+from support.grammar_walks import MAX_SECONDS, ids, walk
+
+from headstart.errors import EngineError, RequestError
+from headstart.server.grammars.client import CompilerProcess
+from headstart.server.grammars.compiler import GrammarCompiler
+from headstart.server.grammars.specs import GrammarSpec, json_schema, regex, schema_format
+
+
+def test_a_grammar_that_needs_much_memory_is_given_up(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compiler._process, "_max_memory", 4 << 20)
+    with pytest.raises(RequestError, match="needs more than 4 MiB to compile"):
+        compiler.compile(json_schema({"enum": [f"{i:05}" for i in range(2000)]}))
+    compiler.compile(json_schema({"enum": ["a few", "words"]}))
+
+
+def nested(depth: int) -> Any:
+    schema: Any = True
+    for _ in range(depth):
+        schema = {"type": "object", "properties": {"a": schema}}
+    return schema
+
+
+def test_a_bomb_is_given_up_in_time_and_keeps_nobody_waiting(compiler: GrammarCompiler) -> None:
+    with pytest.raises(RequestError, match="more than 48 levels deep"):
+        json_schema(nested(60))
+    bomb = GrammarSpec.of("JSON schema", schema_format(nested(450)))
+    ends: list[str] = []
+
+    def explode() -> None:
+        with pytest.raises(RequestError, match="takes more than 1 s to compile"):
+            compiler.compile(bomb)
+        ends.append("bomb")
+
+    started = time.monotonic()
+    thread = threading.Thread(target=explode)
+    thread.start()
+    compiler.compile(regex("quick[a-d]"))
+    ends.append("quick")
+    thread.join(20)
+    assert ends == ["quick", "bomb"]
+    assert MAX_SECONDS <= time.monotonic() - started < 4 * MAX_SECONDS + 10
+
+
+def test_a_grammar_that_is_slow_to_follow_ends_itself(compiler: GrammarCompiler) -> None:
+    """Ambiguous repetitions compile at once and then take longer with every token."""
+    grammar = compiler.compile(regex("((((a{1,100}){1,100}){1,100}){1,100}){1,100}"))
+    token = ids("a")[0]
+    ahead = grammar.fork()
+    with pytest.raises(RequestError, match="takes too long to follow"):
+        for _ in range(100):
+            ahead.accept(token)
+    for again in (grammar.allowed, lambda: grammar.accept(token)):
+        with pytest.raises(RequestError, match="takes too long to follow"):
+            again()
+
+
+def test_the_process_is_started_again_when_it_is_gone(compiler: GrammarCompiler) -> None:
+    process = compiler._process._process
+    process.kill()
+    process.wait()
+    assert walk(compiler.compile(regex("again")), "again")
+
+
+def test_compiled_grammars_are_kept_within_a_bound(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    specs = [regex(f"kept[xyz]{{1,{number}}}") for number in range(10, 15)]
+    compiler.compile(specs[0])
+    kept, size = compiler._compiled[specs[0]]
+    compiler.compile(specs[0])
+    assert compiler._compiled[specs[0]][0] is kept
+    monkeypatch.setattr(compiler, "_cache_bytes", 3 * size)
+    for spec in specs:
+        compiler.compile(spec)
+    assert size <= compiler.num_cached_bytes <= 3 * size
+    assert specs[-1] in compiler._compiled and specs[0] not in compiler._compiled
+    with pytest.raises(RequestError, match="MiB when it is compiled; this server takes up to 0"):
+        compiler.compile(regex("[a-z]{1,900}"))
+
+
+def test_closing_does_not_wait_for_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(process: CompilerProcess) -> None:
+        """One that never says that it is ready."""
+        if process._is_closed:
+            raise EngineError("the server is closing")
+        process._control, theirs = socket.socketpair()
+        with theirs:
+            process._process = subprocess.Popen(["sleep", "60"], pass_fds=[theirs.fileno()])
+
+    def ask() -> None:
+        with pytest.raises(EngineError, match="the server is closing"):
+            process.compile("regex", "{}")
+
+    monkeypatch.setattr(CompilerProcess, "_start", start)
+    process = CompilerProcess("{}", max_seconds=1, max_memory=1 << 30)
+    thread = threading.Thread(target=ask)
+    thread.start()
+    started = time.monotonic()
+    while not process._lock.locked():
+        assert time.monotonic() - started < 20, "it was never asked"
+        time.sleep(0.01)
+    started = time.monotonic()
+    process.close()
+    thread.join(10)
+    assert time.monotonic() - started < 5 and not thread.is_alive()
