@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 from headstart.backends.cuda import device_rounds, round_profile
 from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.rounds import RoundTiming
 from headstart.engine import core, memory
 from headstart.engine.auto.costs import NEVER_PAYS, RoundCosts
 from headstart.engine.auto.profile import profile_device_rounds
@@ -166,3 +167,32 @@ def test_a_fixed_k_is_one_shape_to_the_end_of_an_answer(tiny: Tiny) -> None:
     """Regression: the last rounds drafted less, each a new shape to compile and capture."""
     _, shapes = play(start(model(tiny), speculate=2), 6)
     assert {(shape.num_drafts, shape.head_rows) for shape in shapes} == {(2, 3)}
+
+
+def test_a_new_answer_has_nothing_to_catch_up_with(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: what the heads of earlier requests had not read was read for the next one."""
+    monkeypatch.setattr(device_rounds, "WINDOW", 8)
+    engine = start(model(tiny), speculate=1)
+    assert engine.policy is not None
+    for drafts in (0, 1):
+        monkeypatch.setattr(
+            engine.policy,
+            "choose",
+            lambda requests, drafts=drafts, **_: dict.fromkeys(requests, drafts),
+        )
+        _, shapes = play(engine, 6)
+        found = {(shape.num_drafts, shape.head_rows) for shape in shapes}
+        assert found == {(drafts, 2 * drafts)}
+
+
+def test_a_round_is_timed_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: steps without a round before them told the time of the last one again."""
+    engine = start(model(tiny), speculate=1)
+    timing, seen = RoundTiming(1, 1, 0.1), []
+    monkeypatch.setattr(device_rounds.LaunchedRound, "timing", lambda _: timing)
+    assert engine.policy is not None
+    monkeypatch.setattr(engine.policy, "observe_round", lambda *round: seen.append(round))
+    count = sum(len(play(engine, 4)[1]) for _ in range(2))
+    assert len(seen) == count - 1, "the last one has not been read"
