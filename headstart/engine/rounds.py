@@ -87,6 +87,7 @@ class Rounds:
         before, firsts = self._flight, self._firsts
         self._flight = self._firsts = None
         self._entering = {}  # of a step that failed
+        self.measured = None
         is_launched = self._launch([drafts.get(request, 0) for request in self._requests])
         outcomes = [] if before is None else self._outcomes(before)
         if firsts is not None:  # tokens of prompts that were read after that round began
@@ -108,7 +109,6 @@ class Rounds:
     def _outcomes(self, flight: _Flight) -> list[RoundOutcome]:
         emitted, launched = flight.launched.collect(), flight.launched
         timing = launched.timing()
-        self.measured = None
         if timing is not None:
             self.measured = MeasuredRound(
                 timing.size, timing.num_drafts, flight.context, timing.seconds
