@@ -1,0 +1,317 @@
+"""The host's part of rounds, with a device that only takes notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headstart.backends.base import (
+    DeviceRounds,
+    Launched,
+    RoundRequest,
+    RoundSizes,
+    RoundTiming,
+    SizeTimes,
+)
+from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.kv_cache import BlockPool
+from headstart.engine.request import Request
+from headstart.engine.rounds import MeasuredRound, RoundOutcome, Rounds
+from headstart.engine.scheduler import Work
+from headstart.sampling.params import SamplingParams
+from headstart.sampling.rows import Row
+
+AHEAD = 5  # tokens that the device says two rounds may add
+
+
+@dataclass
+class Result:
+    """Tokens that are told in advance."""
+
+    tokens: list[list[int]]
+    drafts: list[int] = field(default_factory=list)
+    num_unread: int = 0
+    took: RoundTiming | None = None
+
+    def collect(self) -> list[list[int]]:
+        return self.tokens
+
+    def timing(self) -> RoundTiming | None:
+        return self.took
+
+
+class Device(DeviceRounds):
+    """Every round gives each request the tokens of `gives`; calls are kept in order."""
+
+    def __init__(self, max_requests: int = 4):
+        self.sizes = RoundSizes(max_requests=max_requests, max_drafts=3, num_drafts=3, max_tokens=9)
+        self.window = 16
+        self.calls: list[tuple[Any, ...]] = []
+        self.admitted: list[RoundRequest] = []
+        self.gives: dict[int, list[int]] = {}  # by index; otherwise one token
+        self.took: RoundTiming | None = None
+
+    def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
+        return "log-probabilities" if params.logprobs is not None else draft_vocab
+
+    def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
+        self.calls.append(("first", [(row.seed, row.position) for row in rows]))
+        chosen = logits.argmax(-1)
+        return list(chosen.unbind()), Result([[token] for token in chosen.tolist()])
+
+    def admit(self, request: RoundRequest) -> None:
+        self.admitted.append(request)
+
+    def remove(self, index: int) -> None:
+        self.calls.append(("remove", index))
+
+    def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
+        self.calls.append(("extend", index, start, list(blocks)))
+
+    def max_ahead(self, drafts: Sequence[int]) -> int:
+        return AHEAD
+
+    def launch(self, drafts: Sequence[int]) -> Launched:
+        self.calls.append(("launch", list(drafts)))
+        given = [self.gives.get(index, [7]) for index in range(len(drafts))]
+        return Result(given, list(drafts), 1, self.took)
+
+    def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
+        self.calls.append(("drain", list(lengths)))
+        return [torch.full((1, 2), float(length)) for length in lengths]
+
+    def warm_up(self) -> None:
+        raise AssertionError("before the first request only")
+
+    def time_rounds(self) -> list[SizeTimes]:
+        raise AssertionError("before the first request only")
+
+    def bucket(self, count: int) -> int:
+        return count
+
+    def launches(self) -> list[list[int]]:
+        return [call[1] for call in self.calls if call[0] == "launch"]
+
+
+def request(name: str, length: int = 3, *, max_tokens: int = 50, **settings: Any) -> Request:
+    params = SamplingParams(temperature=0, **settings)
+    return Request(name, list(range(length)), params, ord(name), max_tokens, frozenset(), 0)
+
+
+class Host:
+    """Rounds, with what the loop does around them."""
+
+    def __init__(self, *, num_blocks: int = 40, max_requests: int = 4):
+        self.device, self.pool = Device(max_requests), BlockPool(num_blocks, 2)
+        self.rounds = Rounds(self.device, self.pool)
+
+    def enter(self, *requests: Request) -> None:
+        """Requests whose prompt has just been read; the first token of each is 5, 6, ..."""
+        for own in requests:
+            own.blocks = self.pool.allocate(-(-len(own.tokens) // 2)) or []
+        logits = torch.eye(64)[5 : 5 + len(requests)]
+        self.rounds.choose_first([Work(r, 0, len(r.tokens), ()) for r in requests], logits)
+        for own in self.rounds.entering:
+            self.rounds.admit(own, None)
+
+    def advance(self, drafts: dict[Request, int] | None = None) -> list[RoundOutcome]:
+        outcomes, is_launched = self.rounds.advance(drafts or {})
+        assert is_launched
+        for outcome in outcomes:
+            outcome.request.tokens += outcome.tokens
+        return outcomes
+
+
+def told(outcomes: list[RoundOutcome]) -> list[tuple[str, list[int]]]:
+    return [(outcome.request.id, outcome.tokens) for outcome in outcomes]
+
+
+def test_only_requests_that_the_device_can_decide_are_taken() -> None:
+    rounds, own = Host().rounds, request("a")
+    assert rounds.takes(own)
+    assert not rounds.takes(request("b", logprobs=1)), "the device says why not"
+    own.draft_vocab = "small"
+    assert not rounds.takes(own)
+    guarded = request("c")
+    guarded.grammar = GuardedGrammar(None, 8)
+    assert not rounds.takes(guarded), "a grammar is the host's"
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "max_requests", "room"), [(40, 4, 2), (9, 4, 0), (13, 9, 2)],
+    ids=["by requests", "none", "by memory"],
+)  # fmt: skip
+def test_there_is_room_for_requests_that_have_two_blocks_each(
+    num_blocks: int, max_requests: int, room: int
+) -> None:
+    host = Host(num_blocks=num_blocks, max_requests=max_requests)
+    host.enter(request("a"), request("b"))
+    assert host.rounds.room() == room
+
+
+def test_a_request_brings_what_the_device_has_to_know() -> None:
+    host, own, state = Host(), request("a", 3, max_tokens=9), torch.ones(2)
+    own.blocks, own.states.slot = [4, 2], 6
+    host.rounds.choose_first([Work(own, 0, 3, ())], torch.eye(8)[[5]])
+    assert host.device.calls == [("first", [(ord("a"), 3)])]
+    assert host.rounds.entering == [own] and own not in host.rounds.requests
+    host.rounds.admit(own, state)
+    assert host.rounds.entering == [] and host.rounds.requests == {own: 0}
+    (given,) = host.device.admitted
+    assert (given.num_tokens, given.remaining, int(given.newest)) == (4, 8, 5)
+    assert (given.blocks, given.state_slot, given.state) == ([4, 2], 6, state)
+    assert given.params is own.params and given.seed == own.seed
+
+
+def test_without_recurrent_layers_there_is_no_state_slot() -> None:
+    host = Host()
+    host.enter(request("a"))
+    assert host.device.admitted[0].state_slot == -1
+
+
+def test_the_first_token_arrives_with_the_next_advance() -> None:
+    host, first, second = Host(), request("a"), request("b")
+    host.enter(first, second)
+    assert told(host.advance()) == [("a", [5]), ("b", [6])]
+    late = request("c")
+    host.enter(late)
+    # The round that was launched before `c` came, then the first token of `c`.
+    assert told(host.advance()) == [("a", [7]), ("b", [7]), ("c", [5])]
+    assert host.device.launches() == [[0, 0], [0, 0, 0]]
+
+
+def test_what_a_failed_step_chose_is_forgotten() -> None:
+    host, own = Host(), request("a")
+    host.rounds.choose_first([Work(own, 0, 3, ())], torch.eye(8)[[5]])
+    assert host.advance() == [], "it was not admitted"
+    assert host.rounds.entering == []
+
+
+def test_drafts_go_to_requests_by_index_and_come_back_with_the_outcome() -> None:
+    host, first, second = Host(), request("a"), request("b")
+    host.enter(first, second)
+    host.device.gives = {0: [1], 1: [1, 2, 3]}
+    host.advance({second: 3, first: 1})
+    assert host.device.launches() == [[1, 3]]
+    outcomes = host.advance()
+    assert [(o.request.id, o.num_drafts, o.num_unread) for o in outcomes] == [
+        ("a", 1, 1), ("b", 3, 1),
+    ]  # fmt: skip
+
+
+def test_drafts_that_an_answer_had_no_room_for_do_not_count() -> None:
+    host, own = Host(), request("a", max_tokens=3)
+    host.enter(own)
+    host.advance({own: 3})
+    assert own.room == 2
+    (outcome,) = host.advance()
+    assert outcome.num_drafts == 1, "the last token is the trunk's in any case"
+
+
+def test_the_last_request_takes_the_index_of_one_that_leaves() -> None:
+    host = Host()
+    first, second, third = (request(name) for name in "abc")
+    host.enter(first, second, third)
+    host.rounds.remove(first)
+    assert host.rounds.requests == {third: 0, second: 1}
+    host.rounds.remove(second)
+    assert host.rounds.requests == {third: 0}
+    assert [call for call in host.device.calls if call[0] == "remove"] == [
+        ("remove", 0), ("remove", 1),
+    ]  # fmt: skip
+    host.advance({third: 2})
+    assert host.device.launches() == [[2]]
+
+
+def test_what_a_round_gave_a_request_that_has_left_is_dropped() -> None:
+    host = Host()
+    first, second, third = (request(name) for name in "abc")
+    host.enter(first, second, third)
+    host.device.gives = {0: [1], 1: [2], 2: [3]}
+    host.advance()
+    host.rounds.remove(first)
+    # The round under way knew `c` by its old index.
+    assert told(host.advance()) == [("b", [2]), ("c", [3])]
+    assert told(host.advance()) == [("c", [1]), ("b", [2])]
+
+
+def test_a_first_token_of_a_request_that_has_left_is_dropped() -> None:
+    host, own = Host(), request("a")
+    host.enter(own)
+    host.rounds.remove(own)
+    assert host.advance() == [] and host.device.launches() == []
+
+
+def test_a_request_that_got_nothing_has_no_outcome() -> None:
+    """The device had ended it already: the round ran for nothing."""
+    host, own = Host(), request("a")
+    host.enter(own)
+    host.device.gives = {0: []}
+    host.advance()
+    assert host.advance() == []
+
+
+def test_memory_is_taken_for_two_rounds_ahead() -> None:
+    host, own = Host(), request("a", 3)
+    host.enter(own)
+    host.advance()
+    # 3 tokens, 5 that may come and a slot for what the last row gives: 9 slots of 2.
+    assert own.blocks == [0, 1, 2, 3, 4]
+    assert ("extend", 0, 2, [2, 3, 4]) in host.device.calls
+    extended = [call for call in host.device.calls if call[0] == "extend"]
+    own.tokens.pop()  # nothing is missing then
+    host.advance()
+    assert [call for call in host.device.calls if call[0] == "extend"] == extended
+
+
+def test_no_memory_is_taken_behind_the_end_of_an_answer() -> None:
+    host, own = Host(), request("a", 3, max_tokens=1)
+    host.enter(own)
+    host.advance()
+    assert len(own.blocks) == 3, "3 tokens, one more, and a slot"
+
+
+def test_without_memory_no_round_begins_and_the_last_one_is_handed_out() -> None:
+    host, own = Host(num_blocks=5), request("a", 3)
+    host.enter(own)
+    host.advance()
+    own.tokens += [1, 1]  # as if it had got more than was expected
+    outcomes, is_launched = host.rounds.advance({})
+    assert not is_launched and told(outcomes) == [("a", [7])]
+    assert host.device.launches() == [[0]]
+    assert host.rounds.advance({})[0] == [], "nothing was under way"
+
+
+def test_all_leave_with_the_states_that_their_heads_have_not_read() -> None:
+    host, first, second = Host(), request("a", 3), request("b", 4)
+    host.enter(first, second)
+    states = host.rounds.drain()
+    assert host.device.calls[-1] == ("drain", [3, 4])
+    assert {r.id: own.tolist() for r, own in states.items() if own is not None} == {
+        "a": [[3.0, 3.0]], "b": [[4.0, 4.0]],
+    }  # fmt: skip
+    assert not host.rounds.requests and host.rounds.room() == 4
+    host.enter(request("c"))
+    assert list(host.rounds.requests.values()) == [0]
+
+
+def test_a_round_is_measured_once() -> None:
+    """Regression: with no round under way, the last one's time was reported again."""
+    host, first, second = Host(), request("a", 3), request("b", 4)
+    host.enter(first, second)
+    host.device.took = RoundTiming(size=4, num_drafts=2, seconds=0.5)
+    host.advance()
+    assert host.rounds.measured is None, "nothing has ended yet"
+    host.advance()
+    assert host.rounds.measured == MeasuredRound(size=4, num_drafts=2, context=7, seconds=0.5)
+    host.rounds.remove(first)
+    host.rounds.remove(second)
+    host.advance()
+    assert host.rounds.measured is not None
+    host.advance()
+    assert host.rounds.measured is None
