@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from headstart.engine.emission import emit, update_since
+from headstart.data.prompt_reader import Detokenizer
 from headstart.engine.grammar import GuardedGrammar
-from headstart.engine.outputs import TokenLogprob
-from headstart.engine.request import Request
-from headstart.engine.text import Detokenizer
+from headstart.engine.output import emit, update_since
+from headstart.engine.request import Request, TokenLogprob
 from headstart.engine.verifier import Verdict
 from headstart.sampling.acceptance import origins
 from headstart.sampling.choose import NOTHING_ALLOWED

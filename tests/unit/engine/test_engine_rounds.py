@@ -23,8 +23,7 @@ from headstart.engine.kv_cache import BlockPool
 from headstart.engine.request import Request
 from headstart.engine.rounds import MeasuredRound, RoundOutcome, Rounds
 from headstart.engine.scheduler import Work
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 AHEAD = 5  # tokens that the device says two rounds may add
 

@@ -14,8 +14,7 @@ from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.engine.verifier import Verdict, verify
 from headstart.sampling.choose import NOTHING_ALLOWED
-from headstart.sampling.params import SamplingParams
-from headstart.sampling.rows import Row
+from headstart.sampling.params import Row, SamplingParams
 
 VOCAB = 8
 PROMPT = [1, 2, 3]
