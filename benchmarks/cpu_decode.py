@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from headstart.backends.options import Weights
 from headstart.calibrate.agreement import walk
 from headstart.calibrate.calibrated import agreement_of, write_calibrated
 from headstart.checkpoint.reader import Checkpoint
@@ -34,7 +35,9 @@ PROMPT = list(range(100, 132))
 Contender = Callable[[int], tuple[int, float]]  # tokens wanted -> tokens got, seconds
 
 
-def ours(folder: Path, *, drafts: int, weights: str, threads: int, vocab: int | None) -> Contender:
+def ours(
+    folder: Path, *, drafts: int, weights: Weights, threads: int, vocab: int | None
+) -> Contender:
     """Our engine; without drafts it is started without a head."""
     engine = Engine(
         folder,
@@ -163,7 +166,8 @@ def main() -> None:
     if not folder.exists():
         write_calibrated(SHAPE, RATE, folder, active=arguments.vocab, dtype="F32")
     contenders: dict[str, Contender] = {"transformers fp32": theirs(folder, arguments.threads)}
-    for weights, kind in (("as-dtype", "fp32"), ("int8", "int8")):
+    formats: dict[Weights, str] = {"as-dtype": "fp32", "int8": "int8"}
+    for weights, kind in formats.items():
         for drafts in range(arguments.max_drafts + 1):
             for vocab in (None, arguments.vocab) if drafts else (None,):
                 name = f"{kind} K={drafts}" + (f" vocabulary {vocab}" if vocab else "")
