@@ -8,7 +8,10 @@ import random
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from headstart.engine.options import Speculate
 
 AUTO, NO_HEAD = "auto", "no head"
 _ROWS = 8192  # of the embedding, exchanged at a time
@@ -72,7 +75,7 @@ class Subject:
         self.captured = capture_all(self._engines[AUTO])
         self.seconds[f"capture of {self.captured} rounds more"] = time.perf_counter() - began
 
-    def _start(self, speculate: int | Literal["auto"]) -> Any:
+    def _start(self, speculate: Speculate) -> Any:
         from headstart.engine.engine import Engine
 
         given = self._given

@@ -166,8 +166,8 @@ def main() -> None:
     if not folder.exists():
         write_calibrated(SHAPE, RATE, folder, active=arguments.vocab, dtype="F32")
     contenders: dict[str, Contender] = {"transformers fp32": theirs(folder, arguments.threads)}
-    formats: tuple[tuple[Weights, str], ...] = (("as-dtype", "fp32"), ("int8", "int8"))
-    for weights, kind in formats:
+    formats: dict[Weights, str] = {"as-dtype": "fp32", "int8": "int8"}
+    for weights, kind in formats.items():
         for drafts in range(arguments.max_drafts + 1):
             for vocab in (None, arguments.vocab) if drafts else (None,):
                 name = f"{kind} K={drafts}" + (f" vocabulary {vocab}" if vocab else "")

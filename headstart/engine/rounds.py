@@ -87,7 +87,6 @@ class Rounds:
         before, firsts = self._flight, self._firsts
         self._flight = self._firsts = self.measured = None
         self._entering = {}  # of a step that failed
-        self.measured = None
         is_launched = self._launch([drafts.get(request, 0) for request in self._requests])
         outcomes = [] if before is None else self._outcomes(before)
         if firsts is not None:  # tokens of prompts that were read after that round began
