@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import headstart.errors
@@ -18,6 +19,7 @@ from headstart.families.registry import GRAFTED_AS
 from headstart.server.metrics.table import GROUPS, Metric
 
 ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 120
 
 
 def documents() -> dict[Path, str]:
@@ -28,7 +30,7 @@ def documents() -> dict[Path, str]:
         ROOT / "docs/families.md": families_page(),
         ROOT / "docs/cli.md": cli_page(),
         ROOT / "docs/errors.md": errors_page(),
-        ROOT / "docs/metrics.md": _filled(ROOT / "docs/metrics.md", "metrics", metrics_tables()),
+        ROOT / "docs/metrics.md": metrics_page(),
     }
 
 
@@ -38,6 +40,15 @@ def _filled(path: Path, name: str, text: str) -> str:
     before, _, rest = path.read_text().partition(begin)
     _, _, after = rest.partition(end)
     return f"{before}{begin}\n{text}\n{end}{after}"
+
+
+def _wrapped(paragraph: str, indent: str = "") -> str:
+    """The same words in lines that are not too long."""
+    if all(len(line) <= WIDTH for line in paragraph.splitlines()):
+        return paragraph
+    return fill(
+        paragraph, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def families_page() -> str:
@@ -68,7 +79,7 @@ def families_page() -> str:
         ]
         lacks = [f"the engine lacks {row['engine_lacks']}"] if row["engine_lacks"] else []
         for text in [*said, *lacks, *row["notes"], *row["engine_notes"]]:
-            lines.append(f"- `{row['family']}`: {text}")
+            lines.append(_wrapped(f"- `{row['family']}`: {text}", indent="  "))
     return "\n".join(lines) + "\n"
 
 
@@ -117,6 +128,16 @@ def errors_page() -> str:
         "# Errors\n\nGenerated from `headstart/errors.py`. The command line prints an error as one "
         "line and exits with 1;\nmisuse of options exits with 2.\n\n```\n" + tree + "\n```\n"
     )
+
+
+def metrics_page() -> str:
+    """The tables behind a written part, whose paragraphs are wrapped."""
+    page = _filled(ROOT / "docs/metrics.md", "metrics", metrics_tables())
+    written, mark, tables = page.partition("<!--")
+    paragraphs = [
+        part if part.lstrip().startswith("|") else _wrapped(part) for part in written.split("\n\n")
+    ]
+    return "\n\n".join(paragraphs) + mark + tables
 
 
 def metrics_tables() -> str:

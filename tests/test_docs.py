@@ -16,6 +16,8 @@ from headstart.cli.main import COMMANDS
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+HISTORY = ("CHANGELOG.md", "lab-log.md")  # they may name what is gone
+MAX_LINE = 120
 
 
 def blocks(language: str) -> list[str]:
@@ -77,6 +79,39 @@ def test_files_that_the_docs_name_exist(page: Path) -> None:
     )
     for name in named:
         assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_modules_that_the_docs_name_exist(page: Path) -> None:
+    """Those that are named from `headstart/`, or from one of its packages on."""
+    packages = {path.name for path in (ROOT / "headstart").iterdir() if path.is_dir()}
+    for name in re.findall(r"`(\w+(?:/\w+)+\.py)`", page.read_text()):
+        if name.split("/")[0] in packages and page.name not in HISTORY:
+            places = [ROOT / "headstart" / name, ROOT / "headstart/server" / name]
+            assert any(place.exists() for place in places), f"{page.name} names {name}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_lines_are_not_too_long(page: Path) -> None:
+    assert long_lines(page.read_text()) == []
+
+
+def long_lines(text: str) -> list[str]:
+    """Lines that are too long and could be broken: no tables, no code, no single long word."""
+    found, is_code = [], False
+    for line in text.splitlines():
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif not is_code and not line.startswith("|") and len(line) > MAX_LINE:
+            words = re.sub(r"^\s*(?:[-*]|\d+\.)\s", "", line).split()
+            found += [line] if len(words) > 1 else []
+    return found
+
+
+def test_a_long_line_would_be_found() -> None:
+    words, word = "word " * 30, "w" * 130
+    allowed = f"| {words}|\n```\n{words}\n```\n- {word}\n"
+    assert long_lines(f"short\n{allowed}- {words}\n{words}") == [f"- {words}", words]
 
 
 def test_the_python_of_the_engine_page_runs(workplace: Path) -> None:
