@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PARALLEL ?= 2
 
-.PHONY: test test-browser demo check clean
+.PHONY: test test-long test-browser demo check kernels clean
 
 .venv/ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -15,10 +15,20 @@ check: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# Neighbours stay in one process, which makes their models once and compiles the CPU's kernels for
-# all; who is done takes over half of what others have left.
-test: check
+# The CPU's kernels are compiled once and kept: beside mypy, before test processes all want them.
+kernels: .venv/ready
+	@$(BIN)/python tests/support/scripts/compile_cpu_kernels.py
+
+# Neighbours stay in one process, which makes their models once; who is done takes over half of
+# what others have left.
+test: .venv/ready
+	$(MAKE) --no-print-directory --jobs 2 check kernels
 	$(BIN)/python -m pytest --numprocesses $(PARALLEL) --dist worksteal
+
+# The same with every combination and more random examples: a quarter of an hour on 2 cores.
+test-long: .venv/ready
+	$(MAKE) --no-print-directory --jobs 2 check kernels
+	HEADSTART_TEST_LONG=1 $(BIN)/python -m pytest --numprocesses $(PARALLEL) --dist worksteal
 
 # The page in a real Chromium: Debian's, unless there is one. Elsewhere these tests are skipped.
 SUDO := $(shell test "$$(id -u)" = 0 || echo sudo)

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import logging
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import support.environment  # noqa: F401  sets this process up: before torch
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.tiny import write_tiny
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # One thread per test process, set before torch is imported: several workers share few cores,
-    # and threads that spin while they wait for each other cost an order of magnitude.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    # Processes that tests start would each compile the whole package again.
-    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # Without a GPU, kernels run in Triton's interpreter, which is chosen before its import.
-    if not Path("/dev/nvidia0").exists():
-        os.environ.setdefault("TRITON_INTERPRET", "1")
+def pytest_collection_finish() -> None:
+    # Modules stay: a collection that looks at all of them takes half a second, again and again.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,13 +49,10 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 @pytest.fixture
 def logging_as_before() -> Iterator[None]:
     """For tests in which a server sets up the logging of its process, and of ours."""
-    loggers = [logging.getLogger(n) for n in (None, "headstart", "uvicorn", "uvicorn.access")]
-    before = [(own, own.level, list(own.handlers), own.propagate) for own in loggers]
-    yield
-    logging.captureWarnings(False)
-    for own, level, handlers, propagate in before:
-        own.setLevel(level)
-        own.handlers, own.propagate = handlers, propagate
+    from support.commands import loggers_as_before
+
+    with loggers_as_before():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.commands import headstart
 
 from headstart.cli.main import COMMANDS
 
 
-def headstart(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+def process(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """As a shell starts it."""
     command = [sys.executable, "-m", "headstart", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, **options)
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -34,7 +35,7 @@ def test_help_lists_every_command_with_its_purpose() -> None:
 
 
 def test_help_names_every_option_whole_at_80_columns() -> None:
-    text = headstart("distill", "--help", env={**os.environ, "COLUMNS": "80"}).stdout
+    text = headstart("distill", "--help", COLUMNS="80").stdout
     assert "--chat-template-kwargs" in text and "--no-prefix-caching" in text
 
 
@@ -91,7 +92,7 @@ def test_an_option_with_a_bad_value_exits_with_2_and_one_line(
 
 
 def test_a_failure_is_one_line_on_stderr_and_exits_with_1(tmp_path: Path) -> None:
-    result = headstart("inspect", str(tmp_path / "nowhere"))
+    result = process("inspect", str(tmp_path / "nowhere"))
     assert result.returncode == 1
     assert result.stdout == ""
     lines = result.stderr.splitlines()
@@ -100,11 +101,11 @@ def test_a_failure_is_one_line_on_stderr_and_exits_with_1(tmp_path: Path) -> Non
 
 
 def test_debug_adds_the_traceback(tmp_path: Path) -> None:
-    result = headstart("--debug", "inspect", str(tmp_path / "nowhere"))
+    result = process("--debug", "inspect", str(tmp_path / "nowhere"))
     assert result.returncode == 1
     assert "Traceback" in result.stderr
 
 
 def test_version_is_printed() -> None:
-    result = headstart("--version")
+    result = process("--version")
     assert result.stdout.startswith("headstart 0.")

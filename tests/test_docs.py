@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import headstart
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.cli.main import COMMANDS
@@ -43,10 +44,8 @@ def test_every_command_in_the_readme_runs(workplace: Path) -> None:
     commands = [line for line in lines if line.startswith("headstart ")]
     assert len(commands) >= 9
     for command in commands:
-        words = shlex.split(command, comments=True)
-        result = subprocess.run(
-            [sys.executable, "-m", *words], cwd=workplace, capture_output=True, text=True
-        )
+        _, *words = shlex.split(command, comments=True)
+        result = headstart(*words, cwd=workplace)
         assert result.returncode == 0, f"{command}\n{result.stderr}"
 
 

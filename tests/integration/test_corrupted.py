@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.long_runs import unless_long
 
 from headstart.checkpoint.header import read_header
 from headstart.cli.main import main
@@ -27,7 +28,8 @@ common = settings(
     deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
-few, many = settings(common, max_examples=25), settings(common, max_examples=60)
+few = settings(common, max_examples=unless_long(12, 25))
+many = settings(common, max_examples=unless_long(30, 60))
 
 
 @pytest.fixture(scope="module")

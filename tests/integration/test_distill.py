@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from support import SCRIPTS
+from support.commands import headstart
 from support.distill_runs import ENGINE, OPTIONS, chat_model, contents, run, write_prompts
 from support.tiny_fixture import Tiny
 
@@ -53,11 +54,6 @@ def whole(model: Path, prompts: Path, tmp_path_factory: pytest.TempPathFactory) 
     out = tmp_path_factory.mktemp("whole") / "data"
     run(model, prompts, out)
     return out
-
-
-def headstart(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headstart", "distill", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 def test_a_recorded_seed_gives_the_recorded_answer_whatever_is_drafted(
@@ -272,15 +268,15 @@ def test_the_command_prints_a_summary(
 ) -> None:
     out = tmp_path / "d"
     command = (str(model), "--prompts", str(prompts), "--out", str(out), *FLAGS)
-    planned = headstart(*command, "--dry-run")
+    planned = headstart("distill", *command, "--dry-run")
     assert planned.stdout == "12 prompts, 16 answers to ask for at most, 0 known already\n"
     assert not out.exists()
-    made = headstart(*command)
+    made = headstart("distill", *command)
     assert made.returncode == 0, made.stderr
     assert "drafting  acceptance length" in made.stdout
     assert made.stdout.endswith(f"wrote {out}\n")
     assert contents(out) == contents(whole)
-    document = json.loads(headstart(*command, "--json").stdout)
+    document = json.loads(headstart("distill", *command, "--json").stdout)
     assert document["new_answers"] == 0
     assert document["counts"] == Dataset.open(out).header.counts
 
@@ -330,7 +326,7 @@ def test_an_out_that_cannot_be_made_is_said_before_a_model_is_loaded(
 def test_a_dataset_is_never_overwritten(model: Path, prompts: Path, whole: Path) -> None:
     before = {path.name: path.read_bytes() for path in whole.iterdir()}
     command = (str(model), "--prompts", str(prompts), "--out", str(whole), *FLAGS)
-    result = headstart(*command, "--overwrite")
+    result = headstart("distill", *command, "--overwrite")
     assert result.returncode == 2
     assert "adds to a dataset and never replaces one" in result.stderr
     assert f"another --out, or remove {whole}" in result.stderr

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.engine_runs import checkpoint, greedy, make_prompts, run, soft, start
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.torch.backend import TorchBackend
@@ -48,10 +49,13 @@ def compare(used: Engine, fresh: Engine, texts: list[list[int]]) -> int:
         for index, (mine, other) in enumerate(zip(ours, theirs, strict=False)):
             expected = contents(fresh, other, index * size)
             for name, value in contents(used, mine, index * size).items():
-                message = f"block {index} of a text of {len(text)}: {name}"
-                torch.testing.assert_close(
-                    value, expected[name], **TOLERANCE, msg=lambda m, w=message: f"{w}: {m}"
-                )
+                # as torch.testing.assert_close, whose many questions take most of the time here
+                assert value.shape == expected[name].shape
+                if not torch.allclose(value, expected[name], **TOLERANCE):
+                    message = f"block {index} of a text of {len(text)}: {name}"
+                    torch.testing.assert_close(
+                        value, expected[name], **TOLERANCE, msg=lambda m, w=message: f"{w}: {m}"
+                    )
             compared.add(mine)
     return len(compared)
 
@@ -70,12 +74,16 @@ def folder_of(tiny: Tiny, head: str) -> tuple[Path, str | None]:
     return soft(tiny, family, **count), topology
 
 
-@pytest.mark.parametrize("head", HEADS)
+SIZES = [(4, 512, 1200, 3), (4, 9, 1200, 2), (4, 24, 80, 5), (16, 40, 300, 3), (3, 7, 90, 1),
+         (2, 20, 1200, 4), (1, 6, 1200, 3), (1, 30, 90, 2)]  # fmt: skip
+ALL = [(head, *sizes) for sizes in SIZES for head in HEADS]
+# Every size with two of the heads, every head with half of the sizes.
+HALF = [case for number, case in enumerate(ALL) if (number // 4 + number) % 2 == 0]
+
+
 @pytest.mark.parametrize(
-    ("size", "rows", "slots", "speculate"),
-    [(4, 512, 1200, 3), (4, 9, 1200, 2), (4, 24, 80, 5), (16, 40, 300, 3), (3, 7, 90, 1),
-     (2, 20, 1200, 4), (1, 6, 1200, 3), (1, 30, 90, 2)],
-)  # fmt: skip
+    ("head", "size", "rows", "slots", "speculate"), unless_long(HALF, ALL), ids=str
+)
 def test_cached_blocks_equal_a_recomputation(
     head: str, size: int, rows: int, slots: int, speculate: int, tiny: Tiny
 ) -> None:

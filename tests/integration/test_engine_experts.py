@@ -25,6 +25,7 @@ from support.engine_runs import (
     start,
 )
 from support.head_edits import edited, published
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
@@ -52,6 +53,9 @@ SHAPES: dict[str, tuple[int, int, int, int]] = {
     "K=3, all at once": (3, 4, 512, 2000),
     "K=4, little memory": (4, 3, 16, 75),
 }
+
+
+SHORT = ("K=1, blocks of one", "K=4, little memory")
 
 
 @pytest.fixture(params=FAMILIES)
@@ -99,7 +103,7 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
     [
         *product(("glm4_moe", "deepseek_v3"), SHAPES),
         ("ernie4_5_moe", "K=4, little memory"),
-        *product(FAMILIES[3:], ("K=1, blocks of one", "K=4, little memory")),
+        *product(FAMILIES[3:], unless_long(SHORT[1:], SHORT)),
     ],
     indirect=["family"],
     scope="module",

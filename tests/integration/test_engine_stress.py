@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.engine_runs import VOCAB, run, soft, start
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 from test_engine_cached_states import compare
 
@@ -133,15 +134,16 @@ class Traffic(RuleBasedStateMachine):
         )
 
 
+FEW, MANY = unless_long((3, 4), (5, 8))  # runs: fewer of what takes longer
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any], int]] = {
-    "one module": ("mimo", {}, {"topology": None}, 8),
-    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}, 8),
-    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, 8),
-    "sparse latent attention": ("deepseek_v32", {}, {}, 5),
-    "three chained with LM heads": ("step3p5", {}, {}, 5),
+    "one module": ("mimo", {}, {"topology": None}, MANY),
+    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}, MANY),
+    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}, MANY),
+    "sparse latent attention": ("deepseek_v32", {}, {}, FEW),
+    "three chained with LM heads": ("step3p5", {}, {}, FEW),
     # memory for few states and few blocks, whatever their number of slots: enough for the longest
     # request in blocks of one token
-    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 180_000}, 5),
+    "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 180_000}, FEW),
 }
 
 

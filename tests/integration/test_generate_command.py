@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import headstart
 from typer.testing import CliRunner
 
 from headstart.calibrate.agreement import walk
@@ -21,11 +20,6 @@ from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
 
 SHAPE = "layers=2,hidden=128,intermediate=128,heads=4,kv_heads=2,vocab=64"
-
-
-def headstart(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "headstart", *arguments]
-    return subprocess.run(command, capture_output=True, text=True)
 
 
 def generated(*arguments: str, **options: str) -> Any:

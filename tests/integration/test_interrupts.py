@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.commands import headstart
 from support.training_runs import flags, write_inputs
-
-# The command line, with Ctrl-C pressed at the moment that a function is called.
-CODE = """
-import os, signal, sys
-from importlib import import_module
-from headstart.cli.main import main
-
-module, name = sys.argv.pop(1).rsplit(".", 1)
-sent = getattr(signal, sys.argv.pop(1))
-module = import_module(module)
-real = getattr(module, name)
-
-def pressed(*arguments, **more):
-    os.kill(os.getpid(), sent)
-    return real(*arguments, **more)
-
-setattr(module, name, pressed)
-main()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -38,10 +24,22 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stopped(
-    inputs: Path, moment: str, *words: str, sent: str = "SIGINT"
+    inputs: Path, moment: str, *words: str, sent: int = signal.SIGINT
 ) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", CODE, moment, sent, *words]
-    return subprocess.run(command, cwd=inputs, capture_output=True, text=True)
+    """The command line, with Ctrl-C pressed at the moment that a function is called."""
+    module, name = moment.rsplit(".", 1)
+    real = getattr(import_module(module), name)
+
+    def pressed(*arguments: Any, **more: Any) -> Any:
+        os.kill(os.getpid(), sent)
+        return real(*arguments, **more)
+
+    ours = [m for own, m in sys.modules.items() if own.partition(".")[0] == "headstart"]
+    with pytest.MonkeyPatch.context() as patch:
+        for importer in ours:
+            if getattr(importer, name, None) is real:
+                patch.setattr(importer, name, pressed)
+        return headstart(*words, cwd=inputs)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +76,7 @@ def test_distilling_that_has_no_answer_yet_does_not_claim_to_keep_some(inputs: P
 def test_a_terminated_start_ends_with_the_signals_code(inputs: Path) -> None:
     words = ["train", "model", "--data", "data", "--out", "run", *flags()]
     moment = "headstart.train.session.load_frozen_model"
-    assert stopped(inputs, moment, *words, sent="SIGTERM").returncode == 143
+    assert stopped(inputs, moment, *words, sent=signal.SIGTERM).returncode == 143
     assert not (inputs / "run").exists()
 
 

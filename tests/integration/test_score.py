@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.commands import headstart
 from support.engine_records import records
 from support.engine_runs import (
     VOCAB,
@@ -313,9 +312,7 @@ def test_costs_of_an_engine_with_int8_weights(
 def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path: Path) -> None:
     data = dataset(model, tmp_path / "data", answered[0.6][0])
     words = ["score", str(model), "--data", str(data), "--bandwidth", "100", "--dtype", "float64"]
-    result = subprocess.run(
-        [sys.executable, "-m", "headstart", *words], capture_output=True, text=True
-    )
+    result = headstart(*words)
     assert result.returncode == 0, result.stderr
     assert "exact replay of the engine's noise at temperature 0.6" in result.stdout
     assert "acceptance length, walked" in result.stdout and "best K: " in result.stdout

@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import headstart
 from support.training_runs import StopAt, flags, job, metrics, trained, weights, write_inputs
 
 from headstart.errors import CheckpointError, HeadstartError, TrainError
@@ -201,9 +200,6 @@ def test_another_content_of_the_draft_vocabulary_is_refused(inputs: Path, tmp_pa
 def test_the_command_line_loses_nothing_by_a_bad_vocabulary(inputs: Path, run: Path) -> None:
     before = content(run)
     words = ["train", str(inputs / "model"), "--data", str(inputs / "data"), "--out", str(run)]
-    command = [sys.executable, "-m", "headstart", *words, *flags(**SHORT), "--overwrite"]
-    result = subprocess.run(
-        [*command, "--draft-vocab", "none.json"], capture_output=True, text=True
-    )
+    result = headstart(*words, *flags(**SHORT), "--overwrite", "--draft-vocab", "none.json")
     assert result.returncode == 1 and "none.json" in result.stderr
     assert content(run) == before

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.commands import headstart
 from support.training_data import random_records, write_data
 from support.training_runs import StopAt, flags, job, trained, write_inputs
 
@@ -94,12 +93,10 @@ def test_little_data_gives_fifty_steps_and_max_steps_fewer(inputs: Path, tmp_pat
 def test_the_command_line_refuses_k_below_1_and_plans_without_writing(
     inputs: Path, tmp_path: Path
 ) -> None:
-    words = ["train", str(inputs / "model"), "--data", str(inputs / "data")]
-    command = [sys.executable, "-m", "headstart", *words]
-    bad = subprocess.run([*command, "--num-depths", "0"], capture_output=True, text=True)
+    command = ["train", str(inputs / "model"), "--data", str(inputs / "data")]
+    bad = headstart(*command, "--num-depths", "0")
     assert bad.returncode == 2 and "num_depths is 0" in bad.stderr
-    dry = [*command, "--dry-run", *flags()]
-    result = subprocess.run(dry, capture_output=True, text=True, cwd=tmp_path)
+    result = headstart(*command, "--dry-run", *flags(), cwd=tmp_path)
     assert result.returncode == 0 and "14 steps, 7 in each of 2 epochs" in result.stderr
     assert "loss lk, context prefix, K 2, learning rate 0.003 (cosine)" in result.stdout
     assert not list(tmp_path.iterdir())
@@ -131,6 +128,5 @@ def test_a_dry_run_tells_what_is_resumed_and_refuses_what_the_run_would(
     with pytest.raises(DataError, match="fp8"):
         planned(tmp_path / "other", **stored, cache_dtype="fp8")
     words = ["train", str(inputs / "model"), "--data", str(inputs / "data"), *flags(**SHORT)]
-    command = [sys.executable, "-m", "headstart", *words, "--out", str(tmp_path / "half")]
-    result = subprocess.run([*command, "--dry-run", "--json"], capture_output=True, text=True)
+    result = headstart(*words, "--out", str(tmp_path / "half"), "--dry-run", "--json")
     assert json.loads(result.stdout)["resumed_step"] == 3

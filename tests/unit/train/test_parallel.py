@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import socket
+import json
 import subprocess
 import sys
 
 import pytest
+from support import SCRIPTS
 
 REFUSING = """
 import sys
@@ -16,8 +16,8 @@ from headstart.train.parallel import joined
 
 try:
     with joined("cpu") as (world, device):
-        if str(world.rank) in sys.argv[1]:
-            raise DataError(f"refused by {world.rank}")
+        if str(world.rank) in {refusing!r}:
+            raise DataError(f"refused by {{world.rank}}")
         world.wait()
 except DataError as error:
     print(error)
@@ -38,22 +38,20 @@ with joined("cpu") as (world, device):
     print([None if p.grad is None else p.grad.tolist() for p in (both, first, nobody)])
 """
 
+Ranks = dict[str, list[tuple[int, str, str]]]
 
-def two(script: str, *words: str) -> list[tuple[int | None, str, str]]:
-    """Exit code and output of both processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", script, *words], stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, env={**os.environ, **place, "RANK": str(rank)},
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    told = [process.communicate(timeout=60) for process in processes]
-    return [(p.returncode, *t) for p, t in zip(processes, told, strict=True)]
+
+@pytest.fixture(scope="module")
+def ranks() -> Ranks:
+    """Exit code and output of both processes, by what they do."""
+    codes = {refusing: REFUSING.format(refusing=refusing) for refusing in ("0", "1", "01")}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPTS / "two_ranks.py")], capture_output=True, text=True,
+        input=json.dumps({**codes, "summing": SUMMING}), timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: Ranks = json.loads(done.stdout)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -61,13 +59,15 @@ def two(script: str, *words: str) -> list[tuple[int | None, str, str]]:
     [("0", ["refused by 0\n", ""]), ("1", ["", "refused by 1\n"]), ("01", ["refused by 0\n", ""])],
     ids=["the first", "another", "all"],
 )
-def test_a_refusal_is_told_once_and_without_tracebacks(refusing: str, said: list[str]) -> None:
-    found = two(REFUSING, refusing)
+def test_a_refusal_is_told_once_and_without_tracebacks(
+    ranks: Ranks, refusing: str, said: list[str]
+) -> None:
+    found = ranks[refusing]
     assert [out for _, out, _ in found] == said
     assert all("Traceback" not in err for _, _, err in found), found
     assert [code for code, _, _ in found] == [1, 1]
 
 
-def test_parameters_that_no_process_trains_have_no_gradient() -> None:
+def test_parameters_that_no_process_trains_have_no_gradient(ranks: Ranks) -> None:
     """Zeros in its place would let the optimiser decay them."""
-    assert [out for _, out, _ in two(SUMMING)] == ["[[3.0, 3.0], [5.0, 5.0], None]\n"] * 2
+    assert [out for _, out, _ in ranks["summing"]] == ["[[3.0, 3.0], [5.0, 5.0], None]\n"] * 2

@@ -1,0 +1,14 @@
+"""`make test-long` tries more of the same: every combination, more random examples."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+
+T = TypeVar("T")
+IS_LONG = os.environ.get("HEADSTART_TEST_LONG") == "1"
+
+
+def unless_long(usual: T, long: T) -> T:
+    """What is tried: usually a part that shows the claim, all of it in long runs."""
+    return long if IS_LONG else usual
