@@ -16,7 +16,7 @@
         BrokenFile            a safetensors file that is truncated or malformed
         BrokenIndex           an index that does not agree with the files
         MissingTensor         a tensor that must be there is not
-        UnexpectedTensor      a tensor nobody has a place for
+        UnexpectedTensor      a tensor that has no place
         ShapeMismatch         a tensor of another size than its place
         HeadNotFound          no head where one is needed
         WriteFailed           the result could not be written (disk full, permission, ...)

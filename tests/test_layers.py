@@ -149,7 +149,7 @@ SEAM = {"backends.base", "backends.select", "backends.options"}
 # Modules whose functions are written in another language: LLVM's values, Triton's and numba's.
 KERNELS = (
     "backends/cuda/kernels/", "backends/numba/compiler.py", "backends/numba/context.py",
-    "backends/numba/drafts.py", "backends/numba/float_products.py", "backends/numba/layers.py",
+    "backends/numba/float_products.py", "backends/numba/layers.py",
     "backends/numba/products.py", "backends/numba/rows.py", "backends/numba/sums.py",
     "backends/numba/thread_pool.py", "backends/numba/vectors.py",
 )  # fmt: skip

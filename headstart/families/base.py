@@ -15,7 +15,7 @@ from headstart.families.dims import Fields, at, dims, size
 from headstart.families.names import KeyMap, Naming
 from headstart.families.runtime import Runtime
 
-_NOT_WRITTEN = "its decoder layers, which nobody has written for it yet"
+_NOT_WRITTEN = "its decoder layers, which are not written for it yet"
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Latent attention through the kernels: what is kept of rows, and how a round's rows attend.
 
 A round's rows are few, so they are compared with the latents themselves; prompts unfold them
-(`gpu/latent_prompts.py`).
+(`backends/cuda/prompts.py`).
 """
 
 from __future__ import annotations
