@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -18,11 +18,13 @@ from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.options import Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.data.prompt_reader import Detokenizer, Prompt
-from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
-from headstart.engine.output import Update
 from headstart.errors import ConfigError, RequestError
 from headstart.sampling.params import SamplingParams
+
+if TYPE_CHECKING:  # torch may not be loaded before `limit_spinning`
+    from headstart.engine.engine import Engine
+    from headstart.engine.output import Update
 
 _COLOURS = {"accepted": "green", "recovered": "red", "bonus": "default"}
 
@@ -177,7 +179,6 @@ def run(
     changes |= {"max_tokens": max_tokens, "seed": seed, "stop": tuple(stop or ())}
     SamplingParams(**changes)  # what is wrong is said before a model is loaded
     limit_spinning()
-    from headstart.cli.generate import answer, converse, loading
     from headstart.engine.compare import compare_runs
     from headstart.engine.engine import Engine
 

@@ -18,7 +18,7 @@ from headstart.calibrate.tiny import write_tiny
 
 MODULES = (
     "data.prompt_reader", "engine.auto.profile", "engine.core", "engine.engine", "models.build",
-    "models.loading", "models.stored_head",
+    "models.loading", "models.stored",
 )  # fmt: skip
 GPU_MODULES = ("backends.cuda.device_rounds", "backends.cuda.libraries")
 
