@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from headstart.models.attention import Slots, Span
+from headstart.models.attention import Span
 from headstart.models.recurrence import StateSpan
+from headstart.models.row_invariant import Slots
 
 ToDevice = Callable[[Sequence[int]], torch.Tensor]
 

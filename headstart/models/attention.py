@@ -8,12 +8,13 @@ slots of the cache hold its context. Rows write their own K/V first, so a row se
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-Slots = slice | torch.Tensor  # physical K/V slots: a slice where they are consecutive
+from headstart.models.row_invariant import Reach, Slots, attend_row_invariant
 
 # The newest token and 16 drafts, the most that an engine makes. More rows come from prompts, where
 # one product for all is much faster.
@@ -82,6 +83,11 @@ class Span:
         """Slots that the last row sees."""
         return _count(self.context)
 
+    @cached_property
+    def reach(self) -> Reach:
+        """What the rows see, for `attend_row_invariant`; made once in a pass."""
+        return Reach.of(self.context, self.num_rows)
+
     @property
     def first_slot(self) -> int:
         """Of the slots that the rows fill."""
@@ -136,8 +142,8 @@ def empty_cache(
 class PagedContext:
     """One layer's cache, and the requests whose rows are being run.
 
-    With `lone_rows` each of a few rows attends by itself, so that it gets the bits that it would
-    get alone: the library adds in another order for two rows than for one.
+    With `lone_rows` each of a few rows gets the bits that it would get alone: the library adds in
+    another order for two rows than for one.
     """
 
     cache: LayerCache
@@ -155,12 +161,21 @@ class PagedContext:
         for span in self.spans:
             self.cache.k[span.new] = k[span.start : span.stop]
             self.cache.v[span.new] = v[span.start : span.stop]
-        spans = self._lone_spans() if self.lone_rows else self.spans
-        parts = [
-            attend_span(q[s.start : s.stop], self.cache, s, window, sinks, copies=self.lone_rows)
-            for s in spans
-        ]
+        parts = [self._attend(q[s.start : s.stop], s, window, sinks) for s in self.spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _attend(
+        self, q: torch.Tensor, span: Span, window: int | None, sinks: torch.Tensor | None
+    ) -> torch.Tensor:
+        if not self.lone_rows or span.num_rows > MAX_LONE_ROWS:
+            return attend_span(q, self.cache, span, window, sinks)
+        if window is None and sinks is None:
+            return attend_row_invariant(q, self.cache.k, self.cache.v, span.reach)
+        rows = [
+            attend_span(q[i : i + 1], self.cache, own, window, sinks)
+            for i, own in enumerate(span.by_row())
+        ]
+        return torch.cat(rows)
 
     def seen(self, new: torch.Tensor) -> list[Seen]:
         for span in self.spans:
@@ -206,16 +221,9 @@ def attend_span(
     span: Span,
     window: int | None = None,
     sinks: torch.Tensor | None = None,
-    *,
-    copies: bool = False,
 ) -> torch.Tensor:
-    """Attention of one request: [rows, heads * dim].
-
-    With `copies` keys and values always lie at the same alignment, on which bits may depend.
-    """
+    """Attention of one request: [rows, heads * dim]."""
     keys, values = cache.k[span.context], cache.v[span.context]
-    if copies:
-        keys, values = keys.clone(), values.clone()
     return attend_rows(q, keys, values, window, sinks).flatten(1)
 
 

@@ -23,8 +23,9 @@ from headstart.backends.cuda.kernels.prompts import prompt_attention, tiles_of
 from headstart.backends.cuda.latent import LatentAttend, Queries, paged_latent
 from headstart.backends.cuda.libraries import Library
 from headstart.backends.rows import on_device
-from headstart.models.attention import MAX_LONE_ROWS, LayerCache, Slots, Span
+from headstart.models.attention import MAX_LONE_ROWS, LayerCache, Span
 from headstart.models.mla_config import MOST_UNFOLDED
+from headstart.models.row_invariant import Slots
 
 
 def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | None = None) -> Rows:

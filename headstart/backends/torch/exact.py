@@ -15,11 +15,12 @@ from dataclasses import dataclass
 import torch
 
 from headstart.errors import ConfigError
-from headstart.models.attention import LayerCache, Seen, Slots, attend_rows
+from headstart.models.attention import LayerCache, Seen, attend_rows
 from headstart.models.delta_rule import DeltaRows
 from headstart.models.feed_forward import Router
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.mla import LatentAttention
+from headstart.models.row_invariant import Slots
 from headstart.models.trunk import Trunk
 
 BLOCK_ROWS = MAX_TUNED_ROWS

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headstart.models.attention import MAX_LONE_ROWS, LayerCache, PagedContext, Slots, Span
+from headstart.models.attention import MAX_LONE_ROWS, LayerCache, PagedContext, Span
+from headstart.models.row_invariant import Reach, Slots, attend_row_invariant
 
 HEADS, KV_HEADS, DIM, SLOTS = 6, 2, 16, 96
 
@@ -63,26 +64,24 @@ def test_the_number_of_threads_does_not_matter(threads: int) -> None:
 
 def test_what_stands_behind_the_context_does_not_matter() -> None:
     generator = torch.Generator().manual_seed(5)
-    stored = torch.randn(2, SLOTS, KV_HEADS, DIM, generator=generator)
+    k, v = torch.randn(2, SLOTS, KV_HEADS, DIM, generator=generator)
     q = torch.randn(3, HEADS, DIM, generator=generator)
-    span = Span(0, 3, slice(37, 40), slice(8, 40))
+    context = slice(8, 40)
     found = []
     for behind in (0.0, float("nan")):  # another request's, and its trouble
-        cache = LayerCache(*stored.clone())
-        cache.k[40:], cache.v[40:] = behind, behind
-        own = (part[37:40].clone() for part in (cache.k, cache.v))
-        found.append(PagedContext(cache, [span], lone_rows=True).attend(q, *own, None))
+        k[40:], v[40:] = behind, behind
+        found.append(attend_row_invariant(q, k, v, Reach.of(context, 3)))
     assert torch.equal(*found)
 
 
 def test_more_rows_are_a_prompt_and_attend_together(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def attend_span(q: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+    def attend_span(q: torch.Tensor, *_: object) -> torch.Tensor:
         asked.append(len(q))
         return q.flatten(1)
 
     monkeypatch.setattr("headstart.models.attention.attend_span", attend_span)
     attended(MAX_LONE_ROWS + 1, slice(0, 64))
     attended(2, slice(0, 64))
-    assert asked == [MAX_LONE_ROWS + 1, 1, 1]
+    assert asked == [MAX_LONE_ROWS + 1]
