@@ -56,12 +56,23 @@ def logging_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def quick_interpreter() -> Iterator[None]:
+    """For single kernels: Triton's interpreter with all its checks, doing nothing twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            from support.quick_interpreter import quicken
+
+            quicken(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
 def quick_kernels() -> Iterator[None]:
     """For whole engines with interpreted kernels: the interpreter at its quickest."""
     patch = pytest.MonkeyPatch()
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from support.quick_interpreter import quicken
+        from support.quick_interpreter import quicken_engines
 
-        quicken(patch)
+        quicken_engines(patch)
     yield
     patch.undo()
