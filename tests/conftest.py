@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,6 @@ import support.environment  # noqa: F401  sets this process up: before torch
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.tiny import write_tiny
-
-
-def pytest_collection_finish() -> None:
-    # Modules stay: a collection that looks at all of them takes half a second, again and again.
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
