@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +12,6 @@ import support.environment  # noqa: F401  sets this process up: before torch
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.tiny import write_tiny
-
-
-def pytest_collection_finish() -> None:
-    # Modules stay: a collection that looks at all of them takes half a second, again and again.
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,12 +49,23 @@ def logging_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
+def quick_interpreter() -> Iterator[None]:
+    """For single kernels: Triton's interpreter with all its checks, doing nothing twice."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            from support.quick_interpreter import quicken
+
+            quicken(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
 def quick_kernels() -> Iterator[None]:
     """For whole engines with interpreted kernels: the interpreter at its quickest."""
     patch = pytest.MonkeyPatch()
     if os.environ.get("TRITON_INTERPRET") == "1":
-        from support.quick_interpreter import quicken
+        from support.quick_interpreter import quicken_engines
 
-        quicken(patch)
+        quicken_engines(patch)
     yield
     patch.undo()

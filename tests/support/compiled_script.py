@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 
-def run_compiled(script: Path, cache: Path) -> str:
+def run_compiled(script: Path, cache: Path, *words: str) -> str:
     """What it prints; it must end well."""
     own = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
-        [sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True,
+        [sys.executable, "-W", "ignore", str(script), *words], capture_output=True, text=True,
         env={**own, "TRITON_CACHE_DIR": str(cache)}, check=False,
     )  # fmt: skip
     assert run.returncode == 0, run.stderr[-3000:]

@@ -1,7 +1,6 @@
-"""Triton's interpreter without what costs most of its time and shows nothing in a whole engine.
+"""Triton's interpreter without what costs most of its time and shows nothing.
 
-The tests of single kernels run without this: with every check of the interpreter, and with the
-cuts of a GPU.
+The tests of single kernels keep every check of the interpreter, and the cuts of a GPU.
 """
 
 from __future__ import annotations
@@ -20,10 +19,18 @@ from headstart.backends.cuda.kernels.attention import Cut
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
+    """The interpreter without work that it does again and again: the results are the same."""
     if not hasattr(interpreter, "_LangPatchScope"):
         return  # another release of Triton: slower, but right
     _prepare_once_per_launch(patch)
     _work_out_types_once(patch)
+
+
+def quicken_engines(patch: pytest.MonkeyPatch) -> None:
+    """And without checks and cuts that show nothing in a whole engine."""
+    quicken(patch)
+    if not hasattr(interpreter, "_LangPatchScope"):
+        return
     # Offsets into tensors of some kilobytes do not overflow; checking that takes a fourth.
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", options)

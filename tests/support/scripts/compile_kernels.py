@@ -118,15 +118,22 @@ def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
     return latent._attend, fixed, wide if number_bytes > 2 else {}
 
 
+# Other sizes of kernels that JOBS compiles, too: seconds each, for long runs.
+LONG_JOBS: list[Job] = [
+    attend(4, 4, **WIDE),
+    attend_latents(80, 4),
+    attend_latents(80, 4, number_bytes=4),
+    (latent_heads._lift, {**BY_HEAD, "BLOCK_M": 16, "SPLITS": 2, "ROPE": 64,
+                          "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}),
+    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 128, "SOME": 128, "NOPE": 128, "VALUE": 128,
+                              "BLOCK_N": 128, "BLOCK_V": 128, "STEP": 64}, {"tiles": "*i32"}),
+]  # fmt: skip
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16, "IS_WHOLE": False}, {}),
-    # 16 rows are all that one program has room for.
-    *(attend(4, rows, **WIDE) for rows in (4, 16)),
+    attend(4, 16, **WIDE),  # all the rows that one program has room for
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
     attend_latents(1, 1),
-    attend_latents(80, 4),
-    attend_latents(80, 4, number_bytes=4),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1},
      {}),
@@ -135,14 +142,12 @@ JOBS: list[Job] = [
                                  "BLOCK_P": 32}, {}),
     (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
                                  "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
-    *((latent_heads._lift, {**BY_HEAD, "BLOCK_M": rows, "SPLITS": 2, "ROPE": 64,
-                            "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}) for rows in (16, 64)),
+    (latent_heads._lift, {**BY_HEAD, "BLOCK_M": 64, "SPLITS": 2, "ROPE": 64,
+                          "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}),
     (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
     (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
-    (latent_prompts._prompt, {**UNFOLDED, "HEADS": 128, "SOME": 128, "NOPE": 128, "VALUE": 128,
-                              "BLOCK_N": 128, "BLOCK_V": 128, "STEP": 64}, {"tiles": "*i32"}),
     # Heads of GLM-4.7-Flash.
     (latent_prompts._prompt, {**UNFOLDED, "HEADS": 20, "SOME": 20, "NOPE": 192, "VALUE": 256,
                               "BLOCK_N": 256, "BLOCK_V": 256, "STEP": 32}, {"tiles": "*i32"}),
@@ -223,7 +228,7 @@ def number_in(pattern: str, text: str) -> int:
 
 def main() -> None:
     triton.knobs.nvidia.dump_ptxas_log = True  # the assembler's words, on standard output
-    for job in JOBS:
+    for job in [*JOBS, *(LONG_JOBS if "--long" in sys.argv else ())]:
         print(compile_kernel(*job), flush=True)
     try:  # the control
         found = compile_kernel(*attend(1, 4, **WIDE, is_fitted=False))

@@ -11,6 +11,8 @@ from support.loss_reference import KINDS, Case, case
 from headstart.backends.cuda.kernels import losses as kernels
 from headstart.train.losses import rows as loss_rows
 
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
+
 
 @pytest.fixture(autouse=True)
 def _by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
