@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import triton.language as tl
+from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
 from headstart.backends.cuda import forward, latent
@@ -24,6 +25,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
         return  # another release of Triton: slower, but right
     _prepare_once_per_launch(patch)
     _work_out_types_once(patch)
+    _compare_shapes_as_lists(patch)
 
 
 def quicken_engines(patch: pytest.MonkeyPatch) -> None:
@@ -104,3 +106,34 @@ def _work_out_types_once(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(tl.block_type, "__init__", block)
     patch.setattr(tl.tensor, "__init__", tensor)
     patch.setattr(interpreter, "_get_np_dtype", format_of)
+
+
+def _compare_shapes_as_lists(patch: pytest.MonkeyPatch) -> None:
+    """Most operands have one shape already; Triton's own tuples take long to say so."""
+    broadcast = TritonSemantic.broadcast_impl_value
+
+    def to_one_shape(self: Any, lhs: Any, rhs: Any) -> Any:
+        one, other = lhs.type, rhs.type
+        if not one.is_block() and not other.is_block():
+            return lhs, rhs
+        if not one.is_block() or not other.is_block():
+            return broadcast(self, lhs, rhs)
+        left, right = list(one.shape), list(other.shape)
+        if left == right:
+            return lhs, rhs
+        if len(left) != len(right):
+            return broadcast(self, lhs, rhs)
+        pairs = list(zip(left, right, strict=True))
+        if any(a != b and 1 not in (a, b) for a, b in pairs):
+            return broadcast(self, lhs, rhs)  # which refuses them
+        shape = [max(pair) for pair in pairs]
+
+        def spread(value: Any, own: list[int]) -> Any:
+            if own == shape:
+                return value
+            wide = self.builder.create_broadcast(value.handle, shape)
+            return self.make_tensor(wide, tl.block_type(value.type.scalar, shape))
+
+        return spread(lhs, left), spread(rhs, right)
+
+    patch.setattr(TritonSemantic, "broadcast_impl_value", to_one_shape)
