@@ -20,7 +20,7 @@ MODULES = (
     "assembly.build", "assembly.stored_head", "data.prompt_reader", "engine.engine", "engine.parts",
     "engine.cost", "engine.round_profile", "models.loading",
 )  # fmt: skip
-GPU_MODULES = ("engine.device_loop", "engine.seating", "gpu.libraries")
+GPU_MODULES = ("engine.device_loop", "engine.seating", "backends.cuda.libraries")
 
 
 def names_in(modules: tuple[str, ...]) -> set[str]:
