@@ -10,12 +10,11 @@ import pytest
 from support.bench_server import Script, serving
 from support.server_runs import served
 from support.tiny_fixture import Tiny
-from test_demo_model import is_installed
 from typer.testing import CliRunner
 
 from headstart.bench.facts import facts_of_folder
+from headstart.checkpoint.hub import named_models
 from headstart.cli.main import app
-from headstart.demo.package import INSTALL
 from headstart.errors import ConfigError, ServerError
 
 LOAD = ("--num-requests", "6", "--input-tokens", "5", "--output-tokens", "7", "--repeats", "2",
@@ -246,8 +245,11 @@ def test_a_dry_run_says_what_would_be_measured(tmp_path: Path) -> None:
     assert "K=0 (base), K=3" in text and "6 in each of 8 runs" in text
 
 
-@pytest.mark.skipif(not is_installed(), reason=f"needs `{INSTALL}`")
-def test_a_dry_run_tells_machines_which_server_would_be_started() -> None:
+def test_a_dry_run_tells_machines_which_server_would_be_started(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The demo by its name; its weights may not be installed here."""
+    monkeypatch.setitem(named_models, "demo", lambda: served(tiny))
     plan = json.loads(bench("run", "demo", "--dry-run", "--json", *LOAD))
     assert plan["plans"][0]["variants"] == ["K=0", "K=3"] and plan["dry_run"] is True
     usual = (
