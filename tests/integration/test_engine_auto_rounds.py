@@ -34,7 +34,7 @@ COSTS = RoundCosts(((1, ((0, 1.0), (1, 1.15))),))
 @pytest.fixture(autouse=True)
 def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """What an interpreter takes decides nothing here."""
-    monkeypatch.setattr(core, "profile_host_rounds", lambda *_: (NEVER_PAYS, None))
+    monkeypatch.setattr(core, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
 
 
 def model(tiny: Tiny) -> Path:

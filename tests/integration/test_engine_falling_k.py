@@ -73,7 +73,7 @@ def steady(folder: Path) -> Play:
 def play(folder: Path, ks: Sequence[int], *, num_blocks: int) -> Play:
     """Rounds that want these numbers of drafts, one after the other, again and again."""
     with pytest.MonkeyPatch.context() as patched:  # nothing here is decided by times
-        patched.setattr(core, "profile_host_rounds", lambda *_: (NEVER_PAYS, None))
+        patched.setattr(core, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
         engine = Engine(
             folder, dtype="float32", block_size=4, kernels="on", speculate="auto",
             kv_bytes=num_blocks * BLOCK_BYTES, max_running_requests=len(PROMPTS),

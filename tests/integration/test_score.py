@@ -261,7 +261,8 @@ def test_measured_costs_are_those_of_the_engine(
     data = dataset(model, tmp_path / "data", answered[0.0][0])
     timed: list[tuple[str, float]] = []
 
-    def made_up(backend: Any, *_: Any) -> tuple[RoundCosts, RoundCosts]:
+    def made_up(passes: Any, **_: Any) -> tuple[RoundCosts, RoundCosts]:
+        backend = passes.backend
         rows = max((len(vocab.ids) for vocab in backend.draft_vocabs.values()), default=VOCAB)
         timed.append((backend.name, rows))
         costs = [RoundCosts(((1, ((0, 1.0), (8, 1.0))),), ((1, each * rows),)) for each in (9, 1)]
