@@ -38,7 +38,17 @@ class Selection:
     """The backend that runs a model, and why those before it in the table do not."""
 
     name: str
-    reasons: dict[str, str]
+    reasons: dict[str, str]  # by backend
+
+    @property
+    def notes(self) -> list[str]:
+        """For people: what the model misses, where that is more than another device."""
+        told = {
+            name: reason
+            for name, reason in self.reasons.items()
+            if not reason.startswith(("the device is", "kernels are"))
+        }
+        return [f"not backend {name}: {reason}" for name, reason in told.items()]
 
 
 def load_backend(
@@ -57,7 +67,13 @@ def load_backend(
 
 def create_backend(model: LoadedModel, options: BackendOptions) -> Backend:
     """The backend of a model, which is its own from now on: weights may change their format."""
-    name = select(model, options).name
+    selected = select(model, options)
+    backend = _make(selected.name, model, options)
+    backend.notes[:0] = selected.notes
+    return backend
+
+
+def _make(name: str, model: LoadedModel, options: BackendOptions) -> Backend:
     if name == "cuda":
         from headstart.backends.cuda.backend import CudaBackend
 

@@ -80,13 +80,16 @@ def round_sizes(
     layers keep of newest rows grows with that number, so it is made for what the engine drafts by
     itself; a request that asks for more is decided by the host.
     """
-    most = 0
-    if backend.head is not None:
-        most = MAX_DRAFTS if backend.config.delta is None else options.max_drafts
+    if backend.head is None:
+        return RoundSizes(
+            max_requests=options.max_running_requests, max_drafts=0, num_drafts=0,
+            max_tokens=max_tokens,
+        )  # fmt: skip
+    most = MAX_DRAFTS if backend.config.delta is None else options.max_drafts
     return RoundSizes(
-        max_requests=options.max_running_requests, max_drafts=most,
-        num_drafts=options.max_drafts if backend.head is not None else 0, max_tokens=max_tokens,
-        draft_vocab=draft_vocab, menu=MENU if options.speculate == "auto" else (),
+        max_requests=options.max_running_requests, max_drafts=most, num_drafts=options.max_drafts,
+        max_tokens=max_tokens, draft_vocab=draft_vocab,
+        menu=MENU if options.speculate == "auto" else (),
     )  # fmt: skip
 
 

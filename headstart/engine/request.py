@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from headstart.backends.base import LoadedModel
 from headstart.data.prompt_reader import Detokenizer, PromptReader
@@ -20,12 +20,6 @@ from headstart.engine.state_cache import StateTrack
 from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.acceptance import Acceptance, Origin
 from headstart.sampling.params import SamplingParams, derive_seed
-
-if TYPE_CHECKING:
-    from headstart.data.prompt_reader import Detokenizer
-    from headstart.engine.grammar import GuardedGrammar
-    from headstart.sampling.params import SamplingParams
-
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -181,17 +181,14 @@ class Scheduler:
         return max(0, min(drafts, len(request.blocks) * size - len(request.tokens)))
 
     def _preempt(self, victim: Request) -> None:
-        self.restart(victim)
+        """Take a request's memory; it waits, and is read again with what it has said so far."""
+        self.running.remove(victim)
+        self._give_back(victim)
+        victim.reset()
+        self.waiting.append(victim)
+        self._restarted.append(victim)
         victim.stats.num_preemptions += 1
         self.num_preemptions += 1
-
-    def restart(self, request: Request) -> None:
-        """Give its memory back; it waits, and is read again with what it has said so far."""
-        self.running.remove(request)
-        self._give_back(request)
-        request.reset()
-        self.waiting.append(request)
-        self._restarted.append(request)
 
     def take_restarted(self) -> list[Request]:
         """Requests that lost their memory since the last time this was asked."""

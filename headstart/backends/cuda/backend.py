@@ -68,6 +68,8 @@ class CudaBackend(Backend):
         if config.delta is not None:
             self._scan, note = choose_scan(config.delta, self.dtype, self.device)
             self.notes += [note] if note else []
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what was tried with counts as free memory
 
     # Memory
 

@@ -65,8 +65,13 @@ class NumbaBackend(Backend):
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
         self._tokens: dict[str | None, Tokens] = {}  # by draft vocabulary
+        self._trunk: TrunkKernels | None = None
+        self._modules: list[HeadKernels] = []
 
     def _allocate(self, sizes: CacheSizes) -> None:
+        # Packed weights are views of what these hold: with the old ones all would be held twice.
+        self._trunk, self._modules = None, []
+        self._tokens.clear()
         slots = sizes.num_blocks * sizes.block_size
         self._trunk = TrunkKernels(self.trunk, slots)
         modules = [] if self.head is None else list(self.head.modules_)
@@ -75,7 +80,6 @@ class NumbaBackend(Backend):
             for module in modules
             if isinstance(module, MTPModule)
         ]
-        self._tokens.clear()
         self.notes.append(self._warm_up())
 
     @torch.inference_mode()
@@ -90,6 +94,7 @@ class NumbaBackend(Backend):
     def _run_once(self) -> None:
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
         layout, ids = layout_of(blank, [0]), self.to_device([0])
+        assert self._trunk is not None
         _, normed, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
             module.run(ids, normed, layout)
@@ -99,6 +104,7 @@ class NumbaBackend(Backend):
         best_of_rows(np.zeros((1, 1), np.float32))
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
+        assert self._trunk is not None
         layout = layout_of(batch.spans, batch.positions)
         return self._trunk.run(self.to_device(batch.ids), layout, batch.logits)
 

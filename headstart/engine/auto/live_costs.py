@@ -121,16 +121,14 @@ class LiveCosts:
         self.hysteresis = 0.0 if uniform else 0.05
         self._last_k = 0
 
-    def seconds(
-        self, batch: int, num_drafts: int, context: int = 0, *, catches_up: bool = True
-    ) -> float:
+    def seconds(self, batch: int, num_drafts: int, context: int = 0) -> float:
         """A round in which every request drafts as much; `context` counts tokens of all requests.
 
         A round without drafts includes its share of the head's catching up later.
         """
         size = self._captured_size(batch)
         seconds = self.verify_seconds(size, size * (num_drafts + 1), context)
-        if not num_drafts and catches_up:
+        if not num_drafts:
             return seconds + self.table.catch_up_seconds(size)
         return seconds + self._drafting([size] * num_drafts)
 

@@ -15,12 +15,12 @@ from typing import Protocol
 
 import torch
 
-from headstart.backends.base import Backend, Weights
-from headstart.backends.select import create_backend
+from headstart.backends.base import Backend, BackendOptions, Weights
+from headstart.backends.select import check_formats, create_backend
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.core import EngineCore
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
-from headstart.models.build import LoadedModel, build
+from headstart.models.build import LoadedModel, build, resolve_device, resolve_dtype
 from headstart.simulate.cost import Costs, from_bandwidth
 from headstart.vocab.draft_vocab import DraftVocab
 
@@ -98,6 +98,8 @@ def single_request_costs(
     if bandwidth is not None:
         return BandwidthCosts(bandwidth, weights)
     threads = torch.get_num_threads()
+    place = resolve_device(device)
+    check_formats(place, resolve_dtype(dtype, place), BackendOptions(weights=weights))
     model = build(checkpoint, head, device=device, dtype=dtype)
     is_gpu = model.device.type == "cuda"
     options = EngineOptions(

@@ -13,7 +13,7 @@ import torch
 from headstart.backends import select as select_module
 from headstart.backends.numba import support as numba_support
 from headstart.backends.options import BackendOptions
-from headstart.backends.select import TABLE, check_formats, load_backend, select
+from headstart.backends.select import TABLE, Selection, check_formats, load_backend, select
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.errors import ConfigError
 from headstart.models.build import LoadedModel
@@ -234,3 +234,9 @@ def test_formats_that_exist_pass() -> None:
     check_formats(cpu, BF16, BackendOptions(exact=True, kernels="on"))
     check_formats(gpu, BF16, BackendOptions(weights="fp8"))
     check_formats(gpu, BF16, BackendOptions(exact=True))
+
+
+def test_notes_say_what_a_model_misses_and_nothing_about_other_devices() -> None:
+    found = Selection("torch", {"cuda": "the device is cpu", "numba": "the model has experts"})
+    assert found.notes == ["not backend numba: the model has experts"]
+    assert Selection("cuda", {}).notes == []

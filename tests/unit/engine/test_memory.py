@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from headstart.engine.memory import Memory, MemoryNeeds, plan_memory
+from headstart.backends.base import Backend
+from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_sizes
 from headstart.engine.options import EngineOptions
 from headstart.errors import EngineError
 
@@ -121,3 +123,13 @@ def test_notes_tell_what_was_taken() -> None:
     assert planned(RECURRENT, kv_bytes=12 * MIB).notes[1:] == [
         "5 recurrent states of 1.0 MB", "2 MB for the newest rows of requests in rounds",
     ]  # fmt: skip
+
+
+def test_rounds_without_a_head_have_no_menu_of_drafts() -> None:
+    """Regression: with auto and no head a start captured a round with one draft, and failed."""
+    config = SimpleNamespace(delta=None)
+    bare = cast(Backend, SimpleNamespace(head=None, config=config))
+    with_head = cast(Backend, SimpleNamespace(head=object(), config=config))
+    auto = options(speculate="auto")
+    assert round_sizes(bare, auto).menu == () and round_sizes(bare, auto).max_drafts == 0
+    assert round_sizes(with_head, auto).menu[-1] == auto.max_drafts

@@ -98,8 +98,8 @@ def _second(inner, weight, shared, chosen, weights, terms, rows, hidden, width, 
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     pair = tl.program_id(1)
     expert = tl.load(chosen + pair)
-    is_somebody = (expert >= 0).to(tl.int32)
-    base = weight + (expert * is_somebody).to(tl.int64) * width * hidden
+    is_used = (expert >= 0).to(tl.int32)
+    base = weight + (expert * is_used).to(tl.int64) * width * hidden
     stride = width
     inputs = width
     if shared is not None:
@@ -108,7 +108,7 @@ def _second(inner, weight, shared, chosen, weights, terms, rows, hidden, width, 
             base = shared + part
             stride = shared_width
             inputs = tl.minimum(width, shared_width - part)
-    inputs = inputs * is_somebody
+    inputs = inputs * is_used
     at = tl.arange(0, BLOCK_K)
     is_output = columns[:, None] < hidden
     where = columns[:, None] * stride
