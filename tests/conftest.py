@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,10 @@ import support.environment  # noqa: F401  sets this process up: before torch
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.tiny import write_tiny
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -6,6 +6,7 @@ whose own conftest.py imports torch.
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import signal
@@ -31,6 +32,8 @@ def _has_room(folder: Path) -> bool:
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Processes that tests start would each compile the whole package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+# What is imported and collected stays; looking through it for garbage takes a third of that time.
+gc.disable()  # until all is collected: conftest.py
 # Without a GPU, kernels run in Triton's interpreter, which is chosen before its import.
 if not Path("/dev/nvidia0").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
