@@ -56,14 +56,19 @@ class Tree:
         state = hashlib.sha256()
         for path in sorted((self.path / "headstart").rglob("*.py")):
             state.update(f"{path.relative_to(self.path)}\n".encode() + path.read_bytes())
-        facts = {"path": str(self.path), "source_sha256": state.hexdigest()}
+        facts = {"folder": self.path.name, "source_sha256": state.hexdigest()}
         with suppress(OSError):
             shown = subprocess.run(
                 ["git", "-C", str(self.path), "rev-parse", "--show-toplevel", "HEAD"],
                 capture_output=True, text=True,
             )  # fmt: skip
             top, *rest = shown.stdout.split() or [""]
-            if top == str(self.path):  # and not the repository around a copy of the files
+            changed = subprocess.run(
+                ["git", "-C", str(self.path), "status", "--porcelain", "headstart"],
+                capture_output=True, text=True,
+            ).stdout  # fmt: skip
+            # Neither the repository around a copy of the files, nor files that were changed since.
+            if top == str(self.path) and not changed:
                 facts["commit"] = rest[0]
         return facts
 
