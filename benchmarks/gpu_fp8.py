@@ -60,8 +60,8 @@ def run_for(name: str, x: torch.Tensor, kernels: Kernels) -> Callable[[Linear], 
         return partial(kernels.gated, x)
     if name != "lm_head":
         return partial(kernels.product, x)
-    heat, seeds = torch.zeros(len(x), device="cuda"), torch.zeros(len(x), device="cuda").long()
-    return lambda layer: kernels.choose(x, layer, heat, seeds, seeds)
+    inv_temps, seeds = torch.zeros(len(x), device="cuda"), torch.zeros(len(x), device="cuda").long()
+    return lambda layer: kernels.choose(x, layer, inv_temps, seeds, seeds)
 
 
 def error_of(name: str, x: torch.Tensor, layer: Fp8Linear, found: torch.Tensor) -> float:
@@ -82,9 +82,12 @@ def cut_for(name: str, x: torch.Tensor, cut: Shape) -> Callable[[Linear], torch.
     if name == "gate_up":
         return lambda layer: gated_linear(x, layer.weight, cut, scales=layer.scales)
     if name == "lm_head":
-        heat, seeds = torch.zeros(len(x), device="cuda"), torch.zeros(len(x), device="cuda").long()
+        inv_temps, seeds = (
+            torch.zeros(len(x), device="cuda"),
+            torch.zeros(len(x), device="cuda").long(),
+        )
         return lambda layer: choose_rows(
-            x, layer.weight, heat, seeds, seeds, None, cut, scales=layer.scales
+            x, layer.weight, inv_temps, seeds, seeds, None, cut, scales=layer.scales
         )
     return lambda layer: partial_linear(x, layer.weight, cut, scales=layer.scales)
 

@@ -53,16 +53,16 @@ def runner(name: str, x: torch.Tensor, cut: Shape) -> Callable[[torch.Tensor], A
     """What a cut is for, given a weight; None where no kernel of ours takes so many rows."""
     rows = x.shape[0]
     if name.startswith("lm_head"):
-        heat = torch.zeros(rows, device="cuda")
+        inv_temps = torch.zeros(rows, device="cuda")
         seeds = torch.zeros(rows, dtype=torch.int64, device="cuda")
         if name == "lm_head int8":
             chooser, scales = chooser_for(x), torch.ones(SHAPES[name][0], device="cuda")
             if chooser is None:
                 return None
-            return lambda weight: chooser(x, weight, scales, heat, seeds, seeds, None, cut)
+            return lambda weight: chooser(x, weight, scales, inv_temps, seeds, seeds, None, cut)
         if rows > MAX_SKINNY_ROWS:
             return None
-        return lambda weight: choose_rows(x, weight, heat, seeds, seeds, None, cut)
+        return lambda weight: choose_rows(x, weight, inv_temps, seeds, seeds, None, cut)
     if rows > MAX_ROWS:
         return None
     if name == "gate_up":

@@ -27,7 +27,7 @@ from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.shape_config import shape_config
 from headstart.models.attention import LayerCache
 from headstart.models.config import model_config
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = torch.device("cuda")
 PAGE = 16
@@ -58,7 +58,7 @@ def fill(batch: DecodeBatch, count: int, drafts: int, context: int, config: Any)
         state = torch.randn(config.hidden, device=DEVICE, dtype=torch.bfloat16)
         request = RoundRequest(
             num_tokens=context, remaining=10**6, newest=torch.tensor(5, device=DEVICE), state=state,
-            seed=1, params=SamplingParams(temperature=0), blocks=blocks,
+            row=Row(SamplingParams(temperature=0), 1, context), blocks=blocks,
         )  # fmt: skip
         batch.admit(at, request)
     batch.limit([drafts] * count)
@@ -95,7 +95,7 @@ def main() -> None:
             for count in counts:
                 batch = DecodeBatch(
                     max(counts), max_drafts=drafts, window=16, max_blocks=max_context // PAGE,
-                    hidden=config.hidden, dtype=torch.bfloat16, device=DEVICE,
+                    hidden=config.hidden, vocab=config.vocab, dtype=torch.bfloat16, device=DEVICE,
                 )  # fmt: skip
                 fill(batch, count, drafts, given.context, config)
                 graphs = Graphs(model if drafts else replace(model, head=None), batch)

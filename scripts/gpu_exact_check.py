@@ -3,9 +3,10 @@
 python scripts/gpu_exact_check.py            sizes of MiMo-7B, bf16
 python scripts/gpu_exact_check.py --small    sizes for Triton's interpreter, to try the script
 
-Every kernel of the trunk gives 40 rows alone, among 1 to 40 rows, and at all 40 places. Then whole
-engines answer the same prompts for several K, batches, chunks and memory sizes. Prints one JSON
-line; exits 1 if a bit or a token differs in exact mode. What plain kernels do is only reported.
+Every kernel of the trunk gives 40 rows alone, among 1 to 40 rows, and at all 40 positions. Then
+whole engines answer the same prompts for several K, batches, chunks and memory sizes. Prints one
+JSON line; exits 1 if a bit or a token differs in exact mode. What plain kernels do is only
+reported.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from headstart.backends.host import available_bytes
 from headstart.backends.options import BackendOptions, Weights
 from headstart.backends.rounds import (
     DeviceRounds,
+    Emitted,
     Launched,
     RoundRequest,
     RoundSizes,
@@ -43,9 +44,9 @@ from headstart.sampling.params import Row
 
 # All that an engine needs to know of backends.
 __all__ = [
-    "Backend", "BackendOptions", "CacheSizes", "DeviceRounds", "HeadOutput", "HeadRows", "Launched",
-    "LoadedModel", "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes", "StateRows",
-    "TrunkRows", "Weights",
+    "Backend", "BackendOptions", "CacheSizes", "DeviceRounds", "Emitted", "HeadOutput", "HeadRows",
+    "Launched", "LoadedModel", "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes",
+    "StateRows", "TrunkRows", "Weights",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from torch import Tensor
 
-from headstart.sampling.params import Row, SamplingParams
+from headstart.sampling.params import Row, SamplingParams, TokenLogprob
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,8 +37,7 @@ class RoundRequest:
     remaining: int  # tokens it may still get
     newest: Tensor  # the newest token, which only the device knows yet
     state: Tensor | None  # [hidden] of the token before it, for the head
-    seed: int
-    params: SamplingParams
+    row: Row  # what the choice behind it depends on; its outputs do not have the newest token
     blocks: Sequence[int]
     state_slot: int = -1  # of its recurrent states, where the model has any
 
@@ -50,6 +49,14 @@ class RoundTiming:
     size: int  # requests that the captured round has room for
     num_drafts: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """What a round gave one request; log-probabilities where it asked for them."""
+
+    tokens: list[int]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
 
 
 class Launched(Protocol):
@@ -65,7 +72,7 @@ class Launched(Protocol):
         """Tokens from before the round that the head has not read yet, at most."""
         ...
 
-    def collect(self) -> list[list[int]]:
+    def collect(self) -> list[Emitted]:
         """The tokens of each request, waiting for them."""
         ...
 

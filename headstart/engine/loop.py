@@ -130,10 +130,11 @@ class Loop:
 
     def _take(self, outcome: RoundOutcome) -> Update:
         """Hand out what a round gave one request."""
-        request, num_accepted = outcome.request, len(outcome.tokens) - 1
+        request, emitted = outcome.request, outcome.emitted
+        num_accepted = len(emitted.tokens) - 1
         verdict = Verdict(
-            outcome.tokens, list(origins(num_accepted, outcome.num_drafts)), num_accepted,
-            outcome.num_drafts, [],
+            emitted.tokens, list(origins(num_accepted, outcome.num_drafts)), num_accepted,
+            outcome.num_drafts, emitted.logprobs,
         )  # fmt: skip
         # The round began with these in trunk and head.
         num_final = len(request.tokens) - outcome.num_unread

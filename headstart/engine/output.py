@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headstart.engine.request import FinishReason, Request, RequestStats, TokenLogprob
+from headstart.engine.request import FinishReason, Request, RequestStats
 from headstart.engine.verifier import Verdict
 from headstart.errors import RequestError
 from headstart.sampling.acceptance import Acceptance, Origin
+from headstart.sampling.params import TokenLogprob
 
 
 @dataclass

@@ -19,7 +19,7 @@ from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.state_cache import StateTrack
 from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.acceptance import Acceptance, Origin
-from headstart.sampling.params import SamplingParams, derive_seed
+from headstart.sampling.params import SamplingParams, TokenLogprob, derive_seed
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -28,15 +28,6 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """Log-probability of an emitted token and of the best alternatives at its place."""
-
-    token: int
-    logprob: float
-    top: dict[int, float]
 
 
 @dataclass

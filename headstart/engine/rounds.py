@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from headstart.backends.base import DeviceRounds, Launched, RoundRequest
+from headstart.backends.base import DeviceRounds, Emitted, Launched, RoundRequest
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
@@ -25,7 +25,7 @@ class RoundOutcome:
     """What one round gave one request."""
 
     request: Request
-    tokens: list[int]
+    emitted: Emitted
     num_drafts: int
     num_unread: int = 0  # tokens from before the round that the head has not read yet, at most
 
@@ -90,8 +90,8 @@ class Rounds:
         is_launched = self._launch([drafts.get(request, 0) for request in self._requests])
         outcomes = [] if before is None else self._outcomes(before)
         if firsts is not None:  # tokens of prompts that were read after that round began
-            for request, tokens in zip(firsts.requests, firsts.launched.collect(), strict=True):
-                outcomes.append(RoundOutcome(request, tokens, 0))
+            for request, own in zip(firsts.requests, firsts.launched.collect(), strict=True):
+                outcomes.append(RoundOutcome(request, own, 0))
         here = [outcome for outcome in outcomes if outcome.request in self._index]
         return here, is_launched
 
@@ -118,7 +118,7 @@ class Rounds:
                 max(0, min(launched.drafts[index], request.room - 1)), launched.num_unread,
             )
             for index, request in enumerate(flight.requests)
-            if emitted[index]
+            if emitted[index].tokens
         ]  # fmt: skip
 
     def _extend(self, ahead: int) -> bool:
@@ -145,7 +145,7 @@ class Rounds:
         for `admit`.
         """
         requests = [work.request for work in works]
-        rows = [Row(r.params, r.seed, len(r.tokens)) for r in requests]
+        rows = [_row(request, 0) for request in requests]
         tokens, launched = self._device.choose_first(logits, rows)
         self._entering = dict(zip(requests, tokens, strict=True))
         self._firsts = _Flight(requests, launched, 0)
@@ -164,8 +164,8 @@ class Rounds:
         self._device.admit(
             RoundRequest(
                 num_tokens=len(request.tokens) + 1, remaining=request.room - 1,
-                newest=self._entering.pop(request), state=state, seed=request.seed,
-                params=request.params, blocks=request.blocks,
+                newest=self._entering.pop(request), state=state, row=_row(request, 1),
+                blocks=request.blocks,
                 state_slot=-1 if slot is None else slot,
             )
         )  # fmt: skip
@@ -192,3 +192,14 @@ class Rounds:
         drained = dict(zip(self._requests, states, strict=True))
         self._requests, self._index, self._num_blocks = [], {}, {}
         return drained
+
+
+def _row(request: Request, ahead: int) -> Row:
+    """What the choice of the token `ahead` tokens behind those that the host knows depends on."""
+    has_history = request.params.has_penalties
+    return Row(
+        params=request.params, seed=request.seed, position=len(request.tokens) + ahead,
+        prompt_ids=request.prompt_ids if has_history else (),
+        output_ids=request.output_ids if has_history else (),
+        num_output=request.num_output + ahead, end_ids=request.end_ids,
+    )  # fmt: skip

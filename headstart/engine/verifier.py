@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from headstart.engine.request import Request, TokenLogprob
+from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.sampling.acceptance import Origin, origins, reject
 from headstart.sampling.choose import NOTHING_ALLOWED, logprobs, target_probs
 from headstart.sampling.choose import choose as choose_rows
-from headstart.sampling.params import Row
+from headstart.sampling.params import Row, TokenLogprob
 
 Chooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
 

@@ -12,8 +12,10 @@ from exact_check.sizes import Sizes
 from headstart.backends.cuda.exact import ExactKernels, filled
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.rows import add_norm, place_qkv
+from headstart.backends.cuda.sampling import choose_rows
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
+from headstart.sampling.params import Row, SamplingParams
 
 PAGE = 16
 Run = Callable[[Tensor], Tensor]  # which rows, in which order -> their results [n, ...]
@@ -113,9 +115,11 @@ class Rig:
         s = self.sizes
         x, layer = self.random(s.rows, s.hidden, scale=4), self.layer(s.vocab, s.hidden)
         numbers = torch.arange(s.rows, device=self.device)
-        heat, share = torch.full((s.rows,), 0.8, device=self.device), torch.ones(s.rows).to(x)
-        noise = (heat, numbers * 7, numbers + 100)
-        cuts = ((numbers % 3) * 20, share.float() * 0.9, share.float() * 0.01)
+        noise = (torch.full((s.rows,), 0.8, device=self.device), numbers * 7, numbers + 100)
+        cuts = [
+            Row(SamplingParams(temperature=1.25, top_k=at % 3 * 20, top_p=0.9, min_p=0.01), at, at)
+            for at in range(s.rows)
+        ]
         yield "logits", lambda rows: self.kernels.whole(x[rows], layer)
         yield (
             "choice",
@@ -123,8 +127,10 @@ class Rig:
         )
         yield (
             "truncated choice",
-            lambda rows: self.kernels.choose_truncated(
-                self.kernels.whole(x[rows], layer), *(n[rows] for n in (*noise, *cuts))
+            lambda rows: (
+                choose_rows(
+                    self.kernels.whole(x[rows], layer), [cuts[at] for at in rows.tolist()]
+                ).tokens
             ),
         )
 
@@ -133,7 +139,7 @@ def orders(count: int, device: str) -> Iterator[Tensor]:
     """Every number of rows, then every place of every row."""
     rows = torch.arange(count, device=device)
     yield from (rows[:number] for number in range(1, count + 1))
-    yield from (rows.roll(places) for places in range(1, count))
+    yield from (rows.roll(by) for by in range(1, count))
 
 
 def differing(run: Run, count: int, device: str) -> int:

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes, slot_values
-from headstart.backends.cuda.choices import choose_rows, in_rounds
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
@@ -23,6 +22,7 @@ from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.rounds import RoundModel
+from headstart.backends.cuda.sampling import choose_rows
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.paged_memory import PagedMemory
@@ -32,7 +32,6 @@ from headstart.models.build import LoadedModel
 from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.linear import Linear
 from headstart.models.mla_config import MOST_UNFOLDED
-from headstart.sampling.choose import choose
 from headstart.sampling.params import Row
 
 
@@ -146,25 +145,11 @@ class CudaBackend(Backend):
         )  # fmt: skip
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        """Exact: rows that a round could have chosen are chosen as there, the others one by one.
+        """By the kernels of rounds, whose noise equals the reference's up to rounding only.
 
-        A request may decode in rounds now and with the host when memory runs short: the noise of
-        both is equal up to rounding only.
+        A request may decode in rounds now and with the host when memory runs short.
         """
-        if not self.options.exact:
-            return super().choose(logits, rows)
-        as_in_rounds = [
-            i for i, row in enumerate(rows) if row.mask is None and in_rounds(row.params)
-        ]
-        found: dict[int, int] = {}
-        if as_in_rounds:
-            own = [rows[i] for i in as_in_rounds]
-            chosen = choose_rows(self.kernels, logits[as_in_rounds], own)
-            found = dict(zip(as_in_rounds, chosen.tolist(), strict=True))
-        for i in set(range(len(rows))) - set(found):
-            # Twice: for a single row libraries take other ways to add up.
-            found[i] = int(choose(logits[[i, i]], [rows[i], rows[i]])[0])
-        return [found[i] for i in range(len(rows))]
+        return [int(token) for token in choose_rows(logits, rows).tokens.tolist()]
 
     # Rounds
 

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.choices import signed
+from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.recurrent import RecurrentBatch
+from headstart.backends.cuda.sampling import empty_settings, move_row, set_row
 from headstart.backends.rounds import RoundRequest
 from headstart.backends.rows import on_device
 from headstart.models.recurrence import LayerStates
@@ -23,7 +24,7 @@ class DecodeBatch:
     """Room for `count` requests, of each up to `window` tokens that the head has not read."""
 
     def __init__(
-        self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int,
+        self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int, vocab: int,
         dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
     ):  # fmt: skip
         assert window > max_drafts
@@ -36,15 +37,17 @@ class DecodeBatch:
         self.left = numbers(torch.int32)
         self.limits = numbers(torch.int32)
         self.pending = numbers(torch.int32)
-        self.seeds = numbers(torch.int64)
-        self.heat = numbers(torch.float32)
-        self.top_k = numbers(torch.int32)
-        self.top_p = numbers(torch.float32)
-        self.min_p = numbers(torch.float32)
+        self.settings = empty_settings(count, vocab, device)
         self.tokens = numbers(torch.int64, window)
         self.states = numbers(dtype, window, hidden)
         self.tables = numbers(torch.int32, max_blocks)
         self.emitted = numbers(torch.int64, max_drafts + 2)
+        # What a part of a round leaves for the next: tokens, and states of all rows.
+        self.ids = numbers(torch.int64, max_drafts + 1)
+        self.normed = numbers(dtype, max_drafts + 1, hidden).flatten(0, 1)
+        self.stream = numbers(dtype, max_drafts + 1, hidden).flatten(0, 1)
+        self.logprobs = numbers(torch.float32, max_drafts + 1, 1 + MAX_LOGPROBS).flatten(0, 1)
+        self.logprob_ids = numbers(torch.int32, max_drafts + 1, MAX_LOGPROBS).flatten(0, 1)
         self.recurrent = recurrent
         self._buffers = list(range(count))  # as `recurrent` has them
 
@@ -63,14 +66,9 @@ class DecodeBatch:
 
         states: of the recurrent layers, which hold the request's.
         """
-        params = request.params
         num_pending = int(request.state is not None)
         self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
-        self.seeds[index].fill_(signed(request.seed))
-        self.heat[index].fill_(1 / params.temperature if params.temperature > 0 else 0.0)
-        self.top_k[index].fill_(max(0, params.top_k))
-        self.top_p[index].fill_(params.top_p)
-        self.min_p[index].fill_(params.min_p)
+        set_row(self.settings, index, request.row, request.newest)
         self.tokens[index, 0].fill_(request.newest)
         if request.state is not None:
             self.states[index, 0] = request.state
@@ -96,10 +94,11 @@ class DecodeBatch:
     def move(self, source: int, target: int) -> None:
         """A request changes its index, so that a smaller captured round serves those left."""
         for tensor in (
-            self.lengths, self.left, self.limits, self.pending, self.seeds, self.heat, self.top_k,
-            self.top_p, self.min_p, self.tokens, self.states, self.tables,
+            self.lengths, self.left, self.limits, self.pending, self.tokens, self.states,
+            self.tables,
         ):  # fmt: skip
             tensor[target] = tensor[source]
+        move_row(self.settings, source, target)
         if self.recurrent is not None:
             own = self._buffers
             own[source], own[target] = own[target], own[source]  # each has one

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.choices import choose_rows, in_rounds, needs_truncation
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
+from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.rounds import RoundShape, run_round
+from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.rounds import (
     DeviceRounds,
+    Emitted,
     Launched,
     RoundRequest,
     RoundSizes,
@@ -25,7 +27,7 @@ from headstart.backends.rounds import (
 )
 from headstart.backends.rows import HeadRows, TrunkRows
 from headstart.models.linear_attention import DeltaNet
-from headstart.sampling.params import Row, SamplingParams
+from headstart.sampling.params import Row, SamplingParams, TokenLogprob
 
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
@@ -38,17 +40,36 @@ _WARM_ROWS = 64  # of a pass that only compiles
 class LaunchedRound:
     """A result on its way to the host: per request a count, and so many tokens."""
 
-    emitted: Tensor
+    emitted: Tensor  # [B, 1 + R]
     done: torch.cuda.Event | None
+    tops: list[int | None]  # alternatives that each request asks for, None: no log-probabilities
+    logprobs: tuple[Tensor, Tensor] | None = None  # [B * R', ...], R' rows of each request
     drafts: list[int] = field(default_factory=list)
     num_unread: int = 0
     shape: RoundShape | None = None  # of a round whose time counts,
     began: torch.cuda.Event | None = None  # and since when
 
-    def collect(self) -> list[list[int]]:
+    def collect(self) -> list[Emitted]:
         if self.done is not None:
             self.done.synchronize()
-        return [row[1 : 1 + row[0]] for row in self.emitted.tolist()]
+        tokens = [row[1 : 1 + row[0]] for row in self.emitted.tolist()]
+        if self.logprobs is None:
+            return [Emitted(own) for own in tokens]
+        return [Emitted(own, self._logprobs(index, own)) for index, own in enumerate(tokens)]
+
+    def _logprobs(self, index: int, tokens: list[int]) -> list[TokenLogprob]:
+        top = self.tops[index] if index < len(self.tops) else None
+        if top is None or self.logprobs is None:
+            return []
+        values, ids = self.logprobs
+        first = index * (len(values) // len(self.emitted))
+        found = []
+        for row, token in enumerate(tokens, first):
+            own, *others = values[row, : 1 + top].tolist()
+            found.append(
+                TokenLogprob(token, own, dict(zip(ids[row].tolist(), others, strict=False)))
+            )
+        return found
 
     def timing(self) -> RoundTiming | None:
         if self.shape is None or self.began is None or self.done is None:
@@ -65,8 +86,8 @@ class CapturedRounds(DeviceRounds):
         self.batch = DecodeBatch(
             sizes.max_requests, max_drafts=sizes.max_drafts,
             window=max(WINDOW, sizes.max_drafts + 1), max_blocks=max_blocks,
-            hidden=backend.config.hidden, dtype=backend.dtype, device=backend.device,
-            recurrent=recurrent,
+            hidden=backend.config.hidden, vocab=backend.config.vocab, dtype=backend.dtype,
+            device=backend.device, recurrent=recurrent,
         )  # fmt: skip
         model = backend.round_model(max_blocks * block_size, sizes.draft_vocab)
         self.graphs = Graphs(model, self.batch)
@@ -80,23 +101,23 @@ class CapturedRounds(DeviceRounds):
     def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
         if params.acceptance != "match":
             return f"acceptance rule {params.acceptance}"
-        if params.logprobs is not None:
-            return "log-probabilities"
-        if not in_rounds(params):
-            return "penalties, biases, token lists, or top-p without a small top-k"
+        if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
+            return f"log-probabilities of more than {MAX_LOGPROBS} alternatives"
         if self.graphs.has_head and draft_vocab != self.sizes.draft_vocab:
             return f"draft vocabulary {draft_vocab}"
         drafts = params.speculate if isinstance(params.speculate, int) else 0
         return f"{drafts} drafts" if drafts > self.sizes.max_drafts else None
 
     def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
-        chosen = choose_rows(self.graphs.model.kernels, logits, rows)
-        counted = torch.stack([torch.ones_like(chosen), chosen], dim=1)
-        return list(chosen.unbind()), LaunchedRound(*self._copy_out(counted))
+        chosen = choose_rows(logits, rows, with_logprobs=True)
+        counted = torch.stack([torch.ones_like(chosen.tokens), chosen.tokens], dim=1)
+        tops = [row.params.logprobs for row in rows]
+        launched = self._copied(counted, tops, chosen.logprobs)
+        return list(chosen.tokens.clamp_min(0).unbind()), launched
 
     def admit(self, request: RoundRequest) -> None:
         index = len(self._params)
-        self._params.append(request.params)
+        self._params.append(request.row.params)
         self.batch.admit(index, request, self._backend.memory.states)
         self._limits = []
         if request.state is not None:
@@ -123,8 +144,8 @@ class CapturedRounds(DeviceRounds):
 
     def launch(self, drafts: Sequence[int]) -> Launched:
         count = len(self._params)
-        is_truncated = any(map(needs_truncation, self._params))
-        shape = self.shapes.pick(count, max(drafts), self._pending, is_truncated=is_truncated)
+        needs = SamplingNeeds.of(self._params)
+        shape = self.shapes.pick(count, max(drafts), self._pending, needs)
         limits = [min(number, shape.num_drafts) for number in drafts]
         most = self._last_drafts = max(limits)
         if limits != self._limits:
@@ -134,9 +155,18 @@ class CapturedRounds(DeviceRounds):
         is_replay = self.graphs.run(shape)
         num_unread = 0 if shape.head_rows or not self.graphs.has_head else self._pending
         self._pending = most + 1 if shape.head_rows else self._pending + 1
-        emitted, done = self._copy_out(self.batch.emitted[: self.graphs.bucket(count)])
         is_timed = is_replay and self.shapes.is_usual(shape, most)
-        return LaunchedRound(emitted, done, limits, num_unread, shape if is_timed else None, began)
+        launched = self._copied(
+            self.batch.emitted[:count], [p.logprobs for p in self._params],
+            self._logprobs(count * (shape.num_drafts + 1)) if needs.has_logprobs else None,
+        )  # fmt: skip
+        return replace(
+            launched, drafts=limits, num_unread=num_unread, shape=shape if is_timed else None,
+            began=began,
+        )  # fmt: skip
+
+    def _logprobs(self, rows: int) -> tuple[Tensor, Tensor]:
+        return self.batch.logprobs[:rows], self.batch.logprob_ids[:rows]
 
     def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
         if self.batch.recurrent is not None and lengths:
@@ -188,13 +218,13 @@ class CapturedRounds(DeviceRounds):
         if self.graphs.has_head and count > 1:
             self._backend.head_pass(0, [HeadRows(tokens[1:], 1, blocks, states[:-1])])
 
-    def _copy_out(self, values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:
-        """A copy for the host, and the event after which it is whole."""
-        if not values.is_cuda:
-            return values.clone(), None
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-        host.copy_(values, non_blocking=True)
-        return host, self._mark()
+    def _copied(
+        self, emitted: Tensor, tops: list[int | None], logprobs: tuple[Tensor, Tensor] | None
+    ) -> LaunchedRound:
+        """Copies for the host, and the event after which they are whole."""
+        host = _to_host(emitted)
+        found = None if logprobs is None else (_to_host(logprobs[0]), _to_host(logprobs[1]))
+        return LaunchedRound(host, self._mark(), tops, found)
 
     def _mark(self) -> torch.cuda.Event | None:
         """A point in what the device has been given to do, with a time that it will know."""
@@ -203,3 +233,10 @@ class CapturedRounds(DeviceRounds):
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
+
+
+def _to_host(values: Tensor) -> Tensor:
+    if not values.is_cuda:
+        return values.clone()
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)

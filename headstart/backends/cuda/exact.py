@@ -4,7 +4,7 @@ A kernel adds in an order that its cut decides, and a compiler may decide it ane
 So nothing here is chosen by the number of rows: products have tiles of 16 rows and a cut by the
 weight's shape; rows are filled up to whole tiles, so that every launch has the same parameters;
 each row attends by itself, its context cut from slot 0 in pieces of one size; logits are always
-written out, and what libraries do with them is done 16 rows at a time. What is left is that a
+written out, and every choice is made by `kernels/sampling.py`. What is left is that a
 row's place in its tile must not matter: scripts/gpu_exact_check.py looks at all of them on a GPU.
 
 Only the trunk is exact: what the head drafts decides nothing.
@@ -18,7 +18,6 @@ from torch.nn.functional import pad
 
 from headstart.backends.cuda.forward import Attend, Kernels, Rows
 from headstart.backends.cuda.kernels.attention import Cut, paged_attention
-from headstart.backends.cuda.kernels.choice import choose_logits, choose_truncated
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
@@ -37,6 +36,7 @@ class ExactKernels(Kernels):
     """The same forward passes for a trunk of `max_positions`, whatever the engine's limits are."""
 
     heads_each = 2
+    always_processes = True
 
     def __init__(self, max_positions: int):
         self._max_context = max_positions + _SLACK
@@ -60,35 +60,16 @@ class ExactKernels(Kernels):
         parts = _countable(x, layer.weight, _GATED)
         return _joined([gated_linear(part, layer.weight, _GATED) for part in parts], 0)
 
-    def feed(self, x: Tensor, mlp: MLP | MoE, places: Tensor) -> Tensor:
+    def feed(self, x: Tensor, mlp: MLP | MoE, kv_slots: Tensor) -> Tensor:
         """Experts get whole tiles of rows, one after another: they are read for each."""
         if not isinstance(mlp, MoE):
-            return super().feed(x, mlp, places)
-        parts = zip(_parts(filled(x), TILE), _parts(filled(places, -1), TILE), strict=True)
+            return super().feed(x, mlp, kv_slots)
+        parts = zip(_parts(filled(x), TILE), _parts(filled(kv_slots, -1), TILE), strict=True)
         terms = [super(ExactKernels, self).feed(part, mlp, own) for part, own in parts]
         return _joined(terms, 1)[:, : x.shape[0]]
 
-    def choose(
-        self, x: Tensor, layer: Linear, heat: Tensor, seeds: Tensor, positions: Tensor,
-        token_ids: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return choose_logits(self.whole(x, layer), heat, seeds, positions, token_ids)
-
-    @staticmethod
-    def choose_truncated(
-        logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, top_k: Tensor,
-        top_p: Tensor, min_p: Tensor, token_ids: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        """Libraries sort and add up in an order that depends on shapes: always the same one."""
-        chosen = []
-        for start in range(0, max(1, logits.shape[0]), TILE):
-            at = slice(start, start + TILE)
-            block = choose_truncated(
-                filled(logits[at]), filled(heat[at]), filled(seeds[at]), filled(positions[at]),
-                filled(top_k[at]), filled(top_p[at]), filled(min_p[at]), token_ids,
-            )  # fmt: skip
-            chosen.append(block)
-        return _joined(chosen, 0)[: logits.shape[0]]
+    def logits(self, x: Tensor, lm_head: Linear) -> Tensor:
+        return self.whole(x, lm_head).unsqueeze(0)
 
     def trunk(
         self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache],
@@ -97,7 +78,7 @@ class ExactKernels(Kernels):
         """`rows.attend` is one of `by_row`, which gets the rows that fill up, too."""
         assert kept is None, "all rows go the same way"
         count = ids.shape[0]
-        whole = Rows(filled(rows.positions), filled(rows.places, -1), rows.attend)
+        whole = Rows(filled(rows.positions), filled(rows.kv_slots, -1), rows.attend)
         stream, normed = super().trunk(trunk, filled(ids), whole, caches)
         return stream[:count], normed[:count]
 

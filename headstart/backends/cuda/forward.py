@@ -15,7 +15,7 @@ from torch import Tensor
 from headstart.backends.cuda.experts import moe_terms
 from headstart.backends.cuda.kernels import int8_choice, streamed
 from headstart.backends.cuda.kernels.attention import Cut, paged_attention
-from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows, choose_truncated
+from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
 from headstart.backends.cuda.kernels.inputs import embed_rows, pair_rows
 from headstart.backends.cuda.kernels.int8 import gated_int8, partial_int8
@@ -55,14 +55,14 @@ Recur = Callable[[DeltaNet, int, Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Rows:
-    """M rows: rotary positions and places in the cache [M], and how their queries attend.
+    """M rows: rotary positions and slots of the K/V cache [M], and how their queries attend.
 
     `recur`: how they go on in a recurrent layer, where a trunk has any; `latent`: how they attend
     where latents are kept.
     """
 
     positions: Tensor
-    places: Tensor
+    kv_slots: Tensor
     attend: Attend
     recur: Recur | None = None
     latent: LatentAttend | None = None
@@ -72,7 +72,7 @@ class Kernels:
     """Products by our kernels while reading weights takes the time, then by the library."""
 
     heads_each: int | None = None  # of a program that finishes q, k, v; None: by how many rows
-    choose_truncated = staticmethod(choose_truncated)
+    always_processes = False  # whether choices that need no processing go the way of the others
     paged_latent = staticmethod(paged_latent)
 
     def paged(
@@ -110,6 +110,10 @@ class Kernels:
             return fp8_linear(x, layer.weight, layer.scales)
         return torch.mm(x, layer.weight.t())
 
+    def logits(self, x: Tensor, lm_head: Linear) -> Tensor:
+        """[S, M, N], whose sum over S is x W^T, for a choice that needs them all."""
+        return self.product(x, lm_head)
+
     def gated(self, x: Tensor, layer: Linear) -> Tensor:
         if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
             assert layer.int8.scales is not None
@@ -121,19 +125,21 @@ class Kernels:
         return silu_product(self.whole(x, layer))
 
     def choose(
-        self, x: Tensor, layer: Linear, heat: Tensor, seeds: Tensor, positions: Tensor,
+        self, x: Tensor, layer: Linear, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `layer` and the noise choose."""
         rounded = layer.int8
         if rounded is not None and (by_int8 := int8_choice.chooser_for(x)) is not None:
             assert rounded.scales is not None
-            return by_int8(x, rounded.weight, rounded.scales, heat, seeds, positions, token_ids)
+            return by_int8(
+                x, rounded.weight, rounded.scales, inv_temps, seeds, positions, token_ids
+            )
         if x.shape[0] <= MAX_SKINNY_ROWS:
             return choose_rows(
-                x, layer.weight, heat, seeds, positions, token_ids, scales=layer.scales
+                x, layer.weight, inv_temps, seeds, positions, token_ids, scales=layer.scales
             )
-        return choose_logits(self.whole(x, layer), heat, seeds, positions, token_ids)
+        return choose_logits(self.whole(x, layer), inv_temps, seeds, positions, token_ids)
 
     def trunk(
         self, trunk: Trunk, ids: Tensor, rows: Rows, caches: list[LayerCache],
@@ -157,10 +163,10 @@ class Kernels:
                 num_recurrent += 1
             else:
                 mixed = self._attend(layer, normed, rows, next(attending), trunk.rotary)
-            places = rows.places
+            kv_slots = rows.kv_slots
             if kept is not None and layer is layers[-1]:
-                stream, mixed, places = stream[kept], mixed[:, kept], places[kept]
-            partial = self._feed_behind(layer, stream, mixed, places)
+                stream, mixed, kv_slots = stream[kept], mixed[:, kept], kv_slots[kept]
+            partial = self._feed_behind(layer, stream, mixed, kv_slots)
             normed = add_norm(stream, partial, norm.factor, trunk.config.eps)
         return stream, normed
 
@@ -172,7 +178,7 @@ class Kernels:
         layout, block = module.layout, module.block
         stream, normed = self._enter_head(module, ids, states, rows, embed)
         mixed = self._attend(block, normed, rows, cache, module.rotary or rotary)
-        partial = self._feed_behind(block, stream, mixed, rows.places)
+        partial = self._feed_behind(block, stream, mixed, rows.kv_slots)
         if module.out_norm is None:
             stream += partial.sum(0).to(stream.dtype)
             return stream, stream
@@ -187,7 +193,7 @@ class Kernels:
         _, normed = self._enter_head(module, ids, states, rows, embed)
         attention, own = module.block.attention, module.rotary or rotary
         if isinstance(attention, LatentAttention):
-            place_latents(self.product, attention, normed, _turn(own, rows), rows.places, cache)
+            place_latents(self.product, attention, normed, _turn(own, rows), rows.kv_slots, cache)
         else:
             self._place(module.block, normed, rows, cache, own)
 
@@ -213,7 +219,7 @@ class Kernels:
         if isinstance(attention, LatentAttention):
             assert rows.latent is not None
             turn = _turn(rotary, rows)
-            source = place_latents(self.product, attention, normed, turn, rows.places, cache)
+            source = place_latents(self.product, attention, normed, turn, rows.kv_slots, cache)
             queries = queries_of(self.product, attention, source, turn)
             return self.product(rows.latent(queries, cache), attention.o)
         assert isinstance(attention, Attention), "other mixers are refused"
@@ -236,22 +242,22 @@ class Kernels:
         product = self.product(normed, attention.qkv)
         q = place_qkv(
             product, attention.qkv.bias, norms, layer.attention_norm.eps, rotary.cos, rotary.sin,
-            rows.positions, rows.places, cache.k, cache.v, attention.heads, each=self.heads_each,
+            rows.positions, rows.kv_slots, cache.k, cache.v, attention.heads, each=self.heads_each,
             is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated,
         )  # fmt: skip
         return q, product
 
     def _feed_behind(
-        self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, places: Tensor
+        self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, kv_slots: Tensor
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         normed = add_norm(stream, mixed, layer.mlp_norm.factor, layer.mlp_norm.eps)
-        return self.feed(normed, layer.mlp, places)
+        return self.feed(normed, layer.mlp, kv_slots)
 
-    def feed(self, x: Tensor, mlp: MLP | MoE, places: Tensor) -> Tensor:
+    def feed(self, x: Tensor, mlp: MLP | MoE, kv_slots: Tensor) -> Tensor:
         """Partial sums [S, M, N] of what follows the mixer in a layer."""
         if isinstance(mlp, MoE):
-            return moe_terms(x, mlp, places)
+            return moe_terms(x, mlp, kv_slots)
         return self.product(self.gated(x, mlp.gate_up), mlp.down)
 
 

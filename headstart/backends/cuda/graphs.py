@@ -1,6 +1,6 @@
-"""Captured rounds, one graph for each shape, and which shape serves a batch.
+"""Captured rounds, one graph for each shape of each part, and which shape serves a batch.
 
-A captured round is one launch. The first round of a shape runs as it is, which also compiles what
+A captured part is one launch. The first round of a shape runs as it is, which also compiles what
 the start did not; the second is captured. Indices beyond those in use are free, which every kernel
 skips. There are few shapes, so that few are captured.
 """
@@ -16,16 +16,31 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.rounds import RoundModel, RoundShape, run_round
+from headstart.backends.cuda.rounds import (
+    ChoiceShape,
+    DraftShape,
+    RoundModel,
+    RoundShape,
+    TrunkShape,
+    run_choice,
+    run_drafts,
+    run_trunk,
+)
+from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
 
+_Part = DraftShape | TrunkShape | ChoiceShape
+
+
 class Graphs:
+    """Each part of a round is captured by itself: settings of requests multiply choices only."""
+
     def __init__(self, model: RoundModel, batch: DecodeBatch):
         self.model, self._batch = model, batch
-        self._graphs: dict[RoundShape, torch.cuda.CUDAGraph] = {}
-        self._runs: Counter[RoundShape] = Counter()
+        self._graphs: dict[_Part, torch.cuda.CUDAGraph] = {}
+        self._runs: Counter[_Part] = Counter()
         self.new_seconds: dict[RoundShape, float] = {}  # what compiling and capturing took the host
 
     @property
@@ -44,29 +59,42 @@ class Graphs:
 
     def is_captured(self, shape: RoundShape) -> bool:
         """Whether the next round of this shape is a replay."""
-        return self._runs[shape] >= 2
+        return all(self._runs[part] >= 2 for part in (shape.drafts, shape.trunk, shape.choice))
 
     def run(self, shape: RoundShape) -> bool:
         """One round of the first `count` requests; whether its time counts: it was a replay."""
         shape = replace(shape, count=self.bucket(shape.count))
         began, is_replay = time.perf_counter(), self.is_captured(shape)
-        if not self._runs[shape] or not self._batch.lengths.is_cuda:
-            run_round(self.model, self._batch, shape)
-        elif shape not in self._graphs:
-            self._graphs[shape] = self._capture(shape)
+        for part in (shape.drafts, shape.trunk, shape.choice):
+            self._run_part(part)
         if not is_replay:
             self.new_seconds[shape] = self.new_seconds.get(shape, 0.0) + time.perf_counter() - began
-        if shape in self._graphs:
-            self._graphs[shape].replay()
-        self._runs[shape] += 1
         return is_replay
 
-    def _capture(self, shape: RoundShape) -> torch.cuda.CUDAGraph:
+    def _run_part(self, part: _Part) -> None:
+        if not self._runs[part] or not self._batch.lengths.is_cuda:
+            self._launch(part)
+        else:
+            if part not in self._graphs:
+                self._graphs[part] = self._capture(part)
+            self._graphs[part].replay()
+        self._runs[part] += 1
+
+    def _launch(self, part: _Part) -> None:
+        match part:
+            case DraftShape():
+                run_drafts(self.model, self._batch, part)
+            case TrunkShape():
+                run_trunk(self.model, self._batch, part)
+            case ChoiceShape():
+                run_choice(self.model, self._batch, part)
+
+    def _capture(self, part: _Part) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
-        # One pool for all: rounds never run at the same time, so they may share scratch memory.
+        # One pool for all: parts never run at the same time, so they may share scratch memory.
         pool = next((other.pool() for other in self._graphs.values()), None)
         with torch.cuda.graph(graph, pool=pool):
-            run_round(self.model, self._batch, shape)
+            self._launch(part)
         return graph
 
 
@@ -84,7 +112,7 @@ class RoundShapes:
     widest: int = 0  # tokens that it may be behind after many drafts, where that is more
     _wanted: Counter[RoundShape] = field(default_factory=Counter)
 
-    def pick(self, count: int, most: int, pending: int, *, is_truncated: bool) -> RoundShape:
+    def pick(self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN) -> RoundShape:
         """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
 
         Without drafts the head falls behind, and reads a whole window now and then. With drafts
@@ -103,9 +131,7 @@ class RoundShapes:
                 drafts, head_rows = min(1, most), self._late_rows(pending)
         else:
             head_rows = drafts + 1 if most else 0
-        return self._captured(
-            RoundShape(self.graphs.bucket(count), drafts, head_rows, is_truncated)
-        )
+        return self._captured(RoundShape(self.graphs.bucket(count), drafts, head_rows, needs))
 
     def is_late(self, most: int, pending: int) -> bool:
         """Whether the head has more to read than rounds with up to `most` drafts let it."""

@@ -48,14 +48,14 @@ LatentAttend = Callable[[Queries, LayerCache], Tensor]  # [M, H * V]
 
 
 def place_latents(
-    product: Product, attention: LatentAttention, normed: Tensor, turn: Turn, places: Tensor,
+    product: Product, attention: LatentAttention, normed: Tensor, turn: Turn, kv_slots: Tensor,
     cache: LayerCache,
 ) -> Tensor:  # fmt: skip
     """The rows' entries go to the cache; what queries come from, for `queries_of`."""
     both = product(normed, attention.compress)
     q_norm = None if attention.q_latent_norm is None else attention.q_latent_norm.factor
     kept = keep_latents(
-        both, q_norm, attention.kv_latent_norm.factor, LATENT_EPS, turn, places, cache.k
+        both, q_norm, attention.kv_latent_norm.factor, LATENT_EPS, turn, kv_slots, cache.k
     )
     return both if kept is None else kept
 

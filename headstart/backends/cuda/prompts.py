@@ -34,7 +34,7 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
     Long prompts go to the library, if there is one; the others to our kernel, in one launch.
     """
     device = positions.device
-    places = torch.cat([as_tensor(span.new, device) for span in spans])
+    kv_slots = torch.cat([as_tensor(span.new, device) for span in spans])
     contexts = [as_tensor(span.context, device) for span in spans]
     context = torch.cat(contexts).to(torch.int32)
     queries = [span.num_rows for span in spans]
@@ -65,17 +65,17 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
             result[span.start : span.stop] = rows
         return result.flatten(1)
 
-    return Rows(positions, places.to(torch.int32), attend)
+    return Rows(positions, kv_slots.to(torch.int32), attend)
 
 
 def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     """The same where keys and values are all that is wanted."""
-    places = torch.cat([as_tensor(span.new, positions.device) for span in spans])
+    kv_slots = torch.cat([as_tensor(span.new, positions.device) for span in spans])
 
     def attend(q: Tensor, cache: LayerCache) -> Tensor:
         raise AssertionError("rows that fill the cache do not attend")
 
-    return Rows(positions, places.to(torch.int32), attend)
+    return Rows(positions, kv_slots.to(torch.int32), attend)
 
 
 def exact_rows(
@@ -83,14 +83,14 @@ def exact_rows(
 ) -> Rows:
     """The same with each row by itself, for a trunk: its position is its slot."""
     device = positions.device
-    places = torch.cat([as_tensor(span.new, device) for span in spans])
+    kv_slots = torch.cat([as_tensor(span.new, device) for span in spans])
     blocks = [as_tensor(span.context, device)[::block_size] // block_size for span in spans]
     tables = pad_sequence(blocks, batch_first=True).to(torch.int32)
     owners = [index for index, span in enumerate(spans) for _ in range(span.num_rows)]
     attend = kernels.by_row(
         tables[on_device(owners, device)], positions.to(torch.int32), block_size
     )
-    return Rows(positions, places.to(torch.int32), attend)
+    return Rows(positions, kv_slots.to(torch.int32), attend)
 
 
 def as_tensor(slots: Slots, device: torch.device) -> Tensor:

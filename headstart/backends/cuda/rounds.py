@@ -1,20 +1,21 @@
 """One round of all requests, from drafts to accepted tokens, without the host: `run_round`.
 
-The head first reads what it has not read yet, which gives the first draft; it goes on by itself
-for the others; one trunk pass over the newest token and the drafts gives the choices, and
-the leading drafts that equal them are accepted. Only kernels, so a graph can hold it all.
+It has three parts. Drafts: the head reads what it has not read yet, which gives the first draft,
+and goes on by itself for the others. Trunk: one pass over the newest token and the drafts. Choice:
+the trunk's choices, and the leading drafts that equal them are accepted. Only kernels, so a graph
+can hold each; parts hand over in tensors of the batch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.kernels.inputs import newest_rows, noise_rows
+from headstart.backends.cuda.kernels.logprobs import logprobs_of
 from headstart.backends.cuda.kernels.rounds import (
     accept,
     chain_rows,
@@ -22,7 +23,9 @@ from headstart.backends.cuda.kernels.rounds import (
     keep_states,
     trunk_rows,
 )
+from headstart.backends.cuda.kernels.sampling import adjust, draw, remember
 from headstart.backends.cuda.recurrent import round_recur
+from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
@@ -46,59 +49,141 @@ class RoundModel:
     kernels: Kernels = field(default_factory=Kernels)
     states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
 
+    @property
+    def feeds_stream(self) -> bool:
+        """Whether the head is fed with what comes before the final norm."""
+        return self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
+
 
 @dataclass(frozen=True)
-class RoundShape:
-    """What makes one round a different program than another."""
+class DraftShape:
+    """What makes the drafts of one round a different program than those of another."""
 
     count: int  # of requests, from the first
     num_drafts: int  # at most, per request
     head_rows: int  # pending tokens that the head reads; 0, only without drafts: none
-    is_truncated: bool = False  # whether a request chooses among few tokens
+    is_processed: bool = False  # whether a request's drafts are not simply the best of all tokens
+
+
+@dataclass(frozen=True)
+class TrunkShape:
+    count: int
+    num_drafts: int
+
+
+@dataclass(frozen=True)
+class ChoiceShape:
+    count: int
+    num_drafts: int
+    has_read: bool  # whether the head has read what was pending
+    is_processed: bool = False  # whether a choice is not simply the best of all tokens
+    has_logprobs: bool = False
+
+
+@dataclass(frozen=True)
+class RoundShape:
+    """What makes one round a different program than another: the shapes of its three parts."""
+
+    count: int
+    num_drafts: int
+    head_rows: int
+    needs: SamplingNeeds = PLAIN
 
     @classmethod
     def usual(cls, count: int, num_drafts: int) -> RoundShape:
         """The head reads what the round before may have left."""
         return cls(count, num_drafts, num_drafts + 1 if num_drafts else 0)
 
+    @property
+    def drafts(self) -> DraftShape:
+        is_processed = self.needs.processes_drafts and self.num_drafts > 0
+        return DraftShape(self.count, self.num_drafts, self.head_rows, is_processed)
+
+    @property
+    def trunk(self) -> TrunkShape:
+        return TrunkShape(self.count, self.num_drafts)
+
+    @property
+    def choice(self) -> ChoiceShape:
+        needs, has_read = self.needs, self.head_rows > 0
+        return ChoiceShape(
+            self.count, self.num_drafts, has_read, needs.processes, needs.has_logprobs
+        )
+
 
 def run_round(model: RoundModel, batch: DecodeBatch, shape: RoundShape) -> None:
     """One round, launched and not waited for."""
-    count, num_drafts, head_rows = shape.count, shape.num_drafts, shape.head_rows
-    assert head_rows or not num_drafts
-    lengths, left = batch.lengths[:count], batch.left[:count]
-    limits, tables = batch.limits[:count], batch.tables[:count]
-    rows = num_drafts + 1
-    ids = torch.stack([_newest(batch, count), *_drafts(model, batch, shape)], 1)
-    positions, places, seen = trunk_rows(lengths, left, limits, tables, model.block_size, rows)
-    where = _rows(model, positions, places, seen, tables, rows, first_slot=0)
+    run_drafts(model, batch, shape.drafts)
+    run_trunk(model, batch, shape.trunk)
+    run_choice(model, batch, shape.choice)
+
+
+def run_drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None:
+    """Fill `batch.ids` with the newest token of each request and its drafts."""
+    assert shape.head_rows or not shape.num_drafts
+    ids = batch.ids[: shape.count]
+    last = (batch.pending[: shape.count].long() - 1).clamp_min(0)
+    ids[:, 0] = batch.tokens[: shape.count].gather(1, last[:, None]).squeeze(1)
+    for depth, drafts in enumerate(_drafts(model, batch, shape), 1):
+        ids[:, depth] = drafts
+
+
+def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
+    """One pass over newest tokens and drafts, whose states are left in the batch."""
+    count, rows = shape.count, shape.num_drafts + 1
+    tables = batch.tables[:count]
+    positions, kv_slots, seen = trunk_rows(
+        batch.lengths[:count], batch.left[:count], batch.limits[:count], tables, model.block_size,
+        rows,
+    )  # fmt: skip
+    where = _rows(model, positions, kv_slots, seen, tables, rows, first_slot=0)
     if batch.recurrent is not None:
         recur = round_recur(model.kernels, batch.recurrent, model.states, seen, rows)
         where = replace(where, recur=recur)
-    stream, normed = model.kernels.trunk(model.trunk, ids.flatten(), where, model.caches)
-    choices = _choose(model, batch, shape, normed, 0, model.trunk.lm_head, None)
+    ids = batch.ids[:count, :rows].flatten().contiguous()  # a single column would stay a view
+    stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
+    batch.normed[: count * rows] = normed
+    if model.feeds_stream:
+        batch.stream[: count * rows] = stream
+
+
+def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> None:
+    """The trunk's choices, the leading drafts that equal them, and what goes to the host."""
+    count, rows = shape.count, shape.num_drafts + 1
+    lengths, pending = batch.lengths[:count], batch.pending[:count]
+    settings, emitted = batch.settings.first(count), batch.emitted[:count]
+    normed, drafts = batch.normed[: count * rows], batch.ids[:count, 1:rows]
+    lm_head = model.trunk.lm_head
+    logits = None
+    if not (shape.is_processed or shape.has_logprobs or model.kernels.always_processes):
+        noise = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)
+        choices = model.kernels.choose(normed, lm_head, *noise)
+    else:
+        positions = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)[2]
+        logits = model.kernels.logits(normed, lm_head)
+        adjusted = adjust(logits, settings, positions, drafts=drafts)
+        choices = draw(adjusted, settings)
     accept(
-        ids[:, 1:], choices.view(count, rows), limits, lengths, left, batch.pending[:count],
-        batch.tokens[:count], batch.emitted[:count], has_read=head_rows > 0 or model.head is None,
+        drafts, choices.view(count, rows), batch.limits[:count], lengths, batch.left[:count],
+        pending, batch.tokens[:count], emitted, has_read=shape.has_read or model.head is None,
     )  # fmt: skip
+    if logits is not None:
+        remember(settings, emitted)
+        if shape.has_logprobs:
+            raw = adjust(logits, settings, positions, processes=False)
+            values, ids = logprobs_of(raw, adjusted, settings, choices)
+            batch.logprobs[: count * rows], batch.logprob_ids[: count * rows] = values, ids
     if batch.recurrent is not None:
-        batch.recurrent.replays[:count] = batch.emitted[:count, 0]  # to be repeated next time
+        batch.recurrent.replays[:count] = emitted[:, 0]  # to be repeated next time
     if model.head is not None:
-        before = model.head.layout.trunk_hidden == "before_final_norm"
-        states = (stream if before else normed).view(count, rows, -1)
+        states = (batch.stream if model.feeds_stream else batch.normed)[: count * rows]
         keep_states(
-            states, batch.states[:count], model.boundary, lengths, batch.pending[:count],
-            batch.emitted[:count], tables, model.block_size,
+            states.view(count, rows, -1), batch.states[:count], model.boundary, lengths, pending,
+            emitted, batch.tables[:count], model.block_size,
         )  # fmt: skip
 
 
-def _newest(batch: DecodeBatch, count: int) -> Tensor:
-    """[B] the last token of each request."""
-    last = (batch.pending[:count].long() - 1).clamp_min(0)
-    return batch.tokens[:count].gather(1, last[:, None]).squeeze(1)
-
-
-def _drafts(model: RoundModel, batch: DecodeBatch, shape: RoundShape) -> list[Tensor]:
+def _drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> list[Tensor]:
     """K times [B]: guesses of the head, after it has read its pending tokens."""
     count, rows = shape.count, shape.head_rows
     if rows == 0 or model.head is None or model.head_cache is None:
@@ -114,17 +199,30 @@ def _drafts(model: RoundModel, batch: DecodeBatch, shape: RoundShape) -> list[Te
     module, embed, rotary = model.head.module(1), model.trunk.embed, model.trunk.rotary
     # Only the newest token's row guesses.
     normed, recycled = newest_rows(normed, recycled, pending)
-    lm_head = model.draft_lm_head
-    drafts = [_choose(model, batch, shape, normed, 0, lm_head, model.draft_ids)]
+    drafts = [_guess(model, batch, shape, normed, 0)]
     for depth in range(2, shape.num_drafts + 1):
-        positions, places, seen = chain_rows(lengths, left, limits, tables, model.block_size, depth)
-        where = _rows(model, positions, places, seen, tables, 1, first_slot=1)
+        positions, kv_slots, seen = chain_rows(
+            lengths, left, limits, tables, model.block_size, depth
+        )
+        where = _rows(model, positions, kv_slots, seen, tables, 1, first_slot=1)
         normed, recycled = model.kernels.head(
             module, drafts[-1][:, None], recycled[:, None], where, embed, rotary, model.head_cache
         )
-        guess = _choose(model, batch, shape, normed, depth - 1, lm_head, model.draft_ids)
-        drafts.append(guess)
+        drafts.append(_guess(model, batch, shape, normed, depth - 1))
     return drafts
+
+
+def _guess(
+    model: RoundModel, batch: DecodeBatch, shape: DraftShape, normed: Tensor, ahead: int
+) -> Tensor:
+    """[B] drafts of the tokens `ahead` behind the end, with the noise of the trunk's choice."""
+    settings = batch.settings.first(shape.count)
+    noise = noise_rows(batch.lengths[: shape.count], settings.inv_temps, settings.seeds, 1, ahead)
+    if not shape.is_processed:
+        return model.kernels.choose(normed, model.draft_lm_head, *noise, model.draft_ids)
+    logits = model.kernels.logits(normed, model.draft_lm_head)
+    adjusted = adjust(logits, settings, noise[2], token_ids=model.draft_ids, penalises=False)
+    return draw(adjusted, settings).clamp_min(0)  # where nothing is allowed any token will do
 
 
 def _read(
@@ -134,39 +232,16 @@ def _read(
     """The head reads tokens [B, R] with their states [B, R, D], of which `pending` [B] count."""
     assert model.head is not None and model.head_cache is not None
     rows = tokens.shape[1]
-    positions, places, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
-    where = _rows(model, positions, places, seen, tables, rows, first_slot=1)
+    positions, kv_slots, seen = head_rows(lengths, left, pending, tables, model.block_size, rows)
+    where = _rows(model, positions, kv_slots, seen, tables, rows, first_slot=1)
     return model.kernels.head(
         model.head.module(1), tokens, states, where, model.trunk.embed, model.trunk.rotary,
         model.head_cache,
     )  # fmt: skip
 
 
-def _choose(
-    model: RoundModel, batch: DecodeBatch, shape: RoundShape, normed: Tensor, ahead: int,
-    lm_head: Linear, token_ids: Tensor | None,
-) -> Tensor:  # fmt: skip
-    """[M] choices of rows that belong to the requests in order, equally many to each.
-
-    A draft is chosen with the noise that the trunk's choice of that token will have: the first
-    row of a request chooses `ahead` tokens behind the end.
-    """
-    count, each = shape.count, normed.shape[0] // shape.count
-    noise = noise_rows(batch.lengths[:count], batch.heat[:count], batch.seeds[:count], each, ahead)
-    if not shape.is_truncated:
-        return model.kernels.choose(normed, lm_head, *noise, token_ids)
-
-    def by_row(values: Tensor) -> Tensor:
-        return values[:count].repeat_interleave(each)
-
-    cuts = by_row(batch.top_k), by_row(batch.top_p), by_row(batch.min_p)
-    return model.kernels.choose_truncated(
-        model.kernels.whole(normed, lm_head), *noise, *cuts, token_ids
-    )
-
-
 def _rows(
-    model: RoundModel, positions: Tensor, places: Tensor, seen: Tensor, tables: Tensor, rows: int,
+    model: RoundModel, positions: Tensor, kv_slots: Tensor, seen: Tensor, tables: Tensor, rows: int,
     *, first_slot: int,
 ) -> Rows:  # fmt: skip
     """`rows` new rows of each request."""
@@ -175,4 +250,4 @@ def _rows(
     }  # fmt: skip
     attend = model.kernels.paged(tables, seen, rows, **own)
     latent = model.kernels.paged_latent(tables, seen, rows, **own)
-    return Rows(positions, places, attend, latent=latent)
+    return Rows(positions, kv_slots, attend, latent=latent)

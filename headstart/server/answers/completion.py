@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstart.engine.output import Completion
-from headstart.engine.request import TokenLogprob
+from headstart.sampling.params import TokenLogprob
 from headstart.server.answers.logprobs import TextOffsets, completion_logprobs
 from headstart.server.answers.writer import Writer
 from headstart.server.protocol.completion import CompletionRequest

@@ -28,6 +28,7 @@ from headstart.backends.cuda.kernels import (
     latent_prompts,
     latent_rows,
     linear,
+    logprobs,
     losses,
     merging,
     moe,
@@ -35,6 +36,7 @@ from headstart.backends.cuda.kernels import (
     prompts,
     routing,
     rows,
+    sampling,
     sorting,
     streamed,
 )
@@ -78,12 +80,17 @@ LOSSES = {**dict.fromkeys(("logits_ptr", "target_ptr"), "*bf16"), "places_ptr": 
           "best_ptr": "*i64", **dict.fromkeys(
               ("norm_ptr", "numbers_ptr", "log_norm_ptr", "draft_ptr", "of_target_ptr",
                "below_ptr", "label_ptr"), "*fp32")}  # fmt: skip
+CHOOSING = {**dict.fromkeys(("values", "peaks", "numbers", "bias", "raw", "raw_peaks", "adjusted",
+                             "adjusted_peaks"), "*fp32"), "counts": "*i32", "history": "*i32",
+            "drafts": "*i64", "masks": "*i32", "weights": "*i64", "chosen": "*i64",
+            "tokens": "*i64", "emitted": "*i64"}  # fmt: skip
+CUT_ROW = {"TILE": 1024, "TILES": 256}
 KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
          "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
          "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
-         "heat": "*fp32", "best": "*fp32", "scales": "*fp32", "weights": "*fp32", "terms": "*fp32",
-         "correction": "*fp32", "least_sum": "fp32", "sizes": "*fp32", "scale": "fp32",
-         "eps": "fp32"}  # fmt: skip
+         "inv_temps": "*fp32", "best": "*fp32", "scales": "*fp32", "weights": "*fp32",
+         "terms": "*fp32", "correction": "*fp32", "least_sum": "fp32", "sizes": "*fp32",
+         "scale": "fp32", "eps": "fp32"}  # fmt: skip
 TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed", "states", "pair",
            "result", "shared", "inner", "gate", "cos", "sin", "bias", "q_norm", "k_norm",
            "embed_norm", "state_norm", "kv_norm", "lifted", "turned", "entries", "latent", "ups",
@@ -159,6 +166,15 @@ JOBS: list[Job] = [
     (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True, "scales": None},
      {"result": "*fp32", "weight": "*fp32"}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
+    (sampling._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
+                        "PENALISES": True, "PROCESSES": True, "TILE": 1024},
+     {**CHOOSING, "logits": "*fp32"}),
+    (sampling._draw, {**CUT_ROW, "HAS_IDS": True}, CHOOSING),
+    (sampling._finish, {**CUT_ROW, "HAS_IDS": True, "STEP": 4096, "num_warps": 8}, CHOOSING),
+    (sampling._remember, {"BLOCK": 8, "num_warps": 1}, CHOOSING),
+    (logprobs._weigh, CUT_ROW, CHOOSING),
+    (logprobs._rank, {**CUT_ROW, "STEP": 4096, "MOST": 20, "num_warps": 8},
+     {**CHOOSING, "ids": "*i32"}),
     (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
     (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
     (streamed._linear, {**STREAMED_TILE, "num_stages": 5}, {**STREAMED, "result": "*fp32"}),

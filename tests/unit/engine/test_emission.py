@@ -11,11 +11,11 @@ import torch
 from headstart.data.prompt_reader import Detokenizer
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.output import emit, update_since
-from headstart.engine.request import Request, TokenLogprob
+from headstart.engine.request import Request
 from headstart.engine.verifier import Verdict
 from headstart.sampling.acceptance import origins
 from headstart.sampling.choose import NOTHING_ALLOWED
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import SamplingParams, TokenLogprob
 
 VOCAB, END = 128, 0
 

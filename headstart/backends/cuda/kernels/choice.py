@@ -1,9 +1,9 @@
 """The LM head and the choice of a token in one pass: logits are never written to memory.
 
 For requests without truncation, penalties or masks the choice is the arg-max of logit /
-temperature plus Gumbel noise, or of the logit alone. Each program keeps the best of its outputs;
-a second kernel takes the best of those, the lowest id on ties. The noise is that of
-`sampling/noise.py`, bit for bit.
+temperature plus Gumbel noise, or of the logit alone; `sampling.py` has the others. Each program
+keeps the best of its outputs; a second kernel takes the best of those, the lowest id on ties. The
+noise is that of `sampling/noise.py`, bit for bit.
 
 M rows, N outputs (tokens, or rows of a draft vocabulary), K inputs.
 """
@@ -17,23 +17,21 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape, product_tile, tile_rows
+from headstart.backends.cuda.kernels.noise import gumbel_of, noise_bits, row_keys
 
-_SCALE = tl.constexpr(2.0**-32 - 2.0**-56)
-_OFFSET = tl.constexpr(2.0**-33)
 _LOGITS_TILE = 4096
 _TILES_PER_STEP = 4096
-MAX_TOP_K = 64  # of requests whose truncation happens on the device
 
 
 def choose_rows(
-    x: Tensor, weight: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
+    x: Tensor, weight: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
     token_ids: Tensor | None = None, shape: Shape | None = None, *, scales: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K], weight [N, K] -> chosen token ids [M] int64.
 
-    heat [M] fp32 is 1 / temperature, 0 for the plain arg-max; seeds and positions [M] int64 make
-    the noise; token_ids [N]: original ids of a draft vocabulary (ascending); scales [N] fp32 come
-    with fp8 weights.
+    inv_temps [M] fp32 are 1 / temperature, 0 for the plain arg-max; seeds and positions [M] int64
+    make the noise; token_ids [N]: original ids of a draft vocabulary (ascending); scales [N] fp32
+    come with fp8 weights.
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
@@ -45,8 +43,8 @@ def choose_rows(
     ids = token_ids if token_ids is not None else where
     tile = tile_rows(rows)
     _best_of_tile[(tiles, triton.cdiv(rows, tile))](
-        x, weight, scales, heat, seeds, positions, ids, best, where, rows, outputs, inputs, tiles,
-        BLOCK_M=tile, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
+        x, weight, scales, inv_temps, seeds, positions, ids, best, where, rows, outputs, inputs,
+        tiles, BLOCK_M=tile, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
         IS_EVEN=inputs % shape.inputs == 0, HAS_IDS=token_ids is not None,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -54,7 +52,11 @@ def choose_rows(
 
 
 def choose_logits(
-    logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, token_ids: Tensor | None = None
+    logits: Tensor,
+    inv_temps: Tensor,
+    seeds: Tensor,
+    positions: Tensor,
+    token_ids: Tensor | None = None,
 ) -> Tensor:
     """The same from logits [M, N] that a library computed, for more rows than a tile has."""
     rows, outputs = logits.shape
@@ -62,49 +64,11 @@ def choose_logits(
     best = torch.empty(rows, tiles, dtype=torch.float32, device=logits.device)
     where = torch.empty(rows, tiles, dtype=torch.int32, device=logits.device)
     _best_of_logits[(tiles, rows)](
-        logits, heat, seeds, positions, token_ids if token_ids is not None else where, best, where,
-        outputs, tiles, BLOCK_N=_LOGITS_TILE, HAS_IDS=token_ids is not None,
+        logits, inv_temps, seeds, positions, token_ids if token_ids is not None else where, best,
+        where, outputs, tiles, BLOCK_N=_LOGITS_TILE, HAS_IDS=token_ids is not None,
         num_warps=8,
     )  # fmt: skip
     return best_of_rows(best, where)
-
-
-def choose_truncated(
-    logits: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor, top_k: Tensor, top_p: Tensor,
-    min_p: Tensor, token_ids: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The same where rows with a top_k choose among few tokens, as `sampling/truncation.py` has it.
-
-    top_k [M] of at most MAX_TOP_K, 0 for all tokens; top_p and min_p [M] fp32.
-    """
-    values, columns = logits.float().topk(min(MAX_TOP_K, logits.shape[-1]))
-    columns = columns.sort(-1).values  # equal values stand by lowest id
-    values, order = logits.float().gather(-1, columns).sort(dim=-1, descending=True, stable=True)
-    columns = columns.gather(-1, order)
-    ids = columns if token_ids is None else token_ids[columns]
-    scaled = (values - values[:, :1]) * heat[:, None]
-    rank = torch.arange(values.shape[-1], device=logits.device)
-    scaled = scaled.masked_fill(rank >= top_k[:, None], -torch.inf)
-    share = scaled.softmax(-1).double()
-    is_inside = share.cumsum(-1) - share < torch.where(top_p < 1, top_p, torch.inf)[:, None]
-    is_inside &= scaled >= min_p.log()[:, None]
-    sums = torch.where(is_inside, scaled + gumbel_at(ids, seeds, positions), -torch.inf)
-    is_best = sums == sums.amax(-1, keepdim=True)
-    lowest = torch.where(is_best, ids, torch.iinfo(torch.int64).max).amin(-1)
-    plain = choose_logits(logits, heat, seeds, positions, token_ids)
-    is_cut = (top_k > 0) & (heat > 0) & is_best.any(-1)  # nothing is best among no numbers
-    return torch.where(is_cut, lowest, plain)
-
-
-def gumbel_at(ids: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """The noise of tokens ids [M, c]: `sampling.noise.gumbel`."""
-    rows, count = ids.shape
-    result = torch.empty(rows, count, dtype=torch.float32, device=ids.device)
-    _gumbel_at[(rows,)](
-        ids.contiguous(), seeds, positions, result, count, BLOCK=triton.next_power_of_2(count),
-        num_warps=1,
-    )  # fmt: skip
-    return result
 
 
 def best_of_rows(best: Tensor, where: Tensor) -> Tensor:
@@ -118,60 +82,8 @@ def best_of_rows(best: Tensor, where: Tensor) -> Tensor:
     return chosen
 
 
-@jit
-def _mix64(word):
-    """`sampling.params.mix64`; uint64 wraps."""
-    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9
-    word = (word ^ (word >> 27)) * 0x94D049BB133111EB
-    return word ^ (word >> 31)
-
-
-@jit
-def row_keys(seeds, positions):
-    """The halves of `sampling.noise.row_key` for the target's choice."""
-    gamma: tl.constexpr = 0x9E3779B97F4A7C15
-    word = _mix64(seeds.to(tl.uint64, bitcast=True) + gamma)
-    word = _mix64(word + positions.to(tl.uint64, bitcast=True) * gamma)
-    return word.to(tl.uint32), (word >> 32).to(tl.uint32)
-
-
-@jit
-def _finalise(word):
-    """One round of the 32-bit finaliser; uint32 wraps."""
-    word = word ^ (word >> 16)
-    word = word * 0x7FEB352D
-    word = word ^ (word >> 15)
-    word = word * 0x846CA68B
-    return word ^ (word >> 16)
-
-
-@jit
-def noise_bits(tokens, first, second):
-    """32 bits for (key, token): `sampling.noise.bits`."""
-    word = _finalise(tokens.to(tl.uint32) ^ first)
-    return _finalise(word ^ second)
-
-
-@jit
-def gumbel_of(bits):
-    """`sampling.noise.gumbel` of the bits."""
-    u = bits.to(tl.float32) * _SCALE + _OFFSET
-    # log1p by a series where 1 - u would lose the digits of u.
-    small = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * 0.2))))
-    return -tl.log(tl.where(u < 0.01, small, -tl.log(1.0 - u)))
-
-
-@jit
-def _gumbel_at(ids, seeds, positions, result, count, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    at = tl.arange(0, BLOCK)
-    tokens = tl.load(ids + row * count + at, at < count, 0).to(tl.int32)
-    first, second = row_keys(tl.load(seeds + row), tl.load(positions + row))
-    tl.store(result + row * count + at, gumbel_of(noise_bits(tokens, first, second)), at < count)
-
-
 @jit(do_not_specialize=["rows"])
-def _best_of_tile(x, weight, scales, heat, seeds, positions, ids, best, where, rows, outputs,
+def _best_of_tile(x, weight, scales, inv_temps, seeds, positions, ids, best, where, rows, outputs,
                   inputs, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
@@ -182,25 +94,25 @@ def _best_of_tile(x, weight, scales, heat, seeds, positions, ids, best, where, r
         BLOCK_K, IS_EVEN,
     )  # fmt: skip
     best_of_values(
-        logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs, tiles, tile,
-        HAS_IDS,
+        logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows, outputs, tiles,
+        tile, HAS_IDS,
     )  # fmt: skip
 
 
 @jit
-def best_of_values(logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs,
-                   tiles, tile, HAS_IDS: tl.constexpr):  # fmt: skip
+def best_of_values(logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows,
+                   outputs, tiles, tile, HAS_IDS: tl.constexpr):  # fmt: skip
     """Keep the best of a tile's outputs `columns` for the rows `row`: logits [outputs, rows]."""
     is_row = row < rows
     tokens = columns
     if HAS_IDS:
         tokens = tl.load(ids + columns, columns < outputs, 0).to(tl.int32)
-    warmth = tl.load(heat + row, is_row, 0.0)
+    inv_temp = tl.load(inv_temps + row, is_row, 0.0)
     value = logits
-    if tl.max(warmth, 0) > 0:
+    if tl.max(inv_temp, 0) > 0:
         keys = row_keys(tl.load(seeds + row, is_row, 0), tl.load(positions + row, is_row, 0))
         noise = gumbel_of(noise_bits(tokens[:, None], keys[0][None, :], keys[1][None, :]))
-        value = tl.where(warmth[None, :] > 0, logits * warmth[None, :] + noise, logits)
+        value = tl.where(inv_temp[None, :] > 0, logits * inv_temp[None, :] + noise, logits)
     value = tl.where(columns[:, None] < outputs, value, float("-inf"))
     top = tl.max(value, 0)
     chosen = tl.min(tl.where(value == top[None, :], tokens[:, None], 2147483647), 0)
@@ -209,7 +121,7 @@ def best_of_values(logits, columns, row, heat, seeds, positions, ids, best, wher
 
 
 @jit
-def _best_of_logits(logits, heat, seeds, positions, ids, best, where, outputs, tiles,
+def _best_of_logits(logits, inv_temps, seeds, positions, ids, best, where, outputs, tiles,
                     BLOCK_N: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
     row = tl.program_id(1)
@@ -220,10 +132,10 @@ def _best_of_logits(logits, heat, seeds, positions, ids, best, where, outputs, t
     tokens = columns
     if HAS_IDS:
         tokens = tl.load(ids + columns, is_column, 0).to(tl.int32)
-    warmth = tl.load(heat + row)
-    if warmth > 0:
+    inv_temp = tl.load(inv_temps + row)
+    if inv_temp > 0:
         first, second = row_keys(tl.load(seeds + row), tl.load(positions + row))
-        value = value * warmth + gumbel_of(noise_bits(tokens, first, second))
+        value = value * inv_temp + gumbel_of(noise_bits(tokens, first, second))
         value = tl.where(is_column, value, float("-inf"))
     top = tl.max(value, 0)
     tl.store(best + row * tiles + tile, top)

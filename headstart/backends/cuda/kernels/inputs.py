@@ -60,7 +60,7 @@ def newest_rows(normed: Tensor, recycled: Tensor, pending: Tensor) -> tuple[Tens
 
 
 def noise_rows(
-    lengths: Tensor, heat: Tensor, seeds: Tensor, rows: int, ahead: int = 0
+    lengths: Tensor, inv_temps: Tensor, seeds: Tensor, rows: int, ahead: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Heat, seed and position of what every row chooses, [B * rows] each.
 
@@ -68,15 +68,15 @@ def noise_rows(
     """
     requests = lengths.shape[0]
     if rows == 1 and ahead == 0:
-        return heat, seeds, lengths.long()
-    hot = torch.empty(requests * rows, dtype=heat.dtype, device=heat.device)
-    seeded = torch.empty(requests * rows, dtype=seeds.dtype, device=heat.device)
-    positions = torch.empty(requests * rows, dtype=torch.int64, device=heat.device)
+        return inv_temps, seeds, lengths.long()
+    scales = torch.empty(requests * rows, dtype=inv_temps.dtype, device=inv_temps.device)
+    seeded = torch.empty(requests * rows, dtype=seeds.dtype, device=inv_temps.device)
+    positions = torch.empty(requests * rows, dtype=torch.int64, device=inv_temps.device)
     _noise_rows[(triton.cdiv(requests * rows, 128),)](
-        lengths, heat, seeds, hot, seeded, positions, requests * rows, ahead, ROWS=rows, BLOCK=128,
-        num_warps=1,
+        lengths, inv_temps, seeds, scales, seeded, positions, requests * rows, ahead, ROWS=rows,
+        BLOCK=128, num_warps=1,
     )  # fmt: skip
-    return hot, seeded, positions
+    return scales, seeded, positions
 
 
 @jit
@@ -129,12 +129,12 @@ def _newest_rows(normed, recycled, pending, normed_out, recycled_out, width, ROW
 
 
 @jit(do_not_specialize=["count", "ahead"])
-def _noise_rows(lengths, heat, seeds, hot, seeded, positions, count, ahead, ROWS: tl.constexpr,
-                BLOCK: tl.constexpr):  # fmt: skip
+def _noise_rows(lengths, inv_temps, seeds, scales, seeded, positions, count, ahead,
+                ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     flat = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = flat < count
     request = flat // ROWS
-    tl.store(hot + flat, tl.load(heat + request, mask, 0.0), mask)
+    tl.store(scales + flat, tl.load(inv_temps + request, mask, 0.0), mask)
     tl.store(seeded + flat, tl.load(seeds + request, mask, 0), mask)
     length = tl.load(lengths + request, mask, 0).to(tl.int64)
     tl.store(positions + flat, length + ahead + flat % ROWS, mask)

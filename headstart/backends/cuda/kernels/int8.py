@@ -53,7 +53,7 @@ def gated_int8(x: Tensor, weight: Tensor, scales: Tensor, shape: Shape | None = 
 
 
 def choose_int8(
-    x: Tensor, weight: Tensor, scales: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
+    x: Tensor, weight: Tensor, scales: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
     token_ids: Tensor | None = None, shape: Shape | None = None,
 ) -> Tensor:  # fmt: skip
     """`choice.choose_rows` with such weights."""
@@ -66,7 +66,7 @@ def choose_int8(
     where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
     tile = tile_rows(rows)
     _best_of_tile[(tiles, triton.cdiv(rows, tile))](
-        whole, rest, sizes, weight, scales, heat, seeds, positions,
+        whole, rest, sizes, weight, scales, inv_temps, seeds, positions,
         token_ids if token_ids is not None else where, best, where, rows, outputs, inputs, tiles,
         BLOCK_M=tile, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, HAS_IDS=token_ids is not None,
         num_warps=shape.warps, num_stages=shape.stages,
@@ -153,7 +153,7 @@ def _linear(whole, rest, sizes, weight, scales, result, rows, outputs, inputs, p
 
 
 @jit(do_not_specialize=["rows"])
-def _best_of_tile(whole, rest, sizes, weight, scales, heat, seeds, positions, ids, best, where,
+def _best_of_tile(whole, rest, sizes, weight, scales, inv_temps, seeds, positions, ids, best, where,
                   rows, outputs, inputs, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
@@ -164,6 +164,6 @@ def _best_of_tile(whole, rest, sizes, weight, scales, heat, seeds, positions, id
         BLOCK_M, BLOCK_N, BLOCK_K,
     )  # fmt: skip
     best_of_values(
-        logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs, tiles, tile,
-        HAS_IDS,
+        logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows, outputs, tiles,
+        tile, HAS_IDS,
     )  # fmt: skip

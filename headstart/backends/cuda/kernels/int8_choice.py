@@ -40,7 +40,7 @@ def chooser_for(x: Tensor) -> Callable[..., Tensor] | None:
 
 
 def choose_streamed(
-    x: Tensor, weight: Tensor, scales: Tensor, heat: Tensor, seeds: Tensor, positions: Tensor,
+    x: Tensor, weight: Tensor, scales: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
     token_ids: Tensor | None = None, shape: Shape = _SHAPE,
 ) -> Tensor:  # fmt: skip
     """`choice.choose_rows` with weight [N, K] int8 and scales [N] fp32; K is a multiple of 16."""
@@ -54,8 +54,8 @@ def choose_streamed(
     _best_of_tile[(tiles,)](
         TensorDescriptor.from_tensor(whole, [tile, shape.inputs]),
         TensorDescriptor.from_tensor(whole, [rest or tile, shape.inputs]), sizes,
-        TensorDescriptor.from_tensor(weight, [shape.outputs, shape.inputs]), scales, heat, seeds,
-        positions, token_ids if token_ids is not None else where, best, where, rows, outputs,
+        TensorDescriptor.from_tensor(weight, [shape.outputs, shape.inputs]), scales, inv_temps,
+        seeds, positions, token_ids if token_ids is not None else where, best, where, rows, outputs,
         inputs, tiles, BLOCK_M=tile, REST=rest, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
         HAS_IDS=token_ids is not None, num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def choose_streamed(
 
 
 @jit(do_not_specialize=["rows"])
-def _best_of_tile(whole, whole_rest, sizes, weight, scales, heat, seeds, positions, ids, best,
+def _best_of_tile(whole, whole_rest, sizes, weight, scales, inv_temps, seeds, positions, ids, best,
                   where, rows, outputs, inputs, tiles, BLOCK_M: tl.constexpr, REST: tl.constexpr,
                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                   HAS_IDS: tl.constexpr):  # fmt: skip
@@ -83,13 +83,13 @@ def _best_of_tile(whole, whole_rest, sizes, weight, scales, heat, seeds, positio
     row = tl.arange(0, BLOCK_M)
     logits = sums.to(tl.float32) * gain * tl.load(sizes + row, row < rows, 0.0)[None, :]
     best_of_values(
-        logits, columns, row, heat, seeds, positions, ids, best, where, rows, outputs, tiles, tile,
-        HAS_IDS,
+        logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows, outputs, tiles,
+        tile, HAS_IDS,
     )  # fmt: skip
     if REST:
         row = BLOCK_M + tl.arange(0, REST)
         size = tl.load(sizes + row, row < rows, 0.0)[None, :]
         best_of_values(
-            sums_rest.to(tl.float32) * gain * size, columns, row, heat, seeds, positions, ids,
+            sums_rest.to(tl.float32) * gain * size, columns, row, inv_temps, seeds, positions, ids,
             best, where, rows, outputs, tiles, tile, HAS_IDS,
         )  # fmt: skip

@@ -21,7 +21,7 @@ from headstart.backends.cuda.kernels.jit import jit
 def head_rows(
     lengths: Tensor, left: Tensor, pending: Tensor, tables: Tensor, block_size: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows that bring the head up to date: positions and places [B * rows], `seen` [B].
+    """Rows that bring the head up to date: positions and kv_slots [B * rows], `seen` [B].
 
     Row j of a request fills the slot of its j-th pending token; rows behind the last one have place
     -1.
@@ -42,14 +42,14 @@ def _rows(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     requests = lengths.shape[0]
     positions = torch.empty(requests * rows, dtype=torch.int64, device=lengths.device)
-    places = torch.empty(requests * rows, dtype=torch.int32, device=lengths.device)
+    kv_slots = torch.empty(requests * rows, dtype=torch.int32, device=lengths.device)
     seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
     _place_rows[(requests,)](
-        lengths, left, counts, tables, positions, places, seen, tables.stride(0),
+        lengths, left, counts, tables, positions, kv_slots, seen, tables.stride(0),
         ROWS=rows, BLOCK=triton.next_power_of_2(rows), PAGE=block_size, IS_HEAD=is_head,
         num_warps=1,
     )  # fmt: skip
-    return positions, places, seen
+    return positions, kv_slots, seen
 
 
 def chain_rows(
@@ -58,13 +58,13 @@ def chain_rows(
     """One row per request: the draft of depth - 1 goes through the head to give that of `depth`."""
     requests = lengths.shape[0]
     positions = torch.empty(requests, dtype=torch.int64, device=lengths.device)
-    places = torch.empty(requests, dtype=torch.int32, device=lengths.device)
+    kv_slots = torch.empty(requests, dtype=torch.int32, device=lengths.device)
     seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
     _place_chain[(requests,)](
-        lengths, left, limits, tables, positions, places, seen, tables.stride(0), depth,
+        lengths, left, limits, tables, positions, kv_slots, seen, tables.stride(0), depth,
         PAGE=block_size, num_warps=1,
     )  # fmt: skip
-    return positions, places, seen
+    return positions, kv_slots, seen
 
 
 def accept(
@@ -104,7 +104,7 @@ def keep_states(
 
 
 @jit
-def _place_rows(lengths, left, counts, tables, positions, places, seen, table_stride,
+def _place_rows(lengths, left, counts, tables, positions, kv_slots, seen, table_stride,
                 ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
                 IS_HEAD: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
@@ -127,13 +127,13 @@ def _place_rows(lengths, left, counts, tables, positions, places, seen, table_st
     block = tl.load(tables + request * table_stride + slot // PAGE, is_placed, 0)
     place = tl.where(is_placed, block * PAGE + slot % PAGE, -1)
     at = request * ROWS + row
-    tl.store(places + at, place.to(tl.int32), row < ROWS)
+    tl.store(kv_slots + at, place.to(tl.int32), row < ROWS)
     tl.store(positions + at, tl.where(is_placed, position, 0).to(tl.int64), row < ROWS)
     tl.store(seen + request, tl.where(is_active, first, -1).to(tl.int32))
 
 
 @jit(do_not_specialize=["depth"])
-def _place_chain(lengths, left, limits, tables, positions, places, seen, table_stride, depth,
+def _place_chain(lengths, left, limits, tables, positions, kv_slots, seen, table_stride, depth,
                  PAGE: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     length = tl.load(lengths + request)
@@ -144,7 +144,7 @@ def _place_chain(lengths, left, limits, tables, positions, places, seen, table_s
     safe = tl.where(is_active, slot, 0)
     block = tl.load(tables + request * table_stride + safe // PAGE)
     place = block * PAGE + safe % PAGE
-    tl.store(places + request, tl.where(is_active, place, -1).to(tl.int32))
+    tl.store(kv_slots + request, tl.where(is_active, place, -1).to(tl.int32))
     tl.store(positions + request, tl.where(is_active, safe - 1, 0).to(tl.int64))
     tl.store(seen + request, tl.where(is_active, slot, -1).to(tl.int32))
 

@@ -16,11 +16,12 @@ pytest.importorskip("triton")
 from headstart.backends.cuda import exact
 from headstart.backends.cuda.exact import ExactKernels, exact_shape, filled
 from headstart.backends.cuda.forward import Kernels, Rows
-from headstart.backends.cuda.kernels.choice import choose_truncated
 from headstart.backends.cuda.prompts import exact_rows, ragged_rows
+from headstart.backends.cuda.sampling import choose_rows
 from headstart.checkpoint.reader import Checkpoint
 from headstart.models.attention import LayerCache, Span, attend_span
 from headstart.models.build import build
+from headstart.sampling.params import Row, SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
 
@@ -63,11 +64,11 @@ class Rig:
         positions: list[int] = []
         for request, start, stop in parts:
             slots = [BLOCKS[request][t // PAGE] * PAGE + t % PAGE for t in range(stop)]
-            places = torch.tensor(slots, device=DEVICE)
+            kv_slots = torch.tensor(slots, device=DEVICE)
             first = len(ids)
             ids += (TOKENS, OTHERS)[request][start:stop]
             positions += range(start, stop)
-            spans.append(Span(first, len(ids), places[start:], places))
+            spans.append(Span(first, len(ids), kv_slots[start:], kv_slots))
         at = torch.tensor(positions, device=DEVICE)
         if isinstance(self.kernels, ExactKernels):
             rows = exact_rows(spans, at, self.kernels, PAGE)
@@ -126,21 +127,11 @@ def test_contexts_of_several_cuts_are_attended_to_in_whole() -> None:
     slots = torch.tensor([context - 1, 257])
     attend = kernels.by_row(blocks.int().repeat(2, 1).to(DEVICE), slots.int().to(DEVICE), PAGE)
     found = attend(filled(q), cache)[:2]
-    places = (blocks[:, None] * PAGE + torch.arange(PAGE)).flatten().to(DEVICE)
+    kv_slots = (blocks[:, None] * PAGE + torch.arange(PAGE)).flatten().to(DEVICE)
     for row, slot in enumerate(slots.tolist()):
-        span = Span(0, 1, places[slot : slot + 1], places[: slot + 1])
+        span = Span(0, 1, kv_slots[slot : slot + 1], kv_slots[: slot + 1])
         wanted = attend_span(q[row : row + 1], cache, span)
         torch.testing.assert_close(found[row : row + 1], wanted, rtol=1e-4, atol=1e-5)
-
-
-def test_truncated_choices_are_those_of_all_rows_together() -> None:
-    count = 19
-    logits = torch.randn(count, 200, generator=torch.Generator().manual_seed(2)).to(DEVICE)
-    numbers = torch.arange(count, device=DEVICE)
-    heat = torch.full((count,), 1.2, device=DEVICE)
-    rest = (heat, numbers, numbers + 5, numbers % 7, heat * 0.7, heat * 0.01)
-    found = ExactKernels.choose_truncated(logits, *rest)
-    assert torch.equal(found, choose_truncated(logits, *rest))
 
 
 def launches(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, kernels: Kernels, count: int) -> set[Any]:
@@ -158,22 +149,24 @@ def launches(monkeypatch: pytest.MonkeyPatch, tiny: Tiny, kernels: Kernels, coun
     found: set[Any] = set()
     of = "round"
 
-    def call(self: Any, *args: Any, **settings: Any) -> None:
-        found.add((self.fn.__name__, of, *map(known, args), *sorted(settings.items())))
+    def run(self: Any, *args: Any, grid: Any, warmup: bool, **settings: Any) -> None:
+        unknown = self.kwargs.get("do_not_specialize") or ()
+        given = [
+            "any" if name in unknown else known(value)
+            for name, value in zip(self.arg_names, args, strict=False)
+        ]
+        found.add((self.fn.__name__, of, *given, *sorted(settings.items())))
 
-    monkeypatch.setattr(interpreter.GridExecutor, "__call__", call)
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", run)
     rig = Rig(tiny, "float32", kernels)
     rig.verify([0] * count, 6, 1)
     of = "prompt"
     whole, rest = divmod(count, len(OTHERS))
     rig.run(*[(1, 0, len(OTHERS))] * whole, *[(1, 0, rest)] * bool(rest))
     of = "choice"
-    numbers = torch.zeros(count, dtype=torch.int64)
-    noise = (numbers.float(), numbers, numbers)
     normed = torch.zeros(count, SIZES["hidden_size"])
-    kernels.choose(normed, rig.trunk.lm_head, *noise)
-    logits = kernels.whole(normed, rig.trunk.lm_head).zero_()
-    kernels.choose_truncated(logits, *noise, numbers, numbers.float(), numbers.float())
+    logits = kernels.logits(normed, rig.trunk.lm_head)[0].zero_()
+    choose_rows(logits, [Row(SamplingParams(top_p=0.5), 1, 1)] * count, with_logprobs=True)
     return found
 
 
@@ -188,7 +181,7 @@ def test_launches_are_the_same_for_any_number_of_rows(
     assert all(found == whole[0] for found in whole)
     assert all(found == counted[0] for found in counted)
     names, of_whole = ({name for name, *_ in found[0]} for found in (counted, whole))
-    assert {"_linear", "_gated", "_place_qkv", "_attend", "combine", "_best_of_logits"} <= names
+    assert {"_linear", "_gated", "_place_qkv", "_attend", "combine", "_finish"} <= names
     assert of_whole == names - {"combine"}
     plain = [launches(monkeypatch, tiny, Kernels(), count) for count in (1, 40)]
     assert plain[0] != plain[1], "the control: usually they are chosen by the number of rows"

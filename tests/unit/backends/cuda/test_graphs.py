@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,12 +13,13 @@ pytest.importorskip("triton")
 from headstart.backends.cuda import graphs as graphs_module
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.graphs import Graphs
-from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.cuda.rounds import ChoiceShape, DraftShape, RoundShape, TrunkShape
+from headstart.backends.cuda.sampling import SamplingNeeds
 
 
 def graphs_for(count: int) -> Graphs:
     batch = DecodeBatch(
-        count, max_drafts=1, window=2, max_blocks=1, hidden=1, dtype=torch.float32,
+        count, max_drafts=1, window=2, max_blocks=1, hidden=1, vocab=1, dtype=torch.float32,
         device=torch.device("cpu"),
     )  # fmt: skip
     return Graphs(None, batch)  # type: ignore[arg-type]
@@ -32,10 +36,26 @@ def test_every_number_of_requests_has_a_captured_size(count: int, last: list[int
 
 def test_only_replays_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first round of a shape compiles, the second captures; both count as new."""
-    ran: list[RoundShape] = []
-    monkeypatch.setattr(graphs_module, "run_round", lambda model, batch, shape: ran.append(shape))
+    ran: list[Any] = []
+    for part in ("run_drafts", "run_trunk", "run_choice"):
+        monkeypatch.setattr(graphs_module, part, lambda model, batch, shape: ran.append(shape))
     graphs, shape = graphs_for(8), RoundShape(5, 1, 2)
     assert [graphs.run(shape) for _ in range(4)] == [False, False, True, True]
     as_captured = RoundShape(6, 1, 2)
-    assert set(ran) == {as_captured} == set(graphs.new_seconds)
+    assert set(ran) == {as_captured.drafts, as_captured.trunk, as_captured.choice}
+    assert set(graphs.new_seconds) == {as_captured}
     assert graphs.is_captured(as_captured) and not graphs.is_captured(RoundShape(6, 0, 0))
+
+
+def test_settings_of_requests_share_what_does_not_depend_on_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[Any] = []
+    for part in ("run_drafts", "run_trunk", "run_choice"):
+        monkeypatch.setattr(graphs_module, part, lambda model, batch, shape: ran.append(shape))
+    graphs, plain = graphs_for(8), RoundShape(6, 1, 2)
+    for needs in (SamplingNeeds(), SamplingNeeds(processes=True), SamplingNeeds(has_logprobs=True)):
+        graphs.run(replace(plain, needs=needs))
+    assert len({part for part in ran if isinstance(part, TrunkShape)}) == 1
+    assert len({part for part in ran if isinstance(part, DraftShape)}) == 1
+    assert len({part for part in ran if isinstance(part, ChoiceShape)}) == 3

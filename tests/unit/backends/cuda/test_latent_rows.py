@@ -68,16 +68,16 @@ def test_rows_of_a_round_get_the_plain_states(
     seen = [37, -1, 9]
     tables = numbers(*range(30, 10, -1), *range(10), *range(10), kind=torch.int32).view(-1, 10)
     tables = torch.stack([tables[0], tables[2], tables[2]])
-    positions, places, spans = [], [], []
+    positions, kv_slots, spans = [], [], []
     for index, first in enumerate(seen):
         own = [max(0, first) + row for row in range(rows)]
         positions += own
         if first < 0:
-            places += [-1] * rows
+            kv_slots += [-1] * rows
             continue
         context = torch.arange(own[-1] + 1, device=DEVICE)
         context = tables[index, context // PAGE].long() * PAGE + context % PAGE
-        places += context[-rows:].tolist()
+        kv_slots += context[-rows:].tolist()
         spans.append(Span(index * rows, index * rows + rows, context[-rows:], context))
     ids = torch.arange(3, 3 + 3 * rows, device=DEVICE)
     taken = [row for span in spans for row in range(span.start, span.stop)]
@@ -87,7 +87,7 @@ def test_rows_of_a_round_get_the_plain_states(
         tables, numbers(*seen, kind=torch.int32), rows, block_size=PAGE, max_context=40,
         first_slot=0,
     )  # fmt: skip
-    where = Rows(numbers(*positions), numbers(*places, kind=torch.int32), _unused, latent=attend)
+    where = Rows(numbers(*positions), numbers(*kv_slots, kind=torch.int32), _unused, latent=attend)
     found = rig.fused(ids, where)[taken]
     torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
     rig.cache.k.copy_(rig.cache.k.roll(5, 0))  # the control: another context, other states

@@ -90,11 +90,11 @@ class Spied:
 
 def mixed_pass() -> tuple[list[Span], Tensor, LayerCache]:
     """A whole prompt, a chunk behind a cached prefix, one too short for that, a newest token."""
-    places = torch.randperm(SLOTS - 40, generator=torch.Generator().manual_seed(1)) + 40
+    kv_slots = torch.randperm(SLOTS - 40, generator=torch.Generator().manual_seed(1)) + 40
     spans = [
         Span(0, 20, slice(0, 20), slice(0, 20)),
-        Span(20, 34, places[9:23], places[:23]),
-        Span(34, 44, places[40:50], places[23:50]),
+        Span(20, 34, kv_slots[9:23], kv_slots[:23]),
+        Span(34, 44, kv_slots[40:50], kv_slots[23:50]),
         Span(44, 45, slice(39, 40), slice(20, 40)),
     ]
     q, k, v = draw(45, SLOTS)

@@ -38,7 +38,7 @@ def shapes(*captured: RoundShape, **settings: Any) -> RoundShapes:
 
 
 def pick(own: RoundShapes, count: int, most: int, pending: int) -> RoundShape:
-    return own.pick(count, most, pending, is_truncated=False)
+    return own.pick(count, most, pending)
 
 
 @pytest.mark.parametrize(

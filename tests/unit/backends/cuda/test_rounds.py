@@ -62,7 +62,7 @@ class Rig:
         )  # fmt: skip
         self.batch = DecodeBatch(
             4, max_drafts=num_drafts, window=4, max_blocks=BLOCKS, hidden=config.hidden,
-            dtype=torch.float32, device=torch.device(DEVICE),
+            vocab=config.vocab, dtype=torch.float32, device=torch.device(DEVICE),
         )  # fmt: skip
         self.num_drafts = num_drafts
         self._plan = plan or [(num_drafts, num_drafts + 1 if num_drafts else 0)]
@@ -90,7 +90,7 @@ class Rig:
             )  # fmt: skip
         request = RoundRequest(
             num_tokens=size + 1, remaining=TOKENS - 1, newest=torch.tensor(token, device=DEVICE),
-            state=normed[-1], seed=seed, params=params,
+            state=normed[-1], row=Row(params, seed, size + 1, prompt, (), 1),
             blocks=range(at * BLOCKS, (at + 1) * BLOCKS),
         )  # fmt: skip
         self.batch.admit(at, request)

@@ -56,8 +56,8 @@ def test_the_newest_pending_row_of_each_request() -> None:
 @pytest.mark.parametrize(("rows", "ahead"), [(1, 0), (1, 2), (3, 0)])
 def test_noise_belongs_to_the_chosen_position(rows: int, ahead: int) -> None:
     lengths = torch.tensor([7, 20], dtype=torch.int32, device=DEVICE)
-    heat, seeds = random(2).abs(), torch.tensor([5, -9], device=DEVICE)
-    hot, seeded, positions = noise_rows(lengths, heat, seeds, rows, ahead)
-    assert torch.equal(hot, heat.repeat_interleave(rows))
+    inv_temps, seeds = random(2).abs(), torch.tensor([5, -9], device=DEVICE)
+    hot, seeded, positions = noise_rows(lengths, inv_temps, seeds, rows, ahead)
+    assert torch.equal(hot, inv_temps.repeat_interleave(rows))
     assert torch.equal(seeded, seeds.repeat_interleave(rows))
     assert positions.tolist() == [n + ahead + r for n in (7, 20) for r in range(rows)]

@@ -56,13 +56,13 @@ def test_products(rows: int, inputs: int) -> None:
 def test_choices_are_the_samplers(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choice, "_TILES_PER_STEP", 2)  # so that there are several steps
     rounded = Int8Rows(layer_of(150, 96))
-    x, heat = random(rows, 96, seed=1), torch.tensor([0.0, 1.3, 0.5], device=DEVICE)[:rows]
+    x, inv_temps = random(rows, 96, seed=1), torch.tensor([0.0, 1.3, 0.5], device=DEVICE)[:rows]
     seeds, positions = [5, -6, 7][:rows], [1, 2, 3][:rows]
     ids = torch.arange(7, 7 + 3 * 150, 3, device=DEVICE)
     where = torch.tensor(seeds, device=DEVICE), torch.tensor(positions, device=DEVICE)
-    found = choose_int8(x, rounded.weight, rounded.scales, heat, *where, ids, CUT)
+    found = choose_int8(x, rounded.weight, rounded.scales, inv_temps, *where, ids, CUT)
     logits = x @ restored(rounded).T
-    sums = logits * heat[:, None] + noise.gumbel(seeds, positions, ids)
+    sums = logits * inv_temps[:, None] + noise.gumbel(seeds, positions, ids)
     sums[0] = logits[0]
     assert found.tolist() == ids[sums.argmax(-1)].tolist()
 

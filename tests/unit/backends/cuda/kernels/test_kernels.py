@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from headstart.backends.cuda.kernels import attention
 from headstart.backends.cuda.kernels.attention import Cut, fitted, paged_attention
-from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows, choose_truncated
+from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
 from headstart.backends.cuda.kernels.rows import (
     add_norm,
@@ -26,8 +26,6 @@ from headstart.backends.cuda.kernels.rows import (
 )
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 from headstart.sampling import noise
-from headstart.sampling.choose import choose, choose_drafts
-from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -165,9 +163,9 @@ def test_paged_attention(
     for b, first in enumerate(seen.tolist()):
         for r in range(rows if first >= 0 else 0):
             logical = torch.arange(first_slot, first + r + 1, device=DEVICE)
-            places = tables[b, logical // page].long() * page + logical % page
-            keys = k_cache[places].repeat_interleave(heads // kv_heads, 1)
-            values = v_cache[places].repeat_interleave(heads // kv_heads, 1)
+            kv_slots = tables[b, logical // page].long() * page + logical % page
+            keys = k_cache[kv_slots].repeat_interleave(heads // kv_heads, 1)
+            values = v_cache[kv_slots].repeat_interleave(heads // kv_heads, 1)
             shares = (torch.einsum("hd,shd->hs", q[b, r], keys) * dim**-0.5).softmax(-1)
             wanted = torch.einsum("hs,shd->hd", shares, values)
             torch.testing.assert_close(found[b, r], wanted, rtol=1e-4, atol=1e-4)
@@ -230,62 +228,32 @@ def test_the_fused_choice_is_the_samplers(is_reduced: bool) -> None:
     ids = torch.arange(7, 7 + 3 * tokens, 3, device=DEVICE) if is_reduced else None
     seeds, positions = [11, -12, 1 << 62, 14], [3, 5, 8, 13]
     temperature = torch.tensor([0.0, 0.7, 1.0, 30.0], device=DEVICE)
-    heat = torch.where(temperature > 0, 1 / temperature, 0.0)
+    inv_temps = torch.where(temperature > 0, 1 / temperature, 0.0)
     where = torch.tensor(seeds, device=DEVICE), torch.tensor(positions, device=DEVICE)
     cut = Shape(outputs=64, inputs=32)
-    found = choose_rows(x, weight, heat, *where, ids, cut)
+    found = choose_rows(x, weight, inv_temps, *where, ids, cut)
     original = torch.arange(tokens, device=DEVICE) if ids is None else ids
     logits = x @ weight.T
-    sums = logits * heat[:, None] + noise.gumbel(seeds, positions, original)
+    sums = logits * inv_temps[:, None] + noise.gumbel(seeds, positions, original)
     sums[0] = logits[0]
     assert found.tolist() == original[sums.argmax(-1)].tolist()
-    assert choose_logits(logits, heat, *where, ids).tolist() == found.tolist()
-    plain = choose_rows(x, weight, torch.zeros_like(heat), *where, ids, cut)
+    assert choose_logits(logits, inv_temps, *where, ids).tolist() == found.tolist()
+    plain = choose_rows(x, weight, torch.zeros_like(inv_temps), *where, ids, cut)
     assert plain.tolist() != found.tolist()
-
-
-@pytest.mark.parametrize("is_reduced", [False, True], ids=["all tokens", "draft vocabulary"])
-def test_truncated_choices_are_the_samplers(is_reduced: bool) -> None:
-    """Each row like the sampler's; coarse logits, so that equal ones occur."""
-    rows, tokens = 24, 90
-    logits = (random(rows, tokens) * 4).round() / 2
-    ids = torch.arange(7, 7 + 3 * tokens, 3, device=DEVICE) if is_reduced else None
-    draw = [
-        SamplingParams(
-            temperature=(0.0, 0.5, 1.0, 3.0)[i % 4], top_k=(0, 1, 3, 20)[i % 3 + (i > 11)],
-            top_p=(1.0, 0.6, 0.95)[i % 3] if i % 3 + (i > 11) else 1.0,
-            min_p=(0.0, 0.1)[i % 2] if i % 3 + (i > 11) else 0.0,
-        )
-        for i in range(rows)
-    ]  # fmt: skip
-    made = [Row(params=p, seed=50 + i, position=i) for i, p in enumerate(draw)]
-    wanted = choose_drafts(logits, made, ids) if is_reduced else choose(logits, made)
-
-    def column(values: list[float], kind: torch.dtype = torch.float32) -> Tensor:
-        return torch.tensor(values, dtype=kind, device=DEVICE)
-
-    found = choose_truncated(
-        logits, column([1 / p.temperature if p.temperature else 0 for p in draw]),
-        column([row.seed for row in made], torch.int64),
-        column([row.position for row in made], torch.int64),
-        column([p.top_k for p in draw], torch.int32), column([p.top_p for p in draw]),
-        column([p.min_p for p in draw]), ids,
-    )  # fmt: skip
-    assert found.tolist() == wanted.tolist()
-    assert found.tolist() != logits.argmax(-1).tolist()
 
 
 def test_equal_logits_go_to_the_lowest_id() -> None:
     x, weight = torch.ones(2, 32, device=DEVICE), torch.ones(200, 32, device=DEVICE)
-    heat, zeros = torch.zeros(2, device=DEVICE), torch.zeros(2, dtype=torch.int64, device=DEVICE)
+    inv_temps, zeros = (
+        torch.zeros(2, device=DEVICE),
+        torch.zeros(2, dtype=torch.int64, device=DEVICE),
+    )
     cut = Shape(outputs=64, inputs=32)
-    assert choose_rows(x, weight, heat, zeros, zeros, None, cut).tolist() == [0, 0]
+    assert choose_rows(x, weight, inv_temps, zeros, zeros, None, cut).tolist() == [0, 0]
 
 
 def test_logits_that_are_no_numbers_choose_a_token_all_the_same() -> None:
     logits = torch.full((2, 90), torch.nan, device=DEVICE)
-    heat = torch.tensor([0.0, 1.0], device=DEVICE)
+    inv_temps = torch.tensor([0.0, 1.0], device=DEVICE)
     where = torch.zeros(2, dtype=torch.int64, device=DEVICE), torch.arange(2, device=DEVICE)
-    assert choose_logits(logits, heat, *where).tolist() == [0, 0]
-    cuts = torch.full((2,), 5, dtype=torch.int32, device=DEVICE), heat + 1, heat * 0
-    assert all(0 <= token < 90 for token in choose_truncated(logits, heat, *where, *cuts).tolist())
+    assert choose_logits(logits, inv_temps, *where).tolist() == [0, 0]

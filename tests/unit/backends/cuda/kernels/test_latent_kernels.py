@@ -52,8 +52,8 @@ def test_rows_gather_the_latents_that_they_see(
     entries = torch.full((40 * PAGE, rank + rope), torch.nan, device=DEVICE)  # nobody's, as yet
     for table, first in zip(tables, seen.tolist(), strict=True):
         own = torch.arange(first + rows if first >= 0 else 0, device=DEVICE)
-        places = table[own // PAGE].long() * PAGE + own % PAGE
-        entries[places] = random(40 * PAGE, rank + rope)[places]
+        kv_slots = table[own // PAGE].long() * PAGE + own % PAGE
+        entries[kv_slots] = random(40 * PAGE, rank + rope)[kv_slots]
     lifted, turned = random(4, rows, heads, rank), random(4, rows, heads, rope)
     found = latent_attention(
         lifted, turned, entries, tables, seen, scale=0.3, block_size=PAGE, max_context=66, cut=cut,

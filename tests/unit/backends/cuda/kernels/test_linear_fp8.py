@@ -67,10 +67,13 @@ def test_the_fused_choice_with_a_draft_vocabulary() -> None:
     x, made = random(4, 64), layer(150, 64)
     chosen = torch.arange(1, 150, 3, device=DEVICE)
     part = made.only_rows(chosen)
-    heat, zeros = torch.zeros(4, device=DEVICE), torch.zeros(4, dtype=torch.int64, device=DEVICE)
+    inv_temps, zeros = (
+        torch.zeros(4, device=DEVICE),
+        torch.zeros(4, dtype=torch.int64, device=DEVICE),
+    )
     cut = Shape(outputs=32, inputs=32)
     best = chosen[(x @ part.dequantized(torch.float32).T).argmax(-1)].tolist()
-    found = choose_rows(x, part.weight, heat, zeros, zeros, chosen, cut, scales=part.scales)
+    found = choose_rows(x, part.weight, inv_temps, zeros, zeros, chosen, cut, scales=part.scales)
     assert found.tolist() == best
     unscaled = chosen[(x @ part.weight.float().T).argmax(-1)].tolist()
     assert unscaled != best  # the scales decide here

@@ -33,25 +33,30 @@ def place(index: int, slot: int) -> int:
 def test_rows_of_a_verification_lie_behind_the_newest_token() -> None:
     # request 0 has room for everything, index 1 is free, request 2 may get two more tokens
     lengths, left, limits = ints(10, 0, 5), ints(99, 0, 2), ints(3, 3, 3)
-    positions, places, seen = trunk_rows(lengths, left, limits, TABLES, PAGE, 4)
+    positions, kv_slots, seen = trunk_rows(lengths, left, limits, TABLES, PAGE, 4)
     assert seen.tolist() == [9, -1, 4]
     wanted = [*(place(0, s) for s in range(9, 13)), *[-1] * 4, place(2, 4), place(2, 5), -1, -1]
-    assert places.tolist() == wanted
+    assert kv_slots.tolist() == wanted
     assert positions.tolist() == [9, 10, 11, 12, 0, 0, 0, 0, 4, 5, 0, 0]
 
 
 def test_head_rows_are_the_tokens_of_the_last_round() -> None:
     lengths, left, valid = ints(10, 0, 5), ints(99, 0, 2), ints(3, 0, 1)
-    positions, places, seen = head_rows(lengths, left, valid, TABLES, PAGE, 4)
+    positions, kv_slots, seen = head_rows(lengths, left, valid, TABLES, PAGE, 4)
     assert seen.tolist() == [7, -1, 4]
-    assert places.tolist() == [*(place(0, s) for s in (7, 8, 9)), *[-1] * 5, place(2, 4), *[-1] * 3]
+    assert kv_slots.tolist() == [
+        *(place(0, s) for s in (7, 8, 9)),
+        *[-1] * 5,
+        place(2, 4),
+        *[-1] * 3,
+    ]
     assert positions.tolist() == [6, 7, 8, 0, 0, 0, 0, 0, 3, 0, 0, 0]
 
 
 def test_a_chain_goes_on_while_the_limit_allows() -> None:
     lengths, left, limits = ints(10, 0, 5), ints(99, 0, 2), ints(3, 3, 3)
-    positions, places, seen = chain_rows(lengths, left, limits, TABLES, PAGE, 2)
-    assert (positions.tolist(), places.tolist()) == ([9, 0, 0], [place(0, 10), -1, -1])
+    positions, kv_slots, seen = chain_rows(lengths, left, limits, TABLES, PAGE, 2)
+    assert (positions.tolist(), kv_slots.tolist()) == ([9, 0, 0], [place(0, 10), -1, -1])
     assert seen.tolist() == [10, -1, -1]
 
 

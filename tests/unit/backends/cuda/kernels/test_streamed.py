@@ -86,18 +86,18 @@ def test_cuts_fill_a_gpu_once() -> None:
 @pytest.mark.parametrize("rows", [33, 70, 100])
 def test_int8_choices_of_many_rows_are_the_samplers(rows: int) -> None:
     rounded = Int8Rows(layer_of(150, 96))
-    x, heat = random(rows, 96, seed=1), torch.zeros(rows, device=DEVICE)
-    heat[1::2] = 1.3
+    x, inv_temps = random(rows, 96, seed=1), torch.zeros(rows, device=DEVICE)
+    inv_temps[1::2] = 1.3
     seeds, positions = list(range(-3, rows - 3)), list(range(rows))
     ids = torch.arange(7, 7 + 3 * 150, 3, device=DEVICE)
     where = torch.tensor(seeds, device=DEVICE), torch.tensor(positions, device=DEVICE)
     cut = Shape(outputs=64, inputs=64)
-    found = choose_streamed(x, rounded.weight, rounded.scales, heat, *where, ids, cut)
+    found = choose_streamed(x, rounded.weight, rounded.scales, inv_temps, *where, ids, cut)
     whole, _, sizes = integers(x)
     near = whole.float() * sizes[:, None]
     logits = near @ (rounded.weight.float() * rounded.scales[:, None]).T
-    sums = logits * heat[:, None] + noise.gumbel(seeds, positions, ids)
-    sums[heat == 0] = logits[heat == 0]
+    sums = logits * inv_temps[:, None] + noise.gumbel(seeds, positions, ids)
+    sums[inv_temps == 0] = logits[inv_temps == 0]
     assert found.tolist() == ids[sums.argmax(-1)].tolist()
 
 
@@ -130,8 +130,8 @@ def test_the_forward_pass_uses_them(monkeypatch: pytest.MonkeyPatch) -> None:
     wanted = torch.nn.functional.silu(gate) * up
     torch.testing.assert_close(kernels.gated(x, layer), wanted, rtol=1e-3, atol=1e-3)
     numbers = torch.zeros(40, dtype=torch.int64, device=DEVICE)
-    heat = torch.zeros(40, device=DEVICE)
-    chosen = kernels.choose(x, with_int8(layer), heat, numbers, numbers)
+    inv_temps = torch.zeros(40, device=DEVICE)
+    chosen = kernels.choose(x, with_int8(layer), inv_temps, numbers, numbers)
     assert (chosen == plain.argmax(-1)).float().mean() > 0.9  # both sides are rounded
     assert used == ["streamed_linear", "streamed_gated", "choose"]
     used.clear()

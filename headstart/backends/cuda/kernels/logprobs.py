@@ -1,0 +1,116 @@
+"""Log-probabilities of emitted tokens, and the most likely ones beside them, on a GPU.
+
+Raw ones are of the logits as they are; processed ones of what the choice was made from.
+
+M rows (equally many of each of B requests), N tokens, T tiles.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstart.backends.cuda.kernels.jit import jit
+from headstart.backends.cuda.kernels.ranking import fixed, kept_of_row, next_ranked
+from headstart.backends.cuda.kernels.sampling import STEP, TILE, Adjusted, Settings
+
+MAX_LOGPROBS = 20  # alternatives of a token
+_UNIT = tl.constexpr(2.0**40)
+
+
+def logprobs_of(
+    raw: Adjusted, adjusted: Adjusted, settings: Settings, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of tokens [M]: values [M, 1 + MAX_LOGPROBS], the token's own first, and ids of the others.
+
+    Rows of requests that ask for none are left as they are.
+    """
+    rows, columns = raw.values.shape
+    each, tiles = rows // settings.count, raw.peaks.shape[1]
+    device = raw.values.device
+    weights = torch.empty(rows, tiles, dtype=torch.int64, device=device)
+    values = torch.empty(rows, 1 + MAX_LOGPROBS, dtype=torch.float32, device=device)
+    ids = torch.empty(rows, MAX_LOGPROBS, dtype=torch.int32, device=device)
+    shape = {"TILE": TILE, "TILES": triton.next_power_of_2(tiles)}
+    given = raw.values, raw.peaks, adjusted.values, adjusted.peaks
+    asked = settings.numbers, settings.counts, settings.numbers.stride(0), each
+    _weigh[(tiles, rows)](*given, *asked, weights, columns, tiles, **shape, num_warps=4)
+    _rank[(rows,)](
+        *given, *asked, weights, tokens, values, ids, columns, tiles, **shape,
+        STEP=min(STEP, triton.next_power_of_2(columns)), MOST=MAX_LOGPROBS, num_warps=8,
+    )  # fmt: skip
+    return values, ids
+
+
+@jit(do_not_specialize=["stride", "each"])
+def _weigh(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, each, weights,
+           columns, tiles, TILE: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
+    tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    request = row // each
+    if tl.load(counts + 3 * stride + request) >= 0:
+        is_processed = tl.load(counts + 4 * stride + request) > 0
+        inv_temp = tl.load(numbers + request)
+        scale = tl.where(is_processed & (inv_temp > 0), inv_temp, 1.0)
+        peaks = tl.where(is_processed, adjusted_peaks, raw_peaks)
+        at = tl.arange(0, TILES)
+        largest = tl.max(tl.load(peaks + row * tiles + at, at < tiles, float("-inf")), 0)
+        column = tile * TILE + tl.arange(0, TILE)
+        own = tl.where(is_processed, adjusted, raw) + row * columns
+        value = tl.load(own + column, column < columns, float("-inf"))
+        tl.store(weights + row * tiles + tile, tl.sum(fixed((value - largest) * scale), 0))
+
+
+@jit(do_not_specialize=["stride", "each"])
+def _rank(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, each, weights,
+          tokens, values, ids, columns, tiles, TILE: tl.constexpr, TILES: tl.constexpr,
+          STEP: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    request = row // each
+    top = tl.load(counts + 3 * stride + request)
+    if top >= 0:
+        is_processed = tl.load(counts + 4 * stride + request) > 0
+        inv_temp, top_p = tl.load(numbers + request), tl.load(numbers + stride + request)
+        floor, top_k = tl.load(numbers + 2 * stride + request), tl.load(counts + stride + request)
+        is_sampled = is_processed & (inv_temp > 0)
+        scale = tl.where(is_sampled, inv_temp, 1.0)
+        at = tl.arange(0, TILES)
+        all_peaks = tl.where(is_processed, adjusted_peaks, raw_peaks) + row * tiles + at
+        peaks = tl.load(all_peaks, at < tiles, float("-inf"))
+        largest = tl.max(peaks, 0)
+        own = tl.where(is_processed, adjusted, raw) + row * columns
+        mass = tl.sum(tl.load(weights + row * tiles + at, at < tiles, 0), 0)
+        kept = columns
+        if is_sampled & ((top_k > 0) | (top_p < 1) | (floor > float("-inf"))):
+            most = tl.where((top_k > 0) & (top_k < columns), top_k, columns)
+            limit = mass.to(tl.float64) + float("inf")
+            kept, mass = kept_of_row(own, most, limit, largest, scale, columns, STEP)
+            if top_p < 1:
+                limit = mass.to(tl.float64) * top_p
+                kept, mass = kept_of_row(own, kept, limit, largest, scale, columns, STEP)
+            kept, mass = kept_above(own, kept, mass, floor, largest, scale, columns, STEP)
+        norm = tl.log(mass.to(tl.float64) / _UNIT).to(tl.float32)
+        token = tl.maximum(tl.load(tokens + row), 0)
+        tl.store(values + row * (1 + MOST), (tl.load(own + token) - largest) * scale - norm)
+        value, column = largest * 0 + float("inf"), top * 0 - 1
+        for number in range(tl.minimum(top, columns)):
+            value, column, peaks = next_ranked(own, peaks, value, column, columns, TILE, TILES)
+            found = tl.where(number < kept, (value - largest) * scale - norm, float("-inf"))
+            tl.store(values + row * (1 + MOST) + 1 + number, found)
+            tl.store(ids + row * MOST + number, column)
+
+
+@jit
+def kept_above(own, kept, mass, floor, largest, scale, columns, STEP: tl.constexpr):
+    """What min-p leaves of the first `kept` tokens: those whose scaled value reaches the floor."""
+    count = tl.zeros((STEP,), dtype=tl.int32)
+    weight = tl.zeros((STEP,), dtype=tl.int64)
+    for start in range(0, columns, STEP):
+        at = start + tl.arange(0, STEP)
+        scaled = (tl.load(own + at, at < columns, float("-inf")) - largest) * scale
+        count += ((scaled >= floor) & (at < columns)).to(tl.int32)
+        weight += tl.where(scaled >= floor, fixed(scaled), 0)
+    above, of_them = tl.sum(count, 0), tl.sum(weight, 0)
+    is_fewer = above < kept
+    return tl.where(is_fewer, above, kept), tl.where(is_fewer, of_them, mass)

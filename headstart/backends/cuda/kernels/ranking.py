@@ -1,0 +1,112 @@
+"""A row of values by rank: how many, and how much of the distribution, come before a token.
+
+Larger values come first, equal ones by lowest column. Shares of the distribution are integers in
+units of 2**-40 of the largest one, so that their sums do not depend on the order of additions.
+"""
+
+from __future__ import annotations
+
+import triton.language as tl
+
+from headstart.backends.cuda.kernels.jit import jit
+
+NONE = tl.constexpr(0x7FFFFFFF)  # a column behind all others
+_UNIT = tl.constexpr(2.0**40)
+_MOST_EXTRACTED = tl.constexpr(64)
+
+
+@jit
+def fixed(scaled):
+    """exp(scaled) in units; scaled is at most 0. What is no number weighs nothing."""
+    return tl.where(scaled <= 0, tl.exp(scaled) * _UNIT, 0.0).to(tl.int64)
+
+
+@jit
+def weight_before(own, value, column, largest, inv_temp, columns, STEP: tl.constexpr):
+    """How many tokens of a row rank before (value, column), and their weight."""
+    count = tl.zeros((STEP,), dtype=tl.int32)
+    weight = tl.zeros((STEP,), dtype=tl.int64)
+    for start in range(0, columns, STEP):
+        at = start + tl.arange(0, STEP)
+        x = tl.load(own + at, at < columns, float("-inf"))
+        is_before = (x > value) | ((x == value) & (at < column))
+        count += is_before.to(tl.int32)
+        weight += tl.where(is_before, fixed((x - largest) * inv_temp), 0)
+    return tl.sum(count, 0), tl.sum(weight, 0)
+
+
+@jit
+def next_ranked(own, peaks, value, column, columns, TILE: tl.constexpr, TILES: tl.constexpr):
+    """The token that ranks first behind (value, column), and the peaks without it.
+
+    peaks [TILES]: of each tile the largest value that ranks behind (value, column).
+    """
+    tile = tl.arange(0, TILES)
+    top = tl.max(peaks, 0)
+    chosen = tl.min(tl.where(peaks == top, tile, TILES - 1), 0)
+    at = chosen * TILE + tl.arange(0, TILE)
+    x = tl.load(own + at, at < columns, float("-inf"))
+    is_left = (x < value) | ((x == value) & (at > column))
+    found = tl.min(tl.where(is_left & (x == top), at, NONE), 0)
+    is_left = (x < top) | ((x == top) & (at > found))
+    peak = tl.max(tl.where(is_left, x, float("-inf")), 0)
+    return top, found, tl.where(tile == chosen, peak, peaks)
+
+
+@jit
+def mass_of_top(own, peaks, top_k, largest, inv_temp, columns, TILE: tl.constexpr,
+                TILES: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+    """The weight of the `top_k` tokens that rank first; peaks [TILES] of all tiles."""
+    mass = (top_k * 0).to(tl.int64)
+    if top_k <= _MOST_EXTRACTED:
+        value = largest * 0 + float("inf")
+        column = top_k * 0 - 1
+        for _ in range(top_k):
+            value, column, peaks = next_ranked(own, peaks, value, column, columns, TILE, TILES)
+            mass += fixed((value - largest) * inv_temp)
+    else:
+        limit = mass.to(tl.float64) + float("inf")
+        _, mass = kept_of_row(own, top_k, limit, largest, inv_temp, columns, STEP)
+    return mass
+
+
+@jit
+def kept_of_row(own, most, limit, largest, inv_temp, columns, STEP: tl.constexpr):
+    """How many tokens are kept, and their weight, where one is kept if fewer than `most` tokens
+    and less weight than `limit` (fp64) rank before it.
+
+    Bisection over the bits of the lowest value that is kept.
+    """
+    high = _key(largest).to(tl.int64)
+    low = high * 0 - 2139095041  # of -inf
+    while high - low > 1:  # values above the key `high` are kept, at `low` they are not
+        middle = (low + high) >> 1
+        count, weight = weight_before(
+            own, _value(middle.to(tl.int32)), -1, largest, inv_temp, columns, STEP
+        )
+        is_kept = (count < most) & (weight.to(tl.float64) < limit)
+        high = tl.where(is_kept, middle, high)
+        low = tl.where(is_kept, low, middle)
+    lowest = _value(high.to(tl.int32))
+    above, weight = weight_before(own, lowest, -1, largest, inv_temp, columns, STEP)
+    through, _ = weight_before(own, lowest, NONE, largest, inv_temp, columns, STEP)
+    equal = through - above
+    each = fixed(
+        tl.maximum(lowest - largest, -1e30) * inv_temp
+    )  # where all are kept, none is there
+    room = limit - weight.to(tl.float64)
+    fitting = tl.ceil(tl.minimum(room / tl.maximum(each, 1).to(tl.float64), 1e9)).to(tl.int32)
+    kept = tl.minimum(tl.minimum(equal, most - above), fitting)
+    return above + kept, weight + kept.to(tl.int64) * each
+
+
+@jit
+def _key(value):
+    """An integer that orders as the number does."""
+    bits = value.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+@jit
+def _value(key):
+    return tl.where(key < 0, key ^ 0x7FFFFFFF, key).to(tl.float32, bitcast=True)

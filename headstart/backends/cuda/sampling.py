@@ -1,0 +1,211 @@
+"""What requests ask of the choice of a token, as device tensors, and choices made from it.
+
+Rounds keep the settings of all their requests in tensors that are made once; a pass over prompts
+makes them for its own rows. Both choose by the same kernels: a request may decode in rounds now and
+with the host when memory runs short.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from headstart.backends.cuda.kernels import sampling as kernels
+from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS, logprobs_of
+from headstart.backends.cuda.kernels.sampling import Settings, adjust, draw
+from headstart.backends.rows import on_device
+from headstart.sampling.params import Row, SamplingParams
+
+
+@dataclass(frozen=True)
+class SamplingNeeds:
+    """What the requests of a round need beside the best of all tokens."""
+
+    processes: bool = False  # logits are changed, or cut off, before a choice
+    processes_drafts: bool = False  # and before drafts are chosen, where penalties are left out
+    has_logprobs: bool = False
+
+    @classmethod
+    def of(cls, params: Iterable[SamplingParams]) -> SamplingNeeds:
+        return reduce(_either, map(_needs, params), cls())
+
+
+PLAIN = SamplingNeeds()
+
+
+def _needs(params: SamplingParams) -> SamplingNeeds:
+    uses = _uses(params)
+    is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+    is_truncated = is_cut and not params.is_greedy
+    return SamplingNeeds(
+        bool(uses) or is_truncated, bool(uses & ~kernels.PENALTIES) or is_truncated,
+        params.logprobs is not None,
+    )  # fmt: skip
+
+
+def _either(one: SamplingNeeds, other: SamplingNeeds) -> SamplingNeeds:
+    return SamplingNeeds(
+        one.processes or other.processes, one.processes_drafts or other.processes_drafts,
+        one.has_logprobs or other.has_logprobs,
+    )  # fmt: skip
+
+
+def num_bytes(count: int, vocab: int) -> int:
+    """Of the settings of `count` requests."""
+    return count * (8 * vocab + 4 * (kernels.NUM_NUMBERS + kernels.NUM_COUNTS) + 8)
+
+
+def empty_settings(count: int, vocab: int, device: torch.device) -> Settings:
+    """Room for as many requests."""
+
+    def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+
+    return Settings(
+        zeros(kernels.NUM_NUMBERS, count, dtype=torch.float32),
+        zeros(kernels.NUM_COUNTS, count, dtype=torch.int32), zeros(count, dtype=torch.int64),
+        zeros(count, vocab, dtype=torch.int32), zeros(count, vocab, dtype=torch.float32),
+    )  # fmt: skip
+
+
+def set_row(settings: Settings, index: int, row: Row, newest: Tensor | None = None) -> None:
+    """Fill an index with what a request's next choice depends on; launched, not waited for.
+
+    newest: an output token that only the device knows yet.
+    """
+    _write(settings, [index], [row])
+    if newest is not None and row.params.has_penalties:
+        settings.history[index].index_add_(0, newest.view(1), _outputs(newest.view(1)))
+
+
+def move_row(settings: Settings, source: int, target: int) -> None:
+    """An index takes over what another holds."""
+    settings.numbers[:, target] = settings.numbers[:, source]
+    settings.counts[:, target] = settings.counts[:, source]
+    for part in (settings.seeds, settings.history, settings.bias):
+        part[target] = part[source]
+
+
+def settings_of(rows: Sequence[Row], vocab: int, device: torch.device) -> Settings:
+    """Of rows that are not in rounds, each for itself."""
+    settings = empty_settings(len(rows), vocab, device)
+    _write(settings, list(range(len(rows))), rows)
+    return settings
+
+
+@dataclass(frozen=True)
+class Choices:
+    """Tokens [n], and what `kernels.logprobs.logprobs_of` gives of them where a row asks."""
+
+    tokens: Tensor
+    logprobs: tuple[Tensor, Tensor] | None = None
+
+
+def choose_rows(logits: Tensor, rows: Sequence[Row], *, with_logprobs: bool = False) -> Choices:
+    """From logits [n, V], as a round would choose; the host does not wait."""
+    settings = settings_of(rows, logits.shape[1], logits.device)
+    positions = on_device([row.position for row in rows], logits.device)
+    adjusted = adjust(logits.unsqueeze(0), settings, positions, masks=_bits(rows, logits))
+    tokens = draw(adjusted, settings)
+    if not with_logprobs or all(row.params.logprobs is None for row in rows):
+        return Choices(tokens)
+    raw = adjust(logits.unsqueeze(0), settings, positions, processes=False)
+    return Choices(tokens, logprobs_of(raw, adjusted, settings, tokens))
+
+
+def signed(word: int) -> int:
+    """The int64 with the bits of a 64-bit word."""
+    word &= (1 << 64) - 1
+    return word - (1 << 64) if word >> 63 else word
+
+
+def _write(settings: Settings, indices: list[int], rows: Sequence[Row]) -> None:
+    device = settings.seeds.device
+    at = slice(indices[0], indices[-1] + 1) if indices else slice(0)
+    numbers = on_device([n for row in rows for n in _numbers(row.params)], device, torch.float32)
+    counts = on_device([n for row in rows for n in _counts(row)], device, torch.int32)
+    settings.numbers[:, at] = numbers.view(len(rows), -1).T
+    settings.counts[:, at] = counts.view(len(rows), -1).T
+    settings.seeds[at] = on_device([signed(row.seed) for row in rows], device)
+    for index, row in zip(indices, rows, strict=True):
+        uses = _uses(row.params)
+        if uses & (kernels.PENALTIES | kernels.ENDS):
+            _set_history(settings.history[index], row)
+        if uses & kernels.BIAS:
+            _set_bias(settings.bias[index], row.params)
+
+
+def _uses(params: SamplingParams) -> int:
+    uses = kernels.PENALTIES if params.has_penalties else 0
+    if params.logit_bias or params.allowed_token_ids is not None or params.banned_token_ids:
+        uses |= kernels.BIAS
+    return uses | (kernels.ENDS if params.min_tokens else 0)
+
+
+def _numbers(params: SamplingParams) -> list[float]:
+    return [
+        1 / params.temperature if params.temperature > 0 else 0.0,
+        params.top_p,
+        math.log(params.min_p) if params.min_p else -math.inf,
+        params.repetition_penalty,
+        params.presence_penalty,
+        params.frequency_penalty,
+    ]
+
+
+def _counts(row: Row) -> list[int]:
+    params = row.params
+    uses = _uses(params) | (kernels.MASK if row.mask is not None else 0)
+    first_end = row.position - row.num_output + params.min_tokens
+    top = -1 if params.logprobs is None else min(params.logprobs, MAX_LOGPROBS)
+    return [uses, max(0, params.top_k), first_end, top, int(params.logprobs_mode == "processed")]
+
+
+def _set_history(history: Tensor, row: Row) -> None:
+    """The words of one request [V]: see `kernels/sampling.py`."""
+    history.zero_()
+    if row.output_ids:
+        outputs = on_device(row.output_ids, history.device)
+        history.index_add_(0, outputs, _outputs(outputs))
+    bits = (kernels.IN_PROMPT, list(row.prompt_ids)), (kernels.IS_END, list(row.end_ids))
+    for bit, ids in bits:
+        if ids:
+            own = on_device(ids, history.device)
+            history[own] = history[own] | bit  # an id that comes twice is written twice alike
+
+
+def _outputs(ids: Tensor) -> Tensor:
+    return torch.full_like(ids, kernels.ONE_OUTPUT, dtype=torch.int32)
+
+
+def _set_bias(bias: Tensor, params: SamplingParams) -> None:
+    given = params.logit_bias or {}
+    if params.allowed_token_ids is None:
+        bias.zero_()
+    else:
+        bias.fill_(-math.inf)
+        bias[on_device(params.allowed_token_ids, bias.device)] = 0.0
+    if given:
+        ids = on_device(list(given), bias.device)
+        bias[ids] = bias[ids] + on_device(list(given.values()), bias.device, torch.float32)
+    if params.banned_token_ids:
+        bias[on_device(params.banned_token_ids, bias.device)] = -math.inf
+
+
+def _bits(rows: Sequence[Row], like: Tensor) -> Tensor | None:
+    """Masks of grammars [n, words] as bits, where a row has one."""
+    if all(row.mask is None for row in rows):
+        return None
+    words = -(-like.shape[1] // 32)
+    result = torch.zeros(len(rows), words * 32, dtype=torch.bool)
+    for own, row in zip(result, rows, strict=True):
+        if row.mask is not None:
+            own[: len(row.mask)] = row.mask
+    weights = torch.ones(32, dtype=torch.int64) << torch.arange(32)
+    bits = (result.view(len(rows), words, 32).long() * weights).sum(-1)
+    return bits.to(torch.int32).to(like.device)
