@@ -112,6 +112,10 @@ class Kernels:
 
     def logits(self, x: Tensor, lm_head: Linear) -> Tensor:
         """[S, M, N], whose sum over S is x W^T, for a choice that needs them all."""
+        rounded = lm_head.int8
+        if rounded is not None and x.shape[0] > MAX_SKINNY_ROWS and int8_choice.takes(x):
+            assert rounded.scales is not None
+            return int8_choice.logits_streamed(x, rounded.weight, rounded.scales).unsqueeze(0)
         return self.product(x, lm_head)
 
     def gated(self, x: Tensor, layer: Linear) -> Tensor:

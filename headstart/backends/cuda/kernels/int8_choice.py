@@ -32,11 +32,15 @@ _SHAPE = Shape(outputs=64, inputs=128, warps=4, stages=4)
 
 def chooser_for(x: Tensor) -> Callable[..., Tensor] | None:
     """`choose_int8`, `choose_streamed`, or None where the weights as they are would be quicker."""
-    rows, inputs = x.shape
-    if rows <= MAX_CHOICES:
+    if x.shape[0] <= MAX_CHOICES:
         return choose_int8
-    is_fit = rows <= MAX_ROWS and inputs % _COPIED == 0 and has_copy_engine(x.device)
-    return choose_streamed if is_fit else None
+    return choose_streamed if takes(x) else None
+
+
+def takes(x: Tensor) -> bool:
+    """Whether tiles can be streamed for these rows, on this device."""
+    rows, inputs = x.shape
+    return rows <= MAX_ROWS and inputs % _COPIED == 0 and has_copy_engine(x.device)
 
 
 def choose_streamed(
@@ -44,29 +48,50 @@ def choose_streamed(
     token_ids: Tensor | None = None, shape: Shape = _SHAPE,
 ) -> Tensor:  # fmt: skip
     """`choice.choose_rows` with weight [N, K] int8 and scales [N] fp32; K is a multiple of 16."""
+    rows, outputs = x.shape[0], weight.shape[0]
+    tiles = triton.cdiv(outputs, shape.outputs)
+    best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
+    where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
+    ids = token_ids if token_ids is not None else where
+    _launch(
+        x, weight, scales, shape, inv_temps, seeds, positions, ids, best, where,
+        HAS_IDS=token_ids is not None, KEEPS_ALL=False,
+    )  # fmt: skip
+    return best_of_rows(best, where)
+
+
+def logits_streamed(x: Tensor, weight: Tensor, scales: Tensor, shape: Shape = _SHAPE) -> Tensor:
+    """The same product as logits [M, N] fp32, for a choice that needs them all."""
+    result = torch.empty(x.shape[0], weight.shape[0], dtype=torch.float32, device=x.device)
+    none = (scales,) * 4
+    _launch(x, weight, scales, shape, *none, result, scales, HAS_IDS=False, KEEPS_ALL=True)
+    return result
+
+
+def _launch(
+    x: Tensor, weight: Tensor, scales: Tensor, shape: Shape, *noise_and_results: Tensor,
+    **kind: bool,
+) -> None:  # fmt: skip
     rows, inputs = x.shape
     outputs = weight.shape[0]
     whole, _, sizes = integers(x)
     tile, rest = next(tiles for tiles in _TILES if rows <= sum(tiles))
     tiles = triton.cdiv(outputs, shape.outputs)
-    best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
-    where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
     _best_of_tile[(tiles,)](
         TensorDescriptor.from_tensor(whole, [tile, shape.inputs]),
         TensorDescriptor.from_tensor(whole, [rest or tile, shape.inputs]), sizes,
-        TensorDescriptor.from_tensor(weight, [shape.outputs, shape.inputs]), scales, inv_temps,
-        seeds, positions, token_ids if token_ids is not None else where, best, where, rows, outputs,
-        inputs, tiles, BLOCK_M=tile, REST=rest, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
-        HAS_IDS=token_ids is not None, num_warps=shape.warps, num_stages=shape.stages,
+        TensorDescriptor.from_tensor(weight, [shape.outputs, shape.inputs]), scales,
+        *noise_and_results, rows, outputs, inputs, tiles, BLOCK_M=tile, REST=rest,
+        BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, **kind, num_warps=shape.warps,
+        num_stages=shape.stages,
     )  # fmt: skip
-    return best_of_rows(best, where)
 
 
 @jit(do_not_specialize=["rows"])
 def _best_of_tile(whole, whole_rest, sizes, weight, scales, inv_temps, seeds, positions, ids, best,
                   where, rows, outputs, inputs, tiles, BLOCK_M: tl.constexpr, REST: tl.constexpr,
-                  BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                  HAS_IDS: tl.constexpr):  # fmt: skip
+                  BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, HAS_IDS: tl.constexpr,
+                  KEEPS_ALL: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
     column = tile * BLOCK_N
     sums = tl.zeros((BLOCK_N, BLOCK_M), dtype=tl.int32)
@@ -82,14 +107,28 @@ def _best_of_tile(whole, whole_rest, sizes, weight, scales, inv_temps, seeds, po
     gain = tl.load(scales + columns, columns < outputs, 0.0)[:, None]
     row = tl.arange(0, BLOCK_M)
     logits = sums.to(tl.float32) * gain * tl.load(sizes + row, row < rows, 0.0)[None, :]
-    best_of_values(
+    _keep(
         logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows, outputs, tiles,
-        tile, HAS_IDS,
+        tile, HAS_IDS, KEEPS_ALL,
     )  # fmt: skip
     if REST:
         row = BLOCK_M + tl.arange(0, REST)
         size = tl.load(sizes + row, row < rows, 0.0)[None, :]
-        best_of_values(
+        _keep(
             sums_rest.to(tl.float32) * gain * size, columns, row, inv_temps, seeds, positions, ids,
-            best, where, rows, outputs, tiles, tile, HAS_IDS,
+            best, where, rows, outputs, tiles, tile, HAS_IDS, KEEPS_ALL,
+        )  # fmt: skip
+
+
+@jit
+def _keep(logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows, outputs,
+          tiles, tile, HAS_IDS: tl.constexpr, KEEPS_ALL: tl.constexpr):  # fmt: skip
+    """All logits [outputs, rows] of a tile, or the best of each row."""
+    if KEEPS_ALL:
+        at = best + row[None, :].to(tl.int64) * outputs + columns[:, None]
+        tl.store(at, logits, (columns[:, None] < outputs) & (row[None, :] < rows))
+    else:
+        best_of_values(
+            logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows, outputs,
+            tiles, tile, HAS_IDS,
         )  # fmt: skip

@@ -83,12 +83,16 @@ def _rank(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, eac
         mass = tl.sum(tl.load(weights + row * tiles + at, at < tiles, 0), 0)
         kept = columns
         if is_sampled & ((top_k > 0) | (top_p < 1) | (floor > float("-inf"))):
-            most = tl.where((top_k > 0) & (top_k < columns), top_k, columns)
-            limit = mass.to(tl.float64) + float("inf")
-            kept, mass = kept_of_row(own, most, limit, largest, scale, columns, STEP)
+            if (top_k > 0) & (top_k < columns):
+                unlimited = mass.to(tl.float64) + float("inf")
+                kept, mass = kept_of_row(
+                    own, peaks, top_k, unlimited, largest, scale, columns, TILE, TILES, STEP
+                )
             if top_p < 1:
                 limit = mass.to(tl.float64) * top_p
-                kept, mass = kept_of_row(own, kept, limit, largest, scale, columns, STEP)
+                kept, mass = kept_of_row(
+                    own, peaks, kept, limit, largest, scale, columns, TILE, TILES, STEP
+                )
             kept, mass = kept_above(own, kept, mass, floor, largest, scale, columns, STEP)
         norm = tl.log(mass.to(tl.float64) / _UNIT).to(tl.float32)
         token = tl.maximum(tl.load(tokens + row), 0)

@@ -12,7 +12,7 @@ from headstart.backends.cuda.kernels.jit import jit
 
 NONE = tl.constexpr(0x7FFFFFFF)  # a column behind all others
 _UNIT = tl.constexpr(2.0**40)
-_MOST_EXTRACTED = tl.constexpr(64)
+_MOST_LOOKED_UP = tl.constexpr(64)
 
 
 @jit
@@ -54,29 +54,28 @@ def next_ranked(own, peaks, value, column, columns, TILE: tl.constexpr, TILES: t
 
 
 @jit
-def mass_of_top(own, peaks, top_k, largest, inv_temp, columns, TILE: tl.constexpr,
+def kept_of_row(own, peaks, most, limit, largest, inv_temp, columns, TILE: tl.constexpr,
                 TILES: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
-    """The weight of the `top_k` tokens that rank first; peaks [TILES] of all tiles."""
-    mass = (top_k * 0).to(tl.int64)
-    if top_k <= _MOST_EXTRACTED:
-        value = largest * 0 + float("inf")
-        column = top_k * 0 - 1
-        for _ in range(top_k):
-            value, column, peaks = next_ranked(own, peaks, value, column, columns, TILE, TILES)
-            mass += fixed((value - largest) * inv_temp)
-    else:
-        limit = mass.to(tl.float64) + float("inf")
-        _, mass = kept_of_row(own, top_k, limit, largest, inv_temp, columns, STEP)
-    return mass
+    """How many tokens are kept, and their weight, where one is kept if fewer than `most` tokens
+    and less weight than `limit` (fp64) rank before it; peaks [TILES] of all tiles.
+
+    Few are looked up one after another; of more the lowest value is searched for.
+    """
+    count = most * 0
+    weight = count.to(tl.int64)
+    value, column = largest * 0 + float("inf"), most * 0 - 1
+    while (count < most) & (count < _MOST_LOOKED_UP) & (weight.to(tl.float64) < limit):
+        value, column, peaks = next_ranked(own, peaks, value, column, columns, TILE, TILES)
+        count += 1
+        weight += fixed((value - largest) * inv_temp)
+    if (count < most) & (weight.to(tl.float64) < limit):
+        count, weight = _search_kept(own, most, limit, largest, inv_temp, columns, STEP)
+    return count, weight
 
 
 @jit
-def kept_of_row(own, most, limit, largest, inv_temp, columns, STEP: tl.constexpr):
-    """How many tokens are kept, and their weight, where one is kept if fewer than `most` tokens
-    and less weight than `limit` (fp64) rank before it.
-
-    Bisection over the bits of the lowest value that is kept.
-    """
+def _search_kept(own, most, limit, largest, inv_temp, columns, STEP: tl.constexpr):
+    """The same by bisection over the bits of the lowest value that is kept."""
     high = _key(largest).to(tl.int64)
     low = high * 0 - 2139095041  # of -inf
     while high - low > 1:  # values above the key `high` are kept, at `low` they are not
@@ -91,9 +90,8 @@ def kept_of_row(own, most, limit, largest, inv_temp, columns, STEP: tl.constexpr
     above, weight = weight_before(own, lowest, -1, largest, inv_temp, columns, STEP)
     through, _ = weight_before(own, lowest, NONE, largest, inv_temp, columns, STEP)
     equal = through - above
-    each = fixed(
-        tl.maximum(lowest - largest, -1e30) * inv_temp
-    )  # where all are kept, none is there
+    # Where all are kept no token has the lowest value, which may be too low to be scaled.
+    each = fixed(tl.maximum(lowest - largest, -1e30) * inv_temp)
     room = limit - weight.to(tl.float64)
     fitting = tl.ceil(tl.minimum(room / tl.maximum(each, 1).to(tl.float64), 1e9)).to(tl.int32)
     kept = tl.minimum(tl.minimum(equal, most - above), fitting)

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.noise import gumbel_of, noise_bits, row_keys
-from headstart.backends.cuda.kernels.ranking import fixed, mass_of_top, weight_before
+from headstart.backends.cuda.kernels.ranking import fixed, kept_of_row, weight_before
 
 TILE = 1024
 STEP = 4096  # tokens that one program of a row looks at together
@@ -238,8 +238,9 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
         largest = tl.max(all_peaks, 0)
         total = tl.sum(tl.load(weights + row * tiles + tile, is_tile, 0), 0)
         if (top_k > 0) & (top_p < 1):
-            total = mass_of_top(
-                own, all_peaks, top_k, largest, inv_temp, columns, TILE, TILES, STEP
+            unlimited = total.to(tl.float64) + float("inf")
+            _, total = kept_of_row(
+                own, all_peaks, top_k, unlimited, largest, inv_temp, columns, TILE, TILES, STEP
             )
         limit = tl.where(top_p < 1, total.to(tl.float64) * top_p, float("inf"))
         most = tl.where(top_k > 0, top_k, 2147483647)
