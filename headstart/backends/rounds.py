@@ -8,10 +8,11 @@ indices from 0 without gaps: when one leaves, the last takes its index.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 from torch import Tensor
 
 from headstart.sampling.params import Row, SamplingParams, TokenLogprob
@@ -39,6 +40,7 @@ class RoundRequest:
     state: Tensor | None  # [hidden] of the token before it, for the head
     row: Row  # what the choice behind it depends on; its outputs do not have the newest token
     blocks: Sequence[int]
+    has_grammar: bool = False
     state_slot: int = -1  # of its recurrent states, where the model has any
 
 
@@ -123,7 +125,23 @@ class DeviceRounds(ABC):
 
     @abstractmethod
     def launch(self, drafts: Sequence[int]) -> Launched:
-        """Start a round with so many drafts for each request at most; by index."""
+        """Start a round with so many drafts for each request at most; by index.
+
+        Where a request has a grammar the round waits for `choose` before its last part; meanwhile
+        the device is busy with drafts and trunk.
+        """
+
+    @abstractmethod
+    def drafted(self) -> list[list[int]] | None:
+        """The drafts of each request, waiting for them, if the round waits for masks."""
+
+    @abstractmethod
+    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        """Go on with a round that waits: what is allowed behind 0, 1, ... drafts, by index.
+
+        Words of 32 tokens, int32 [ceil(V / 32)]; None for all tokens. Rows that have no mask are
+        behind a draft that does not fit.
+        """
 
     @abstractmethod
     def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:

@@ -4,13 +4,15 @@ A grammar is foreign code, so what it raises and returns is checked.
 
 Drafting and verification ask for the same masks, and the row behind the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
+Masks are kept as words of 32 tokens, as device rounds want them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from headstart.errors import RequestError
@@ -32,6 +34,15 @@ class Grammar(Protocol):
         ...
 
 
+@runtime_checkable
+class WordGrammar(Protocol):
+    """A grammar that has its masks as words already."""
+
+    def allowed_words(self) -> np.ndarray | None:
+        """Bits of the tokens that may come next, int32 [ceil(V / 32)]; None for all."""
+        ...
+
+
 class GuardedGrammar:
     """Passes on what a grammar says; where it fails, nothing is allowed and `error` says why."""
 
@@ -39,14 +50,21 @@ class GuardedGrammar:
         self._grammar, self._num_tokens, self.error = grammar, num_tokens, error
         self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
         self._drafts: list[int] = []
-        self._masks: list[torch.Tensor | None] = []  # behind 0, 1, ... of `_drafts`
+        self._masks: list[np.ndarray | None] = []  # behind 0, 1, ... of `_drafts`
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
-        """What is allowed behind 0, 1, ... drafts, up to the first draft that does not fit."""
+        """What is allowed behind 0, 1, ... drafts, up to the first draft that does not fit.
+
+        As bool [V] each; None where all tokens are.
+        """
+        return [self._flags(words) for words in self.words(drafts)]
+
+    def words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
+        """The same as int32 [ceil(V / 32)] each."""
         if self._drafts != list(drafts[: len(self._drafts)]):
             self._forget_drafts()
         if not self._masks:
-            self._masks = [self.allowed()]
+            self._masks = [self._allowed()]
         for token in drafts[len(self._drafts) :]:
             ahead = self._ahead or self._run_ahead()
             self._ahead = None  # a token that does not fit may leave it anywhere
@@ -54,7 +72,7 @@ class GuardedGrammar:
                 break
             self._ahead = ahead
             self._drafts.append(token)
-            self._masks.append(ahead.allowed())
+            self._masks.append(ahead._allowed())
         return list(self._masks)
 
     def _run_ahead(self) -> GuardedGrammar:
@@ -64,19 +82,33 @@ class GuardedGrammar:
         return ahead
 
     def allowed(self) -> torch.Tensor | None:
+        """What may come next, bool [V]; None for all tokens."""
+        return self._flags(self._allowed())
+
+    def _allowed(self) -> np.ndarray | None:
         if self.error is None and self._grammar is not None:
             try:
+                if isinstance(self._grammar, WordGrammar):
+                    return self._grammar.allowed_words()
                 mask = self._grammar.allowed()
             except Exception as error:
                 self._fail("allowed", error)
             else:
-                if mask is None or self._is_mask(mask):
-                    return mask
+                if mask is None:
+                    return None
+                if self._is_mask(mask):
+                    return _words(mask)
                 self.error = (
                     f"the grammar's allowed() gave {_shown(mask)}; "
                     f"expected a bool tensor of {self._num_tokens} tokens."
                 )
-        return torch.zeros(self._num_tokens, dtype=torch.bool)
+        return np.zeros(-(-self._num_tokens // 32), np.int32)
+
+    def _flags(self, words: np.ndarray | None) -> torch.Tensor | None:
+        if words is None:
+            return None
+        flags = np.unpackbits(words.view(np.uint8), count=self._num_tokens, bitorder="little")
+        return torch.from_numpy(flags.view(np.bool_))
 
     def accept(self, token: int) -> bool:
         if self._drafts and self._drafts[0] == token:
@@ -115,6 +147,12 @@ class GuardedGrammar:
             self.error = str(error)
         else:
             self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
+
+
+def _words(mask: torch.Tensor) -> np.ndarray:
+    """Bits of a mask, int32 [ceil(V / 32)]."""
+    bits = np.packbits(mask.numpy(), bitorder="little")
+    return np.pad(bits, (0, -len(bits) % 4)).view(np.int32)
 
 
 def _shown(mask: torch.Tensor | None) -> str:

@@ -113,7 +113,10 @@ class Loop:
             self.policy.observe_round(
                 measured.size, measured.num_drafts, measured.context, measured.seconds
             )
-        updates = [self._take(outcome) for outcome in outcomes]
+        try:
+            updates = [self._take(outcome) for outcome in outcomes]
+        finally:
+            self.rounds.complete()
         self._retire()
         if not is_launched:  # memory is short: the scheduler decides which requests go on
             self._leave_rounds()

@@ -9,8 +9,9 @@ device, and the request enters the rounds without the host having seen that toke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
 from torch import Tensor
 
 from headstart.backends.base import DeviceRounds, Emitted, Launched, RoundRequest
@@ -37,6 +38,7 @@ class _Flight:
     requests: list[Request]
     launched: Launched
     context: int  # tokens of all requests together
+    fitting: dict[int, int] = field(default_factory=dict)  # drafts that a grammar lets through
 
 
 @dataclass(frozen=True)
@@ -69,10 +71,7 @@ class Rounds:
 
     def takes(self, request: Request) -> bool:
         """Whether a request can decode here; otherwise the host decides each of its tokens."""
-        return (
-            request.grammar is None
-            and self._device.why_not(request.params, request.draft_vocab) is None
-        )
+        return self._device.why_not(request.params, request.draft_vocab) is None
 
     def room(self) -> int:
         """How many more may enter: each needs two blocks for the rounds ahead."""
@@ -105,6 +104,20 @@ class Rounds:
         self._flight = _Flight(list(self._requests), launched, context)
         return True
 
+    def complete(self) -> None:
+        """Give a round that waits for them the masks of grammars.
+
+        Called when what the round before gave has been handed out, while the trunk runs.
+        """
+        if self._flight is None or (drafted := self._device.drafted()) is None:
+            return
+        masks: dict[int, list[np.ndarray | None]] = {}
+        for index, request in enumerate(self._flight.requests):
+            if request.grammar is not None and request.finish_reason is None:
+                masks[index] = request.grammar.words(drafted[index])
+                self._flight.fitting[index] = len(masks[index]) - 1
+        self._device.choose(masks)
+
     def _outcomes(self, flight: _Flight) -> list[RoundOutcome]:
         emitted, launched = flight.launched.collect(), flight.launched
         timing = launched.timing()
@@ -115,11 +128,16 @@ class Rounds:
         return [
             RoundOutcome(
                 request, emitted[index],
-                max(0, min(launched.drafts[index], request.room - 1)), launched.num_unread,
+                self._num_drafts(flight, index), launched.num_unread,
             )
             for index, request in enumerate(flight.requests)
             if emitted[index].tokens
         ]  # fmt: skip
+
+    def _num_drafts(self, flight: _Flight, index: int) -> int:
+        """Drafts that counted: as many as there was room for, and as a grammar let through."""
+        most = min(flight.launched.drafts[index], flight.requests[index].room - 1)
+        return max(0, min(most, flight.fitting.get(index, most)))
 
     def _extend(self, ahead: int) -> bool:
         """Blocks for a round and the one under way, whose outcome is not known."""
@@ -165,7 +183,7 @@ class Rounds:
             RoundRequest(
                 num_tokens=len(request.tokens) + 1, remaining=request.room - 1,
                 newest=self._entering.pop(request), state=state, row=_row(request, 1),
-                blocks=request.blocks,
+                blocks=request.blocks, has_grammar=request.grammar is not None,
                 state_slot=-1 if slot is None else slot,
             )
         )  # fmt: skip
@@ -202,4 +220,5 @@ def _row(request: Request, ahead: int) -> Row:
         prompt_ids=request.prompt_ids if has_history else (),
         output_ids=request.output_ids if has_history else (),
         num_output=request.num_output + ahead, end_ids=request.end_ids,
+        mask=request.grammar.allowed() if request.grammar is not None and not ahead else None,
     )  # fmt: skip

@@ -33,6 +33,9 @@ def model(tiny: Tiny) -> Path:
     return tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
 
 
+VOCAB = SIZES["vocab_size"]
+
+
 def start(folder: Path, kernels: str, **settings: Any) -> Engine:
     settings = {"speculate": 2, "block_size": 4, "kv_bytes": 60 * BLOCK_BYTES, **settings}
     return Engine(folder, dtype="float32", kernels=kernels, **settings)
@@ -61,6 +64,63 @@ def test_texts_and_acceptance_are_those_of_the_plain_engine(tiny: Tiny) -> None:
     assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
     assert [r.outputs[0].origins for r in found] == [r.outputs[0].origins for r in wanted]
     assert fused.pool.num_used == 0 and not fused.loop.rounds.requests
+
+
+class EveryThird:
+    """A grammar over three classes of tokens, one after another; ends after some tokens."""
+
+    def __init__(self, limit: int = 100, state: int = 0):
+        self.limit, self.state = limit, state
+
+    def allowed(self) -> torch.Tensor:
+        ids = torch.arange(VOCAB)
+        return (ids % 3 == self.state % 3) & (self.state < self.limit)
+
+    def accept(self, token: int) -> bool:
+        fits = token % 3 == self.state % 3 and self.state < self.limit
+        self.state += fits
+        return fits
+
+    def fork(self) -> EveryThird:
+        return EveryThird(self.limit, self.state)
+
+
+@pytest.mark.parametrize("limit", [100, 4], ids=["to the end of the answer", "ends by itself"])
+def test_grammars_hold_in_rounds(tiny: Tiny, limit: int) -> None:
+    """The host gives each round its masks while the trunk runs; texts are those without rounds."""
+    folder = model(tiny)
+    params = [replace(own, logprobs=2) for own in settings()[:2]]
+    fused, plain = start(folder, "on"), start(folder, "off")
+    found, wanted = (
+        engine.generate(PROMPTS[:2], params, grammar=EveryThird(limit)) for engine in (fused, plain)
+    )
+    assert ids_of(found) == ids_of(wanted)
+    texts = ids_of(found)
+    assert all(token % 3 == at % 3 for text in texts for at, token in enumerate(text))
+    assert [len(text) for text in texts] == [min(limit, 6)] * 2
+    for one, other in zip(found, wanted, strict=True):
+        tops = [[list(told.top) for told in r.outputs[0].logprobs or []] for r in (one, other)]
+        assert tops[0] == tops[1] != []
+
+
+class Anything(EveryThird):
+    def allowed(self) -> torch.Tensor:
+        return torch.ones(VOCAB, dtype=torch.bool)
+
+    def accept(self, token: int) -> bool:
+        return True
+
+    def fork(self) -> Anything:
+        return self
+
+
+def test_a_grammar_that_permits_the_text_accepts_as_without_it(tiny: Tiny) -> None:
+    fused = start(model(tiny), "on")
+    free = fused.generate(PROMPTS[:2], settings()[:2])
+    held = fused.generate(PROMPTS[:2], settings()[:2], grammar=Anything())
+    assert ids_of(held) == ids_of(free)
+    assert [r.stats.acceptance for r in held] == [r.stats.acceptance for r in free]
+    assert_head_is_alive(held)
 
 
 def test_requests_leave_rounds_when_memory_runs_out(tiny: Tiny) -> None:

@@ -46,6 +46,7 @@ class DecodeBatch:
         self.ids = numbers(torch.int64, max_drafts + 1)
         self.normed = numbers(dtype, max_drafts + 1, hidden).flatten(0, 1)
         self.stream = numbers(dtype, max_drafts + 1, hidden).flatten(0, 1)
+        self.masks = numbers(torch.int32, max_drafts + 1, -(-vocab // 32)).flatten(0, 1)
         self.logprobs = numbers(torch.float32, max_drafts + 1, 1 + MAX_LOGPROBS).flatten(0, 1)
         self.logprob_ids = numbers(torch.int32, max_drafts + 1, MAX_LOGPROBS).flatten(0, 1)
         self.recurrent = recurrent
@@ -68,7 +69,7 @@ class DecodeBatch:
         """
         num_pending = int(request.state is not None)
         self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
-        set_row(self.settings, index, request.row, request.newest)
+        set_row(self.settings, index, request.row, request.newest, has_grammar=request.has_grammar)
         self.tokens[index, 0].fill_(request.newest)
         if request.state is not None:
             self.states[index, 0] = request.state

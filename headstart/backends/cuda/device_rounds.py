@@ -2,80 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from functools import reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
+from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.rounds import RoundShape, run_round
-from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
+from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
 from headstart.backends.rounds import (
     DeviceRounds,
-    Emitted,
     Launched,
     RoundRequest,
     RoundSizes,
-    RoundTiming,
     SizeTimes,
 )
 from headstart.backends.rows import HeadRows, TrunkRows
 from headstart.models.linear_attention import DeltaNet
-from headstart.sampling.params import Row, SamplingParams, TokenLogprob
+from headstart.sampling.params import Row, SamplingParams
 
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
 WINDOW = 16  # tokens that the head may be behind while no request drafts
 _WARM_ROWS = 64  # of a pass that only compiles
-
-
-@dataclass(frozen=True)
-class LaunchedRound:
-    """A result on its way to the host: per request a count, and so many tokens."""
-
-    emitted: Tensor  # [B, 1 + R]
-    done: torch.cuda.Event | None
-    tops: list[int | None]  # alternatives that each request asks for, None: no log-probabilities
-    logprobs: tuple[Tensor, Tensor] | None = None  # [B * R', ...], R' rows of each request
-    drafts: list[int] = field(default_factory=list)
-    num_unread: int = 0
-    shape: RoundShape | None = None  # of a round whose time counts,
-    began: torch.cuda.Event | None = None  # and since when
-
-    def collect(self) -> list[Emitted]:
-        if self.done is not None:
-            self.done.synchronize()
-        tokens = [row[1 : 1 + row[0]] for row in self.emitted.tolist()]
-        if self.logprobs is None:
-            return [Emitted(own) for own in tokens]
-        return [Emitted(own, self._logprobs(index, own)) for index, own in enumerate(tokens)]
-
-    def _logprobs(self, index: int, tokens: list[int]) -> list[TokenLogprob]:
-        top = self.tops[index] if index < len(self.tops) else None
-        if top is None or self.logprobs is None:
-            return []
-        values, ids = self.logprobs
-        first = index * (len(values) // len(self.emitted))
-        found = []
-        for row, token in enumerate(tokens, first):
-            own, *others = values[row, : 1 + top].tolist()
-            found.append(
-                TokenLogprob(token, own, dict(zip(ids[row].tolist(), others, strict=False)))
-            )
-        return found
-
-    def timing(self) -> RoundTiming | None:
-        if self.shape is None or self.began is None or self.done is None:
-            return None
-        seconds = float(self.began.elapsed_time(self.done)) / 1e3
-        return RoundTiming(self.shape.count, self.shape.num_drafts, seconds)
 
 
 class CapturedRounds(DeviceRounds):
@@ -94,6 +53,11 @@ class CapturedRounds(DeviceRounds):
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
         self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
         self._params: list[SamplingParams] = []  # by index
+        self._needs: list[SamplingNeeds] = []  # by index
+        self._waiting: WaitingRound | None = None  # for masks
+        self._copies: torch.cuda.Stream | None = None  # of masks, beside what runs
+        if backend.device.type == "cuda":
+            self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._limits: list[int] = []  # drafts by index, as the device knows them
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
@@ -111,13 +75,14 @@ class CapturedRounds(DeviceRounds):
     def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
         chosen = choose_rows(logits, rows, with_logprobs=True)
         counted = torch.stack([torch.ones_like(chosen.tokens), chosen.tokens], dim=1)
-        tops = [row.params.logprobs for row in rows]
-        launched = self._copied(counted, tops, chosen.logprobs)
+        launched = LaunchedRound(tops=[row.params.logprobs for row in rows])
+        self._copy_out(launched, counted, chosen.logprobs)
         return list(chosen.tokens.clamp_min(0).unbind()), launched
 
     def admit(self, request: RoundRequest) -> None:
         index = len(self._params)
         self._params.append(request.row.params)
+        self._needs.append(SamplingNeeds.of(request.row.params, has_grammar=request.has_grammar))
         self.batch.admit(index, request, self._backend.memory.states)
         self._limits = []
         if request.state is not None:
@@ -130,8 +95,8 @@ class CapturedRounds(DeviceRounds):
             self.batch.remove(index)
         else:
             self.batch.move(last, index)
-            self._params[index] = self._params[last]
-        del self._params[last]
+            self._params[index], self._needs[index] = self._params[last], self._needs[last]
+        del self._params[last], self._needs[last]
         if not self._params:  # the next request brings one token that its head has not read
             self._pending = 0
 
@@ -144,29 +109,81 @@ class CapturedRounds(DeviceRounds):
 
     def launch(self, drafts: Sequence[int]) -> Launched:
         count = len(self._params)
-        needs = SamplingNeeds.of(self._params)
+        needs = reduce(or_, self._needs, PLAIN)
         shape = self.shapes.pick(count, max(drafts), self._pending, needs)
         limits = [min(number, shape.num_drafts) for number in drafts]
         most = self._last_drafts = max(limits)
         if limits != self._limits:
             self._limits = limits
             self.batch.limit(limits)
-        began = self._mark()
-        is_replay = self.graphs.run(shape)
         num_unread = 0 if shape.head_rows or not self.graphs.has_head else self._pending
         self._pending = most + 1 if shape.head_rows else self._pending + 1
-        is_timed = is_replay and self.shapes.is_usual(shape, most)
-        launched = self._copied(
-            self.batch.emitted[:count], [p.logprobs for p in self._params],
-            self._logprobs(count * (shape.num_drafts + 1)) if needs.has_logprobs else None,
-        )  # fmt: skip
-        return replace(
-            launched, drafts=limits, num_unread=num_unread, shape=shape if is_timed else None,
-            began=began,
-        )  # fmt: skip
+        launched = LaunchedRound(
+            drafts=limits, num_unread=num_unread, tops=[p.logprobs for p in self._params]
+        )
+        if needs.has_masks:
+            self._begin(launched, shape)
+            return launched
+        launched.began = self._mark()
+        is_replay = self.graphs.run(shape)
+        if is_replay and self.shapes.is_usual(shape, most):
+            launched.shape = shape
+        self._end(launched, shape)
+        return launched
 
-    def _logprobs(self, rows: int) -> tuple[Tensor, Tensor]:
-        return self.batch.logprobs[:rows], self.batch.logprob_ids[:rows]
+    def _begin(self, launched: LaunchedRound, shape: RoundShape) -> None:
+        """Drafts, which the host gets at once, and the trunk's pass."""
+        self.graphs.run_part(shape.drafts)
+        drafts = to_host(self.batch.ids[: len(launched.drafts)])
+        self._waiting = WaitingRound(launched, shape, drafts, self._mark())
+        self.graphs.run_part(shape.trunk)
+
+    def _end(self, launched: LaunchedRound, shape: RoundShape) -> None:
+        """Copies of the outcome for the host."""
+        count, logprobs = len(launched.drafts), None
+        if shape.needs.has_logprobs:
+            rows = count * (shape.num_drafts + 1)
+            logprobs = self.batch.logprobs[:rows], self.batch.logprob_ids[:rows]
+        self._copy_out(launched, self.batch.emitted[:count], logprobs)
+
+    def drafted(self) -> list[list[int]] | None:
+        waiting = self._waiting
+        if waiting is None:
+            return None
+        if waiting.drafted is not None:
+            waiting.drafted.synchronize()
+        limits = waiting.launched.drafts
+        return [row[1 : 1 + most] for row, most in zip(waiting.ids.tolist(), limits, strict=True)]
+
+    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        waiting, self._waiting = self._waiting, None
+        assert waiting is not None, "a round waits only where a request has a grammar"
+        self._copy_in(masks, waiting.shape.num_drafts + 1)
+        self.graphs.run_part(waiting.shape.choice)
+        self._end(waiting.launched, waiting.shape)
+
+    def _copy_in(self, masks: Mapping[int, Sequence[np.ndarray | None]], rows: int) -> None:
+        """Masks go to the device while the trunk runs; only the choice waits for them."""
+        if not masks:
+            return
+        words = self.batch.masks.shape[1]
+        host = torch.full((len(masks), rows, words), -1, dtype=torch.int32)
+        for own, found in zip(host.numpy(), masks.values(), strict=True):
+            for row, mask in zip(own, found, strict=False):
+                if mask is not None:
+                    row[:] = mask
+        indices = torch.tensor(list(masks))
+        if self._copies is None:
+            self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[indices] = host
+            return
+        with torch.cuda.stream(self._copies):
+            new = host.pin_memory().to(self.batch.masks.device, non_blocking=True)
+            at = indices.pin_memory().to(self.batch.masks.device, non_blocking=True)
+            arrived = self._copies.record_event()
+        torch.cuda.current_stream().wait_event(arrived)
+        for part in (new, at):
+            part.record_stream(torch.cuda.current_stream())
+        self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[at] = new
 
     def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
         if self.batch.recurrent is not None and lengths:
@@ -177,7 +194,7 @@ class CapturedRounds(DeviceRounds):
             pending = int(self.batch.pending[index])
             states.append(self.batch.states[index, :pending].clone() if pending else None)
             self.batch.remove(index)
-        self._params, self._limits, self._pending = [], [], 0
+        self._params, self._needs, self._limits, self._pending = [], [], [], 0
         return states
 
     def bucket(self, count: int) -> int:
@@ -218,13 +235,14 @@ class CapturedRounds(DeviceRounds):
         if self.graphs.has_head and count > 1:
             self._backend.head_pass(0, [HeadRows(tokens[1:], 1, blocks, states[:-1])])
 
-    def _copied(
-        self, emitted: Tensor, tops: list[int | None], logprobs: tuple[Tensor, Tensor] | None
-    ) -> LaunchedRound:
+    def _copy_out(
+        self, launched: LaunchedRound, emitted: Tensor, logprobs: tuple[Tensor, Tensor] | None
+    ) -> None:
         """Copies for the host, and the event after which they are whole."""
-        host = _to_host(emitted)
-        found = None if logprobs is None else (_to_host(logprobs[0]), _to_host(logprobs[1]))
-        return LaunchedRound(host, self._mark(), tops, found)
+        launched.emitted = to_host(emitted)
+        if logprobs is not None:
+            launched.logprobs = to_host(logprobs[0]), to_host(logprobs[1])
+        launched.done = self._mark()
 
     def _mark(self) -> torch.cuda.Event | None:
         """A point in what the device has been given to do, with a time that it will know."""
@@ -233,10 +251,3 @@ class CapturedRounds(DeviceRounds):
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-
-def _to_host(values: Tensor) -> Tensor:
-    if not values.is_cuda:
-        return values.clone()
-    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
-    return host.copy_(values, non_blocking=True)

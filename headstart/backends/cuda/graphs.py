@@ -66,12 +66,13 @@ class Graphs:
         shape = replace(shape, count=self.bucket(shape.count))
         began, is_replay = time.perf_counter(), self.is_captured(shape)
         for part in (shape.drafts, shape.trunk, shape.choice):
-            self._run_part(part)
+            self.run_part(part)
         if not is_replay:
             self.new_seconds[shape] = self.new_seconds.get(shape, 0.0) + time.perf_counter() - began
         return is_replay
 
-    def _run_part(self, part: _Part) -> None:
+    def run_part(self, part: _Part) -> None:
+        """One part of a round, whose shape is one of a captured size."""
         if not self._runs[part] or not self._batch.lengths.is_cuda:
             self._launch(part)
         else:

@@ -78,6 +78,7 @@ class ChoiceShape:
     has_read: bool  # whether the head has read what was pending
     is_processed: bool = False  # whether a choice is not simply the best of all tokens
     has_logprobs: bool = False
+    has_masks: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,9 @@ class RoundShape:
     def choice(self) -> ChoiceShape:
         needs, has_read = self.needs, self.head_rows > 0
         return ChoiceShape(
-            self.count, self.num_drafts, has_read, needs.processes, needs.has_logprobs
-        )
+            self.count, self.num_drafts, has_read, needs.processes, needs.has_logprobs,
+            needs.has_masks,
+        )  # fmt: skip
 
 
 def run_round(model: RoundModel, batch: DecodeBatch, shape: RoundShape) -> None:
@@ -161,7 +163,8 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
     else:
         positions = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)[2]
         logits = model.kernels.logits(normed, lm_head)
-        adjusted = adjust(logits, settings, positions, drafts=drafts)
+        masks = batch.masks[: count * rows] if shape.has_masks else None
+        adjusted = adjust(logits, settings, positions, drafts=drafts, masks=masks)
         choices = draw(adjusted, settings)
     accept(
         drafts, choices.view(count, rows), batch.limits[:count], lengths, batch.left[:count],

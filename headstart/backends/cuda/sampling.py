@@ -8,9 +8,8 @@ with the host when memory runs short.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import torch
 from torch import Tensor
@@ -29,30 +28,29 @@ class SamplingNeeds:
     processes: bool = False  # logits are changed, or cut off, before a choice
     processes_drafts: bool = False  # and before drafts are chosen, where penalties are left out
     has_logprobs: bool = False
+    has_masks: bool = False  # of grammars
 
     @classmethod
-    def of(cls, params: Iterable[SamplingParams]) -> SamplingNeeds:
-        return reduce(_either, map(_needs, params), cls())
+    def of(cls, params: SamplingParams, *, has_grammar: bool = False) -> SamplingNeeds:
+        """Of one request."""
+        uses = _uses(params)
+        is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        is_truncated = is_cut and not params.is_greedy
+        return cls(
+            bool(uses) or is_truncated or has_grammar,
+            bool(uses & ~kernels.PENALTIES) or is_truncated, params.logprobs is not None,
+            has_grammar,
+        )  # fmt: skip
+
+    def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
+        """Of a round in which both are."""
+        return SamplingNeeds(
+            self.processes or other.processes, self.processes_drafts or other.processes_drafts,
+            self.has_logprobs or other.has_logprobs, self.has_masks or other.has_masks,
+        )  # fmt: skip
 
 
 PLAIN = SamplingNeeds()
-
-
-def _needs(params: SamplingParams) -> SamplingNeeds:
-    uses = _uses(params)
-    is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
-    is_truncated = is_cut and not params.is_greedy
-    return SamplingNeeds(
-        bool(uses) or is_truncated, bool(uses & ~kernels.PENALTIES) or is_truncated,
-        params.logprobs is not None,
-    )  # fmt: skip
-
-
-def _either(one: SamplingNeeds, other: SamplingNeeds) -> SamplingNeeds:
-    return SamplingNeeds(
-        one.processes or other.processes, one.processes_drafts or other.processes_drafts,
-        one.has_logprobs or other.has_logprobs,
-    )  # fmt: skip
 
 
 def num_bytes(count: int, vocab: int) -> int:
@@ -73,12 +71,15 @@ def empty_settings(count: int, vocab: int, device: torch.device) -> Settings:
     )  # fmt: skip
 
 
-def set_row(settings: Settings, index: int, row: Row, newest: Tensor | None = None) -> None:
+def set_row(
+    settings: Settings, index: int, row: Row, newest: Tensor | None = None, *,
+    has_grammar: bool = False,
+) -> None:  # fmt: skip
     """Fill an index with what a request's next choice depends on; launched, not waited for.
 
     newest: an output token that only the device knows yet.
     """
-    _write(settings, [index], [row])
+    _write(settings, [index], [row], has_grammar=has_grammar)
     if newest is not None and row.params.has_penalties:
         settings.history[index].index_add_(0, newest.view(1), _outputs(newest.view(1)))
 
@@ -124,11 +125,15 @@ def signed(word: int) -> int:
     return word - (1 << 64) if word >> 63 else word
 
 
-def _write(settings: Settings, indices: list[int], rows: Sequence[Row]) -> None:
+def _write(
+    settings: Settings, indices: list[int], rows: Sequence[Row], *, has_grammar: bool = False
+) -> None:
     device = settings.seeds.device
     at = slice(indices[0], indices[-1] + 1) if indices else slice(0)
     numbers = on_device([n for row in rows for n in _numbers(row.params)], device, torch.float32)
-    counts = on_device([n for row in rows for n in _counts(row)], device, torch.int32)
+    counts = on_device(
+        [n for row in rows for n in _counts(row, has_grammar=has_grammar)], device, torch.int32
+    )
     settings.numbers[:, at] = numbers.view(len(rows), -1).T
     settings.counts[:, at] = counts.view(len(rows), -1).T
     settings.seeds[at] = on_device([signed(row.seed) for row in rows], device)
@@ -158,9 +163,9 @@ def _numbers(params: SamplingParams) -> list[float]:
     ]
 
 
-def _counts(row: Row) -> list[int]:
+def _counts(row: Row, *, has_grammar: bool) -> list[int]:
     params = row.params
-    uses = _uses(params) | (kernels.MASK if row.mask is not None else 0)
+    uses = _uses(params) | (kernels.MASK if row.mask is not None or has_grammar else 0)
     first_end = row.position - row.num_output + params.min_tokens
     top = -1 if params.logprobs is None else min(params.logprobs, MAX_LOGPROBS)
     return [uses, max(0, params.top_k), first_end, top, int(params.logprobs_mode == "processed")]

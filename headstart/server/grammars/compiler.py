@@ -113,20 +113,27 @@ class TokenGrammar:
     def __init__(self, matcher: Any, vocab_size: int, allowance: _Allowance):
         self._matcher, self._vocab_size, self._allowance = matcher, vocab_size, allowance
 
-    def allowed(self) -> torch.Tensor | None:
-        """Tokens that may come next, bool [vocab_size]; the end token where the text may end."""
+    def allowed_words(self) -> np.ndarray | None:
+        """Bits of the tokens that may come next; the end token's where the text may end."""
+        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
         if self._matcher.is_terminated():
-            return torch.zeros(self._vocab_size, dtype=torch.bool)
-        bits = np.empty((1, -(-self._vocab_size // 32)), dtype=np.int32)
+            return words
         started = time.thread_time()
-        is_needed = self._matcher.fill_next_token_bitmask(bits)
+        is_needed = self._matcher.fill_next_token_bitmask(words[None])
         self._allowance.spend(time.thread_time() - started)
-        if not is_needed:
+        return words if is_needed else None
+
+    def allowed(self) -> torch.Tensor | None:
+        """The same, bool [vocab_size]."""
+        words = self.allowed_words()
+        if words is None:
             return None
-        flags = np.unpackbits(bits.view(np.uint8), count=self._vocab_size, bitorder="little")
+        flags = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
         return torch.from_numpy(flags.view(np.bool_))
 
     def accept(self, token: int) -> bool:
+        if self._matcher.is_terminated():  # asked about it, xgrammar would warn on standard error
+            return False
         started = time.thread_time()
         fits = bool(self._matcher.accept_token(token))
         self._allowance.spend(time.thread_time() - started - _SECONDS_PER_TOKEN)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from headstart.backends.base import (
     DeviceRounds,
+    Emitted,
     Launched,
     RoundRequest,
     RoundSizes,
@@ -37,8 +39,8 @@ class Result:
     num_unread: int = 0
     took: RoundTiming | None = None
 
-    def collect(self) -> list[list[int]]:
-        return self.tokens
+    def collect(self) -> list[Emitted]:
+        return [Emitted(own) for own in self.tokens]
 
     def timing(self) -> RoundTiming | None:
         return self.took
@@ -54,12 +56,14 @@ class Device(DeviceRounds):
         self.admitted: list[RoundRequest] = []
         self.gives: dict[int, list[int]] = {}  # by index; otherwise one token
         self.took: RoundTiming | None = None
+        self.drafts: list[list[int]] | None = None  # of a round that waits for masks
 
     def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
         return "log-probabilities" if params.logprobs is not None else draft_vocab
 
     def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
         self.calls.append(("first", [(row.seed, row.position) for row in rows]))
+        self.first_rows = list(rows)
         chosen = logits.argmax(-1)
         return list(chosen.unbind()), Result([[token] for token in chosen.tolist()])
 
@@ -79,6 +83,12 @@ class Device(DeviceRounds):
         self.calls.append(("launch", list(drafts)))
         given = [self.gives.get(index, [7]) for index in range(len(drafts))]
         return Result(given, list(drafts), 1, self.took)
+
+    def drafted(self) -> list[list[int]] | None:
+        return self.drafts
+
+    def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
+        self.calls.append(("choose", {index: len(own) for index, own in masks.items()}))
 
     def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
         self.calls.append(("drain", list(lengths)))
@@ -122,12 +132,12 @@ class Host:
         outcomes, is_launched = self.rounds.advance(drafts or {})
         assert is_launched
         for outcome in outcomes:
-            outcome.request.tokens += outcome.tokens
+            outcome.request.tokens += outcome.emitted.tokens
         return outcomes
 
 
 def told(outcomes: list[RoundOutcome]) -> list[tuple[str, list[int]]]:
-    return [(outcome.request.id, outcome.tokens) for outcome in outcomes]
+    return [(outcome.request.id, outcome.emitted.tokens) for outcome in outcomes]
 
 
 def test_only_requests_that_the_device_can_decide_are_taken() -> None:
@@ -136,9 +146,38 @@ def test_only_requests_that_the_device_can_decide_are_taken() -> None:
     assert not rounds.takes(request("b", logprobs=1)), "the device says why not"
     own.draft_vocab = "small"
     assert not rounds.takes(own)
-    guarded = request("c")
-    guarded.grammar = GuardedGrammar(None, 8)
-    assert not rounds.takes(guarded), "a grammar is the host's"
+
+
+class Even:
+    """A grammar that allows even tokens."""
+
+    def allowed(self) -> Tensor:
+        return torch.arange(8) % 2 == 0
+
+    def accept(self, token: int) -> bool:
+        return token % 2 == 0
+
+    def fork(self) -> Even:
+        return self
+
+
+def test_a_round_with_grammars_gets_its_masks_when_the_last_one_was_handed_out() -> None:
+    host, free, held, ended = Host(), request("a"), request("b"), request("c")
+    for own in (held, ended):
+        own.grammar = GuardedGrammar(Even(), 8)
+    host.enter(free, held, ended)
+    assert [given.has_grammar for given in host.device.admitted] == [False, True, True]
+    assert [row.mask is None for row in host.device.first_rows] == [True, False, False]
+    host.device.drafts = [[1, 1, 1], [2, 4, 5], [2, 2, 2]]
+    host.advance({own: 3 for own in (free, held, ended)})
+    ended.finish_reason = "stop"
+    host.rounds.complete()
+    assert host.device.calls[-1] == ("choose", {1: 3}), "behind the draft that does not fit none"
+    host.device.drafts = None
+    outcomes = {outcome.request: outcome.num_drafts for outcome in host.advance()}
+    assert outcomes == {free: 3, held: 2, ended: 3}
+    host.rounds.complete()
+    assert host.device.calls[-1][0] == "launch", "a round that does not wait gets none"
 
 
 @pytest.mark.parametrize(
@@ -164,7 +203,8 @@ def test_a_request_brings_what_the_device_has_to_know() -> None:
     (given,) = host.device.admitted
     assert (given.num_tokens, given.remaining, int(given.newest)) == (4, 8, 5)
     assert (given.blocks, given.state_slot, given.state) == ([4, 2], 6, state)
-    assert given.params is own.params and given.seed == own.seed
+    assert given.row.params is own.params and given.row.seed == own.seed
+    assert (given.row.position, given.row.num_output) == (4, 1), "of the choice behind the newest"
 
 
 def test_without_recurrent_layers_there_is_no_state_slot() -> None:

@@ -171,7 +171,8 @@ def _accept(drafts, choices, limits, lengths, left, pending, tokens, emitted, dr
     if HAS_READ:
         before = before * 0
     is_kept = (row < count) & (before + row < token_stride)
-    tl.store(tokens + request * token_stride + before + row, choice, is_kept)
+    # Where no token is allowed the choice is -1, which no embedding has; the host ends the request.
+    tl.store(tokens + request * token_stride + before + row, tl.maximum(choice, 0), is_kept)
     tl.store(emitted + request * emitted_stride + 1 + row, choice, is_row)
     tl.store(emitted + request * emitted_stride, count.to(tl.int64))
     tl.store(pending + request, tl.where(unread > 0, before + count, 0).to(tl.int32))

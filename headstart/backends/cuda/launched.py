@@ -1,0 +1,73 @@
+"""Rounds under way: what the host will read of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.rounds import Emitted, RoundTiming
+from headstart.sampling.params import TokenLogprob
+
+
+@dataclass
+class LaunchedRound:
+    """A result on its way to the host: per request a count, and so many tokens."""
+
+    tops: list[int | None]  # alternatives that each request asks for, None: no log-probabilities
+    drafts: list[int] = field(default_factory=list)
+    num_unread: int = 0
+    shape: RoundShape | None = None  # of a round whose time counts,
+    began: torch.cuda.Event | None = None  # and since when
+    emitted: Tensor | None = None  # [B, 1 + R], when all has been launched
+    logprobs: tuple[Tensor, Tensor] | None = None  # [B * R', ...], R' rows of each request
+    done: torch.cuda.Event | None = None
+
+    def collect(self) -> list[Emitted]:
+        assert self.emitted is not None
+        if self.done is not None:
+            self.done.synchronize()
+        tokens = [row[1 : 1 + row[0]] for row in self.emitted.tolist()]
+        if self.logprobs is None:
+            return [Emitted(own) for own in tokens]
+        return [Emitted(own, self._logprobs(index, own)) for index, own in enumerate(tokens)]
+
+    def _logprobs(self, index: int, tokens: list[int]) -> list[TokenLogprob]:
+        top = self.tops[index] if index < len(self.tops) else None
+        if top is None or self.logprobs is None or self.emitted is None:
+            return []
+        values, ids = self.logprobs
+        first = index * (len(values) // len(self.emitted))
+        found = []
+        for row, token in enumerate(tokens, first):
+            own, *others = values[row, : 1 + top].tolist()
+            found.append(
+                TokenLogprob(token, own, dict(zip(ids[row].tolist(), others, strict=False)))
+            )
+        return found
+
+    def timing(self) -> RoundTiming | None:
+        if self.shape is None or self.began is None or self.done is None:
+            return None
+        seconds = float(self.began.elapsed_time(self.done)) / 1e3
+        return RoundTiming(self.shape.count, self.shape.num_drafts, seconds)
+
+
+@dataclass(frozen=True)
+class WaitingRound:
+    """A round whose choice waits for masks."""
+
+    launched: LaunchedRound
+    shape: RoundShape
+    ids: Tensor  # [B, 1 + K] newest tokens and drafts, on their way to the host
+    drafted: torch.cuda.Event | None
+
+
+def to_host(values: Tensor) -> Tensor:
+    """A copy in pinned memory, under way."""
+    if not values.is_cuda:
+        return values.clone()
+    host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    return host.copy_(values, non_blocking=True)
