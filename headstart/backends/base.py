@@ -1,4 +1,4 @@
-"""What a backend is: weights in a form of its own, K/V memory, both forward passes, the choice.
+"""What a backend is: weights in a form of its own, K/V memory, both forward passes, choices.
 
 The plain modules of `models/` in `backends/torch` are the reference; every other backend is held to
 them by tests/integration/test_backends.py. An engine knows a backend by this file alone, and
@@ -16,6 +16,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from headstart.backends.chooser import Chooser
 from headstart.backends.host import available_bytes
 from headstart.backends.options import BackendOptions, Weights
 from headstart.backends.rounds import (
@@ -39,14 +40,13 @@ from headstart.backends.weights import Int8Linear
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
-from headstart.sampling.choose import choose
 from headstart.sampling.params import Row
 
 # All that an engine needs to know of backends.
 __all__ = [
-    "Backend", "BackendOptions", "CacheSizes", "DeviceRounds", "Emitted", "HeadOutput", "HeadRows",
-    "Launched", "LoadedModel", "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes",
-    "StateRows", "TrunkRows", "Weights",
+    "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceRounds", "DraftChain", "Emitted",
+    "HeadOutput", "HeadRows", "Launched", "LoadedModel", "RoundRequest", "RoundSizes",
+    "RoundTiming", "SizeTimes", "StateRows", "TrunkRows", "Weights",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 
@@ -77,13 +77,20 @@ class DraftVocabRows:
     lm_heads: tuple[LmHead, ...]
 
 
-class Backend(ABC):
+@dataclass(frozen=True)
+class DraftChain:
+    """Drafts of one request; where it accepts by rejection, what they were drawn from [K, V]."""
+
+    tokens: list[int]
+    probs: Tensor | None = None
+
+
+class Backend(Chooser, ABC):
     """Runs one model on one device."""
 
     name: ClassVar[str]
     has_rounds = False  # whether it can run decoding rounds by itself: see `make_rounds`
-    drafts_chains = False  # whether `draft_chain` makes greedy drafts of all depths at once
-    chooses_one_by_one = False  # whether rows must be sampled in tensors of their own
+    drafts_chains = False  # whether `draft_chain` makes drafts of all depths at once
 
     def __init__(self, model: LoadedModel, options: BackendOptions):
         self.model, self.options = model, options
@@ -184,7 +191,7 @@ class Backend(ABC):
     def to_device(self, values: Sequence[int]) -> Tensor:
         return on_device(values, self.device)
 
-    # Drafts and choices
+    # Drafts
 
     def draft_logits(self, normed: Tensor, vocab: str | None, module: int = 0) -> Tensor:
         """Logits for drafting, over the whole vocabulary or a reduced one."""
@@ -196,14 +203,15 @@ class Backend(ABC):
         return result if result.dtype == torch.float64 else result.float()
 
     def draft_chain(
-        self, requests: Sequence[HeadRows], counts: Sequence[int], vocab: str | None
-    ) -> list[list[int]]:
-        """The most likely drafts of each request, `counts` many, most first; one module only."""
-        raise NotImplementedError(f"{self.name} drafts one depth at a time")
+        self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
+        vocab: str | None,
+    ) -> list[DraftChain]:  # fmt: skip
+        """Drafts of each request, `counts` many, most first; heads of one module only.
 
-    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        """The trunk's choice at each row; the same whatever rows there are beside it."""
-        return [int(token) for token in choose(logits, rows).tolist()]
+        `rows` say how each request's first draft is chosen; the next ones stand behind it. None
+        has a mask, which would have to follow the drafts.
+        """
+        raise NotImplementedError(f"{self.name} drafts one depth at a time")
 
     def _lm_head(self, module: int) -> LmHead:
         """The module's own where it has one, else the trunk's."""

@@ -96,11 +96,8 @@ class Loop:
         return self._verify(others, logits[kept]) if kept else {}
 
     def _verify(self, works: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
-        return verify(
-            works, logits, choose=self.backend.choose,
-            draft_probs=self.drafter.probs if self.drafter is not None else None,
-            one_by_one=self.backend.chooses_one_by_one,
-        )  # fmt: skip
+        draft_probs = self.drafter.probs if self.drafter is not None else None
+        return verify(works, logits, chooser=self.backend, draft_probs=draft_probs)
 
     # Rounds on the device
 

@@ -19,6 +19,7 @@ from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.state_cache import StateTrack
 from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.acceptance import Acceptance, Origin
+from headstart.sampling.history import History
 from headstart.sampling.params import SamplingParams, TokenLogprob, derive_seed
 
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -79,6 +80,7 @@ class Request:
     stats: RequestStats = field(default_factory=RequestStats)
     waited_steps: int = 0  # in all, preemptions included
     created: float = field(default_factory=time.perf_counter)
+    _history: History | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt_ids)
@@ -100,6 +102,14 @@ class Request:
     @property
     def num_output(self) -> int:
         return len(self.tokens) - len(self.prompt_ids)
+
+    @property
+    def history(self) -> History:
+        """Its tokens, counted: what came since the last time is added."""
+        if self._history is None:
+            self._history = History(self.prompt_ids)
+        self._history.add(self.tokens[len(self.prompt_ids) + self._history.num_output :])
+        return self._history
 
     @property
     def is_decoding(self) -> bool:

@@ -7,23 +7,15 @@ emitted does not depend on what was drafted; drafts only decide how many rows co
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from headstart.backends.base import Chooser
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
-from headstart.sampling.acceptance import Origin, origins, reject
-from headstart.sampling.choose import NOTHING_ALLOWED, logprobs, target_probs
-from headstart.sampling.choose import choose as choose_rows
+from headstart.sampling.acceptance import Origin, origins
 from headstart.sampling.params import Row, TokenLogprob
-
-Chooser = Callable[[torch.Tensor, Sequence[Row]], list[int]]
-
-
-def choose_all(logits: torch.Tensor, rows: Sequence[Row]) -> list[int]:
-    """The reference: the sampling package's own choice at each row."""
-    return [int(token) for token in choose_rows(logits, rows).tolist()]
 
 
 @dataclass(frozen=True)
@@ -40,115 +32,126 @@ class Verdict:
 DraftProbs = Callable[[Request], torch.Tensor]
 
 
+@dataclass(frozen=True)
+class Judged:
+    """One request's rows among all that have logits."""
+
+    work: Work
+    rows: list[Row]
+    drafts: tuple[int, ...]  # those that the grammar lets through
+    logits: slice
+    tokens: list[int] = field(default_factory=list)  # what is emitted
+
+    @property
+    def rejects(self) -> bool:
+        return bool(self.drafts) and self.work.request.params.acceptance == "rejection"
+
+
 def verify(
     works: Sequence[Work],
     logits: torch.Tensor,
     *,
-    choose: Chooser = choose_all,
+    chooser: Chooser | None = None,
     draft_probs: DraftProbs | None = None,
-    one_by_one: bool = False,
 ) -> dict[str, Verdict]:
     """Decide every work that has logits; rows of `logits` follow one another in that order.
 
-    `choose` is the backend's; `draft_probs` gives what a request's drafts were drawn from, for
-    the rejection rule. With `one_by_one` log-probabilities of each row come from tensors of its
-    own, whose shape is always the same.
+    `chooser` is the backend, or the sampling package itself; `draft_probs` gives what a request's
+    drafts were drawn from, for the rejection rule.
     """
-    deciding = [work for work in works if work.needs_logits]
-    rows: list[Row] = []
-    limits: list[int] = []
-    for work in deciding:
-        limit = _build_rows(work, rows)
-        limits.append(limit)
-    if not deciding:
-        return {}
-    chosen = choose(logits, rows)
-    result: dict[str, Verdict] = {}
-    start = 0
-    for work, limit in zip(deciding, limits, strict=True):
-        request, drafts = work.request, list(work.drafts[:limit])
-        own = chosen[start : start + work.num_logits]
-        if drafts and request.params.acceptance == "rejection":
+    judged = _rows_of([work for work in works if work.needs_logits])
+    chooser = chooser or Chooser()
+    _match([each for each in judged if not each.rejects], logits, chooser)
+    for each in judged:
+        if each.rejects:
             assert draft_probs is not None
-            probs = draft_probs(request)[:limit]
-            accepted, following = _reject(work, probs, logits[start:], rows[start:])
-            if own[accepted] == NOTHING_ALLOWED:
-                following = NOTHING_ALLOWED
-        else:
-            accepted = 0
-            while accepted < len(drafts) and drafts[accepted] == own[accepted]:
-                accepted += 1
-            following = own[accepted]
-        emitted = [*drafts[:accepted], following]
-        result[request.id] = Verdict(
-            emitted,
-            list(origins(accepted, len(drafts))),
-            accepted,
-            len(drafts),
-            _logprobs(request, logits, rows, start, emitted, one_by_one=one_by_one),
-        )
-        start += work.num_logits
+            count = len(each.drafts)
+            accepted, following = chooser.reject(
+                logits[each.logits][: count + 1], each.rows[: count + 1], each.drafts,
+                draft_probs(each.work.request)[:count],
+            )  # fmt: skip
+            each.tokens.extend([*each.drafts[:accepted], following])
+    told = _logprobs(judged, logits, chooser)
+    result = {}
+    for each in judged:
+        accepted, name = len(each.tokens) - 1, each.work.request.id
+        result[name] = Verdict(
+            each.tokens, list(origins(accepted, len(each.drafts))), accepted, len(each.drafts),
+            told.get(name, []),
+        )  # fmt: skip
     return result
 
 
-def _build_rows(work: Work, rows: list[Row]) -> int:
-    """Append the rows of one work; returns how many of its drafts the grammar lets through."""
+def _match(judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser) -> None:
+    """The usual rule: drafts that the trunk would have chosen, then what it chooses instead."""
+    rows = [row for each in judged for row in each.rows]
+    if not rows:
+        return
+    chosen = chooser.choose(_taken(logits, [each.logits for each in judged], len(rows)), rows)
+    begin = 0
+    for each in judged:
+        own = chosen[begin : begin + len(each.rows)]
+        begin += len(each.rows)
+        accepted = 0
+        while accepted < len(each.drafts) and each.drafts[accepted] == own[accepted]:
+            accepted += 1
+        each.tokens.extend(own[: accepted + 1])
+
+
+def _taken(logits: torch.Tensor, parts: Sequence[slice], count: int) -> torch.Tensor:
+    """Those rows, without a copy where they lie side by side."""
+    if parts[-1].stop - parts[0].start == count:
+        return logits[parts[0].start : parts[-1].stop]
+    return torch.cat([logits[part] for part in parts])
+
+
+def _rows_of(works: Sequence[Work]) -> list[Judged]:
+    judged: list[Judged] = []
+    begin = 0
+    for work in works:
+        end = begin + work.num_logits
+        judged.append(_judge(work, slice(begin, end)))
+        begin = end
+    return judged
+
+
+def _judge(work: Work, logits: slice) -> Judged:
+    """The rows of one work, and those of its drafts that the grammar lets through."""
     request, params = work.request, work.request.params
-    history = params.has_penalties
-    output = request.output_ids if history else []
     # Rows behind a draft that the grammar refuses have no mask: they are dead.
     masks = request.grammar.masks(work.drafts) if request.grammar is not None else None
-    for depth in range(work.num_logits):
-        rows.append(
-            Row(
-                params=params,
-                seed=request.seed,
-                position=len(request.tokens) + depth,
-                prompt_ids=request.prompt_ids if history else (),
-                output_ids=[*output, *work.drafts[:depth]] if history else (),
-                num_output=request.num_output + depth,
-                end_ids=request.end_ids,
-                mask=masks[depth] if masks is not None and depth < len(masks) else None,
-            )
+    history = request.history if params.has_penalties else None
+    output = request.output_ids if history is not None else []
+    rows = [
+        Row(
+            params=params,
+            seed=request.seed,
+            position=len(request.tokens) + depth,
+            prompt_ids=request.prompt_ids if history is not None else (),
+            output_ids=[*output, *work.drafts[:depth]] if history is not None else (),
+            num_output=request.num_output + depth,
+            end_ids=request.end_ids,
+            history=history,
+            mask=masks[depth] if masks is not None and depth < len(masks) else None,
         )
-    return len(work.drafts) if masks is None else len(masks) - 1
-
-
-def _reject(
-    work: Work, draft_probs: torch.Tensor, logits: torch.Tensor, rows: Sequence[Row]
-) -> tuple[int, int]:
-    """The classical rule: exact in distribution, but the text depends on what was drafted."""
-    request, limit = work.request, len(draft_probs)
-    target = target_probs(logits[: limit + 1], rows[: limit + 1])
-    accepted, following = reject(
-        torch.tensor([work.drafts[:limit]], device=logits.device),
-        draft_probs.unsqueeze(0).to(target.dtype),
-        target.unsqueeze(0),
-        torch.tensor([limit], device=logits.device),
-        [request.seed],
-        [len(request.tokens)],
-    )
-    return int(accepted[0]), int(following[0])
+        for depth in range(work.num_logits)
+    ]
+    fitting = work.drafts if masks is None else work.drafts[: len(masks) - 1]
+    return Judged(work, rows, fitting, logits)
 
 
 def _logprobs(
-    request: Request, logits: torch.Tensor, rows: Sequence[Row], start: int, emitted: list[int],
-    *, one_by_one: bool,
-) -> list[TokenLogprob]:  # fmt: skip
-    params = request.params
-    if params.logprobs is None:
-        return []
-    result = []
-    each = 1 if one_by_one else len(emitted)
-    for first in range(0, len(emitted), each):
-        tokens, at = emitted[first : first + each], slice(start + first, start + first + each)
-        own = logits[at].clone() if one_by_one else logits[at]
-        ids = torch.tensor(tokens, device=logits.device)
-        found = logprobs(own, ids, params.logprobs, params.logprobs_mode, rows[at])
-        result += [
-            TokenLogprob(token, value, dict(zip(names, numbers, strict=True)))
-            for token, value, names, numbers in zip(
-                tokens, *(part.tolist() for part in found), strict=True
-            )
-        ]
-    return result
+    judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser
+) -> dict[str, list[TokenLogprob]]:
+    """Those of emitted tokens, by request, where they are asked for."""
+    asking = [each for each in judged if each.work.request.params.logprobs is not None]
+    if not asking:
+        return {}
+    parts = [slice(e.logits.start, e.logits.start + len(e.tokens)) for e in asking]
+    tokens = [token for each in asking for token in each.tokens]
+    rows = [row for each in asking for row in each.rows[: len(each.tokens)]]
+    told = iter(chooser.logprobs(_taken(logits, parts, len(rows)), tokens, rows))
+    return {
+        each.work.request.id: [TokenLogprob(token, *next(told)) for token in each.tokens]
+        for each in asking
+    }

@@ -27,8 +27,8 @@ PURPOSE_GAMMA = 0x8CB92BA72F3D8DD7
 MULTIPLIER_A, MULTIPLIER_B = 0x7FEB352D, 0x846CA68B
 
 # float32(bits) may round up to 2**32; this scale keeps even that below 1, where log(0) would wait.
-_SCALE = 2.0**-32 - 2.0**-56
-_OFFSET = 2.0**-33
+SCALE = 2.0**-32 - 2.0**-56
+OFFSET = 2.0**-33
 
 LARGEST_GUMBEL = 22.8739  # bits = 0: -log(2**-33), up to rounding
 SMALLEST_GUMBEL = -2.8116  # bits = 2**32 - 1: -log(-log(2**-24)), up to rounding
@@ -61,7 +61,7 @@ def uniform(
 ) -> Tensor:
     """float32 between 2**-33 and 1 - 2**-24, both included: never 0, never 1."""
     unsigned = bits(seeds, positions, token_ids, purpose).view(torch.uint32)
-    return unsigned.to(torch.float32).mul_(_SCALE).add_(_OFFSET)
+    return unsigned.to(torch.float32).mul_(SCALE).add_(OFFSET)
 
 
 def gumbel(

@@ -16,6 +16,8 @@ from headstart.errors import ConfigError, some
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headstart.sampling.history import History
+
 
 LogprobsMode = Literal["raw", "processed"]
 AcceptanceRule = Literal["match", "rejection"]
@@ -292,6 +294,8 @@ class Row:
     num_output: int = 0  # how many tokens that is, for min_tokens
     end_ids: frozenset[int] = frozenset()  # EOS and stop ids, which min_tokens holds back
     mask: Tensor | None = None  # bool [V], the tokens that the grammar allows
+    # prompt_ids and the first of output_ids, counted by the request; None: not counted yet
+    history: History | None = None
 
     @property
     def is_held_back(self) -> bool:

@@ -13,16 +13,18 @@ import torch
 from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes, slot_values
+from headstart.backends.chooser import Told
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.fp8 import Fp8Linear
 from headstart.backends.cuda.int8 import add_int8, with_int8
+from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.rounds import RoundModel
-from headstart.backends.cuda.sampling import choose_rows
+from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.paged_memory import PagedMemory
@@ -150,6 +152,15 @@ class CudaBackend(Backend):
         A request may decode in rounds now and with the host when memory runs short.
         """
         return [int(token) for token in choose_rows(logits, rows).tokens.tolist()]
+
+    def logprobs(self, logits: Tensor, ids: Sequence[int], rows: Sequence[Row]) -> list[Told]:
+        if any((row.params.logprobs or 0) > MAX_LOGPROBS for row in rows):
+            return super().logprobs(logits, ids, rows)
+        values, names = (part.tolist() for part in logprobs_of_rows(logits, ids, rows))
+        return [
+            (own, dict(zip(row_names, others[: row.params.logprobs], strict=False)))
+            for (own, *others), row_names, row in zip(values, names, rows, strict=True)
+        ]
 
     # Rounds
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels import sampling as kernels
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS, logprobs_of
-from headstart.backends.cuda.kernels.sampling import Settings, adjust, draw
+from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw
 from headstart.backends.rows import on_device
 from headstart.sampling.params import Row, SamplingParams
 
@@ -109,14 +109,33 @@ class Choices:
 
 def choose_rows(logits: Tensor, rows: Sequence[Row], *, with_logprobs: bool = False) -> Choices:
     """From logits [n, V], as a round would choose; the host does not wait."""
-    settings = settings_of(rows, logits.shape[1], logits.device)
-    positions = on_device([row.position for row in rows], logits.device)
-    adjusted = adjust(logits.unsqueeze(0), settings, positions, masks=_bits(rows, logits))
+    settings, adjusted = _adjusted(logits, rows)
     tokens = draw(adjusted, settings)
     if not with_logprobs or all(row.params.logprobs is None for row in rows):
         return Choices(tokens)
-    raw = adjust(logits.unsqueeze(0), settings, positions, processes=False)
-    return Choices(tokens, logprobs_of(raw, adjusted, settings, tokens))
+    return Choices(tokens, _logprobs(logits, settings, adjusted, tokens))
+
+
+def logprobs_of_rows(
+    logits: Tensor, ids: Sequence[int], rows: Sequence[Row]
+) -> tuple[Tensor, Tensor]:
+    """What `kernels.logprobs.logprobs_of` gives of tokens that were chosen before."""
+    settings, adjusted = _adjusted(logits, rows)
+    return _logprobs(logits, settings, adjusted, on_device(ids, logits.device))
+
+
+def _adjusted(logits: Tensor, rows: Sequence[Row]) -> tuple[Settings, Adjusted]:
+    settings = settings_of(rows, logits.shape[1], logits.device)
+    positions = on_device([row.position for row in rows], logits.device)
+    masks = _bits(rows, logits)
+    return settings, adjust(logits.unsqueeze(0), settings, positions, masks=masks)
+
+
+def _logprobs(
+    logits: Tensor, settings: Settings, adjusted: Adjusted, tokens: Tensor
+) -> tuple[Tensor, Tensor]:
+    raw = adjust(logits.unsqueeze(0), settings, adjusted.positions, processes=False)
+    return logprobs_of(raw, adjusted, settings, tokens)
 
 
 def signed(word: int) -> int:

@@ -1,4 +1,4 @@
-"""A CPU with the compiled kernels: whole passes, and chains of greedy drafts, as one call each.
+"""A CPU with the compiled kernels: whole passes, chains of drafts, choices, as one call each.
 
 All rows, those of prompts too, get bits that depend on the tokens before them alone.
 """
@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.base import Backend, BackendOptions, CacheSizes
+from headstart.backends.base import Backend, BackendOptions, CacheSizes, DraftChain
+from headstart.backends.numba.chooser import CompiledChooser
 from headstart.backends.numba.compiler import kept_in
 from headstart.backends.numba.forward import (
     Chain,
@@ -26,7 +27,6 @@ from headstart.backends.numba.forward import (
     matrices,
     slot_numbers,
 )
-from headstart.backends.numba.layers import best_of_rows
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
@@ -34,7 +34,7 @@ from headstart.backends.weights import convert_weights
 from headstart.models.attention import Span
 from headstart.models.build import LoadedModel
 from headstart.models.mtp import MTPModule
-from headstart.sampling.params import Row
+from headstart.sampling.params import Row, SamplingParams
 
 _SILENT_SECONDS = 3.0  # more than loading what was compiled takes
 _COMPILING = "compiling kernels for this CPU, once per machine and format: about half a minute"
@@ -53,11 +53,12 @@ def _notice_if_it_takes_long() -> Iterator[None]:
         notice.cancel()
 
 
-class NumbaBackend(Backend):
+class NumbaBackend(CompiledChooser, Backend):
     name = "numba"
 
     def __init__(self, model: LoadedModel, options: BackendOptions):
-        super().__init__(model, options)
+        Backend.__init__(self, model, options)
+        CompiledChooser.__init__(self, self.config.vocab)
         for module in (self.trunk, self.head):
             if module is not None:
                 convert_weights(module, PackedLinear if options.weights == "int8" else PackedFloat)
@@ -98,10 +99,13 @@ class NumbaBackend(Backend):
         _, normed, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
             module.run(ids, normed, layout)
+        self.warm_up()
         if self.drafts_chains:
-            slot = np.zeros(1, np.int64)
-            self._modules[0].draft(ids, normed, [Chain(1, 0, slot, slot, 1)], self._among(None))
-        best_of_rows(np.zeros((1, 1), np.float32))
+            slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(), 0, 0)]
+            self._modules[0].draft(
+                ids, normed, [Chain(1, 0, slot, slot, 1)], self._among(None),
+                self.packer.pack(rows, penalties=False), 0,
+            )  # fmt: skip
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         assert self._trunk is not None
@@ -113,32 +117,41 @@ class NumbaBackend(Backend):
         return self._modules[module].run(batch.ids, batch.hidden, layout)
 
     def draft_chain(
-        self, requests: Sequence[HeadRows], counts: Sequence[int], vocab: str | None
-    ) -> list[list[int]]:
+        self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
+        vocab: str | None,
+    ) -> list[DraftChain]:  # fmt: skip
         ids: list[int] = []
         chains: list[Chain] = []
-        for rows, depths in zip(requests, counts, strict=True):
-            own = len(rows.tokens)
+        for request, depths in zip(requests, counts, strict=True):
+            own = len(request.tokens)
             span = span_of(
-                rows.blocks, len(ids), rows.start, own + depths - 1, 1,
+                request.blocks, len(ids), request.start, own + depths - 1, 1,
                 block_size=self.sizes.block_size, to_device=self.to_device,
             )  # fmt: skip
             slots, seen = slot_numbers(span.new), slot_numbers(span.context)
-            chains.append(Chain(own, rows.start - 1, slots, seen, depths))
-            ids += rows.tokens
-        drafts = self._modules[0].draft(
-            self.to_device(ids), hidden_of(requests), chains, self._among(vocab)
-        )
-        return [drafts[:depths, i].tolist() for i, depths in enumerate(counts)]
+            chains.append(Chain(own, request.start - 1, slots, seen, depths))
+            ids += request.tokens
+        rejects = [row.params.acceptance == "rejection" for row in rows]
+        drafts, probs = self._modules[0].draft(
+            self.to_device(ids), hidden_of(requests), chains, self._among(vocab),
+            self.packer.pack(rows, penalties=False), self.config.vocab if any(rejects) else 0,
+        )  # fmt: skip
+        return [
+            DraftChain(
+                drafts[:depths, i].tolist(),
+                torch.from_numpy(probs[:depths, i].copy()) if rejects[i] else None,
+            )
+            for i, depths in enumerate(counts)
+        ]
 
     def _among(self, vocab: str | None) -> Tokens:
         """What drafts are chosen among."""
         if vocab not in self._tokens:
             if vocab is None:
-                found = Tokens(matrices([self._lm_head(0)]), np.empty(0, np.int64))
+                found = Tokens(matrices([self._lm_head(0)]), self._tokens_of(None))
             else:
                 known = self.draft_vocabs[vocab]
-                found = Tokens(matrices([known.lm_heads[0]]), known.ids.numpy())
+                found = Tokens(matrices([known.lm_heads[0]]), self._tokens_of(known.ids))
             self._tokens[vocab] = found
         return self._tokens[vocab]
 
@@ -147,9 +160,3 @@ class NumbaBackend(Backend):
         self._tokens.pop(name, None)
         if self.drafts_chains:
             self._among(name)  # packed now, not when the first request waits for it
-
-    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        # torch's arg-max would wake threads that then keep a core busy.
-        if all(row.is_plain_greedy for row in rows):
-            return [int(best) for best in best_of_rows(logits.numpy())]
-        return super().choose(logits, rows)

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from headstart.backends.numba import layers as kernels
+from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
@@ -175,10 +176,10 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
 
 @dataclass(frozen=True)
 class Tokens:
-    """What is guessed among: an LM head, and the ids of its rows where they are not all."""
+    """What is guessed among: an LM head, and the ids of its rows, int32."""
 
     lm_head: kernels.Matrices | kernels.FloatMatrices
-    ids: np.ndarray  # empty: all
+    ids: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -228,29 +229,34 @@ class HeadKernels:
         return torch.from_numpy(normed), torch.from_numpy(recycled)
 
     def draft(
-        self, ids: torch.Tensor, hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens
-    ) -> np.ndarray:
-        """The most likely drafts [depths, chains]; those that go deepest come first."""
+        self, ids: torch.Tensor, hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens,
+        settings: Settings, num_probs: int,
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Drafts [depths, chains], and what they were drawn from [depths, chains, num_probs].
+
+        The chains that go deepest come first; num_probs: all tokens, or 0.
+        """
         positions = [p for c in chains for p in range(c.first_position, c.first_position + c.rows)]
         layout = row_layout([chain.first_pass for chain in chains], positions)
         active = [
             sum(chain.depths > depth for chain in chains) for depth in range(chains[0].depths)
         ]
         embedded = self._embedded(ids, layout)
-        shape = (len(active) - 1, len(chains), embedded.shape[1])
+        shape = (len(active), len(chains))
         room = kernels.Room(
-            np.empty(shape, np.float32),
-            np.empty((len(active), len(chains), tokens.lm_head.bias.shape[1]), np.float32),
-        )
+            np.empty((len(active) - 1, len(chains), embedded.shape[1]), np.float32),
+            np.empty((*shape, len(tokens.ids)), np.float32), np.empty(shape, np.int64),
+            np.empty((*shape, num_probs), np.float32),
+        )  # fmt: skip
         work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
-        result = POOL.run(
+        drafts = POOL.run(
             work, kernels.run_chain, new_counters(kernels.num_phases(1) * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
-            np.array(active), self._embed.numpy(), tokens.lm_head, tokens.ids, room,
+            np.array(active), self._embed.numpy(), tokens.lm_head, tokens.ids, settings, room,
         )  # fmt: skip
-        assert isinstance(result, np.ndarray)
-        return result
+        assert isinstance(drafts, np.ndarray)
+        return drafts, room.probs
 
     def _embedded(self, ids: torch.Tensor, layout: kernels.RowLayout) -> np.ndarray:
         embedded: np.ndarray = self._embed[ids].numpy()

@@ -1,9 +1,9 @@
 """Decoder layers for some rows, a module of a head, and whole chains of drafts, as one call each.
 
 Matrices of all layers lie in one array per kind, so that one call can run them all. A chain of
-drafts reads what the trunk left behind, guesses the most likely token, reads that guess and its own
-state, and so on. Every thread finds each guess by itself. For that every depth has logits and a
-stream of its own: a late thread must not find those of a later depth.
+drafts reads what the trunk left behind, chooses a token, reads that token and its own state, and
+so on. Every depth has logits, choices and a stream of its own: a late thread must not find those of
+a later depth.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headstart.backends.numba.context import attend
 from headstart.backends.numba.float_products import product as float_product
 from headstart.backends.numba.products import product, round_rows
 from headstart.backends.numba.rows import ONE, copy, gate, norm, turn
+from headstart.backends.numba.sampling import choose_rows
 from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.backends.numba.vectors import LANES
 
@@ -189,15 +190,14 @@ def run_trunk(counters, stream, scratch, model, layout, final_norm, lm_head, wan
 # norms [2, hidden], of what comes first and second; out_norm [hidden], or nothing where there is
 # none; `swaps`: the state comes before the token.
 Head = namedtuple("Head", "model norms fuse out_norm swaps recycles_normed")
-# What a chain writes: streams [depths - 1, requests, hidden], logits [depths, requests, tokens].
-Room = namedtuple("Room", "streams logits")
-
-_STRETCH = 512  # values whose largest is found without looking where it is
+# What a chain writes: streams [depths - 1, requests, hidden], logits [depths, requests, columns],
+# chosen columns [depths, requests], what was drawn from [depths, requests, tokens or 0].
+Room = namedtuple("Room", "streams logits chosen probs")
 
 
 def num_phases(layers: int) -> int:
-    """Of one depth: fusing, the layers, the LM head."""
-    return PHASES * layers + 2
+    """Of one depth: fusing, the layers, the LM head, the choice."""
+    return PHASES * layers + 3
 
 
 @njit()
@@ -226,14 +226,14 @@ def run_head(counters, phase, embedded, hidden, stream, scratch, head, layout):
 @njit()
 def run_chain(
     counters, embedded, hidden, stream, scratch, head, layout, last, later, active, embed, lm_head,
-    tokens, room,
+    tokens, settings, room,
 ):  # fmt: skip
     """Drafts [depths, requests], those of each request as many as it asked for.
 
     The first pass has rows as `layout` say, of which `last` [requests] guess. In later ones each
     request has a row: those of the second depth as `later` says, with a row of slots [depths - 1,
     requests] for each; further ones one position on. `active` [depths]: how many requests, the
-    first ones, go that deep.
+    first ones, go that deep. `settings` are those of the first depth, by request.
     """
     depths, count = active.shape[0], last.shape[0]
     drafts = np.zeros((depths, count), np.int64)
@@ -255,32 +255,11 @@ def run_chain(
             )  # fmt: skip
         logits = room.logits[depth, :rows]
         apply(counters, phase, normed, lm_head, FIRST, logits, False)
-        phase += 1
-        best = best_of_rows(logits)
-        drafts[depth, :rows] = tokens[best] if tokens.shape[0] else best
+        choose_rows(
+            counters, phase + 1, logits, settings, depth, tokens, room.probs[depth, :rows],
+            room.chosen[depth, :rows],
+        )  # fmt: skip
+        phase += 2
+        for request in range(rows):  # where no token is allowed any will do
+            drafts[depth, request] = tokens[max(room.chosen[depth, request], 0)]
     return drafts
-
-
-@njit(fastmath={"nnan", "nsz"})  # the order of comparisons is free: no result changes
-def _largest(row):
-    found = row[0]
-    for value in row:
-        found = max(found, value)
-    return found
-
-
-@njit()
-def best_of_rows(logits):
-    """The column of the largest value in each row, the first of equal ones."""
-    best = np.empty(logits.shape[0], np.int64)
-    for row in range(logits.shape[0]):
-        values = logits[row]
-        start, found = 0, _largest(values[:_STRETCH])
-        for begin in range(_STRETCH, values.shape[0], _STRETCH):
-            largest = _largest(values[begin : begin + _STRETCH])
-            if largest > found:
-                start, found = begin, largest
-        while values[start] != found and start < values.shape[0] - 1:
-            start += 1
-        best[row] = start
-    return best

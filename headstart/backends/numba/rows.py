@@ -31,7 +31,7 @@ ONE = np.float32(1)
 
 
 @intrinsic
-def _float_of(typing: Any, bits: Any) -> tuple[Any, Any]:
+def float_of(typing: Any, bits: Any) -> tuple[Any, Any]:
     """The float32 that has these 32 bits."""
 
     def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
@@ -58,7 +58,7 @@ def exp(x):
     n = (x * _PER_LOG2 + ROUNDING) - ROUNDING
     r = (x - n * _LOG2_HIGH) - n * _LOG2_LOW
     series = ONE + r * (_1 + r * (_2 + r * (_3 + r * (_4 + r * (_5 + r * _6)))))
-    return series * _float_of(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
+    return series * float_of(np.int32((np.int32(n) + np.int32(127)) << np.int32(23)))
 
 
 @njit(fastmath={"reassoc", "contract"})

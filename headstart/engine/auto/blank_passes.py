@@ -48,7 +48,7 @@ class BlankPasses:
 
         def check() -> None:
             logits = self._trunk(works)
-            verify(works, logits, choose=self.backend.choose)
+            verify(works, logits, chooser=self.backend)
 
         return self._seconds(check)
 

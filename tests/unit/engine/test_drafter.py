@@ -16,12 +16,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from headstart.backends.base import Backend, CacheSizes, DraftVocabRows, HeadOutput, HeadRows
+from headstart.backends.base import (
+    Backend,
+    CacheSizes,
+    DraftChain,
+    DraftVocabRows,
+    HeadOutput,
+    HeadRows,
+)
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.engine.drafter import Drafter
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.request import Request
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import Row, SamplingParams
 
 VOCAB, SIZE = 200, 2  # tokens; slots of a block
 
@@ -75,12 +82,14 @@ class NotingBackend(Backend):
         return -(ids[None] - normed - 1).abs().float()  # the nearest to the next token
 
     def draft_chain(
-        self, requests: Sequence[HeadRows], counts: Sequence[int], vocab: str | None
-    ) -> list[list[int]]:
+        self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
+        vocab: str | None,
+    ) -> list[DraftChain]:  # fmt: skip
+        assert [row.mask for row in rows] == [None] * len(requests)
         self.notes.chains.append(([_part(rows) for rows in requests], list(counts), vocab))
         return [
-            [rows.tokens[-1] + 1 + depth for depth in range(count)]
-            for rows, count in zip(requests, counts, strict=True)
+            DraftChain([own.tokens[-1] + 1 + depth for depth in range(count)])
+            for own, count in zip(requests, counts, strict=True)
         ]
 
     def save_boundaries(self, blocks: list[int], module: int, states: Tensor) -> None:
@@ -337,9 +346,9 @@ def test_a_request_that_is_forgotten_begins_anew() -> None:
     assert drafter.num_final(own) == 1
 
 
-def test_greedy_drafts_are_made_as_a_chain_where_the_backend_can() -> None:
+def test_drafts_are_made_as_a_chain_where_the_backend_can() -> None:
     backend, drafter = begin(chains=True)
-    few, many = read(drafter, request("a", 2)), read(drafter, request("b"))
+    few, many = read(drafter, request("a", 2)), read(drafter, request("b", temperature=0.5))
     drafter.propose({few: 1, many: 3})
     assert (few.drafts, many.drafts) == ([13], [15, 16, 17])
     assert backend.notes.chains == [
@@ -348,15 +357,14 @@ def test_greedy_drafts_are_made_as_a_chain_where_the_backend_can() -> None:
     assert backend.notes.passes == [] and drafter.num_final(many) == 5
 
 
-def test_other_drafts_are_made_one_by_one_beside_a_chain() -> None:
+def test_drafts_that_follow_a_grammar_are_made_one_by_one_beside_a_chain() -> None:
     backend, drafter = begin(chains=True)
-    chained, sampled, none = (
-        read(drafter, own) for own in (request("a"), request("b", temperature=0.5), request("c"))
-    )
-    drafter.propose({chained: 2, sampled: 1, none: 0})
+    chained, guided, none = (read(drafter, request(name)) for name in "abc")
+    guided.grammar = GuardedGrammar(Even(), VOCAB)
+    drafter.propose({chained: 2, guided: 1, none: 0})
     assert [counts for _, counts, _ in backend.notes.chains] == [[2]]
     assert [len(parts) for _, parts in backend.notes.passes] == [1]
-    assert (len(chained.drafts), len(sampled.drafts), none.drafts) == (2, 1, [])
+    assert (len(chained.drafts), len(guided.drafts), none.drafts) == (2, 1, [])
     assert len(backend.notes.fills) == 1, "the one that does not draft catches up"
 
 

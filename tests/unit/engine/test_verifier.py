@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headstart.backends import base
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
@@ -20,13 +21,13 @@ VOCAB = 8
 PROMPT = [1, 2, 3]
 
 
-class Chooser:
+class Chooser(base.Chooser):
     """Gives what it was told to give, and keeps the rows that it was asked for."""
 
     def __init__(self, *choices: int):
         self._choices, self.rows = list(choices), list[Row]()
 
-    def __call__(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         assert len(logits) == len(rows) == len(self._choices)
         self.rows += rows
         return self._choices
@@ -63,7 +64,7 @@ def decoding(own: Request, *drafts: int) -> Work:
 
 def verdict_of(work: Work, choose: Chooser, **settings: Any) -> Verdict:
     logits = torch.zeros(work.num_logits, VOCAB)
-    return verify([work], logits, choose=choose, **settings)[work.request.id]
+    return verify([work], logits, chooser=choose, **settings)[work.request.id]
 
 
 @pytest.mark.parametrize(
@@ -92,9 +93,9 @@ def test_without_drafts_the_choice_is_a_bonus() -> None:
 def test_rows_of_several_requests_follow_one_another_and_prompts_have_none() -> None:
     first, second, third = (request(name) for name in "abc")
     works = [decoding(first, 4), Work(second, 0, 2, ()), decoding(third, 5, 6)]
-    found = verify(works, torch.zeros(5, VOCAB), choose=Chooser(4, 1, 5, 2, 0))
+    found = verify(works, torch.zeros(5, VOCAB), chooser=Chooser(4, 1, 5, 2, 0))
     assert {name: own.tokens for name, own in found.items()} == {"a": [4, 1], "c": [5, 2]}
-    assert verify([works[1]], torch.zeros(0, VOCAB), choose=Chooser()) == {}
+    assert verify([works[1]], torch.zeros(0, VOCAB), chooser=Chooser()) == {}
 
 
 def test_a_row_has_the_history_that_plain_decoding_would_have_had() -> None:
@@ -153,8 +154,8 @@ def test_the_rejection_rule_takes_what_the_target_finds_likelier() -> None:
     own = request(temperature=1.0, acceptance="rejection")
     logits = probs({4: 1.0}, {5: 0.5, 6: 0.5}, {2: 1.0}).log().clamp_min(-1e4)
     drafted = probs({4: 1.0}, {5: 0.5, 6: 0.5})
-    works, choose = [decoding(own, 4, 5)], Chooser(0, 0, 0)
-    found = verify(works, logits, choose=choose, draft_probs=drawn_from(drafted))["r"]
+    works, choose = [decoding(own, 4, 5)], Chooser(0)
+    found = verify(works, logits, chooser=choose, draft_probs=drawn_from(drafted))["r"]
     assert (found.tokens, found.num_accepted) == ([4, 5, 2], 2), "not what `choose` says"
     assert found.origins == ["accepted", "accepted", "bonus"]
 
@@ -163,8 +164,8 @@ def test_the_rejection_rule_refuses_what_the_target_never_says() -> None:
     own = request(temperature=1.0, acceptance="rejection")
     logits = probs({4: 1.0}, {6: 1.0}, {2: 1.0}).log().clamp_min(-1e4)
     drafted = probs({4: 1.0}, {5: 1.0})
-    works, choose = [decoding(own, 4, 5)], Chooser(0, 0, 0)
-    found = verify(works, logits, choose=choose, draft_probs=drawn_from(drafted))["r"]
+    works, choose = [decoding(own, 4, 5)], Chooser(0)
+    found = verify(works, logits, chooser=choose, draft_probs=drawn_from(drafted))["r"]
     assert (found.tokens, found.origins) == ([4, 6], ["accepted", "recovered"])
 
 
@@ -172,16 +173,18 @@ def test_the_rejection_rule_judges_rows_of_its_own_request() -> None:
     """The second request's rows begin behind the first one's."""
     plain, own = request("a"), request("b", temperature=1.0, acceptance="rejection")
     logits = torch.cat([torch.zeros(2, VOCAB), probs({5: 1.0}, {2: 1.0}).log().clamp_min(-1e4)])
-    works, choose = [decoding(plain, 4), decoding(own, 5)], Chooser(4, 1, 0, 0)
-    found = verify(works, logits, choose=choose, draft_probs=drawn_from(probs({5: 1.0})))
-    assert found["a"].tokens == [4, 1] and found["b"].tokens == [5, 2]
+    works = [decoding(plain, 4), decoding(own, 5), decoding(request("c"), 1)]
+    logits = torch.cat([logits, probs({1: 1.0}, {3: 1.0})])
+    found = verify(works, logits, draft_probs=drawn_from(probs({5: 1.0})))
+    told = {name: verdict.tokens for name, verdict in found.items()}
+    assert told == {"a": [0], "b": [5, 2], "c": [1, 3]}
 
 
 def test_the_rejection_rule_ends_where_nothing_is_allowed() -> None:
     own = request(temperature=1.0, acceptance="rejection")
     logits = probs({4: 1.0}, {2: 1.0}).log().clamp_min(-1e4)
-    works, choose = [decoding(own, 4)], Chooser(0, NOTHING_ALLOWED)
-    found = verify(works, logits, choose=choose, draft_probs=drawn_from(probs({4: 1.0})))["r"]
+    works, choose = [decoding(own, 4)], Chooser(NOTHING_ALLOWED)
+    found = verify(works, logits, chooser=choose, draft_probs=drawn_from(probs({4: 1.0})))["r"]
     assert found.tokens == [4, NOTHING_ALLOWED]
 
 
@@ -191,7 +194,9 @@ def test_log_probabilities_are_those_of_each_emitted_token_at_its_row(one_by_one
     logits = torch.randn(5, VOCAB, generator=draw)
     first, own = request("a"), request("b", logprobs=2)
     works = [decoding(first, 1), decoding(own, 4, 5)]
-    found = verify(works, logits, choose=Chooser(1, 2, 4, 3, 0), one_by_one=one_by_one)
+    choose = Chooser(1, 2, 4, 3, 0)
+    choose.chooses_one_by_one = one_by_one
+    found = verify(works, logits, chooser=choose)
     assert found["a"].logprobs == [] and found["b"].tokens == [4, 3]
     for told, token, row in zip(found["b"].logprobs, [4, 3], logits[2:4], strict=True):
         expected = row.log_softmax(-1)

@@ -1,0 +1,85 @@
+"""Choices of tokens from logits: by the sampling package, which is the reference.
+
+A backend may override each of these with something faster that chooses the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from headstart.sampling import acceptance
+from headstart.sampling import choose as sampling
+from headstart.sampling.params import Row
+
+Told = tuple[float, dict[int, float]]  # a token's log-probability, and the best ones at its place
+
+
+class Chooser:
+    """Rows of logits in, tokens out; the same whatever rows there are beside one."""
+
+    chooses_one_by_one = False  # whether rows must be sampled in tensors of their own
+
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        """The trunk's choice at each row."""
+        return [int(token) for token in sampling.choose(logits, rows).tolist()]
+
+    def choose_drafts(
+        self, logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None
+    ) -> list[int]:
+        """The head's choice at each row; token_ids are those of a draft vocabulary."""
+        return [int(token) for token in sampling.choose_drafts(logits, rows, token_ids).tolist()]
+
+    def draft_probs(
+        self, logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None, num_tokens: int
+    ) -> Tensor:
+        """[rows, tokens] what drafts are drawn from, for the rejection rule."""
+        return sampling.draft_probs(logits, rows, token_ids, num_tokens)
+
+    def reject(
+        self, logits: Tensor, rows: Sequence[Row], drafts: Sequence[int], draft_probs: Tensor
+    ) -> tuple[int, int]:
+        """Of one request how many drafts the rejection rule accepts, and the token that follows.
+
+        logits and rows: one more than drafts; draft_probs [drafts, tokens].
+        """
+        target = sampling.target_probs(logits, rows)
+        accepted, following = acceptance.reject(
+            torch.tensor([drafts], device=logits.device),
+            draft_probs.unsqueeze(0).to(target.dtype),
+            target.unsqueeze(0),
+            torch.tensor([len(drafts)], device=logits.device),
+            [rows[0].seed],
+            [rows[0].position],
+        )
+        count = int(accepted[0])
+        if self.choose(logits[count : count + 1], rows[count : count + 1])[0] < 0:
+            return count, sampling.NOTHING_ALLOWED
+        return count, int(following[0])
+
+    def logprobs(self, logits: Tensor, ids: Sequence[int], rows: Sequence[Row]) -> list[Told]:
+        """What each row's `params.logprobs` asks for, of the token that it gave."""
+
+        def together(index: int) -> int:
+            return index if self.chooses_one_by_one else id(rows[index].params)
+
+        told: list[Told] = []
+        for _, group in groupby(range(len(rows)), together):
+            own = list(group)
+            at, params = slice(own[0], own[-1] + 1), rows[own[0]].params
+            assert params.logprobs is not None
+            # In memory of its own, a row alone is computed as any other row alone.
+            values = logits[at].clone() if self.chooses_one_by_one else logits[at]
+            tokens = torch.tensor(ids[at], device=logits.device)
+            found = sampling.logprobs(
+                values, tokens, params.logprobs, params.logprobs_mode, rows[at]
+            )
+            numbers, names, best = (part.tolist() for part in found)
+            told += [
+                (number, dict(zip(row_names, row_best, strict=True)))
+                for number, row_names, row_best in zip(numbers, names, best, strict=True)
+            ]
+        return told

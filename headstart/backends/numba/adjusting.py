@@ -1,0 +1,109 @@
+"""Penalties, logit bias, allowed and banned tokens, min_tokens and masks of one row, in that order.
+
+`tokens` are the ids of a row's columns, in rising order: all, or those of a draft vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+
+import numpy as np
+
+from headstart.backends.numba.compiler import njit
+
+# What some rows ask for. rows: records of settings.ROW; of each list of a row (HISTORY and so on)
+# where it lies in ids and amounts: bounds [rows, LISTS, 2]; masks [any number, all tokens].
+Settings = namedtuple("Settings", "rows bounds ids amounts masks")
+HISTORY, DRAFTS, BIAS, ALLOWED, BANNED, ENDS = range(6)
+LISTS = 6
+_NOTHING = np.float32(-np.inf)
+
+
+@njit()
+def _part(settings, row, number):
+    """Ids of a list, and with each an amount."""
+    begin, end = settings.bounds[row, number, 0], settings.bounds[row, number, 1]
+    return settings.ids[begin:end], settings.amounts[begin:end]
+
+
+@njit()
+def _column(tokens, token):
+    """Where a token stands, or -1."""
+    if token < tokens.shape[0] and tokens[token] == token:
+        return np.int64(token)
+    place = np.searchsorted(tokens, token)
+    return place if place < tokens.shape[0] and tokens[place] == token else -1
+
+
+@njit()
+def _penalised(value, count, asked):
+    """Of a token that is in the prompt, or `count` times in the output."""
+    if asked.repetition != 1:
+        value = value / asked.repetition if value > 0 else value * asked.repetition
+    if count > 0:
+        value -= asked.frequency * np.float32(count) + asked.presence
+    return value
+
+
+@njit()
+def _penalise(logits, settings, row, out):
+    """Tokens before the row: what the request has counted, then the drafts, which are few."""
+    asked = settings.rows[row]
+    seen, counts = _part(settings, row, HISTORY)
+    drafts, _ = _part(settings, row, DRAFTS)
+    for i in range(seen.shape[0]):
+        out[seen[i]] = _penalised(logits[seen[i]], counts[i], asked)
+    for number in range(drafts.shape[0]):
+        token, count = drafts[number], np.float32(0)
+        for i in range(seen.shape[0]):
+            if seen[i] == token:
+                count = counts[i]
+        for other in drafts:
+            count += np.float32(other == token)
+        out[token] = _penalised(logits[token], count, asked)
+
+
+@njit()
+def _forbid(listed, tokens, out):
+    for token in listed:
+        column = _column(tokens, token)
+        if column >= 0:
+            out[column] = _NOTHING
+
+
+@njit()
+def _allow(listed, tokens, out):
+    """Nothing but these tokens."""
+    kept = np.empty(listed.shape[0], np.float32)
+    for i in range(listed.shape[0]):
+        column = _column(tokens, listed[i])
+        kept[i] = out[column] if column >= 0 else _NOTHING
+    out[:] = _NOTHING
+    for i in range(listed.shape[0]):
+        column = _column(tokens, listed[i])
+        if column >= 0:
+            out[column] = kept[i]
+
+
+@njit()
+def adjust(logits, settings, row, ahead, tokens, out):
+    """out [columns]: the logits of a row `ahead` tokens behind the one that `settings` describe."""
+    asked = settings.rows[row]
+    out[:] = logits
+    _penalise(logits, settings, row, out)
+    listed, amounts = _part(settings, row, BIAS)
+    for i in range(listed.shape[0]):
+        column = _column(tokens, listed[i])
+        if column >= 0:
+            out[column] += amounts[i]
+    allowed, _ = _part(settings, row, ALLOWED)
+    if allowed.shape[0]:
+        _allow(allowed, tokens, out)
+    _forbid(_part(settings, row, BANNED)[0], tokens, out)
+    if ahead < asked.held_back:
+        _forbid(_part(settings, row, ENDS)[0], tokens, out)
+    if asked.mask >= 0:
+        mask = settings.masks[asked.mask]
+        for column in range(tokens.shape[0]):
+            if not mask[tokens[column]]:
+                out[column] = _NOTHING
