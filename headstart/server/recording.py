@@ -153,7 +153,7 @@ class ServerMetrics:
         """All samples of a request have ended, whatever the reason."""
         track = self._tracks.pop(result.request_id, None)
         for output in result.outputs:
-            self._count("request_success", finished_reason=output.finish_reason or "error")
+            self._count("request_success", {"finished_reason": output.finish_reason or "error"})
         whole = [o for o in result.outputs if o.finish_reason in ("stop", "length")]
         if track is None or not whole:
             return
@@ -163,31 +163,31 @@ class ServerMetrics:
             self._observe_sample(track, len(result.prompt_token_ids), output)
 
     def _observe_sample(self, track: _Track, num_prompt: int, output: Completion) -> None:
-        stats, histograms = output.stats, self._plain
+        stats, plain = output.stats, self._plain
         cached = min(stats.num_cached_tokens, num_prompt)
-        histograms["request_prompt_tokens"].observe(num_prompt)
-        histograms["request_prefill_kv_computed_tokens"].observe(num_prompt - cached)
-        histograms["request_generation_tokens"].observe(len(output.token_ids))
+        plain["request_prompt_tokens"].observe(num_prompt)
+        plain["request_prefill_kv_computed_tokens"].observe(num_prompt - cached)
+        plain["request_generation_tokens"].observe(len(output.token_ids))
         whole = track.latest.get(output.index, time.perf_counter()) - track.arrived
-        histograms["e2e_request_latency_seconds"].observe(whole)
+        plain["e2e_request_latency_seconds"].observe(whole)
         if stats.total_seconds is None or stats.first_token_seconds is None:
             return
         queued, first = stats.queue_seconds or 0.0, stats.first_token_seconds
         running, decoding = stats.total_seconds - queued, stats.total_seconds - first
         # What the engine did not see, from arrival to submission, was waiting as well.
-        histograms["request_queue_time_seconds"].observe(max(0.0, whole - running))
-        histograms["request_prefill_time_seconds"].observe(first - queued)
-        histograms["request_decode_time_seconds"].observe(decoding)
-        histograms["request_inference_time_seconds"].observe(running)
+        plain["request_queue_time_seconds"].observe(max(0.0, whole - running))
+        plain["request_prefill_time_seconds"].observe(first - queued)
+        plain["request_decode_time_seconds"].observe(decoding)
+        plain["request_inference_time_seconds"].observe(running)
         if len(output.token_ids) > 1:
             each = decoding / (len(output.token_ids) - 1)
-            histograms["request_time_per_output_token_seconds"].observe(each)
+            plain["request_time_per_output_token_seconds"].observe(each)
 
     def request_failed(self, request_id: str) -> None:
         """A request ended with an error and without a result."""
         track = self._tracks.pop(request_id, None)
         if track is not None:
-            self._count("request_success", track.num_samples, finished_reason="error")
+            self._count("request_success", {"finished_reason": "error"}, track.num_samples)
 
     def observe_step(self, seconds: float, num_tokens: int) -> None:
         """A step of the engine took so long and handled so many tokens of prompts and answers."""
@@ -198,13 +198,13 @@ class ServerMetrics:
         """One answer; `handler` is the route's template, None where no route matched."""
         # Paths that clients make up must not become series; the table of metrics sees to methods.
         route = {"handler": handler or "none", "method": method if handler else "none"}
-        self._count("http_requests", status=f"{status // 100}xx", **route)
-        self._count("http_responses", code=str(status), **route)
+        self._count("http_requests", {**route, "status": f"{status // 100}xx"})
+        self._count("http_responses", {**route, "code": str(status)})
         taken = self._series.histograms["http_request_duration_seconds"]
         labels = bounded(METRICS["http_request_duration_seconds"], route)
         taken.labels(**self._series.common, **labels).observe(seconds)
 
-    def _count(self, name: str, amount: int = 1, **labels: str) -> None:
+    def _count(self, name: str, labels: Mapping[str, str], amount: int = 1) -> None:
         own = bounded(METRICS[name], labels)
         self._series.counters[name].labels(**self._series.common, **own).inc(amount)
 

@@ -125,9 +125,8 @@ class RecentAcceptance:
             ("spec_decode_mean_chosen_drafts", ()): float("nan"),
         }
 
-    def observe(self, engine: Engine) -> None:
+    def observe(self, engine: Engine, now: float) -> None:
         """Take a sample, at most one a second and none while there are no rounds."""
-        now = time.perf_counter()
         sample = _sample(engine, now)
         if self._samples:
             last = self._samples[-1]
@@ -181,12 +180,12 @@ class Readings:
             self._recent.forget()
         self._engine = engine
         self._num_queued = num_queued if num_queued is not None else self._num_queued
-        self._recent.observe(engine)
+        self._recent.observe(engine, time.perf_counter())
 
     def sample(self) -> None:
         """Keep what is needed for the rates of the last minute; to be called every second."""
         if self._engine is not None:
-            self._recent.observe(self._engine)
+            self._recent.observe(self._engine, time.perf_counter())
 
     def values(self) -> Values:
         """By metric and labels."""
