@@ -36,7 +36,7 @@ def serve_counted() -> None:
     """`headstart serve` that counts what the engine's thread does outside of the engine."""
     from headstart.cli.main import main
     from headstart.server.metrics.exposition import MetricsPage
-    from headstart.server.metrics.recorder import ServerMetrics
+    from headstart.server.recording import ServerMetrics
     from headstart.server.worker import Worker
 
     spent = 0.0

@@ -3,10 +3,13 @@
     python scripts/traced_files.py chat MODEL [--stream] [--device cuda] [--speculate 3]
     python scripts/traced_files.py generate MODEL [--device cpu] [--speculate 3]
 
-`chat` counts from the arrival of a chat request at a running server to the end of its answer, in
-all threads; of three equal requests, files that all three ran, so that what happens to run beside
-them (a timer) is not taken for a part. `generate` counts from the loaded model to the end
-of the command, and the command's own functions that are waiting for it. Ends with one JSON line.
+`chat` counts from the arrival of a chat request at a running server to its log line, in all
+threads; of three equal requests, files that all three ran. The timer of the server stands still
+meanwhile: it is no part of a request. `generate` counts from the loaded model to the end of the
+command, and the command's own functions that are waiting for it. Ends with one JSON line.
+
+Without a GPU the way through the GPU's kernels is counted with a small model: TRITON_INTERPRET=1
+in the environment, `--device cpu --kernels on`.
 """
 
 from __future__ import annotations
@@ -111,12 +114,17 @@ def chat_files(model: str, *, is_stream: bool, **settings: Any) -> list[str]:
 
 @contextlib.contextmanager
 def _served(model: str, settings: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    from headstart.server.lifecycle import Serving
+    from headstart.server import lifecycle
     from headstart.server.options import ServerOptions, listen
+    from headstart.server.recording import configure
 
+    configure("text", stream=io.StringIO())  # as `headstart serve` does: the line is a part
+    lifecycle._WATCH_SECONDS = 1e6
     options = ServerOptions(port=0)
     with listen(options) as listener:
-        serving = Serving(model, options, lambda: headstart.Engine(model, **settings), listener)
+        serving = lifecycle.Serving(
+            model, options, lambda: headstart.Engine(model, **settings), listener
+        )
         thread = threading.Thread(target=serving.run)
         thread.start()
         while not serving.state.worker.is_ready and thread.is_alive():
@@ -169,8 +177,9 @@ def main() -> int:
     parser.add_argument("--stream", action="store_true")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--speculate", type=int, default=3)
+    parser.add_argument("--kernels", choices=("auto", "on", "off"), default="auto")
     given = parser.parse_args()
-    settings = {"device": given.device, "speculate": given.speculate}
+    settings = {name: getattr(given, name) for name in ("device", "speculate", "kernels")}
     if given.what == "chat":
         files = chat_files(given.model, is_stream=given.stream, **settings)
     else:

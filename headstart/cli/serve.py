@@ -14,8 +14,8 @@ from headstart.cli.options import Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, install
-from headstart.server.logs import configure
 from headstart.server.options import ServerOptions, listen, url_of
+from headstart.server.recording import configure
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine

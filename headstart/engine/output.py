@@ -48,6 +48,11 @@ class Result:
         """Of the first sample; every sample has its own."""
         return self.outputs[0].stats
 
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens that were not computed; a preempted request may have found them twice."""
+        return min(self.stats.num_cached_tokens, len(self.prompt_token_ids))
+
 
 @dataclass(frozen=True)
 class Update:

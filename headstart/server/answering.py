@@ -7,33 +7,24 @@ import contextlib
 import logging
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from headstart.sampling.params import SamplingParams
-from headstart.server.answers.chat import ChatText, ChatWriter
-from headstart.server.answers.completion import CompletionWriter
-from headstart.server.answers.writer import Writer
+from headstart.server.answers.chat_text import ChatText
+from headstart.server.answers.writer import ChatWriter, Writer
 from headstart.server.grammars.specs import GrammarSpec, grammar_spec
+from headstart.server.intake import check_name
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions
-from headstart.server.protocol.chat import ChatRequest, for_template
-from headstart.server.protocol.completion import CompletionRequest
-from headstart.server.protocol.sampling import SamplingFields
+from headstart.server.protocol.requests import ChatRequest, SamplingFields, for_template
 from headstart.server.reasoning import after_reasoning
-from headstart.server.refusals import (
-    STOPPED,
-    Refusal,
-    about,
-    refusal_of,
-    renamed,
-    too_long,
-    too_slow,
-)
+from headstart.server.refusals import STOPPED, Refusal, refusal_of, renamed, too_long, too_slow
 from headstart.server.state import ServerState
 from headstart.server.tools.calls import PreparedChat
 from headstart.server.tools.calls import prepare as prepare_tools
@@ -42,7 +33,7 @@ from headstart.server.wire import (
     begin_stream,
     encoded,
     events,
-    note_of,
+    record_of,
     send_part,
     send_refusal,
     send_whole,
@@ -52,6 +43,21 @@ from headstart.server.worker import Channel, Event, Job
 
 _log = logging.getLogger("headstart.server")
 _LAST_WORD_SECONDS = 1.0  # for telling a client that reads slowly what went wrong
+
+
+def answer_route(
+    state: ServerState, kind: type[SamplingFields], prefix: str, prepare: Callable[..., Prepared]
+) -> Callable[[Request], Awaitable[Response]]:
+    """What a route does that answers bodies of this kind; ids of answers begin with `prefix`."""
+
+    async def answer(request: Request) -> Response:
+        state.gate.check()
+        body = await state.bodies.read(request, kind)
+        check_name(body.model, state.names)
+        body.check(state.options)
+        return Answering(state, body, f"{prefix}-{secrets.token_hex(16)}", prepare)
+
+    return answer
 
 
 class Answering(Response):
@@ -67,11 +73,11 @@ class Answering(Response):
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._note = note_of(scope)
-        self._note.id, self._note.is_stream = self.answer_id, self.request.stream
+        self._record = record_of(scope)
+        self._record.id, self._record.is_stream = self.answer_id, self.request.stream
         is_told = await until_gone(receive, self._run(send))
-        if not is_told and self._note.error is None:  # else it was counted for what went wrong
-            self._note.error = "the client went away"
+        if not is_told and self._record.error is None:  # else it was counted for what went wrong
+            self._record.error = "the client went away"
             self.state.tally.aborted += 1
 
     async def _run(self, send: Send) -> None:
@@ -89,17 +95,17 @@ class Answering(Response):
 
     async def _answer(self, send: Send) -> None:
         state = self.state
-        prepared: Prepared = await state.in_thread(
-            self._prepare, self.request, self.answer_id, state.model, state.options
+        prepared = await asyncio.get_running_loop().run_in_executor(
+            state.pool, self._prepare, self.request, self.answer_id, state.model, state.options
         )
         jobs = prepared.jobs
         if prepared.grammar is not None:
             grammar = await state.compiled(prepared.grammar)
             jobs = [replace(job, grammar=grammar.fork()) for job in jobs]
-        self._note.prompt = prepared.prompt if state.options.log_prompts else None
+        self._record.prompt = prepared.prompt if state.options.log_prompts else None
         for job in jobs:
             state.metrics.request_started(
-                job.id, arrived=self._note.arrived, n=job.num_samples,
+                job.id, arrived=self._record.arrived, n=job.num_samples,
                 max_tokens=job.asked.params.max_tokens,
             )  # fmt: skip
         channel = Channel(jobs)
@@ -110,7 +116,7 @@ class Answering(Response):
             else:
                 await self._whole(channel, prepared, send)
         finally:
-            self._note.results = prepared.writer.results
+            self._record.results = prepared.writer.results
             state.worker.leave(channel)
 
     async def _whole(self, channel: Channel, prepared: Prepared, send: Send) -> None:
@@ -119,7 +125,8 @@ class Answering(Response):
                 prepared.writer.note(event)
         writer = prepared.writer
         if writer.is_large:
-            body: bytes = await self.state.in_thread(lambda: encoded(writer.whole()))
+            loop = asyncio.get_running_loop()
+            body = await loop.run_in_executor(self.state.pool, lambda: encoded(writer.whole()))
         else:
             body = encoded(writer.whole())
         await send_whole(send, body)
@@ -140,13 +147,14 @@ class Answering(Response):
 
     async def _take(self, channel: Channel) -> list[Event]:
         taken = await channel.take()
-        if self._note.first_token is None and any(event.update.token_ids for event in taken):
-            self._note.first_token = time.perf_counter()
+        record = self._record
+        if record.first_token_seconds is None and any(event.update.token_ids for event in taken):
+            record.first_token_seconds = time.perf_counter() - record.arrived
         return taken
 
     async def _refuse(self, send: Send, error: BaseException) -> None:
         refusal = refusal_of(error)
-        self._note.error = refusal.message
+        self._record.error = refusal.message
         self.state.tally.count(refusal.status, is_stopped=refusal.code == STOPPED)
         if refusal.status == 500 and refusal is not error:
             _log.error("request %s failed", self.answer_id, exc_info=error)
@@ -158,10 +166,6 @@ class Answering(Response):
             await send_part(send, events([refusal.body]) + DONE, is_last=True)
         else:
             await send_refusal(send, refusal)
-
-
-def new_id(prefix: str) -> str:
-    return f"{prefix}-{secrets.token_hex(16)}"
 
 
 @dataclass(frozen=True)
@@ -184,17 +188,18 @@ def prepare_chat(
     changes = {"skip_special_tokens": False} if is_kept else {}
     params = request.params(model.engine.prompts, **changes)
     options = {**request.template_options, **chat.template_options}
-    asked = model.engine.read(chat.messages, _seeded(params), options)
-    _check_length(asked.ids, request, model, limits.max_prompt_tokens)
+    asked = model.engine.read(chat.messages, seeded(params), options)
+    check_length(asked.ids, request, model, limits.max_prompt_tokens)
     reasoning = model.reasoning_format
     start = model.reasoning_start(asked.ids) if reasoning is not None else "closed"
     spec = chat.grammar and after_reasoning(chat.grammar, reasoning, start)
     jobs = [Job(answer_id, asked, request.priority)]
+    is_content = chat.format is None and reasoning is None  # and nothing else, as most answers
     writer = ChatWriter(
-        request, jobs, model=model, answer_id=answer_id, start=start, special=special,
-        new_text=lambda: ChatText(chat, reasoning, start),
+        request, jobs, model=model, answer_id=answer_id, start=start,
+        limited_by=limiting_field(request, spec),
+        new_text=None if is_content else lambda: ChatText(chat, reasoning, start, special),
     )  # fmt: skip
-    writer.limited_by = _limiting_field(request, spec)
     return Prepared(jobs, spec, writer, messages)
 
 
@@ -202,7 +207,7 @@ def _with_tools(
     request: ChatRequest, messages: list[dict[str, Any]], model: ServedModel
 ) -> PreparedChat:
     """What tools, earlier calls and a grammar make of a request; most have none of them."""
-    spec = _grammar_of(request)
+    spec = grammar_of(request)
     given = (request.tools, request.tool_choice)
     if given == (None, None) and not any("tool_calls" in message for message in messages):
         return PreparedChat(messages, grammar=spec)
@@ -213,32 +218,13 @@ def _with_tools(
     )  # fmt: skip
 
 
-def _grammar_of(request: SamplingFields) -> GrammarSpec | None:
+def grammar_of(request: SamplingFields) -> GrammarSpec | None:
     if request.response_format is None and request.structured_outputs is None:
         return None
     return grammar_spec(request.response_format, request.structured_outputs)
 
 
-def prepare_completion(
-    request: CompletionRequest, answer_id: str, model: ServedModel, limits: ServerOptions
-) -> Prepared:
-    engine = model.engine
-    params = request.params(engine.prompts)
-    spec = _grammar_of(request)
-    jobs = []
-    for number, prompt in enumerate(request.prompts):
-        asked = engine.read(prompt, _seeded(params))
-        _check_length(asked.ids, request, model, limits.max_prompt_tokens)
-        name = answer_id if number == 0 else f"{answer_id}-{number}"
-        jobs.append(Job(name, asked, request.priority))
-    # Decoded once and here: a long prompt would hold up the event loop, once for every sample.
-    echoed = [_echo(prompt, model) for prompt in request.prompts] if request.echo else []
-    writer = CompletionWriter(request, jobs, model=model, answer_id=answer_id, echoed=echoed)
-    writer.limited_by = _limiting_field(request, spec)
-    return Prepared(jobs, spec, writer, request.prompt)
-
-
-def _limiting_field(request: SamplingFields, spec: GrammarSpec | None) -> str | None:
+def limiting_field(request: SamplingFields, spec: GrammarSpec | None) -> str | None:
     """Which one is at fault if no token is left to choose; a grammar first."""
     if spec is not None:
         return spec.field
@@ -246,17 +232,12 @@ def _limiting_field(request: SamplingFields, spec: GrammarSpec | None) -> str | 
     return next((name for name in lists if getattr(request, name) is not None), None)
 
 
-def _seeded(params: SamplingParams) -> SamplingParams:
+def seeded(params: SamplingParams) -> SamplingParams:
     """With a seed that every client can read: many know whole numbers up to 53 bits only."""
     return params if params.seed is not None else replace(params, seed=secrets.randbits(53))
 
 
-def _echo(prompt: str | list[int], model: ServedModel) -> str:
-    with about("echo"):
-        return prompt if isinstance(prompt, str) else model.decode(prompt)
-
-
-def _check_length(
+def check_length(
     ids: list[int], request: SamplingFields, model: ServedModel, most: int | None
 ) -> None:
     """Refusal for a prompt that is too long, or for more max_tokens than have room."""

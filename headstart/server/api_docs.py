@@ -13,9 +13,9 @@ from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.responses import HTMLResponse
 
+from headstart.server.completions import CompletionRequest
 from headstart.server.protocol.base import HARMLESS, Part
-from headstart.server.protocol.chat import ChatRequest
-from headstart.server.protocol.completion import CompletionRequest
+from headstart.server.protocol.requests import ChatRequest
 from headstart.server.tokens import DetokenizeRequest, TokenizeRequest
 
 _BODIES = (ChatRequest, CompletionRequest, TokenizeRequest, DetokenizeRequest)

@@ -1,25 +1,23 @@
-"""The routes, and which clients may use them. What a route does beyond its body lives elsewhere."""
+"""The routes of a server: which function answers which path. What they do lies elsewhere."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any
+import asyncio
+from collections.abc import Callable
+from typing import Any
 
-from fastapi import Depends, FastAPI, Header, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.middleware.cors import CORSMiddleware
 from starlette.exceptions import HTTPException
 
 from headstart import __version__
 from headstart.errors import ConfigError, RequestError
-from headstart.server.answering import Answering, Prepared, new_id, prepare_chat, prepare_completion
+from headstart.server.answering import answer_route, prepare_chat
 from headstart.server.api_docs import body_of, describe, fields_page
+from headstart.server.completions import CompletionRequest, prepare_completion
+from headstart.server.intake import check_name
 from headstart.server.page import page_response
-from headstart.server.protocol.chat import ChatRequest
-from headstart.server.protocol.completion import CompletionRequest
-from headstart.server.protocol.sampling import SamplingFields
+from headstart.server.protocol.requests import ChatRequest
 from headstart.server.refusals import Refusal, no_such_route, refusal_of
 from headstart.server.state import ServerState
 from headstart.server.tokens import (
@@ -29,28 +27,16 @@ from headstart.server.tokens import (
     detokenize,
     tokenize,
 )
-from headstart.server.wire import Observed, encoded, note_of
-
-_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
+from headstart.server.wire import Access, Observed, encoded, record_of
 
 
 def create_app(state: ServerState) -> FastAPI:
     """All routes of a server; the caller starts `state.worker`."""
-    options, keys = state.options, Keys(state.options.api_keys)
-    is_for_this_machine = not options.is_public and not options.api_keys  # no page knows a key
     # FastAPI's own /docs loads scripts from elsewhere; ours loads nothing.
     app = FastAPI(title="Headstart", version=__version__, redoc_url=None, docs_url=None)
-
-    async def key(
-        request: Request, authorization: Annotated[str | None, Header()] = None
-    ) -> None:  # fmt: skip
-        if is_for_this_machine:
-            check_host(request.headers.get("host", ""), options.host)
-        check_site(request.headers, options.cors_origin or ())
-        keys.check(authorization)
-
-    _add_answers(app, state, [Depends(key)])
-    _add_tokens(app, state, [Depends(key)])
+    keys = [Depends(Access(state.options).check)]
+    _add_answers(app, state, keys)
+    _add_tokens(app, state, keys)
     _add_operation(app, state)
     for kind in (Refusal, RequestError, ConfigError, HTTPException):
         app.add_exception_handler(kind, _refuse)
@@ -65,36 +51,27 @@ def create_app(state: ServerState) -> FastAPI:
 
 
 def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
-    async def answering(
-        request: Request, kind: type[SamplingFields], prefix: str, prepare: Callable[..., Prepared]
-    ) -> Response:
-        state.gate.check()
-        body = await state.bodies.read(request, kind)
-        state.check_name(body.model)
-        body.check(state.options)
-        return Answering(state, body, new_id(prefix), prepare)
-
-    @app.post("/v1/chat/completions", dependencies=keys, openapi_extra=body_of(ChatRequest))
-    async def chat_completions(request: Request) -> Response:
-        """Answer a conversation."""
-        return await answering(request, ChatRequest, "chatcmpl", prepare_chat)
-
-    @app.post("/v1/completions", dependencies=keys, openapi_extra=body_of(CompletionRequest))
-    async def completions(request: Request) -> Response:
-        """Continue a text."""
-        return await answering(request, CompletionRequest, "cmpl", prepare_completion)
+    app.post(
+        "/v1/chat/completions", name="chat_completions", description="Answer a conversation.",
+        dependencies=keys, openapi_extra=body_of(ChatRequest),
+    )(answer_route(state, ChatRequest, "chatcmpl", prepare_chat))  # fmt: skip
+    app.post(
+        "/v1/completions", name="completions", description="Continue a text.",
+        dependencies=keys, openapi_extra=body_of(CompletionRequest),
+    )(answer_route(state, CompletionRequest, "cmpl", prepare_completion))  # fmt: skip
 
     @app.get("/v1/models", dependencies=keys)
     async def models() -> Response:
         """The served model, under all its names."""
+        state.gate.check()
         return _document({"object": "list", "data": state.model.cards()})
 
     @app.get("/v1/models/{name:path}", dependencies=keys)
     async def model(name: str) -> Response:
         """One of those names."""
-        card = state.model.cards()[0]
-        state.check_name(name)
-        return _document({**card, "id": name})
+        state.gate.check()
+        check_name(name, state.names)
+        return _document({**state.model.cards()[0], "id": name})
 
 
 def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
@@ -103,9 +80,10 @@ def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
     ) -> Response:
         state.gate.check()
         body = await state.bodies.read(request, kind)
-        state.check_name(body.model)
+        check_name(body.model, state.names)
         with state.gate.entry(1, is_timed=False):
-            return _json(await state.in_token_thread(convert, body, state.model))
+            loop = asyncio.get_running_loop()
+            return _json(await loop.run_in_executor(state.token_pool, convert, body, state.model))
 
     @app.post("/tokenize", dependencies=keys, openapi_extra=body_of(TokenizeRequest))
     async def tokenize_text(request: Request) -> Response:
@@ -156,66 +134,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
         message = f"{request.method} {request.url.path[:80]}: {error.detail}."
         error = no_such_route(error.status_code, message, error.headers or {})
     refusal = refusal_of(error)
-    note_of(request.scope).error = refusal.message
+    record_of(request.scope).error = refusal.message
     return Response(
         encoded(refusal.body), refusal.status, refusal.headers, media_type="application/json"
     )
-
-
-class Keys:
-    """The keys of a server; without any, all clients may ask."""
-
-    def __init__(self, keys: Sequence[str]):
-        self._digests = [_digest(key) for key in keys]
-
-    def check(self, authorization: str | None) -> None:
-        """Refusal unless the header holds one of the keys."""
-        if not self._digests:
-            return
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
-            raise _refused("this server wants an API key: `Authorization: Bearer KEY`.")
-        # All are compared, and digests of equal length: time says nothing about any of them.
-        given = _digest(key.strip())
-        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
-        if not any(matches):
-            raise _refused("the API key is not one of this server's.")
-
-
-def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Refusal for a web page of another origin, which browsers say.
-
-    CORS keeps such a page from reading the answer; this keeps it from making the model work.
-    """
-    origin = headers.get("origin")
-    is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
-    if origin is not None:
-        is_foreign |= origin.partition("://")[2].lower() != headers.get("host", "").lower()
-    if is_foreign and "*" not in allowed and origin not in allowed:
-        raise Refusal(
-            403, f"pages of {(origin or 'another origin')[:80]} may not ask this server; "
-            "--cors-origin allows one.", code="foreign_origin",
-        )  # fmt: skip
-
-
-def check_host(host: str, own: str) -> None:
-    """Refusal unless a server for this machine is asked under a name of this machine.
-
-    A page of any name can let that name lead to this machine, and is of the server's own origin
-    then.
-    """
-    name = host.lower() if host.endswith("]") else host.lower().rpartition(":")[0] or host.lower()
-    is_own = name in ("", "localhost", "[::1]", own.lower(), f"[{own.lower()}]")
-    if not is_own and not _LOOPBACK.fullmatch(name):
-        raise Refusal(
-            403, f"the Host is {host[:80]!r} and this server is for this machine; ask localhost, "
-            "start it with another --host, or with --api-key.", code="foreign_host",
-        )  # fmt: skip
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
-
-
-def _refused(message: str) -> Refusal:
-    return Refusal(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})

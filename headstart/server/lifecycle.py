@@ -26,10 +26,10 @@ from headstart.engine.engine import Engine
 from headstart.engine.options import MENU
 from headstart.errors import MissingExtra, RequestError
 from headstart.server.app import create_app
-from headstart.server.bodies import give_back
+from headstart.server.intake import ANY_NAME, give_back
 from headstart.server.options import ServerOptions, url_of
 from headstart.server.refusals import STOPPED, unavailable
-from headstart.server.state import ANY_NAME, ServerState
+from headstart.server.state import ServerState
 from headstart.server.wire import GuardedConnection
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Serving:
 
     def _changed(self) -> None:
         """The engine is ready, or it is gone."""
-        self.state.metrics.set_state(self.state.health)
+        self.state.readings.state = self.state.health
         if self.state.worker.failure is None:
             self._was_ready = True
             assert self.state.worker.engine is not None
@@ -144,7 +144,7 @@ class Serving:
 
     def _begin_draining(self) -> None:
         self.state.gate.is_draining = True
-        self.state.metrics.set_state(self.state.health)
+        self.state.readings.state = self.state.health
         if not self.state.worker.is_ready:
             self._end(0, f"{self._signal_name} while loading")
             return
@@ -191,6 +191,7 @@ class Serving:
             await asyncio.sleep(_WATCH_SECONDS)
             if state.bodies.large.are_over(is_idle=state.gate.num_open == 0):
                 await asyncio.to_thread(give_back)
+            state.readings.sample()
             started = state.worker.step_started
             if started is None or time.perf_counter() - started < limit:
                 continue

@@ -7,7 +7,7 @@ from typing import Any
 from headstart.errors import ConfigError, RequestError
 from headstart.server.model import ServedModel
 from headstart.server.protocol.base import Part, TokenIds
-from headstart.server.protocol.chat import Messages, Tools, for_template, template_options
+from headstart.server.protocol.requests import Messages, Tools, for_template, template_options
 from headstart.server.refusals import renamed
 from headstart.server.tools.calls import prepare as prepare_tools
 from headstart.server.wire import encoded

@@ -1,4 +1,4 @@
-"""HTTP below the routes: connections with time limits, answers as bytes, one log line for each.
+"""HTTP around the routes: connections with time limits, access, answers as bytes, their records.
 
 uvicorn bounds the size of headers and the time between requests; not the time for headers, nor how
 long an answer waits to be read. Every answer is counted and logged, and one is given where a route
@@ -8,92 +8,39 @@ failed.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import hmac
 import json
 import logging
+import re
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import h11
+from fastapi import Header, Request
 from pydantic_core import PydanticSerializationError, to_json
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from headstart.engine.output import Result
-from headstart.server.logs import RequestRecord, log_request
-from headstart.server.metrics.recorder import ServerMetrics
+from headstart.server.options import ServerOptions
+from headstart.server.recording import RequestRecord, ServerMetrics, log_request
 from headstart.server.refusals import Refusal, refusal_of
 
 _log = logging.getLogger("headstart.server")
 HEADER_SECONDS = 20.0
 STALL_SECONDS = 20.0  # in which a client must take this much of what waits for it, or all
 _LEAST_BYTES = 1 << 18
-_NOTE = "headstart.note"
+_RECORD = "headstart.record"  # key of a scope
 _QUIET = ("/health", "/metrics")  # asked every few seconds; counted, not logged
 _GONE = 499  # the client went away before the answer began
 DONE = b"data: [DONE]\n\n"
+_LOOPBACK = re.compile(r"127(\.\d{1,3}){3}")
 _STREAM_HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
     (b"x-accel-buffering", b"no"),  # proxies would collect chunks
 ]
-
-
-def encoded(document: Any) -> bytes:
-    """Compact JSON; what is no character (a lone surrogate in a message) shows as `?`."""
-    try:
-        return to_json(document)  # a seventh of the time that `json` takes, for every chunk
-    except PydanticSerializationError:
-        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-        return text.encode("utf-8", "replace")
-
-
-def events(documents: Iterable[Any]) -> bytes:
-    return b"".join(b"data: " + encoded(document) + b"\n\n" for document in documents)
-
-
-async def begin_stream(send: Send) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
-
-
-async def send_part(send: Send, data: bytes, *, is_last: bool = False) -> None:
-    await send({"type": "http.response.body", "body": data, "more_body": not is_last})
-
-
-async def send_whole(send: Send, body: bytes) -> None:
-    await _send_document(send, 200, body, {})
-
-
-async def send_refusal(send: Send, refusal: Refusal) -> None:
-    await _send_document(send, refusal.status, encoded(refusal.body), refusal.headers)
-
-
-async def _send_document(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
-    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    more = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": own + more})
-    await send_part(send, body, is_last=True)
-
-
-async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
-    """Do the work unless the client goes away first; False if it did."""
-    task, watcher = asyncio.create_task(work), asyncio.create_task(_gone(receive))
-    try:
-        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
-        is_done = task.done()
-    finally:
-        watcher.cancel()
-        task.cancel()  # no effect on one that is done
-        await asyncio.gather(task, watcher, return_exceptions=True)
-    if is_done:
-        task.result()
-    return is_done
-
-
-async def _gone(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 class GuardedConnection(H11Protocol):
@@ -160,22 +107,87 @@ class GuardedConnection(H11Protocol):
             self._header_timer = None
 
 
-@dataclass
-class Note:
-    """What is known about a request while it is answered."""
+class Access:
+    """Which clients may use a server: by key, by the page that asks, by the name that it asks."""
 
-    arrived: float = field(default_factory=time.perf_counter)
-    id: str = "-"
-    first_token: float | None = None
-    results: Sequence[Result] = ()
-    is_stream: bool = False
-    error: str | None = None
-    prompt: Any = None
+    def __init__(self, options: ServerOptions):
+        self._keys, self._options = Keys(options.api_keys), options
+        # With keys any name will do: no page knows a key.
+        self._is_for_this_machine = not options.is_public and not options.api_keys
+
+    async def check(
+        self, request: Request, authorization: Annotated[str | None, Header()] = None
+    ) -> None:
+        """Refusal for a client that may not; the routes depend on it."""
+        if self._is_for_this_machine:
+            check_host(request.headers.get("host", ""), self._options.host)
+        check_site(request.headers, self._options.cors_origin or ())
+        self._keys.check(authorization)
 
 
-def note_of(scope: Scope) -> Note:
-    note: Note = scope.setdefault(_NOTE, Note())
-    return note
+class Keys:
+    """The keys of a server; without any, all clients may ask."""
+
+    def __init__(self, keys: Sequence[str]):
+        self._digests = [_digest(key) for key in keys]
+
+    def check(self, authorization: str | None) -> None:
+        """Refusal unless the header holds one of the keys."""
+        if not self._digests:
+            return
+        scheme, _, key = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not key:
+            raise _refused("this server wants an API key: `Authorization: Bearer KEY`.")
+        # All are compared, and digests of equal length: time says nothing about any of them.
+        given = _digest(key.strip())
+        matches = [hmac.compare_digest(given, digest) for digest in self._digests]
+        if not any(matches):
+            raise _refused("the API key is not one of this server's.")
+
+
+def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
+    """Refusal for a web page of another origin, which browsers say.
+
+    CORS keeps such a page from reading the answer; this keeps it from making the model work.
+    """
+    origin = headers.get("origin")
+    is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+    if origin is not None:
+        is_foreign |= origin.partition("://")[2].lower() != headers.get("host", "").lower()
+    if is_foreign and "*" not in allowed and origin not in allowed:
+        raise Refusal(
+            403, f"pages of {(origin or 'another origin')[:80]} may not ask this server; "
+            "--cors-origin allows one.", code="foreign_origin",
+        )  # fmt: skip
+
+
+def check_host(host: str, own: str) -> None:
+    """Refusal unless a server for this machine is asked under a name of this machine.
+
+    A page of any name can let that name lead to this machine, and is of the server's own origin
+    then.
+    """
+    name = host.lower() if host.endswith("]") else host.lower().rpartition(":")[0] or host.lower()
+    is_own = name in ("", "localhost", "[::1]", own.lower(), f"[{own.lower()}]")
+    if not is_own and not _LOOPBACK.fullmatch(name):
+        raise Refusal(
+            403, f"the Host is {host[:80]!r} and this server is for this machine; ask localhost, "
+            "start it with another --host, or with --api-key.", code="foreign_host",
+        )  # fmt: skip
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _refused(message: str) -> Refusal:
+    return Refusal(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+
+
+def record_of(scope: Scope) -> RequestRecord:
+    """What is known of the request that a scope belongs to."""
+    record: RequestRecord = scope.setdefault(_RECORD, RequestRecord())
+    return record
 
 
 class Observed:
@@ -188,7 +200,7 @@ class Observed:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        note, status = note_of(scope), _GONE
+        record, status = record_of(scope), _GONE
 
         async def watch(message: Message) -> None:
             nonlocal status
@@ -200,26 +212,73 @@ class Observed:
             await self._app(scope, receive, watch)
         except Exception as error:
             refusal = refusal_of(error)
-            note.error = refusal.message
+            record.error = refusal.message
             if status != _GONE:  # an answer that has begun cannot become another one
                 raise
             if refusal.status == 500:
                 _log.error("%s %s failed", scope["method"], scope["path"][:80], exc_info=error)
             await send_refusal(watch, refusal)
         finally:
-            seconds = time.perf_counter() - note.arrived
-            route = getattr(scope.get("route"), "path", None)
-            self._metrics.http_request(route, scope["method"], status, seconds)
+            route, client = getattr(scope.get("route"), "path", None), scope.get("client")
+            record.seconds, record.status = time.perf_counter() - record.arrived, status
+            record.route, record.model = route or scope["path"][:80], self._model
+            record.client = client[0] if client else None
+            self._metrics.http_request(route, scope["method"], status, record.seconds)
             if route not in _QUIET:
-                log_request(self._record(scope, note, route, status, seconds))
+                log_request(record)
 
-    def _record(
-        self, scope: Scope, note: Note, route: str | None, status: int, seconds: float
-    ) -> RequestRecord:
-        first = note.first_token - note.arrived if note.first_token is not None else None
-        client = scope.get("client")
-        return RequestRecord(
-            id=note.id, route=route or scope["path"][:80], status=status, model=self._model,
-            client=client[0] if client else None, seconds=seconds, first_token_seconds=first,
-            results=note.results, is_stream=note.is_stream, error=note.error, prompt=note.prompt,
-        )  # fmt: skip
+
+def encoded(document: Any) -> bytes:
+    """Compact JSON; what is no character (a lone surrogate in a message) shows as `?`."""
+    try:
+        return to_json(document)  # a seventh of the time that `json` takes, for every chunk
+    except PydanticSerializationError:
+        text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
+
+
+def events(documents: Iterable[Any]) -> bytes:
+    return b"".join(b"data: " + encoded(document) + b"\n\n" for document in documents)
+
+
+async def begin_stream(send: Send) -> None:
+    await send({"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS})
+
+
+async def send_part(send: Send, data: bytes, *, is_last: bool = False) -> None:
+    await send({"type": "http.response.body", "body": data, "more_body": not is_last})
+
+
+async def send_whole(send: Send, body: bytes) -> None:
+    await _send_document(send, 200, body, {})
+
+
+async def send_refusal(send: Send, refusal: Refusal) -> None:
+    await _send_document(send, refusal.status, encoded(refusal.body), refusal.headers)
+
+
+async def _send_document(send: Send, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+    own = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    more = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": own + more})
+    await send_part(send, body, is_last=True)
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, None]) -> bool:
+    """Do the work unless the client goes away first; False if it did."""
+    task, watcher = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+    try:
+        await asyncio.wait((task, watcher), return_when=asyncio.FIRST_COMPLETED)
+        is_done = task.done()
+    finally:
+        watcher.cancel()
+        task.cancel()  # no effect on one that is done
+        await asyncio.gather(task, watcher, return_exceptions=True)
+    if is_done:
+        task.result()
+    return is_done
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

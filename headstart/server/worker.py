@@ -22,7 +22,7 @@ from typing import Any
 from headstart.engine.engine import Asked, Engine
 from headstart.engine.output import Result, Update
 from headstart.errors import EngineError, HeadstartError
-from headstart.server.metrics.recorder import ServerMetrics
+from headstart.server.recording import ServerMetrics
 from headstart.server.refusals import engine_failed
 
 _log = logging.getLogger("headstart.server")
@@ -169,7 +169,6 @@ class Worker:
     def _run(self) -> None:
         try:
             self.engine = self._make_engine()
-            self._metrics.attach(self.engine, num_queued=lambda: self.num_queued)
             self._tell(self._on_change)
             while not self._is_stopping:
                 self._turn(self.engine)
@@ -183,6 +182,7 @@ class Worker:
         self._take_calls(wait=not engine.has_work)
         if not engine.has_work or self._is_stopping:
             return
+        num_before = engine.stats.prompt_tokens
         self.step_started = started = time.perf_counter()
         try:
             updates = engine.step()
@@ -192,7 +192,9 @@ class Worker:
         finally:
             self.step_started = None
         seconds = time.perf_counter() - started
-        self._metrics.observe_step(seconds, sum(len(update.token_ids) for update in updates))
+        num_tokens = engine.stats.prompt_tokens - num_before
+        num_tokens += sum(len(update.token_ids) for update in updates)
+        self._metrics.observe_step(seconds, num_tokens)
         if updates:
             self._hand_out(engine, updates)
 

@@ -16,7 +16,7 @@ from support.tiny_fixture import Tiny
 from headstart.engine.engine import Engine
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.output import Result
-from headstart.server.answers.chat import assembled
+from headstart.server.answers.chat_text import assembled
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, choice, ebnf, json_schema, regex
 from headstart.server.tools.calls import prepare

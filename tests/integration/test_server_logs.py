@@ -17,7 +17,7 @@ from headstart.engine.output import Completion, Result
 from headstart.engine.request import RequestStats
 from headstart.server.answers.writer import usage_of
 from headstart.server.lifecycle import startup_lines
-from headstart.server.logs import LogFormat, RequestRecord, configure, log_request
+from headstart.server.recording import LogFormat, RequestRecord, configure, log_request
 
 pytestmark = pytest.mark.usefixtures("logging_as_before")
 NASTY = 'gpt\n2026-01-01 ERROR forged "line"\r\x1b[31m\u2028end'

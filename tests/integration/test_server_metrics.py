@@ -16,14 +16,27 @@ from headstart.engine.engine import Engine
 from headstart.engine.output import Result
 from headstart.sampling.params import SamplingParams
 from headstart.server.metrics.exposition import MetricsPage
-from headstart.server.metrics.recorder import ServerMetrics
+from headstart.server.metrics.readings import Readings
+from headstart.server.metrics.series import Series
 from headstart.server.metrics.table import METRICS
+from headstart.server.recording import ServerMetrics
 
 Scraped = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 
-def scrape(metrics: ServerMetrics) -> Scraped:
-    body, content_type = MetricsPage(metrics).render()
+class Counted:
+    """What a server has for its metrics, without the server."""
+
+    def __init__(self, name: str = "tiny"):
+        self.series, self.readings = Series(name), Readings()
+        self.metrics = ServerMetrics(self.series)
+
+    def page(self) -> tuple[bytes, str]:
+        return MetricsPage(self.series, self.readings).render()
+
+
+def scrape(counted: Counted) -> Scraped:
+    body, content_type = counted.page()
     assert content_type.startswith("text/plain; version=0.0.4")
     return {
         (s.name, frozenset(s.labels.items())): s.value
@@ -40,13 +53,14 @@ def value(scraped: Scraped, name: str, **labels: str) -> float:
 
 
 def drive(
-    engine: Engine, metrics: ServerMetrics, prompts: Sequence[list[int]], params: SamplingParams,
+    engine: Engine, counted: Counted, prompts: Sequence[list[int]], params: SamplingParams,
 ) -> list[Result]:  # fmt: skip
     """What the server's worker does, without the server; checks that no counter goes down."""
+    metrics = counted.metrics
     ids = [engine.add(prompt, params) for prompt in prompts]
     for request_id in ids:
         metrics.request_started(request_id, n=params.n, max_tokens=params.max_tokens)
-    before = scrape(metrics)
+    before = scrape(counted)
     while engine.has_work:
         started = time.perf_counter()
         updates = engine.step()
@@ -54,7 +68,7 @@ def drive(
         metrics.observe_step(time.perf_counter() - started, total)
         for update in updates:
             metrics.tokens(update.request_id, update.sample, len(update.token_ids))
-        before = assert_nothing_sank(before, scrape(metrics))
+        before = assert_nothing_sank(before, scrape(counted))
     results = [engine.collect(request_id) for request_id in ids]
     for result in results:
         metrics.request_finished(result)
@@ -69,21 +83,21 @@ def assert_nothing_sank(before: Scraped, after: Scraped) -> Scraped:
     return after
 
 
-def attached(engine: Engine, name: str = "tiny") -> ServerMetrics:
-    metrics = ServerMetrics(name)
-    metrics.attach(engine)
-    return metrics
+def attached(engine: Engine) -> Counted:
+    counted = Counted()
+    counted.readings.attach(engine)
+    return counted
 
 
 @pytest.fixture(scope="module")
 def told(tiny: Tiny) -> tuple[Engine, list[Result], Scraped]:
     """An engine with drafts after a run of ten prompts, and what its metrics say."""
     engine = start(soft(tiny), speculate=3)
-    metrics = attached(engine)
-    results = drive(engine, metrics, make_prompts(8), greedy(24))
-    results += drive(engine, metrics, make_prompts(2), greedy(24))  # these are cached now
+    counted = attached(engine)
+    results = drive(engine, counted, make_prompts(8), greedy(24))
+    results += drive(engine, counted, make_prompts(2), greedy(24))  # these are cached now
     assert_head_is_alive(results)
-    return engine, results, scrape(metrics)
+    return engine, results, scrape(counted)
 
 
 def test_speculation_is_counted_as_the_engine_counts_it(
@@ -190,12 +204,12 @@ def test_vllm_bench_sees_drafts_and_nothing_twice(
 
 def test_every_row_of_the_table_is_exposed_and_nothing_else(tiny: Tiny) -> None:
     engine = start(soft(tiny), speculate="auto", max_running_requests=4)
-    metrics = attached(engine)
-    drive(engine, metrics, make_prompts(6), greedy(12))
-    metrics.http_request("/v1/models", "GET", 200, 0.01)
+    counted = attached(engine)
+    drive(engine, counted, make_prompts(6), greedy(12))
+    counted.metrics.http_request("/v1/models", "GET", 200, 0.01)
     families = {
         family.name: family.type
-        for family in text_string_to_metric_families(MetricsPage(metrics).render()[0].decode())
+        for family in text_string_to_metric_families(counted.page()[0].decode())
         if not family.name.startswith("process_")
     }
     expected = {
@@ -209,9 +223,9 @@ def test_every_row_of_the_table_is_exposed_and_nothing_else(tiny: Tiny) -> None:
 
 def test_auto_says_why_and_what_a_round_costs(tiny: Tiny) -> None:
     engine = start(soft(tiny), speculate="auto", speculate_off_above=3)
-    metrics = attached(engine)
-    drive(engine, metrics, make_prompts(3), greedy(12))
-    scraped = scrape(metrics)
+    counted = attached(engine)
+    drive(engine, counted, make_prompts(3), greedy(12))
+    scraped = scrape(counted)
     assert value(scraped, "headstart:spec_decode_reason", reason="fastest") == 1
     assert value(scraped, "headstart:spec_decode_expected_speedup") >= 1
     costs = [
@@ -222,7 +236,7 @@ def test_auto_says_why_and_what_a_round_costs(tiny: Tiny) -> None:
         engine.add(prompt, greedy(4))
     engine.step()
     engine.step()
-    crowded = scrape(metrics)
+    crowded = scrape(counted)
     assert value(crowded, "headstart:spec_decode_reason", reason="off_above") == 1
     assert value(crowded, "vllm:num_requests_running") == 6
     assert 0 < value(crowded, "vllm:kv_cache_usage_perc") < 1
@@ -237,25 +251,25 @@ def test_without_a_head_there_are_no_speculative_series(plain: Engine) -> None:
 def test_counters_go_on_after_another_engine_takes_over(
     tiny: Tiny, drafting: Engine, plain: Engine
 ) -> None:
-    metrics = attached(drafting)
-    drive(drafting, metrics, make_prompts(4), greedy(12))
-    before = scrape(metrics)
-    metrics.attach(start(soft(tiny), speculate=3))
-    after = assert_nothing_sank(before, scrape(metrics))
+    counted = attached(drafting)
+    drive(drafting, counted, make_prompts(4), greedy(12))
+    before = scrape(counted)
+    counted.readings.attach(start(soft(tiny), speculate=3))
+    after = assert_nothing_sank(before, scrape(counted))
     name = "vllm:spec_decode_num_accepted_tokens_total"
     assert value(after, name) == value(before, name) > 0
 
 
 def test_aborts_and_failures_are_counted_and_their_times_are_not(drafting: Engine) -> None:
-    metrics = attached(drafting)
+    counted = attached(drafting)
     request_id = drafting.add([3, 4, 5], greedy(50, n=2))
-    metrics.request_started(request_id, n=2)
+    counted.metrics.request_started(request_id, n=2)
     drafting.step()
     drafting.abort(request_id)
-    metrics.request_finished(drafting.collect(request_id))
-    metrics.request_started("lost", n=3)
-    metrics.request_failed("lost")
-    scraped = scrape(metrics)
+    counted.metrics.request_finished(drafting.collect(request_id))
+    counted.metrics.request_started("lost", n=3)
+    counted.metrics.request_failed("lost")
+    scraped = scrape(counted)
     ended = {
         reason: value(scraped, "vllm:request_success_total", finished_reason=reason)
         for reason in ("stop", "length", "abort", "error")
@@ -265,24 +279,24 @@ def test_aborts_and_failures_are_counted_and_their_times_are_not(drafting: Engin
 
 
 def test_two_servers_in_one_process_do_not_share_anything(drafting: Engine) -> None:
-    one, other = ServerMetrics("one"), ServerMetrics("other")
-    one.http_request("/health", "GET", 200, 0.01)
+    one, other = Counted("one"), Counted("other")
+    one.metrics.http_request("/health", "GET", 200, 0.01)
     assert not any(name == "http_requests_total" for name, _ in scrape(other))
     assert value(scrape(one), "http_requests_total", handler="/health", status="2xx") == 1
 
 
 def test_paths_that_clients_make_up_do_not_become_series() -> None:
-    metrics = ServerMetrics("tiny")
+    counted = Counted()
     for number in range(50):
-        metrics.http_request(None, f"METHOD{number}", 404, 0.001)
-    found: list[Any] = [own for (name, own) in scrape(metrics) if name == "http_requests_total"]
+        counted.metrics.http_request(None, f"METHOD{number}", 404, 0.001)
+    found: list[Any] = [own for (name, own) in scrape(counted) if name == "http_requests_total"]
     assert len(found) == 1
 
 
 def test_states_of_the_server_are_exclusive() -> None:
-    metrics = ServerMetrics("tiny")
-    assert value(scrape(metrics), "headstart:server_state", state="starting") == 1
-    metrics.set_state("draining")
-    scraped = scrape(metrics)
+    counted = Counted()
+    assert value(scrape(counted), "headstart:server_state", state="starting") == 1
+    counted.readings.state = "draining"
+    scraped = scrape(counted)
     assert value(scraped, "headstart:server_state", state="draining") == 1
     assert value(scraped, "headstart:server_state", state="starting") == 0

@@ -14,7 +14,7 @@ from support.server_runs import Server
 from headstart.engine.options import EngineOptions
 from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import HARMLESS
-from headstart.server.protocol.chat import ChatRequest
+from headstart.server.protocol.requests import ChatRequest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
 ASKING = re.findall(r"```bash\n(curl .*?)```", PAGE, re.DOTALL)

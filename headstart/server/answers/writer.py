@@ -1,22 +1,24 @@
-"""What both APIs have in common: ids and times of an answer, usage, statistics, the last chunk."""
+"""OpenAI's answer objects, made of what the engine hands back: chunks of a stream, whole answers.
+
+`Writer` has what both APIs share, `ChatWriter` the answers of /v1/chat/completions; those of
+/v1/completions are in `completions.py`.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from headstart.data.prompt_reader import Detokenizer
 from headstart.engine.output import Completion, Result, Update
-from headstart.sampling.acceptance import Acceptance
+from headstart.server.answers.chat_text import ChatText
+from headstart.server.answers.logprobs import chat_logprobs
+from headstart.server.answers.statistics import OriginText, statistics_of
 from headstart.server.model import ServedModel
-from headstart.server.protocol.sampling import SamplingFields
+from headstart.server.protocol.requests import ChatRequest, SamplingFields
+from headstart.server.reasoning import Start
 from headstart.server.refusals import unanswerable
 from headstart.server.worker import Event, Job
-
-if TYPE_CHECKING:
-    from headstart.engine.output import Completion, Result
 
 _LARGE = 2000  # tokens and alternatives in one answer
 
@@ -26,12 +28,14 @@ class Writer:
 
     kind = ""  # `object` of a whole answer
     chunk_kind = ""
-    limited_by: str | None = None  # the request's field that may leave nothing to choose from
 
     def __init__(
-        self, request: SamplingFields, jobs: Sequence[Job], *, model: ServedModel, answer_id: str
-    ):
+        self, request: SamplingFields, jobs: Sequence[Job], *, model: ServedModel, answer_id: str,
+        limited_by: str | None,
+    ):  # fmt: skip
+        """`limited_by`: the request's field that may leave no token to choose from."""
         self.request, self.jobs, self.model = request, jobs, model
+        self._limited_by = limited_by
         self._id, self._created = answer_id, int(time.time())
         self._name = request.model if request.model is not None else model.names[0]
         self._num_samples = request.n or 1
@@ -49,7 +53,7 @@ class Writer:
         """Keep what the end of the answer needs; raises for a sample that failed."""
         if event.update.finish_reason == "error":
             said = event.update.error or "the request failed in the engine."
-            raise unanswerable(said, self.limited_by)
+            raise unanswerable(said, self._limited_by)
         self._num_output += len(event.update.token_ids)
         if event.result is not None:
             self._results[event.number] = event.result
@@ -135,26 +139,76 @@ class Writer:
         return extra
 
 
-class OriginText:
-    """Splits the text of one sample by tokens.
+class ChatWriter(Writer):
+    request: ChatRequest
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
-    Text that waits (it may begin a stop string) belongs to tokens of an earlier chunk: such
-    chunks carry origins only.
-    """
+    def __init__(
+        self, *args: Any, new_text: Callable[[], ChatText] | None, start: Start, **options: Any
+    ):
+        """`new_text`: for a sample whose text is more than content; `start`: of reasoning."""
+        super().__init__(*args, **options)
+        self._start = start
+        self._texts = [new_text() if new_text else None for _ in range(self._num_samples)]
 
-    def __init__(self, tokenizer: Any, *, skip_special: bool):
-        self._text = Detokenizer(tokenizer, (), skip_special=skip_special, keep_stop=True)
+    def first_chunks(self) -> list[dict[str, Any]]:
+        role = {"role": "assistant", "content": ""}
+        return [self.chunk(_delta(index, role)) for index in range(self._num_samples)]
 
-    def of(self, update: Update | Completion) -> dict[str, Any]:
-        texts = []
-        for token in update.token_ids:
-            before = len(self._text.text)
-            self._text.add(token)
-            texts.append(self._text.text[before:])
-        shown: dict[str, Any] = {"origins": list(update.origins)}
-        if "".join(texts) == update.text:
-            shown["token_texts"] = texts
-        return shown
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        """Usually one; none while text waits, more where one part ends and another begins."""
+        update, index = event.update, self.index(event)
+        text, is_last = self._texts[index], update.finish_reason is not None
+        if text is not None:
+            deltas = text.feed(update.token_ids, update.text, is_last=is_last)
+        else:
+            deltas = [{"content": update.text}] if update.text else []
+        choices = [_delta(index, delta) for delta in deltas]
+        extra = self.extras(index, update)
+        if update.logprobs:
+            extra["logprobs"] = chat_logprobs(update.logprobs, self.model.pieces)
+        if update.finish_reason is not None:
+            choices.append(_delta(index, {}))
+            choices[-1]["finish_reason"] = _finish_reason(text, update.finish_reason)
+            choices[-1]["stop_reason"] = extra.pop("stop_reason")
+        if extra:  # of all tokens of the step, beside its first text
+            choices = choices or [_delta(index, {})]
+            choices[0] |= extra
+        return [self.chunk(choice) for choice in choices]
+
+    def usage(self) -> dict[str, Any]:
+        thought = 0
+        if self.model.reasoning_format is not None:
+            thought = sum(
+                self.model.num_reasoning_tokens(output.token_ids, self._start)
+                for result in self.results
+                for output in result.outputs
+            )
+        return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": thought}}
+
+    def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
+        text = self._texts[index]
+        message: dict[str, Any] = {"role": "assistant", "content": output.text, "refusal": None}
+        if text is not None:
+            message = text.message(output.token_ids, output.text)
+        choice: dict[str, Any] = {
+            "index": index,
+            "message": message,
+            "logprobs": None,
+            "finish_reason": _finish_reason(text, output.finish_reason or "stop"),
+            **self.extras(index, output),
+        }
+        if output.logprobs is not None:
+            choice["logprobs"] = chat_logprobs(output.logprobs, self.model.pieces)
+        return choice
+
+
+def _finish_reason(text: ChatText | None, reason: str) -> str:
+    return reason if text is None else text.finish_reason(reason)
+
+
+def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
 def usage(prompt_tokens: int, completion_tokens: int, num_cached: int = 0) -> dict[str, Any]:
@@ -168,58 +222,5 @@ def usage(prompt_tokens: int, completion_tokens: int, num_cached: int = 0) -> di
 
 def usage_of(results: Sequence[Result]) -> dict[str, Any]:
     prompt = sum(len(result.prompt_token_ids) for result in results)
-    completion = sum(len(output.token_ids) for output in _outputs(results))
-    return usage(prompt, completion, cached_tokens(results))
-
-
-def statistics_of(results: Sequence[Result]) -> dict[str, Any]:
-    """What drafting gave, all samples together; the words of the engine's own counters."""
-    outputs = _outputs(results)
-    total = Acceptance()
-    for output in outputs:
-        total.add(output.stats.acceptance)
-    firsts = [o.stats.first_token_seconds for o in outputs if o.stats.first_token_seconds]
-    return {
-        "draft_tokens": sum(total.drafted),
-        "accepted_tokens": sum(total.accepted),
-        "draft_tokens_per_depth": list(total.drafted),
-        "accepted_per_depth": list(total.accepted),
-        "tried_per_depth": list(total.tried),  # of the drafts: all before them were accepted
-        "rounds": total.rounds,
-        "acceptance_length": total.length,
-        "chosen_k": _usual_k(total),
-        "time_to_first_token_seconds": min(firsts, default=None),
-        "tokens_per_second": _speed(outputs),
-        "cached_tokens": cached_tokens(results),
-        "seed": results[0].stats.seed,
-        "seeds": [result.stats.seed for result in results],  # of each prompt's first answer
-        "draft_vocab": results[0].stats.draft_vocab,
-    }
-
-
-def _outputs(results: Sequence[Result]) -> list[Completion]:
-    return [output for result in results for output in result.outputs]
-
-
-def cached_tokens(results: Sequence[Result]) -> int:
-    """Prompt tokens that were not computed; a preempted request may have found them twice."""
-    return sum(
-        min(result.stats.num_cached_tokens, len(result.prompt_token_ids)) for result in results
-    )
-
-
-def _usual_k(acceptance: Acceptance) -> int:
-    """The number of drafts that most rounds had."""
-    at_least = [acceptance.rounds, *acceptance.drafted, 0]
-    rounds = [more - fewer for more, fewer in pairwise(at_least)]
-    return max(range(len(rounds)), key=lambda k: rounds[k])
-
-
-def _speed(outputs: Sequence[Completion]) -> float | None:
-    """Tokens per second behind the first ones; None where nothing came behind them."""
-    ended = [o for o in outputs if o.stats.first_token_seconds and o.stats.total_seconds]
-    more = sum(len(output.token_ids) - 1 for output in ended)
-    seconds = max((o.stats.total_seconds or 0.0 for o in ended), default=0.0) - min(
-        (o.stats.first_token_seconds or 0.0 for o in ended), default=0.0
-    )
-    return more / seconds if more > 0 and seconds > 0 else None
+    completion = sum(len(output.token_ids) for result in results for output in result.outputs)
+    return usage(prompt, completion, sum(result.num_cached_tokens for result in results))

@@ -11,17 +11,18 @@ from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
 from prometheus_client.samples import Sample
 
-from headstart.server.metrics.engine_reading import Values
-from headstart.server.metrics.recorder import ServerMetrics, bounded
+from headstart.server.metrics.readings import Readings, Values
+from headstart.server.metrics.series import Series
 from headstart.server.metrics.table import METRICS, Metric
+from headstart.server.recording import bounded
 
 
 class MetricsPage:
     """GET /metrics: everything that one server has counted, and what its engine says now."""
 
-    def __init__(self, metrics: ServerMetrics):
+    def __init__(self, series: Series, readings: Readings):
         self.registry = CollectorRegistry()
-        self.registry.register(_Exposition(metrics))
+        self.registry.register(_Exposition(series, readings))
         ProcessCollector(registry=self.registry)
         self._lock = threading.Lock()
 
@@ -34,13 +35,13 @@ class MetricsPage:
 class _Exposition(Collector):
     """What a registry asks for: counted events, and values that are read now."""
 
-    def __init__(self, metrics: ServerMetrics):
-        self._metrics = metrics
+    def __init__(self, series: Series, readings: Readings):
+        self._series, self._readings = series, readings
 
     def collect(self) -> Iterator[Family]:
         by_name = {metric.own: metric for metric in METRICS.values()}
-        events = self._metrics.events
-        families = [*events.families(), *_families(self._metrics.values(), events.common)]
+        read = _families(self._readings.values(), self._series.common)
+        families = [*self._series.families(), *read]
         for family in families:
             metric = by_name[family.name]
             samples = [s for s in family.samples if not s.name.endswith("_created")]

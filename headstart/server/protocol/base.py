@@ -37,6 +37,14 @@ REFUSED = {
     "web_search_options": "this server does not search",
 }
 
+# Fields of messages that OpenAI's clients send; a template that has no use for them has none.
+MESSAGE_FIELDS = frozenset(("name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"))
+# Arguments of the template engine rather than of the template: a client must not bring its own
+# template (a program that runs here), nor cut what the model reads.
+NOT_FOR_TEMPLATES = (
+    "chat_template", "continue_final_message", "max_length", "messages", "padding",
+    "return_assistant_tokens_mask", "tokenizer_kwargs", "tools", "truncation",
+)  # fmt: skip
 MOST_LISTED = 4096  # tokens that a request may name for its sampler, which sees them every step
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]

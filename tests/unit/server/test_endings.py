@@ -11,9 +11,9 @@ import pytest
 
 from headstart.errors import EngineError
 from headstart.server.answering import Answering
+from headstart.server.completions import CompletionRequest, prepare_completion
 from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, listen
-from headstart.server.protocol.completion import CompletionRequest
 from headstart.server.state import Tally
 
 
@@ -47,12 +47,13 @@ def answered(*, fails: bool) -> tuple[Tally, str | None]:
         return {"type": "http.disconnect"}
 
     state: Any = SimpleNamespace(
-        options=SimpleNamespace(request_timeout_seconds=60.0), tally=tally, in_thread=work,
-        gate=SimpleNamespace(entry=lambda *_, **__: nullcontext()), model=None,
+        options=SimpleNamespace(request_timeout_seconds=60.0), tally=tally,
+        gate=SimpleNamespace(entry=lambda *_, **__: nullcontext()),
     )  # fmt: skip
-    answering = Answering(state, CompletionRequest(prompt="x"), "cmpl-1", lambda: None)  # type: ignore[arg-type, return-value]
+    answering = Answering(state, CompletionRequest(prompt="x"), "cmpl-1", prepare_completion)
+    answering._answer = work  # type: ignore[method-assign]
     asyncio.run(answering({"type": "http"}, receive, send))
-    return tally, answering._note.error
+    return tally, answering._record.error
 
 
 def test_who_leaves_while_being_told_of_a_failure_is_counted_once() -> None:

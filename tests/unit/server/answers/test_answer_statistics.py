@@ -5,7 +5,7 @@ from __future__ import annotations
 from headstart.engine.output import Completion, Result
 from headstart.engine.request import RequestStats
 from headstart.sampling.acceptance import Acceptance
-from headstart.server.answers.writer import statistics_of
+from headstart.server.answers.statistics import statistics_of
 
 
 def test_statistics_add_up_over_samples_and_name_the_usual_k() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.server.answers.chat import WithoutSpecial
+from headstart.server.answers.chat_text import WithoutSpecial
 
 TEXTS = {1: "<s>", 2: "<|user|>"}
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from headstart.calibrate.tokenizer import tokenizer_documents
 from headstart.errors import RequestError
-from headstart.server.answers.chat import assembled
+from headstart.server.answers.chat_text import assembled
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import (
     GrammarSpec,

@@ -17,9 +17,11 @@ from headstart.engine.auto.policy import DecidedBy
 from headstart.engine.engine import Engine
 from headstart.server.app import create_app
 from headstart.server.metrics.exposition import MetricsPage
-from headstart.server.metrics.recorder import Health, ServerMetrics, bounded
+from headstart.server.metrics.readings import Health, Readings
+from headstart.server.metrics.series import Series
 from headstart.server.metrics.table import METRICS, OTHER, Metric
 from headstart.server.options import ServerOptions
+from headstart.server.recording import ServerMetrics, bounded
 from headstart.server.state import ServerState
 
 SETTINGS = {"block_size", "num_gpu_blocks", "enable_prefix_caching", "cache_dtype", "version"}
@@ -64,10 +66,11 @@ def test_the_lists_are_those_of_the_code_that_gives_the_values(client: TestClien
 
 
 def test_events_cannot_make_a_series_of_an_unlisted_value() -> None:
-    metrics = ServerMetrics("small")
+    series = Series("small")
+    metrics = ServerMetrics(series)
     for number in range(300):
         metrics.http_request(f"/route{number}", f"METHOD{number}", 600 + number, 0.001)
-    families = text_string_to_metric_families(MetricsPage(metrics).render()[0].decode())
+    families = text_string_to_metric_families(MetricsPage(series, Readings()).render()[0].decode())
     (found,) = (family for family in families if family.name == "headstart:http_responses")
     (sample,) = found.samples
     assert sample.value == 300

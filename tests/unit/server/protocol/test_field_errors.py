@@ -12,10 +12,10 @@ from support.tool_texts import TEMPLATES
 from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
-from headstart.server.bodies import parse
+from headstart.server.completions import CompletionRequest
 from headstart.server.grammars.specs import grammar_spec, regex
-from headstart.server.protocol.chat import ChatRequest
-from headstart.server.protocol.completion import CompletionRequest
+from headstart.server.intake import parse
+from headstart.server.protocol.requests import ChatRequest
 from headstart.server.refusals import Refusal, about, refusal_of, renamed
 from headstart.server.tools.calls import prepare
 from headstart.server.tools.formats import TOOL_FORMATS

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from support.tool_texts import TEMPLATES, TIME, WEATHER, earlier, rendered
 
 from headstart.errors import ConfigError
-from headstart.server.answers.chat import assembled, delta
+from headstart.server.answers.chat_text import assembled, delta
 from headstart.server.tools.calls import PreparedChat, prepare
 from headstart.server.tools.formats import TOOL_FORMATS, tool_format
 from headstart.server.tools.parsing import ToolParser

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 from starlette.requests import Request
 
 from headstart.errors import RequestError
-from headstart.server.bodies import BodyReader, parse
+from headstart.server.completions import CompletionRequest
+from headstart.server.intake import BodyReader, parse
 from headstart.server.protocol.base import HARMLESS, REFUSED
-from headstart.server.protocol.chat import ChatRequest
-from headstart.server.protocol.completion import CompletionRequest
+from headstart.server.protocol.requests import ChatRequest
 from headstart.server.refusals import Refusal
 
-
-async def in_thread(function: Any, *arguments: Any) -> Any:
-    return await asyncio.to_thread(function, *arguments)
+POOL = ThreadPoolExecutor(1)
 
 
 def request_of(*chunks: bytes, headers: dict[str, str] | None = None) -> Request:
@@ -38,7 +37,7 @@ def read(reader: BodyReader, *chunks: bytes, **options: Any) -> CompletionReques
 
 
 def test_a_large_body_is_parsed_in_a_thread_and_nothing_is_held_afterwards() -> None:
-    reader = BodyReader(1 << 20, in_thread)
+    reader = BodyReader(1 << 20, POOL)
     text = "x" * 100_000
     body = f'{{"prompt": "{text}"}}'.encode()
     assert read(reader, body[:50_000], body[50_000:]).prompt == text
@@ -46,7 +45,7 @@ def test_a_large_body_is_parsed_in_a_thread_and_nothing_is_held_afterwards() -> 
 
 
 def test_too_many_bytes_are_refused_as_they_come_or_before() -> None:
-    reader = BodyReader(1000, in_thread)
+    reader = BodyReader(1000, POOL)
     with pytest.raises(Refusal, match="larger than 1,000 bytes") as refused:
         read(reader, b"x" * 600, b"x" * 600)
     assert refused.value.status == 413 and reader._num_held == 0
@@ -55,7 +54,7 @@ def test_too_many_bytes_are_refused_as_they_come_or_before() -> None:
 
 
 def test_all_bodies_together_are_bounded() -> None:
-    reader = BodyReader(1000, in_thread)
+    reader = BodyReader(1000, POOL)
     reader._num_held = 31_900  # of others
     with pytest.raises(Refusal, match="too many large requests") as refused:
         read(reader, b"x" * 600)
@@ -63,7 +62,7 @@ def test_all_bodies_together_are_bounded() -> None:
 
 
 def test_a_body_counts_as_long_as_what_was_made_of_it() -> None:
-    reader = BodyReader(1 << 20, in_thread)
+    reader = BodyReader(1 << 20, POOL)
     body = read(reader, b'{"prompt": [1, 2, 3], "n": 2}')
     assert reader._num_held > 3 * 40
     del body
@@ -74,7 +73,7 @@ def test_a_body_counts_as_long_as_what_was_made_of_it() -> None:
 
 
 def test_many_small_values_are_refused_before_they_are_made() -> None:
-    reader = BodyReader(100_000, in_thread)
+    reader = BodyReader(100_000, POOL)
     many = b'{"prompt": "a", "metadata": {"x": [' + b"[]," * 20_000 + b"0]}}"
     with pytest.raises(Refusal, match="too many small values") as refused:
         read(reader, many)
@@ -83,7 +82,7 @@ def test_many_small_values_are_refused_before_they_are_made() -> None:
 
 
 def test_a_page_must_say_what_it_sends() -> None:
-    reader = BodyReader(1000, in_thread)
+    reader = BodyReader(1000, POOL)
     origin = {"origin": "http://page"}
     with pytest.raises(Refusal, match="content type is ''") as refused:
         read(reader, b'{"prompt": "a"}', headers=origin)

@@ -1,17 +1,24 @@
-"""Sampling fields that chat and completions share, and the engine's parameters made of them."""
+"""Bodies of requests for answers: what both APIs take, and what POST /v1/chat/completions adds.
+
+`SamplingFields` makes the engine's parameters of its fields; `check` refuses values that have the
+right type and are still too many, too large or contradictory.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import re
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from headstart.data.prompt_reader import PromptReader
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.options import ServerOptions
 from headstart.server.protocol.base import (
+    MESSAGE_FIELDS,
     MOST_LISTED,
+    NOT_FOR_TEMPLATES,
     FewTokenIds,
     HeadstartFields,
     Part,
@@ -33,6 +40,7 @@ _SAME = (
 class SamplingFields(Part):
     """What both kinds of requests can ask of the sampler, and how the answer is sent."""
 
+    default_max_tokens: ClassVar[int | None] = None  # None: as many as have room
     model: str | None = Field(default=None, description="a served name, or `default`")
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -101,11 +109,6 @@ class SamplingFields(Part):
         """As the client gave it, under either name."""
         return self.max_tokens
 
-    @property
-    def default_max_tokens(self) -> int | None:
-        """Where the client gave none; None: as many as have room."""
-        return None
-
     def check(self, limits: ServerOptions) -> None:
         """RequestError or Refusal for more than this server gives."""
         if self.n is not None and self.n < 1:  # the gate counts by it
@@ -167,3 +170,130 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
             f"logit_bias holds {bad[0][:40]!r}; its keys are token ids.", field="logit_bias"
         )
     return None if given is None else {int(key): value for key, value in given.items()}
+
+
+class Message(Part):
+    """One message; fields that only the chat template knows are passed on to it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+
+    def for_template(self, template: str | None) -> dict[str, Any]:
+        """As templates expect it: parts of text joined, nothing that is null."""
+        fields = {name: value for name, value in self.model_dump().items() if value is not None}
+        for name in fields.keys() - type(self).model_fields.keys() - MESSAGE_FIELDS:
+            if not re.search(rf"\b{re.escape(name)}\b", template or ""):
+                raise RequestError(
+                    f"messages holds the field {name[:80]!r}, which the model's chat template does "
+                    "not read. Leave it out."
+                )
+        fields["role"] = "system" if self.role == "developer" else self.role
+        fields["content"] = _text(self.content)
+        return fields
+
+
+def _text(content: str | list[dict[str, Any]] | None) -> str:
+    if not isinstance(content, list):
+        return content or ""
+    for part in content:
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise RequestError(
+                f"messages holds a part of type {str(part.get('type'))[:40]!r}; this server reads "
+                'text: {"type": "text", "text": ...}.'
+            )
+    return "".join(part["text"] for part in content)
+
+
+def for_template(messages: list[Message], template: str | None) -> list[dict[str, Any]]:
+    """All messages of a request; RequestError names the first that cannot be used."""
+    ready = []
+    for number, message in enumerate(messages):
+        try:
+            ready.append(message.for_template(template))
+        except RequestError as error:
+            error.field = error.field or f"messages[{number}]"
+            raise
+    return ready
+
+
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=1 << 14)]
+
+
+def template_options(given: dict[str, Any] | None) -> dict[str, Any]:
+    """What a client may tell the chat template."""
+    taken = [name for name in given or () if name in NOT_FOR_TEMPLATES]
+    if taken:
+        raise RequestError(
+            f"chat_template_kwargs holds {taken[0]}, which is not for the template to know. Leave "
+            "it out, or give the field of that name.",
+            field="chat_template_kwargs",
+        )
+    return dict(given or {})
+
+
+class ChatRequest(SamplingFields):
+    messages: Messages
+    max_completion_tokens: Whole | None = None
+    logprobs: bool = False
+    top_logprobs: Whole | None = None
+    tools: Tools | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+
+    @property
+    def own_names(self) -> dict[str, str]:
+        return {
+            **super().own_names,
+            "prompt": "messages",
+            "max_tokens": self.max_tokens_field,
+            "logprobs": self.logprobs_field,
+        }
+
+    @property
+    def logprobs_field(self) -> str:
+        return "top_logprobs" if self.top_logprobs is not None else "logprobs"
+
+    @property
+    def max_tokens_field(self) -> str:
+        return "max_tokens" if self.max_tokens is not None else "max_completion_tokens"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def check(self, limits: ServerOptions) -> None:
+        super().check(limits)
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError(
+                "top_logprobs is given without logprobs; set logprobs to true.",
+                field="top_logprobs",
+            )
+        both = (self.max_tokens, self.max_completion_tokens)
+        if None not in both and both[0] != both[1]:
+            raise RequestError(
+                f"max_tokens is {both[0]} and max_completion_tokens {both[1]}; give one of them.",
+                field="max_tokens",
+            )
+        if self.continue_final_message and self.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message is given with add_generation_prompt; set the second to "
+                "false.",
+                field="continue_final_message",
+            )
+
+    @property
+    def asked_max_tokens(self) -> int | None:
+        return self.max_tokens if self.max_tokens is not None else self.max_completion_tokens
+
+    @property
+    def template_options(self) -> dict[str, Any]:
+        own: dict[str, Any] = {"add_generation_prompt": self.add_generation_prompt}
+        if self.continue_final_message:
+            own["continue_final_message"] = True
+        return {**own, **template_options(self.chat_template_kwargs)}

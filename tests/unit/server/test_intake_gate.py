@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 
 from headstart.errors import RequestError
+from headstart.server.completions import CompletionRequest
+from headstart.server.intake import Gate
 from headstart.server.options import ServerOptions
-from headstart.server.protocol.chat import ChatRequest
-from headstart.server.protocol.completion import CompletionRequest
-from headstart.server.protocol.sampling import SamplingFields
+from headstart.server.protocol.requests import ChatRequest, SamplingFields
 from headstart.server.refusals import Refusal
-from headstart.server.state import Gate
 
 
 def with_gate(check: Callable[[Gate], None], *, running: int = 2, max_queue: int = 1) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.server.app import Keys, check_host, check_site
 from headstart.server.refusals import Refusal
+from headstart.server.wire import Keys, check_host, check_site
 
 
 @pytest.mark.parametrize(

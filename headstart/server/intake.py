@@ -1,4 +1,4 @@
-"""Request bodies: read within limits, parsed beside the event loop where they are large.
+"""What a server takes in: bodies within limits, and answers up to a number of places.
 
 Sizes are checked while bytes arrive and before anything is parsed. All bodies in memory together
 are bounded, too: many clients that each stay below their own limit are still many. A body counts
@@ -14,16 +14,21 @@ import ctypes
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from math import ceil
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
 from pydantic_core import from_json
 from starlette.requests import ClientDisconnect, Request
 
+from headstart.errors import RequestError
 from headstart.server.protocol.base import HARMLESS, Part, field_names
 from headstart.server.protocol.field_errors import field_refusal
-from headstart.server.refusals import Refusal, unavailable
+from headstart.server.refusals import Refusal, queue_full, unavailable
+from headstart.server.worker import Worker
 
 Body = TypeVar("Body", bound=Part)
 
@@ -34,13 +39,18 @@ _MOST_TIMES = 8  # the largest size that the values of one body may take
 _OBJECT_BYTES, _LIST_BYTES, _VALUE_BYTES = 190, 64, 40  # what they take, small ones
 _ARRIVAL_SECONDS = 60.0  # a body must arrive within this time
 _SMALL_BYTES = 1 << 14  # parsed on the loop: quicker than a change of threads
-LARGE_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 20
 _PATIENCE = 10.0  # seconds after a large request, where there is always another one
+_SMOOTHING = 0.1  # of a new duration in the mean that Retry-After is made from
+_LONGEST_RETRY = 60
+ANY_NAME = "default"  # of the model, always accepted
 
 
 class BodyReader:
-    def __init__(self, max_bytes: int, in_thread: Callable[..., Any]):
-        self._max_bytes, self._in_thread = max_bytes, in_thread
+    """Reads bodies, large ones in a thread of `pool`, so that the event loop goes on meanwhile."""
+
+    def __init__(self, max_bytes: int, pool: Executor):
+        self._max_bytes, self._pool = max_bytes, pool
         self._num_held = 0
         self._lock = threading.RLock()  # a body may end in any thread
         self.large = LargeRequests()
@@ -71,7 +81,8 @@ class BodyReader:
             if len(data) <= _SMALL_BYTES:
                 body = parse(data, kind)
             else:
-                body = await self._in_thread(parse, data, kind)
+                loop = asyncio.get_running_loop()
+                body = await loop.run_in_executor(self._pool, parse, data, kind)
         except BaseException:
             self._hold(-weight)
             raise
@@ -164,13 +175,13 @@ def _without_nulls(part: Any) -> Any:
 
 
 class LargeRequests:
-    """Knows whether there were any since memory was last given back."""
+    """When the last one came, if memory was not given back since."""
 
     def __init__(self) -> None:
         self._latest: float | None = None
 
     def note(self, num_bytes: int) -> None:
-        if num_bytes >= LARGE_BYTES:
+        if num_bytes >= _LARGE_BYTES:
             self._latest = time.monotonic()
 
     def are_over(self, *, is_idle: bool) -> bool:
@@ -187,3 +198,75 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+class Gate:
+    """Places for answers, counted on the event loop from the moment a request is understood.
+
+    Neither a burst nor slow prompts can build a queue that is not counted.
+    """
+
+    def __init__(self, worker: Worker, *, max_queue: int):
+        self._worker, self._max_queue = worker, max_queue
+        self._mean_seconds = 1.0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.num_open = 0  # answers
+        self.is_draining = False
+
+    def check(self) -> None:
+        """Raise unless a new request can be answered at all."""
+        if self._worker.failure is not None:
+            raise unavailable("the engine has failed and the server ends.", code="engine_dead")
+        if self.is_draining:
+            raise unavailable("the server is shutting down; ask another one.", code="draining")
+        if not self._worker.is_ready:
+            raise unavailable("the model is being loaded; try again soon.", code="loading")
+
+    @contextmanager
+    def entry(
+        self, num_answers: int, *, is_timed: bool = True, field: str | None = None
+    ) -> Iterator[None]:
+        """Hold places for a request, or refuse it; Retry-After is made of those that are timed.
+
+        `field` is the one that asks for so many answers.
+        """
+        assert num_answers > 0, num_answers
+        self.check()
+        engine = self._worker.engine
+        assert engine is not None
+        running = engine.options.max_running_requests
+        places = running + self._max_queue
+        if num_answers > places:
+            raise RequestError(
+                f"the request wants {num_answers} answers and this server has {places} places. "
+                "Ask for fewer.",
+                field=field,
+            )
+        if self.num_open + num_answers > places:
+            wait = self._mean_seconds * self.num_open / running
+            raise queue_full(self.num_open, min(max(1, ceil(wait)), _LONGEST_RETRY))
+        self.num_open += num_answers
+        self._empty.clear()
+        clock = asyncio.get_running_loop().time
+        started = clock()
+        try:
+            yield
+        finally:
+            self.num_open -= num_answers
+            if not self.num_open:
+                self._empty.set()
+            if is_timed:
+                self._mean_seconds += _SMOOTHING * (clock() - started - self._mean_seconds)
+
+    async def wait_empty(self) -> None:
+        await self._empty.wait()
+
+
+def check_name(name: str | None, known: Sequence[str]) -> None:
+    """Refusal for a name that is not one of the model's."""
+    if name is not None and name != ANY_NAME and name not in known:
+        raise Refusal(
+            404, f"no model is called {name[:80]!r}; this server has {', '.join(known)} (also as "
+            f"{ANY_NAME}).", param="model", code="model_not_found",
+        )  # fmt: skip

@@ -1,0 +1,161 @@
+"""POST /v1/completions: its body, its prompts, its answers. What chats have, too, is elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from headstart.engine.output import Completion
+from headstart.errors import RequestError
+from headstart.sampling.params import TokenLogprob
+from headstart.server.answering import (
+    Prepared,
+    check_length,
+    grammar_of,
+    limiting_field,
+    seeded,
+)
+from headstart.server.answers.logprobs import TextOffsets, completion_logprobs
+from headstart.server.answers.writer import Writer
+from headstart.server.model import ServedModel
+from headstart.server.options import ServerOptions
+from headstart.server.protocol.base import Texts, TokenIds, Whole
+from headstart.server.protocol.requests import SamplingFields
+from headstart.server.refusals import about
+from headstart.server.worker import Event, Job
+
+_LONG_ECHO = 1 << 18  # characters that take a while to write
+
+
+class CompletionRequest(SamplingFields):
+    default_max_tokens: ClassVar[int | None] = 16  # OpenAI's
+    prompt: (
+        str
+        | Annotated[Texts, Field(min_length=1)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(fail_fast=True, min_length=1)]
+    )
+    logprobs: Whole | None = None
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One or several, told apart by what is inside; one of no tokens is refused later on."""
+        given: Any = self.prompt
+        is_one = isinstance(given, str) or not given or isinstance(given[0], int)
+        return [given] if is_one else list(given)
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.prompts) * (self.n or 1)
+
+    @property
+    def answers_field(self) -> str:
+        return "prompt" if (self.n or 1) == 1 else "n"
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def check(self, limits: ServerOptions) -> None:
+        super().check(limits)
+        if self.num_answers > limits.max_n:
+            raise RequestError(
+                f"prompt holds {len(self.prompts)} prompts of {self.n or 1} answers each; this "
+                f"server gives at most {limits.max_n} answers per request (--max-n).",
+                field="prompt",
+            )
+        if self.echo and self.logprobs is not None:
+            raise RequestError(
+                "echo is given with logprobs; those of a prompt are not computed.", field="echo"
+            )
+
+
+def prepare_completion(
+    request: CompletionRequest, answer_id: str, model: ServedModel, limits: ServerOptions
+) -> Prepared:
+    engine = model.engine
+    params = request.params(engine.prompts)
+    spec = grammar_of(request)
+    jobs = []
+    for number, prompt in enumerate(request.prompts):
+        asked = engine.read(prompt, seeded(params))
+        check_length(asked.ids, request, model, limits.max_prompt_tokens)
+        name = answer_id if number == 0 else f"{answer_id}-{number}"
+        jobs.append(Job(name, asked, request.priority))
+    # Decoded once and here: a long prompt would hold up the event loop, once for every sample.
+    echoed = [_echo(prompt, model) for prompt in request.prompts] if request.echo else []
+    writer = CompletionWriter(
+        request, jobs, model=model, answer_id=answer_id, echoed=echoed,
+        limited_by=limiting_field(request, spec),
+    )  # fmt: skip
+    return Prepared(jobs, spec, writer, request.prompt)
+
+
+def _echo(prompt: str | list[int], model: ServedModel) -> str:
+    with about("echo"):
+        return prompt if isinstance(prompt, str) else model.decode(prompt)
+
+
+class CompletionWriter(Writer):
+    request: CompletionRequest
+    kind = chunk_kind = "text_completion"
+
+    def __init__(self, *args: Any, echoed: Sequence[str], **options: Any):
+        """`echoed` are the prompts' texts, where they are to be repeated."""
+        super().__init__(*args, **options)
+        self._echoed = echoed
+        self._offsets: dict[int, TextOffsets] = {}  # by choice
+
+    @property
+    def is_large(self) -> bool:
+        return super().is_large or self._num_samples * sum(map(len, self._echoed)) > _LONG_ECHO
+
+    def first_chunks(self) -> list[dict[str, Any]]:
+        if not self.request.echo:
+            return []
+        samples = self._num_samples
+        return [
+            self.chunk(_choice(number * samples + sample, self._echoed[number], None, None))
+            for number in range(len(self.jobs))
+            for sample in range(samples)
+        ]
+
+    def chunks(self, event: Event) -> list[dict[str, Any]]:
+        update, index = event.update, self.index(event)
+        if not update.text and update.finish_reason is None and not self._shows_tokens:
+            return []
+        logprobs = self._logprobs(index, update.logprobs) if update.logprobs else None
+        choice = _choice(index, update.text, logprobs, update.finish_reason)
+        return [self.chunk({**choice, **self.extras(index, update)})]
+
+    @property
+    def _shows_tokens(self) -> bool:
+        """Whether a chunk without text still says something."""
+        asked = self.request
+        return asked.num_logprobs is not None or asked.return_token_ids or asked.headstart.origins
+
+    def whole_choice(self, index: int, number: int, output: Completion) -> dict[str, Any]:
+        text = (self._echoed[number] if self.request.echo else "") + output.text
+        logprobs = None
+        if output.logprobs is not None:
+            logprobs = self._logprobs(index, output.logprobs)
+        choice = _choice(index, text, logprobs, output.finish_reason)
+        extra = self.extras(index, output)
+        if self.request.return_token_ids:
+            extra["prompt_token_ids"] = self.results[number].prompt_token_ids
+        return {**choice, **extra}
+
+    def _logprobs(self, index: int, entries: list[TokenLogprob]) -> dict[str, Any]:
+        if index not in self._offsets:
+            skip = self.request.skip_special_tokens is not False
+            self._offsets[index] = TextOffsets(self.model.pieces, skip_special=skip)
+        return completion_logprobs(entries, self.model.pieces, self._offsets[index])
+
+
+def _choice(
+    index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str | None
+) -> dict[str, Any]:
+    return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason}
