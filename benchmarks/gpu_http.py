@@ -101,6 +101,7 @@ class Bench:
         return [server]
 
     def _measure(self, row: Row, servers: Sequence[Server]) -> None:
+        servers = [server for server in servers if server.is_running]
         if not servers:
             return
         late = time.perf_counter() - self._began > self._given.time_limit

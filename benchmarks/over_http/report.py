@@ -39,7 +39,7 @@ def markdown(document: dict[str, Any]) -> str:
 
 def line(row: dict[str, Any], names: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     found = [row["engines"].get(name, {}) for name in names]
-    greedy = next(
+    greedy: dict[str, Any] = next(
         (r for r in rows if r["kind"] == "greedy" and r["load"] == row["load"]), {"engines": {}}
     )
     own = [

@@ -84,6 +84,7 @@ class Server:
         self.name, self.port, self._process, self._log = name, port, process, log
         self.start_seconds: float | None = None
         self.command = ""
+        self._began, self._patience = time.perf_counter(), 0.0
 
     @classmethod
     def start(cls, name: str, settings: Settings, folder: Path) -> Server:
@@ -101,10 +102,8 @@ class Server:
             )  # fmt: skip
         server = cls(name, port, process, log)
         server.command = shlex.join(words)
-        server._began, server._patience = time.perf_counter(), settings.patience
+        server._patience = settings.patience
         return server
-
-    _began, _patience = 0.0, 60.0
 
     def wait_ready(self) -> None:
         """Until /health says 200; Failed with the end of its log where it does not."""
@@ -117,6 +116,10 @@ class Server:
             if self._process is None or time.perf_counter() - self._began > self._patience:
                 raise Failed(f"{self.name} does not answer /health with 200:\n{self._tail()}")
             time.sleep(0.02)
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is None or self._process.poll() is None
 
     def _is_healthy(self) -> bool:
         try:
