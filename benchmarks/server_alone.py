@@ -50,13 +50,14 @@ def serve_without_computing() -> None:
             # Tokens of its own: which they are does not matter, that texts differ does.
             at = request.arrival * 7 + before
             tokens = [_FIRST + (at + i) % width for i in range(count)]
-            emit(request, Verdict(tokens, origins(count - 1, count - 1), count - 1, count - 1, []))
+            came_from = list(origins(count - 1, count - 1))
+            emit(request, Verdict(tokens, came_from, count - 1, count - 1, []))
             updates.append(update_since(request, before))
             if request.finish_reason is not None:
                 loop.scheduler.remove(request)
         return updates
 
-    Loop.step = step  # type: ignore[method-assign]
+    setattr(Loop, "step", step)  # noqa: B010  (mypy has another view of assignments to methods)
     sys.argv = ["headstart", *sys.argv[2:]]
     main()
 
