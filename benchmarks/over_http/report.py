@@ -20,8 +20,9 @@ def markdown(document: dict[str, Any]) -> str:
     ]  # fmt: skip
     lines = [
         f"# Over HTTP, {document['date'][:10]}", "", f"`{document['command']}`", "",
-        f"{document['device']}; {document['checkpoint']}. Round: the server's own mean "
-        "time per token times acceptance length. Client: share of a processor that it used.", "",
+        f"{document['device']}; {document['checkpoint']}. Acceptance length: of rounds that "
+        "drafted. Round: of one request, where the server counts rounds. Client: share of a "
+        "processor that it used.", "",
         "| " + " | ".join(head) + " |", "|" + "---|" * len(head),
     ]  # fmt: skip
     lines += [line(row, names, document["rows"]) for row in document["rows"]]
@@ -58,10 +59,7 @@ def line(row: dict[str, Any], names: Sequence[str], rows: Sequence[dict[str, Any
         for part in ("p50", "p99"):
             values = [figures.get(name, {}).get(part) for figures in found]
             cells.append(_each([_times(value, 1e3) for value in values], "{:.2f}"))
-    rounds = [
-        _times(_times(f.get("server_token_seconds"), f.get("acceptance_length")), 1e3)
-        for f in found
-    ]
+    rounds = [_times(figures.get("round_seconds"), 1e3) for figures in found]
     cells += [_each(rounds, "{:.2f}"), _each([f.get("client_share") for f in found], "{:.2f}")]
     failed = sum(figures.get("failed", 0) for figures in found)
     if failed:

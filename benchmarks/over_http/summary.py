@@ -14,7 +14,11 @@ _MEANS = {
     "server_first_token_seconds": "vllm:time_to_first_token_seconds",
     "server_token_seconds": "vllm:request_time_per_output_token_seconds",
 }
-_WANTED = {_ACCEPTED, _DRAFTS} | {f"{n}_{end}" for n in _MEANS.values() for end in ("sum", "count")}
+_ROUNDS = "headstart:decode_rounds_total"  # of each request; vLLM does not count those
+_DECODING = "vllm:request_decode_time_seconds_sum"
+_WANTED = {_ACCEPTED, _DRAFTS, _ROUNDS, _DECODING} | {
+    f"{n}_{end}" for n in _MEANS.values() for end in ("sum", "count")
+}
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:
@@ -74,12 +78,18 @@ def summary(answers: Sequence[Answer], streams: int, last: float) -> dict[str, A
 
 
 def counted(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, float | None]:
-    """What the counters that both servers have say: tokens per round that drafted, and means."""
+    """What the servers' counters say: tokens per round that drafted, means, seconds of a round.
+
+    Rounds in which a grammar refused all drafts are none that drafted, in both servers.
+    """
     grown = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in _WANTED}
     drafts = grown[_DRAFTS]
     found: dict[str, float | None] = {
         "acceptance_length": 1 + grown[_ACCEPTED] / drafts if drafts else None
     }
+    rounds = grown[_ROUNDS]
+    found["tokens_per_round"] = 1 + grown[_ACCEPTED] / rounds if rounds else None
+    found["round_seconds"] = grown[_DECODING] / rounds if rounds else None
     for ours, theirs in _MEANS.items():
         number = grown[f"{theirs}_count"]
         found[ours] = grown[f"{theirs}_sum"] / number if number else None

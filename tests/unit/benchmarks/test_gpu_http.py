@@ -105,7 +105,10 @@ def test_counters_of_both_servers_are_read_alike() -> None:
     )  # fmt: skip
     found = counted({}, counters(page))
     assert found["acceptance_length"] == 3.5 and found["server_token_seconds"] == 0.005
-    assert found["server_first_token_seconds"] is None
+    assert found["server_first_token_seconds"] is None and found["round_seconds"] is None
+    ours = "headstart:decode_rounds_total 50\nvllm:request_decode_time_seconds_sum 0.4\n"
+    found = counted({}, counters(page + ours))
+    assert found["tokens_per_round"] == 1.5 and found["round_seconds"] == 0.008
 
 
 def test_a_role_alone_is_no_token() -> None:
@@ -121,7 +124,7 @@ def test_a_role_alone_is_no_token() -> None:
 def test_the_table_has_ratios_to_the_other_and_to_greedy() -> None:
     def figures(speed: float) -> dict[str, Any]:
         return {"tokens_per_second": speed, "acceptance_length": 2.0, "failed": 0,
-                "first_token_seconds": {"p50": 0.1, "p99": 0.2}, "server_token_seconds": 0.004,
+                "first_token_seconds": {"p50": 0.1, "p99": 0.2}, "round_seconds": 0.008,
                 "token_seconds": {"p50": 0.003, "p99": 0.004}, "client_share": 0.1}  # fmt: skip
 
     document = {
