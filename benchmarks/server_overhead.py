@@ -7,6 +7,7 @@ A server process and an engine in this process, both with the same model and opt
 same prompts in turn, so that a busy moment of the machine hits both. Throughput is all tokens of
 all requests by the time from the first request to the last token. Server work is processor time
 of the event loop's thread, and of what the engine's thread does for the server between two steps.
+server_alone.py says how many tokens per second the server passes on where no engine limits it.
 The last line of output is one JSON document.
 """
 

@@ -23,7 +23,8 @@ class ServerProcess:
     def __init__(self, process: subprocess.Popen[str]):
         self.process, self.lines = process, list[str]()
         self.port = self._wait_ready()
-        threading.Thread(target=self._read, daemon=True).start()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     def _wait_ready(self) -> int:
         assert self.process.stderr is not None
@@ -37,6 +38,12 @@ class ServerProcess:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self.lines.append(line.rstrip())
+
+    def close(self) -> None:
+        """Read what an ended process has said to its end."""
+        self._reader.join(5)
+        assert self.process.stderr is not None
+        self.process.stderr.close()
 
     @property
     def resident_mb(self) -> float:
@@ -79,8 +86,10 @@ def serving(
 ) -> Iterator[ServerProcess]:
     command = [sys.executable, *script, "serve", str(model), "--port", "0", *flags]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    server = None
     try:
-        yield ServerProcess(process)
+        server = ServerProcess(process)
+        yield server
     finally:
         process.terminate()
         try:
@@ -88,6 +97,8 @@ def serving(
         except subprocess.TimeoutExpired:
             process.kill()
             raise
+        if server is not None:
+            server.close()
 
 
 class Answer:

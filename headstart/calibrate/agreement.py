@@ -10,6 +10,7 @@ and the hidden state it is fed disturb.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -74,17 +75,23 @@ class Agreement:
 
 
 def make_agreement(
-    vocab: int, hidden: int, *, rate: float, seed: int, active: int | None = None
+    vocab: int, hidden: int, *, rate: float, seed: int, active: int | Sequence[int] | None = None
 ) -> Agreement:
     """Keys are orthonormal where the vocabulary fits into half the hidden size, else random.
 
-    With `active` only tokens 2 to active + 1 take part (0 and 1 begin and end a text): the others
-    look like one of those when read, and are never said.
+    With `active` only these tokens take part, or where it is a number tokens 2 to active + 1 (0
+    and 1 begin and end a text): the others look like one of those when read, and are never said.
     """
     import torch
 
     generator = torch.Generator().manual_seed(seed)
-    count, first = (vocab, 0) if active is None else (active, 2)
+    if active is None:
+        tokens = torch.arange(vocab)
+    elif isinstance(active, int):
+        tokens = torch.arange(2, active + 2)
+    else:
+        tokens = torch.tensor(active)
+    count = len(tokens)
     half = hidden // 2
     keys = [_keys(count, half, generator) for _ in range(2)]
     cycle = torch.randperm(count, generator=generator)
@@ -94,8 +101,9 @@ def make_agreement(
     mistaken = following[following]
     in_s = torch.zeros(count, dtype=torch.bool)
     in_s[torch.randperm(count, generator=generator)[: round((1 - rate) * count)]] = True
-    like = (torch.arange(vocab) - first) % count
-    ids = [(part + first)[like] for part in (following, mistaken)]
+    like = (torch.arange(vocab) - tokens[0]) % count
+    like[tokens] = torch.arange(count)
+    ids = [tokens[part][like] for part in (following, mistaken)]
     return Agreement(keys[0], keys[1], like, ids[0], ids[1], in_s[like])
 
 

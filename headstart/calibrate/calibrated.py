@@ -7,16 +7,17 @@ the cycle of tokens gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.calibrate.agreement import Agreement, make_agreement
 from headstart.calibrate.folder import write_made
+from headstart.calibrate.given_tokenizer import GivenTokenizer, ordinary_ids
 from headstart.calibrate.shape_config import shape_config
 from headstart.calibrate.tensors import EXACT, calibrated_tensors
-from headstart.calibrate.tokenizer import CHAT_TEMPLATE
+from headstart.calibrate.tokenizer import CHAT_TEMPLATE, tokenizer_documents
 from headstart.checkpoint.config import read_json_object
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.errors import CheckpointError, ConfigError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _SAMPLED_TOKENS = 512  # all of them would be vocabulary squared times hidden
 _ROWS = 2048
 _LEAST_MARGIN = 0.05
+_LEAST_TOKENS = 8  # on the cycle
 
 
 def write_calibrated(
@@ -35,6 +37,7 @@ def write_calibrated(
     out: Path | None,
     *,
     active: int | None = None,
+    tokenizer: GivenTokenizer | None = None,
     seed: int = 0,
     dtype: str = "BF16",
     overwrite: bool = False,
@@ -45,28 +48,33 @@ def write_calibrated(
         raise ConfigError(f"--acceptance is {rate}; give a rate from 0 to 1.")
     config = shape_config(shape)
     vocab, hidden = config["vocab_size"], config["hidden_size"]
-    count = active if active is not None else vocab - 2
-    if not 8 <= count <= vocab - 2:
-        raise ConfigError(f"--active is {count}; give 8 to {vocab - 2} (two tokens end a text).")
+    tokens = _tokens_in_use(vocab, active, tokenizer)
+    if tokenizer is not None:
+        config = tokenizer.config_with_ids(config)
     config["torch_dtype"] = {"BF16": "bfloat16", "F32": "float32", "F16": "float16"}[dtype]
-    agreement = make_agreement(vocab, hidden, rate=rate, seed=seed, active=count)
+    agreement = make_agreement(vocab, hidden, rate=rate, seed=seed, active=tokens)
     margin = smallest_margin(agreement)
     if margin < _LEAST_MARGIN:
         raise ConfigError(
-            f"with hidden {hidden} and {count} tokens the decisions are only {margin:.3f} apart, "
-            "too close for low precision. Use a larger hidden size or fewer --active tokens."
+            f"with hidden {hidden} and {len(tokens)} tokens the decisions are only {margin:.3f} "
+            "apart, too close for low precision. Use a larger hidden size or fewer --active tokens."
         )
     tensors = calibrated_tensors(
         config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, agreement=agreement
     )
-    facts = {
-        "shape": shape, "rate": rate, "seed": seed, "active": count, "margin": margin,
+    facts: dict[str, Any] = {
+        "shape": shape, "rate": rate, "seed": seed, "active": len(tokens), "margin": margin,
         "margin_tokens": min(_SAMPLED_TOKENS, vocab - 2),
     }  # fmt: skip
+    if tokenizer is None:
+        documents = {**tokenizer_documents(config), "chat_template.jinja": CHAT_TEMPLATE}
+    else:
+        facts["tokenizer"] = {"ids": tokenizer.num_ids, "left_out": tokenizer.left_out}
+        documents = tokenizer.documents(config["max_position_embeddings"])
     if out is not None:
         write_made(
-            config, tensors, out, facts=facts, chat_template=CHAT_TEMPLATE, overwrite=overwrite,
-            report=report,
+            config, tensors, out, facts=facts, tokenizer=documents, overwrite=overwrite,
+            end_ids=None if tokenizer is None else tokenizer.end_ids, report=report,
         )  # fmt: skip
     sizes = {
         "vocab": vocab,
@@ -77,6 +85,36 @@ def write_calibrated(
     return {**facts, **sizes}
 
 
+def _tokens_in_use(
+    vocab: int, active: int | None, tokenizer: GivenTokenizer | None
+) -> Sequence[int]:
+    """Tokens on the cycle; ConfigError where tokenizer, shape and --active do not go together."""
+    if tokenizer is None:
+        count = active if active is not None else vocab - 2
+        if not _LEAST_TOKENS <= count <= vocab - 2:
+            raise ConfigError(
+                f"--active is {count}; give {_LEAST_TOKENS} to {vocab - 2} (two tokens end a text)."
+            )
+        return range(2, count + 2)
+    if tokenizer.num_ids > vocab:
+        raise ConfigError(
+            f"--tokenizer: {tokenizer.name} has {tokenizer.num_ids} ids and the shape a vocabulary "
+            f"of {vocab}. Give a smaller tokenizer, or a --shape with a larger vocab."
+        )
+    tokens = tokenizer.ordinary
+    if len(tokens) < _LEAST_TOKENS:
+        raise ConfigError(
+            f"--tokenizer: {tokenizer.name} has {len(tokens)} ordinary tokens that are whole "
+            f"characters; expected {_LEAST_TOKENS} or more. Give another one."
+        )
+    if active not in (None, len(tokens)):
+        raise ConfigError(
+            f"--active is {active} and --tokenizer has {len(tokens)} ordinary tokens, all of "
+            "which are in use. Leave --active out."
+        )
+    return tokens
+
+
 def agreement_of(folder: Path) -> Agreement:
     """The construction behind a calibrated checkpoint, made again from what is written in it."""
     facts = read_json_object(folder / PROVENANCE_NAME)
@@ -85,8 +123,15 @@ def agreement_of(folder: Path) -> Agreement:
     config = read_json_object(folder / "config.json")
     return make_agreement(
         config["vocab_size"], config["hidden_size"],
-        rate=facts["rate"], seed=facts["seed"], active=facts["active"],
+        rate=facts["rate"], seed=facts["seed"], active=active_ids(facts),
     )  # fmt: skip
+
+
+def active_ids(facts: Mapping[str, Any]) -> Sequence[int]:
+    """Tokens that the trunk of a calibrated checkpoint writes, from its provenance."""
+    if "tokenizer" in facts:
+        return ordinary_ids(facts["tokenizer"]["ids"], facts["tokenizer"]["left_out"])
+    return range(2, facts["active"] + 2)
 
 
 def smallest_margin(agreement: Agreement) -> float:

@@ -1,14 +1,21 @@
-"""`headstart calibrate --shape S --acceptance R --out DIR`: a model of known acceptance."""
+"""`headstart calibrate --shape S --acceptance R --out DIR`: a model of known acceptance.
+
+With `--tokenizer FOLDER` it writes text of that tokenizer, so that grammars and tools can be tried.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from headstart.cli.options import DryRun, Json, Out, Overwrite
+
+if TYPE_CHECKING:
+    from headstart.calibrate.given_tokenizer import GivenTokenizer
 
 
 def run(
@@ -21,6 +28,13 @@ def run(
     active: Annotated[
         int | None, typer.Option("--active", help="Tokens in use; default: all but two.")
     ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            "--tokenizer",
+            help="Folder with a tokenizer.json, or demo; its ordinary tokens are those in use.",
+        ),
+    ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="BF16, F16 or F32.")] = "BF16",
     seed: Annotated[int, typer.Option("--seed", help="Which of many such checkpoints.")] = 0,
     overwrite: Overwrite = False,
@@ -28,6 +42,7 @@ def run(
     json_output: Json = False,
 ) -> None:
     from headstart.calibrate.calibrated import write_calibrated
+    from headstart.calibrate.given_tokenizer import ANY_TEXT
     from headstart.cli.progress import byte_progress
     from headstart.errors import ConfigError
 
@@ -38,7 +53,8 @@ def run(
     with byte_progress("calibrate", 0) as report:
         made = write_calibrated(
             shape, acceptance, None if dry_run else out, active=active, seed=seed, dtype=dtype,
-            overwrite=overwrite, report=report,
+            tokenizer=None if tokenizer is None else _tokenizer(tokenizer), overwrite=overwrite,
+            report=report,
         )  # fmt: skip
     if json_output:
         done = {"out": None if out is None else str(out), "dry_run": dry_run}
@@ -50,11 +66,28 @@ def run(
         f"{acceptance} at every depth, decisions {made['margin']:.2f} apart over "
         f"{made['margin_tokens']} tokens tried"
     )
-    print(f"its words are t2 to t{made['vocab'] - 1}; any other word is read as token 0")
+    if tokenizer is None:
+        print(f"its words are t2 to t{made['vocab'] - 1}; any other word is read as token 0")
+    else:
+        print(
+            f"{len(made['tokenizer']['left_out'])} of {made['tokenizer']['ids']} ids of the "
+            "tokenizer are never written (special tokens, parts of characters); the regex "
+            f"{ANY_TEXT} permits all the others"
+        )
     if dry_run:
         print("dry run: nothing was written", file=sys.stderr)
     else:
         print(f"wrote {out}")
+
+
+def _tokenizer(name: str) -> GivenTokenizer:
+    if name == "demo":
+        from headstart.demo.tokenizer import demo_tokenizer
+
+        return demo_tokenizer()
+    from headstart.calibrate.given_tokenizer import read_tokenizer
+
+    return read_tokenizer(Path(name))
 
 
 def _size(num_bytes: int) -> str:

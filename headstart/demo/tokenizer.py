@@ -10,6 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from headstart.calibrate.given_tokenizer import GivenTokenizer
+from headstart.demo.gguf_file import GgufFile
+from headstart.demo.package import PACKAGE, check, gguf_path
 from headstart.errors import UnsupportedFamily
 
 _KIND, _PRE_TOKENIZER = "gpt2", "smollm"
@@ -17,6 +20,13 @@ _CONTROL, _USER_DEFINED = 3, 4  # of token_type: tokens that are cut out of a te
 _ROLES = {
     "bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding",
 }  # fmt: skip
+
+
+def demo_tokenizer() -> GivenTokenizer:
+    """The one of the demo's model, from the installed package."""
+    path = gguf_path()
+    check(path)
+    return GivenTokenizer(PACKAGE, tokenizer_documents(GgufFile(path).metadata))
 
 
 def tokenizer_documents(metadata: Mapping[str, Any]) -> dict[str, Any]:
