@@ -162,7 +162,7 @@ def capture_all(engine: Any) -> int:
     """
     import torch
 
-    from headstart.backends.cuda.rounds import RoundShape
+    from headstart.backends.cuda.shapes import RoundShape
 
     if engine.loop.rounds is None or engine.model.device.type != "cuda":
         return 0

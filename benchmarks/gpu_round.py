@@ -22,7 +22,8 @@ from random_models import random_model
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.graphs import Graphs
-from headstart.backends.cuda.rounds import RoundModel, RoundShape
+from headstart.backends.cuda.rounds import RoundModel
+from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.shape_config import shape_config
 from headstart.models.attention import LayerCache
@@ -47,7 +48,7 @@ def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> R
     return RoundModel(
         trunk, head, [cache() for _ in range(config.num_layers)], cache(),
         torch.zeros(slots // PAGE, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
-        lm_head, ids, max_context, Kernels(),
+        lm_head, ids, max_context, kernels=Kernels(),
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from headstart.backends.cuda import device_rounds, round_profile
 from headstart.backends.cuda.device_rounds import CapturedRounds
-from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundTiming
 from headstart.engine import core, memory
 from headstart.engine.auto.costs import NEVER_PAYS, RoundCosts

@@ -16,7 +16,8 @@ from triton.runtime.interpreter import InterpretedFunction
 from headstart.backends.cuda.compiling import thinned
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.device_rounds import CapturedRounds
-from headstart.backends.cuda.rounds import RoundModel, RoundShape, run_round
+from headstart.backends.cuda.rounds import RoundModel, run_round
+from headstart.backends.cuda.shapes import RoundShape
 
 Launch = tuple[str, tuple[Any, ...]]
 

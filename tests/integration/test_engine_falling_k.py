@@ -17,7 +17,7 @@ pytest.importorskip("triton")
 
 from headstart.backends.cuda import rounds
 from headstart.backends.cuda.device_rounds import CapturedRounds
-from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.cuda.shapes import RoundShape
 from headstart.engine import core
 from headstart.engine.auto.costs import NEVER_PAYS
 from headstart.engine.engine import Engine

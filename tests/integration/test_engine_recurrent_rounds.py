@@ -17,7 +17,7 @@ from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.round_profile import BlankRounds
-from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.cuda.shapes import RoundShape
 from headstart.engine.engine import Engine
 from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_sizes
 from headstart.engine.options import EngineOptions

@@ -184,7 +184,8 @@ class CudaBackend(Backend):
             head_cache=self.memory.head[0] if self.head is not None else None,
             boundary=self._boundary[:, 0] if self.head is not None else self._boundary.flatten(1),
             block_size=self.sizes.block_size, draft_lm_head=lm_head, draft_ids=ids,
-            max_context=max_context, kernels=self.kernels, states=self.memory.states,
+            max_context=max_context, draft_columns=_columns_of(ids, self.config.vocab),
+            kernels=self.kernels, states=self.memory.states,
         )  # fmt: skip
 
     def _drafts_in_int8(self) -> bool:
@@ -206,3 +207,12 @@ class CudaBackend(Backend):
             delta, self.config.num_recurrent, sizes.max_requests, sizes.max_drafts, self.dtype,
             device,
         )  # fmt: skip
+
+
+def _columns_of(ids: Tensor | None, vocab: int) -> Tensor | None:
+    """[V] where a draft vocabulary has each token, -1: nowhere."""
+    if ids is None:
+        return None
+    result = torch.full((vocab,), -1, dtype=torch.int32, device=ids.device)
+    result[ids] = torch.arange(len(ids), dtype=torch.int32, device=ids.device)
+    return result

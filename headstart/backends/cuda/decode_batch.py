@@ -46,6 +46,8 @@ class DecodeBatch:
         self.ids = numbers(torch.int64, max_drafts + 1)
         self.normed = numbers(dtype, max_drafts + 1, hidden).flatten(0, 1)
         self.stream = numbers(dtype, max_drafts + 1, hidden).flatten(0, 1)
+        self.draft_normed = numbers(dtype, max(1, max_drafts), hidden)
+        self.draft_shares = numbers(torch.float32, max(1, max_drafts))
         self.masks = numbers(torch.int32, max_drafts + 1, -(-vocab // 32)).flatten(0, 1)
         self.logprobs = numbers(torch.float32, max_drafts + 1, 1 + MAX_LOGPROBS).flatten(0, 1)
         self.logprob_ids = numbers(torch.int32, max_drafts + 1, MAX_LOGPROBS).flatten(0, 1)

@@ -17,8 +17,9 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
-from headstart.backends.cuda.rounds import RoundShape, run_round
+from headstart.backends.cuda.rounds import run_round
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
+from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import (
     DeviceRounds,
     Launched,
@@ -63,8 +64,6 @@ class CapturedRounds(DeviceRounds):
         self._pending = 0  # the most tokens that any request's head may be behind
 
     def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
-        if params.acceptance != "match":
-            return f"acceptance rule {params.acceptance}"
         if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
             return f"log-probabilities of more than {MAX_LOGPROBS} alternatives"
         if self.graphs.has_head and draft_vocab != self.sizes.draft_vocab:

@@ -16,17 +16,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.rounds import (
-    ChoiceShape,
-    DraftShape,
-    RoundModel,
-    RoundShape,
-    TrunkShape,
-    run_choice,
-    run_drafts,
-    run_trunk,
-)
+from headstart.backends.cuda.rounds import RoundModel, run_choice, run_drafts, run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
+from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import Emitted, RoundTiming
 from headstart.sampling.params import TokenLogprob
 

@@ -15,7 +15,7 @@ import torch
 
 from headstart.backends.base import CacheSizes
 from headstart.backends.cuda.recurrent import RecurrentBatch
-from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import SizeTimes
 
 if TYPE_CHECKING:

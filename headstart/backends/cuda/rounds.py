@@ -10,12 +10,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.kernels.inputs import newest_rows, noise_rows
 from headstart.backends.cuda.kernels.logprobs import logprobs_of
+from headstart.backends.cuda.kernels.rejection import (
+    accept_drafts,
+    follow,
+    share_of_drafts,
+    shares_of,
+)
 from headstart.backends.cuda.kernels.rounds import (
     accept,
     chain_rows,
@@ -23,9 +30,9 @@ from headstart.backends.cuda.kernels.rounds import (
     keep_states,
     trunk_rows,
 )
-from headstart.backends.cuda.kernels.sampling import adjust, draw, remember
+from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw, remember
 from headstart.backends.cuda.recurrent import round_recur
-from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
+from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 from headstart.models.attention import LayerCache
 from headstart.models.linear import Linear
 from headstart.models.mtp import MTPHead
@@ -46,6 +53,7 @@ class RoundModel:
     draft_lm_head: Linear  # N outputs
     draft_ids: Tensor | None  # [N] where the draft vocabulary is reduced
     max_context: int
+    draft_columns: Tensor | None = None  # [V] where `draft_ids` have each token, -1: nowhere
     kernels: Kernels = field(default_factory=Kernels)
     states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
 
@@ -53,64 +61,6 @@ class RoundModel:
     def feeds_stream(self) -> bool:
         """Whether the head is fed with what comes before the final norm."""
         return self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
-
-
-@dataclass(frozen=True)
-class DraftShape:
-    """What makes the drafts of one round a different program than those of another."""
-
-    count: int  # of requests, from the first
-    num_drafts: int  # at most, per request
-    head_rows: int  # pending tokens that the head reads; 0, only without drafts: none
-    is_processed: bool = False  # whether a request's drafts are not simply the best of all tokens
-
-
-@dataclass(frozen=True)
-class TrunkShape:
-    count: int
-    num_drafts: int
-
-
-@dataclass(frozen=True)
-class ChoiceShape:
-    count: int
-    num_drafts: int
-    has_read: bool  # whether the head has read what was pending
-    is_processed: bool = False  # whether a choice is not simply the best of all tokens
-    has_logprobs: bool = False
-    has_masks: bool = False
-
-
-@dataclass(frozen=True)
-class RoundShape:
-    """What makes one round a different program than another: the shapes of its three parts."""
-
-    count: int
-    num_drafts: int
-    head_rows: int
-    needs: SamplingNeeds = PLAIN
-
-    @classmethod
-    def usual(cls, count: int, num_drafts: int) -> RoundShape:
-        """The head reads what the round before may have left."""
-        return cls(count, num_drafts, num_drafts + 1 if num_drafts else 0)
-
-    @property
-    def drafts(self) -> DraftShape:
-        is_processed = self.needs.processes_drafts and self.num_drafts > 0
-        return DraftShape(self.count, self.num_drafts, self.head_rows, is_processed)
-
-    @property
-    def trunk(self) -> TrunkShape:
-        return TrunkShape(self.count, self.num_drafts)
-
-    @property
-    def choice(self) -> ChoiceShape:
-        needs, has_read = self.needs, self.head_rows > 0
-        return ChoiceShape(
-            self.count, self.num_drafts, has_read, needs.processes, needs.has_logprobs,
-            needs.has_masks,
-        )  # fmt: skip
 
 
 def run_round(model: RoundModel, batch: DecodeBatch, shape: RoundShape) -> None:
@@ -156,7 +106,7 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
     settings, emitted = batch.settings.first(count), batch.emitted[:count]
     normed, drafts = batch.normed[: count * rows], batch.ids[:count, 1:rows]
     lm_head = model.trunk.lm_head
-    logits = None
+    logits, limits = None, batch.limits[:count]
     if not (shape.is_processed or shape.has_logprobs or model.kernels.always_processes):
         noise = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)
         choices = model.kernels.choose(normed, lm_head, *noise)
@@ -166,9 +116,11 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
         masks = batch.masks[: count * rows] if shape.has_masks else None
         adjusted = adjust(logits, settings, positions, drafts=drafts, masks=masks)
         choices = draw(adjusted, settings)
+        if shape.rejects:
+            limits = _reject(model, batch, shape, adjusted, choices)
     accept(
-        drafts, choices.view(count, rows), batch.limits[:count], lengths, batch.left[:count],
-        pending, batch.tokens[:count], emitted, has_read=shape.has_read or model.head is None,
+        drafts, choices.view(count, rows), limits, lengths, batch.left[:count], pending,
+        batch.tokens[:count], emitted, has_read=shape.has_read or model.head is None,
     )  # fmt: skip
     if logits is not None:
         remember(settings, emitted)
@@ -221,11 +173,44 @@ def _guess(
     """[B] drafts of the tokens `ahead` behind the end, with the noise of the trunk's choice."""
     settings = batch.settings.first(shape.count)
     noise = noise_rows(batch.lengths[: shape.count], settings.inv_temps, settings.seeds, 1, ahead)
-    if not shape.is_processed:
+    if not (shape.is_processed or shape.rejects):
         return model.kernels.choose(normed, model.draft_lm_head, *noise, model.draft_ids)
+    adjusted = _adjusted_drafts(model, settings, normed, noise[2])
+    columns = draw(adjusted, settings).clamp_min(0)  # where nothing is allowed any token will do
+    if shape.rejects:
+        shares = share_of_drafts(shares_of(adjusted, settings), settings, columns)
+        batch.draft_shares[: shape.count, ahead] = shares
+        batch.draft_normed[: shape.count, ahead] = normed
+    return columns if model.draft_ids is None else model.draft_ids[columns]
+
+
+def _adjusted_drafts(
+    model: RoundModel, settings: Settings, normed: Tensor, positions: Tensor
+) -> Adjusted:
     logits = model.kernels.logits(normed, model.draft_lm_head)
-    adjusted = adjust(logits, settings, noise[2], token_ids=model.draft_ids, penalises=False)
-    return draw(adjusted, settings).clamp_min(0)  # where nothing is allowed any token will do
+    return adjust(logits, settings, positions, token_ids=model.draft_ids, penalises=False)
+
+
+def _reject(
+    model: RoundModel, batch: DecodeBatch, shape: ChoiceShape, adjusted: Adjusted, choices: Tensor
+) -> Tensor:
+    """The rejection rule: how many drafts are accepted [B]; `choices` become what is emitted.
+
+    What a rejected draft was drawn from is computed once more, from the state that gave it.
+    """
+    count, settings = shape.count, batch.settings.first(shape.count)
+    drafts = batch.ids[:count, 1 : shape.num_drafts + 1]
+    at = batch.limits[:count], batch.left[:count], batch.lengths[:count]
+    target = shares_of(adjusted, settings)
+    accepted = accept_drafts(target, settings, drafts, batch.draft_shares[:count], *at)
+    depth = accepted.long().clamp(0, shape.num_drafts - 1)
+    normed = batch.draft_normed[torch.arange(count, device=depth.device), depth]
+    drawn = _adjusted_drafts(model, settings, normed, at[2].long() + depth)
+    follow(
+        target, shares_of(drawn, settings), settings, drafts, accepted,
+        choices.view(count, -1), *at, model.draft_columns,
+    )  # fmt: skip
+    return accepted
 
 
 def _read(

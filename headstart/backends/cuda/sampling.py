@@ -29,6 +29,7 @@ class SamplingNeeds:
     processes_drafts: bool = False  # and before drafts are chosen, where penalties are left out
     has_logprobs: bool = False
     has_masks: bool = False  # of grammars
+    rejects: bool = False  # accepts by the rejection rule
 
     @classmethod
     def of(cls, params: SamplingParams, *, has_grammar: bool = False) -> SamplingNeeds:
@@ -39,7 +40,7 @@ class SamplingNeeds:
         return cls(
             bool(uses) or is_truncated or has_grammar,
             bool(uses & ~kernels.PENALTIES) or is_truncated, params.logprobs is not None,
-            has_grammar,
+            has_grammar, bool(uses & kernels.REJECTS),
         )  # fmt: skip
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
@@ -47,6 +48,7 @@ class SamplingNeeds:
         return SamplingNeeds(
             self.processes or other.processes, self.processes_drafts or other.processes_drafts,
             self.has_logprobs or other.has_logprobs, self.has_masks or other.has_masks,
+            self.rejects or other.rejects,
         )  # fmt: skip
 
 
@@ -168,6 +170,8 @@ def _uses(params: SamplingParams) -> int:
     uses = kernels.PENALTIES if params.has_penalties else 0
     if params.logit_bias or params.allowed_token_ids is not None or params.banned_token_ids:
         uses |= kernels.BIAS
+    if params.acceptance == "rejection":
+        uses |= kernels.REJECTS
     return uses | (kernels.ENDS if params.min_tokens else 0)
 
 

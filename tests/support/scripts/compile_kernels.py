@@ -34,6 +34,7 @@ from headstart.backends.cuda.kernels import (
     moe,
     moe_vector,
     prompts,
+    rejection,
     routing,
     rows,
     sampling,
@@ -85,6 +86,9 @@ CHOOSING = {**dict.fromkeys(("values", "peaks", "numbers", "bias", "raw", "raw_p
             "drafts": "*i64", "masks": "*i32", "weights": "*i64", "chosen": "*i64",
             "tokens": "*i64", "emitted": "*i64"}  # fmt: skip
 CUT_ROW = {"TILE": 1024, "TILES": 256}
+SHARES = {**CHOOSING, **dict.fromkeys(("cuts", "d_values", "d_cuts", "shares"), "*fp32"),
+          **dict.fromkeys(("last", "d_last", "limits", "left", "lengths", "accepted"), "*i32"),
+          **dict.fromkeys(("d_weights", "columns_of", "choices"), "*i64")}  # fmt: skip
 KINDS = {"tables": "*i32", "seen": "*i32", "context": "*i32", "row_edges": "*i32",
          "context_edges": "*i32", "slots": "*i32", "pending": "*i32", "where": "*i32",
          "positions": "*i64", "seeds": "*i64", "ids": "*i64", "partial": "*fp32", "sums": "*fp32",
@@ -175,6 +179,11 @@ JOBS: list[Job] = [
     (logprobs._weigh, CUT_ROW, CHOOSING),
     (logprobs._rank, {**CUT_ROW, "STEP": 4096, "MOST": 20, "num_warps": 8},
      {**CHOOSING, "ids": "*i32"}),
+    (rejection._shares, {**CUT_ROW, "STEP": 4096, "num_warps": 8}, SHARES),
+    (rejection._share_of_drafts, {"num_warps": 1}, {**SHARES, "result": "*fp32"}),
+    (rejection._accept_drafts, {"num_warps": 1}, {**SHARES, "columns_of": "*i64"}),
+    (rejection._residual, {"HAS_IDS": True, "TILE": 1024}, {**SHARES, "columns_of": "*i32"}),
+    (rejection._follow, {"BLOCK": 256, "ROWS": 4}, SHARES),
     (int8._linear, TILE, {**INTEGERS, "result": "*fp32"}),
     (int8._best_of_tile, {**TILE, "HAS_IDS": True}, INTEGERS),
     (streamed._linear, {**STREAMED_TILE, "num_stages": 5}, {**STREAMED, "result": "*fp32"}),

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.ranking import fixed, kept_of_row, next_ranked
+from headstart.backends.cuda.kernels.ranking import distribution, fixed, next_ranked
 from headstart.backends.cuda.kernels.sampling import STEP, TILE, Adjusted, Settings
 
 MAX_LOGPROBS = 20  # alternatives of a token
@@ -71,29 +71,18 @@ def _rank(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, eac
     top = tl.load(counts + 3 * stride + request)
     if top >= 0:
         is_processed = tl.load(counts + 4 * stride + request) > 0
-        inv_temp, top_p = tl.load(numbers + request), tl.load(numbers + stride + request)
-        floor, top_k = tl.load(numbers + 2 * stride + request), tl.load(counts + stride + request)
-        is_sampled = is_processed & (inv_temp > 0)
-        scale = tl.where(is_sampled, inv_temp, 1.0)
         at = tl.arange(0, TILES)
         all_peaks = tl.where(is_processed, adjusted_peaks, raw_peaks) + row * tiles + at
         peaks = tl.load(all_peaks, at < tiles, float("-inf"))
         largest = tl.max(peaks, 0)
+        scale = largest * 0 + 1.0
         own = tl.where(is_processed, adjusted, raw) + row * columns
         mass = tl.sum(tl.load(weights + row * tiles + at, at < tiles, 0), 0)
-        kept = columns
-        if is_sampled & ((top_k > 0) | (top_p < 1) | (floor > float("-inf"))):
-            if (top_k > 0) & (top_k < columns):
-                unlimited = mass.to(tl.float64) + float("inf")
-                kept, mass = kept_of_row(
-                    own, peaks, top_k, unlimited, largest, scale, columns, TILE, TILES, STEP
-                )
-            if top_p < 1:
-                limit = mass.to(tl.float64) * top_p
-                kept, mass = kept_of_row(
-                    own, peaks, kept, limit, largest, scale, columns, TILE, TILES, STEP
-                )
-            kept, mass = kept_above(own, kept, mass, floor, largest, scale, columns, STEP)
+        kept = top * 0 + columns
+        if is_processed & (tl.load(numbers + request) > 0):
+            kept, mass, _, _, largest, scale = distribution(
+                own, peaks, numbers, counts, stride, request, 0, columns, TILE, TILES, STEP
+            )
         norm = tl.log(mass.to(tl.float64) / _UNIT).to(tl.float32)
         token = tl.maximum(tl.load(tokens + row), 0)
         tl.store(values + row * (1 + MOST), (tl.load(own + token) - largest) * scale - norm)
@@ -103,18 +92,3 @@ def _rank(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, eac
             found = tl.where(number < kept, (value - largest) * scale - norm, float("-inf"))
             tl.store(values + row * (1 + MOST) + 1 + number, found)
             tl.store(ids + row * MOST + number, column)
-
-
-@jit
-def kept_above(own, kept, mass, floor, largest, scale, columns, STEP: tl.constexpr):
-    """What min-p leaves of the first `kept` tokens: those whose scaled value reaches the floor."""
-    count = tl.zeros((STEP,), dtype=tl.int32)
-    weight = tl.zeros((STEP,), dtype=tl.int64)
-    for start in range(0, columns, STEP):
-        at = start + tl.arange(0, STEP)
-        scaled = (tl.load(own + at, at < columns, float("-inf")) - largest) * scale
-        count += ((scaled >= floor) & (at < columns)).to(tl.int32)
-        weight += tl.where(scaled >= floor, fixed(scaled), 0)
-    above, of_them = tl.sum(count, 0), tl.sum(weight, 0)
-    is_fewer = above < kept
-    return tl.where(is_fewer, above, kept), tl.where(is_fewer, of_them, mass)

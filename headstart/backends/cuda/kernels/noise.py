@@ -19,11 +19,12 @@ def _mix64(word):
 
 
 @jit
-def row_keys(seeds, positions):
-    """The halves of `sampling.noise.row_key` for the target's choice."""
+def row_keys(seeds, positions, PURPOSE: tl.constexpr = 0):
+    """The halves of `sampling.noise.row_key`."""
     gamma: tl.constexpr = 0x9E3779B97F4A7C15
+    other: tl.constexpr = (PURPOSE * 0x8CB92BA72F3D8DD7) & 0xFFFFFFFFFFFFFFFF
     word = _mix64(seeds.to(tl.uint64, bitcast=True) + gamma)
-    word = _mix64(word + positions.to(tl.uint64, bitcast=True) * gamma)
+    word = _mix64(word + positions.to(tl.uint64, bitcast=True) * gamma + other)
     return word.to(tl.uint32), (word >> 32).to(tl.uint32)
 
 
@@ -45,9 +46,15 @@ def noise_bits(tokens, first, second):
 
 
 @jit
+def uniform_of(bits):
+    """`sampling.noise.uniform` of the bits."""
+    return bits.to(tl.float32) * _SCALE + _OFFSET
+
+
+@jit
 def gumbel_of(bits):
     """`sampling.noise.gumbel` of the bits."""
-    u = bits.to(tl.float32) * _SCALE + _OFFSET
+    u = uniform_of(bits)
     # log1p by a series where 1 - u would lose the digits of u.
     small = u * (1.0 + u * (0.5 + u * (1.0 / 3 + u * (0.25 + u * 0.2))))
     return -tl.log(tl.where(u < 0.01, small, -tl.log(1.0 - u)))

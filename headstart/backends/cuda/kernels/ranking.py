@@ -56,10 +56,11 @@ def next_ranked(own, peaks, value, column, columns, TILE: tl.constexpr, TILES: t
 @jit
 def kept_of_row(own, peaks, most, limit, largest, inv_temp, columns, TILE: tl.constexpr,
                 TILES: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
-    """How many tokens are kept, and their weight, where one is kept if fewer than `most` tokens
-    and less weight than `limit` (fp64) rank before it; peaks [TILES] of all tiles.
+    """How many tokens are kept, their weight, and the value and column of the last, where one is
+    kept if fewer than `most` tokens and less weight than `limit` (fp64) rank before it.
 
-    Few are looked up one after another; of more the lowest value is searched for.
+    peaks [TILES] of all tiles. Few tokens are looked up one after another; of more the lowest value
+    is searched for.
     """
     count = most * 0
     weight = count.to(tl.int64)
@@ -69,8 +70,10 @@ def kept_of_row(own, peaks, most, limit, largest, inv_temp, columns, TILE: tl.co
         count += 1
         weight += fixed((value - largest) * inv_temp)
     if (count < most) & (weight.to(tl.float64) < limit):
-        count, weight = _search_kept(own, most, limit, largest, inv_temp, columns, STEP)
-    return count, weight
+        count, weight, value, column = _search_kept(
+            own, most, limit, largest, inv_temp, columns, STEP
+        )
+    return count, weight, value, column
 
 
 @jit
@@ -95,7 +98,60 @@ def _search_kept(own, most, limit, largest, inv_temp, columns, STEP: tl.constexp
     room = limit - weight.to(tl.float64)
     fitting = tl.ceil(tl.minimum(room / tl.maximum(each, 1).to(tl.float64), 1e9)).to(tl.int32)
     kept = tl.minimum(tl.minimum(equal, most - above), fitting)
-    return above + kept, weight + kept.to(tl.int64) * each
+    low_column = kept * 0 - 1
+    high_column = low_column + columns
+    if kept < equal:  # of equal values those with the lowest columns are kept
+        while high_column - low_column > 1:
+            column = (low_column + high_column) >> 1
+            count, _ = weight_before(own, lowest, column + 1, largest, inv_temp, columns, STEP)
+            is_enough = count >= above + kept
+            high_column = tl.where(is_enough, column, high_column)
+            low_column = tl.where(is_enough, low_column, column)
+    return above + kept, weight + kept.to(tl.int64) * each, lowest, high_column
+
+
+@jit
+def distribution(own, peaks, numbers, counts, stride, request, is_drawn, columns,
+                 TILE: tl.constexpr, TILES: tl.constexpr, STEP: tl.constexpr):  # fmt: skip
+    """What a row's choice is drawn from: tokens kept, their weight, value and column of the last,
+    the largest value, and the factor of values.
+
+    At temperature 0 all weight is on one token where `is_drawn`; else nothing is cut or scaled.
+    """
+    inv_temp, top_p = tl.load(numbers + request), tl.load(numbers + stride + request)
+    floor, top_k = tl.load(numbers + 2 * stride + request), tl.load(counts + stride + request)
+    is_sampled = inv_temp > 0
+    scale = tl.where(is_sampled, inv_temp, 1.0)
+    largest = tl.max(peaks, 0)
+    most = tl.where((top_k > 0) & is_sampled, tl.minimum(top_k, columns), columns)
+    most = tl.where(is_sampled | (is_drawn == 0), most, 1)
+    unlimited = scale.to(tl.float64) + float("inf")
+    kept, weight, value, column = kept_of_row(
+        own, peaks, most, unlimited, largest, scale, columns, TILE, TILES, STEP
+    )
+    if is_sampled & (top_p < 1):
+        limit = weight.to(tl.float64) * top_p
+        kept, weight, value, column = kept_of_row(
+            own, peaks, kept, limit, largest, scale, columns, TILE, TILES, STEP
+        )
+    if is_sampled & (floor > float("-inf")):
+        above, of_them = _kept_above(own, floor, largest, scale, columns, STEP)
+        if above < kept:
+            kept, weight, value, column = above, of_them, floor / scale + largest, columns
+    return kept, weight, value, column, largest, scale
+
+
+@jit
+def _kept_above(own, floor, largest, scale, columns, STEP: tl.constexpr):
+    """How many tokens min-p keeps, and their weight: those whose scaled value reaches the floor."""
+    count = tl.zeros((STEP,), dtype=tl.int32)
+    weight = tl.zeros((STEP,), dtype=tl.int64)
+    for start in range(0, columns, STEP):
+        at = start + tl.arange(0, STEP)
+        scaled = (tl.load(own + at, at < columns, float("-inf")) - largest) * scale
+        count += ((scaled >= floor) & (at < columns)).to(tl.int32)
+        weight += tl.where(scaled >= floor, fixed(scaled), 0)
+    return tl.sum(count, 0), tl.sum(weight, 0)
 
 
 @jit

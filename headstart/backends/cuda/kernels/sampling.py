@@ -32,7 +32,7 @@ INV_TEMP, TOP_P, FLOOR, REPETITION, PRESENCE, FREQUENCY = range(6)
 USES, TOP_K, END_AFTER, NUM_LOGPROBS, IS_PROCESSED = range(5)
 NUM_NUMBERS, NUM_COUNTS = 6, 5
 # Bits of USES.
-PENALTIES, BIAS, ENDS, MASK = 1, 2, 4, 8
+PENALTIES, BIAS, ENDS, MASK, REJECTS = 1, 2, 4, 8, 16
 # A word of `Settings.history`: whether the prompt has the token, whether it ends an answer, and
 # from bit 2 on how often the output has it.
 IN_PROMPT, IS_END, ONE_OUTPUT = 1, 2, 4
@@ -106,7 +106,7 @@ def adjust(
 
 
 def draw(adjusted: Adjusted, settings: Settings) -> Tensor:
-    """Token ids [M] int64; -1 where no token is allowed."""
+    """Columns [M] int64 of the tokens; -1 where no token is allowed."""
     rows, columns = adjusted.values.shape
     each, tiles = rows // settings.count, adjusted.peaks.shape[1]
     device, ids = adjusted.values.device, adjusted.token_ids
@@ -239,7 +239,7 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
         total = tl.sum(tl.load(weights + row * tiles + tile, is_tile, 0), 0)
         if (top_k > 0) & (top_p < 1):
             unlimited = total.to(tl.float64) + float("inf")
-            _, total = kept_of_row(
+            _, total, _, _ = kept_of_row(
                 own, all_peaks, top_k, unlimited, largest, inv_temp, columns, TILE, TILES, STEP
             )
         limit = tl.where(top_p < 1, total.to(tl.float64) * top_p, float("inf"))
@@ -254,11 +254,8 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
             )  # fmt: skip
             value = tl.load(own + column)
             count, mass = weight_before(own, value, column, largest, inv_temp, columns, STEP)
-    token = column.to(tl.int64)
-    if HAS_IDS:
-        token = tl.load(ids + column).to(tl.int64)
-    forbids = (tl.load(counts + request) & ~_PENALTIES) != 0
-    tl.store(chosen + row, tl.where((top == float("-inf")) & forbids, -1, token))
+    forbids = (tl.load(counts + request) & (_BIAS | _ENDS | _MASK)) != 0
+    tl.store(chosen + row, tl.where((top == float("-inf")) & forbids, -1, column).to(tl.int64))
 
 
 @jit

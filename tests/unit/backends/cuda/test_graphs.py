@@ -13,8 +13,8 @@ pytest.importorskip("triton")
 from headstart.backends.cuda import graphs as graphs_module
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.graphs import Graphs
-from headstart.backends.cuda.rounds import ChoiceShape, DraftShape, RoundShape, TrunkShape
 from headstart.backends.cuda.sampling import SamplingNeeds
+from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 
 
 def graphs_for(count: int) -> Graphs:

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.graphs import RoundShapes
-from headstart.backends.cuda.rounds import RoundShape
+from headstart.backends.cuda.shapes import RoundShape
 
 SIZES = [1, 2, 4, 6, 16, 64]
 MENU = (0, 1, 2, 3, 5, 8)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import pytest
@@ -104,7 +106,7 @@ def test_drafts_are_chosen_without_penalties_among_a_draft_vocabulary() -> None:
     settings = settings_of(rows, VOCAB, logits.device)
     positions = torch.tensor([row.position for row in rows], device=DEVICE)
     adjusted = kernels.adjust(logits[None], settings, positions, token_ids=ids, penalises=False)
-    found = kernels.draw(adjusted, settings).clamp_min(0)
+    found = ids[kernels.draw(adjusted, settings).clamp_min(0)]
     wanted = choose_drafts(logits.cpu(), rows, ids.cpu())
     allowed = [i for i, row in enumerate(rows) if row.params.allowed_token_ids is None]
     assert [found[i].item() for i in allowed] == [wanted[i].item() for i in allowed]
@@ -189,7 +191,8 @@ def test_history_follows_what_rounds_emit_and_a_request_that_moves() -> None:
 
 def test_a_round_processes_what_one_of_its_requests_needs() -> None:
     def needs(*settings: dict[str, Any]) -> tuple[bool, bool, bool]:
-        found = SamplingNeeds.of([SamplingParams(**own) for own in settings])
+        each = [SamplingNeeds.of(SamplingParams(**own)) for own in settings]
+        found = reduce(or_, each, SamplingNeeds())
         return found.processes, found.processes_drafts, found.has_logprobs
 
     assert needs() == needs({}, {"temperature": 0, "top_p": 0.5}) == (False, False, False)

@@ -1,0 +1,69 @@
+"""Shapes of rounds: what makes one round a different program than another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
+
+
+@dataclass(frozen=True)
+class DraftShape:
+    """What makes the drafts of one round a different program than those of another."""
+
+    count: int  # of requests, from the first
+    num_drafts: int  # at most, per request
+    head_rows: int  # pending tokens that the head reads; 0, only without drafts: none
+    is_processed: bool = False  # whether a request's drafts are not simply the best of all tokens
+    rejects: bool = False  # whether a request accepts by the rejection rule
+
+
+@dataclass(frozen=True)
+class TrunkShape:
+    count: int
+    num_drafts: int
+
+
+@dataclass(frozen=True)
+class ChoiceShape:
+    count: int
+    num_drafts: int
+    has_read: bool  # whether the head has read what was pending
+    is_processed: bool = False  # whether a choice is not simply the best of all tokens
+    has_logprobs: bool = False
+    has_masks: bool = False
+    rejects: bool = False
+
+
+@dataclass(frozen=True)
+class RoundShape:
+    """What makes one round a different program than another: the shapes of its three parts."""
+
+    count: int
+    num_drafts: int
+    head_rows: int
+    needs: SamplingNeeds = PLAIN
+
+    @classmethod
+    def usual(cls, count: int, num_drafts: int) -> RoundShape:
+        """The head reads what the round before may have left."""
+        return cls(count, num_drafts, num_drafts + 1 if num_drafts else 0)
+
+    @property
+    def drafts(self) -> DraftShape:
+        needs = self.needs if self.num_drafts else PLAIN
+        return DraftShape(
+            self.count, self.num_drafts, self.head_rows, needs.processes_drafts, needs.rejects
+        )
+
+    @property
+    def trunk(self) -> TrunkShape:
+        return TrunkShape(self.count, self.num_drafts)
+
+    @property
+    def choice(self) -> ChoiceShape:
+        needs, has_read = self.needs, self.head_rows > 0
+        return ChoiceShape(
+            self.count, self.num_drafts, has_read, needs.processes, needs.has_logprobs,
+            needs.has_masks, needs.rejects and self.num_drafts > 0,
+        )  # fmt: skip
