@@ -34,7 +34,7 @@ _REDRAW_SECONDS = 0.1  # drawing is not counted, but it takes time from the view
 
 @contextmanager
 def setting_up(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that is told what is being done: a spinner on a terminal, else lines."""
+    """Yield a function to call with what is being done: a spinner on a terminal, else lines."""
     if quiet:
         yield lambda text: None
     elif sys.stderr.isatty():

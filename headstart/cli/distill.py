@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headstart.cli.options import DryRun, Json, Model
+from headstart.cli.options import DryRun, Head, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.distill.options import DistillOptions
 from headstart.engine.options import EngineOptions
@@ -33,10 +33,7 @@ def run(
         bool, typer.Option("--import", help="Take the answers in the file instead of asking.")
     ] = False,
     options: DistillOptions,
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
-    ] = None,
+    head: Head = None,
     engine_options: EngineOptions,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Refused: a dataset is only ever added to.")

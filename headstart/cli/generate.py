@@ -7,7 +7,6 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from headstart.cli.demo_defaults import with_shipped_vocab
-from headstart.cli.options import Json, Model
+from headstart.cli.options import Head, Json, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.data.prompt_reader import Detokenizer, Prompt
 from headstart.engine.options import EngineOptions
@@ -151,10 +150,7 @@ def run(
         ),
     ] = None,
     options: EngineOptions,
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
-    ] = None,
+    head: Head = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Answer with and without drafts, and compare.")
     ] = False,

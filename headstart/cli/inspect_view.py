@@ -103,7 +103,7 @@ def _count(modules: int) -> str:
 
 
 def _sizes(trunk: TrunkReport) -> str:
-    """Those that the config gives under a name that we know, each with a comma."""
+    """Sizes that the config gives under known names, each with a comma."""
     sizes = {
         "{} layers": trunk.num_layers,
         "hidden {}": trunk.hidden_size,

@@ -1,4 +1,4 @@
-"""`headstart launch MODEL --engine E`: the command on stdout, what to know about it on stderr."""
+"""`headstart launch MODEL --engine E`: the command on stdout, notes about it on stderr."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from typer.core import TyperGroup
 from headstart import __version__
 from headstart.errors import ConfigError, HeadstartError
 
-_PATIENCE_SECONDS = 5.0
+_TORCHRUN_SECONDS = 5.0
 _WIDE = {"max_content_width": 100}
 # command -> what it does; its code is headstart/cli/<command>.py, function `run`
 COMMANDS = {
@@ -156,7 +156,7 @@ def _flags(group: type) -> list[inspect.Parameter]:
             else field.default
         )
         hint = hints[field.name]
-        if "parser" in field.metadata:  # a type that the command line cannot tell by itself
+        if "parser" in field.metadata:  # a type that typer cannot parse
             hint, default = str, str(default)
         result.append(
             inspect.Parameter(
@@ -211,7 +211,7 @@ def main() -> None:
         if debug:
             raise
         if _is_said_elsewhere():
-            time.sleep(_PATIENCE_SECONDS)  # torchrun ends all when one has ended: let that one talk
+            time.sleep(_TORCHRUN_SECONDS)  # torchrun ends all when one ends: the first one prints
         else:
             print(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)  # a bad option is misuse

@@ -16,7 +16,7 @@ _QUIET_SECONDS = 2.0
 
 @contextmanager
 def byte_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how many bytes were just done."""
+    """Yield a function to call with the number of bytes just done."""
     if not sys.stderr.isatty():
         yield lambda num_bytes: None
         return
@@ -29,7 +29,7 @@ def byte_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def counted_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Yield a function that is told how many things were just done."""
+    """Yield a function to call with the number of items just done."""
     if not sys.stderr.isatty():
         yield lambda count: None
         return

@@ -5,12 +5,10 @@ from __future__ import annotations
 import logging
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
-
-import typer
+from typing import TYPE_CHECKING
 
 from headstart.cli.demo_defaults import with_shipped_vocab
-from headstart.cli.options import Model
+from headstart.cli.options import Head, Model
 from headstart.cli.spinning import limit_spinning
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra, install
@@ -26,10 +24,7 @@ def run(
     model: Model,
     server: ServerOptions,
     options: EngineOptions,
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
-    ] = None,
+    head: Head = None,
 ) -> int:
     limit_spinning()
     _check_formats(server)
@@ -52,7 +47,7 @@ def _check_formats(server: ServerOptions) -> None:
 
 
 def _check_vocab(options: EngineOptions) -> None:
-    """A draft vocabulary that cannot be read or used, likewise."""
+    """Refuse a draft vocabulary that cannot be read or used, before a model is loaded."""
     if options.draft_vocab is None:
         return
     if options.speculate == 0:

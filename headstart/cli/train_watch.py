@@ -1,4 +1,4 @@
-"""Training seen from a terminal: lines and a bar on stderr, and signals that mean stop."""
+"""Training on a terminal: lines and a bar on stderr, and signals that stop it."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def tell(
 
 
 def facts(vocab: DraftVocab, made: list[Made]) -> dict[str, Any]:
-    """What a machine is told of one map."""
+    """One vocabulary as JSON."""
     tried = [each for each in made if each.vocab is vocab]
     return tried[0].as_json() if tried else {"name": vocab.name, "size": len(vocab.ids)}
 

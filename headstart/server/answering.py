@@ -42,7 +42,7 @@ from headstart.server.wire import (
 from headstart.server.worker import Channel, Event, Job
 
 _log = logging.getLogger("headstart.server")
-_LAST_WORD_SECONDS = 1.0  # for telling a client that reads slowly what went wrong
+_ERROR_SECONDS = 1.0  # for sending an error to a client that reads slowly
 
 
 def answer_route(
@@ -75,8 +75,8 @@ class Answering(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._record = record_of(scope)
         self._record.id, self._record.is_stream = self.answer_id, self.request.stream
-        is_told = await until_gone(receive, self._run(send))
-        if not is_told and self._record.error is None:  # else it was counted for what went wrong
+        is_sent = await until_gone(receive, self._run(send))
+        if not is_sent and self._record.error is None:  # else it was counted for what went wrong
             self._record.error = "the client went away"
             self.state.tally.aborted += 1
 
@@ -159,9 +159,9 @@ class Answering(Response):
         if refusal.status == 500 and refusal is not error:
             _log.error("request %s failed", self.answer_id, exc_info=error)
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._say(send, refusal), _LAST_WORD_SECONDS)
+            await asyncio.wait_for(self._send_error(send, refusal), _ERROR_SECONDS)
 
-    async def _say(self, send: Send, refusal: Refusal) -> None:
+    async def _send_error(self, send: Send, refusal: Refusal) -> None:
         if self._is_streaming:
             await send_part(send, events([refusal.body]) + DONE, is_last=True)
         else:
@@ -225,7 +225,7 @@ def grammar_of(request: SamplingFields) -> GrammarSpec | None:
 
 
 def limiting_field(request: SamplingFields, spec: GrammarSpec | None) -> str | None:
-    """Which one is at fault if no token is left to choose; a grammar first."""
+    """The field that is refused if no token is left to choose from; a grammar's first."""
     if spec is not None:
         return spec.field
     lists = ("allowed_token_ids", "banned_token_ids", "logit_bias")
@@ -233,7 +233,7 @@ def limiting_field(request: SamplingFields, spec: GrammarSpec | None) -> str | N
 
 
 def seeded(params: SamplingParams) -> SamplingParams:
-    """With a seed that every client can read: many know whole numbers up to 53 bits only."""
+    """The parameters with a seed of at most 53 bits: many JSON parsers round larger numbers."""
     return params if params.seed is not None else replace(params, seed=secrets.randbits(53))
 
 

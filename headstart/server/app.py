@@ -68,7 +68,7 @@ def _add_answers(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
 
     @app.get("/v1/models/{name:path}", dependencies=keys)
     async def model(name: str) -> Response:
-        """One of those names."""
+        """The served model, under this name."""
         state.gate.check()
         check_name(name, state.names)
         return _document({**state.model.cards()[0], "id": name})
@@ -116,7 +116,7 @@ def _add_operation(app: FastAPI, state: ServerState) -> None:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        """For Prometheus."""
+        """All metrics, in Prometheus' text format."""
         body, kind = await state.rendered_metrics()
         return Response(body, headers={"content-type": kind})
 

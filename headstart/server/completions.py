@@ -1,4 +1,7 @@
-"""POST /v1/completions: its body, its prompts, its answers. What chats have, too, is elsewhere."""
+"""POST /v1/completions: its body, its prompts, its answers.
+
+What it shares with chats is in `protocol/requests.py`, `answering.py` and `answers/writer.py`.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ class CompletionRequest(SamplingFields):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or several, told apart by what is inside; one of no tokens is refused later on."""
+        """One prompt or several, by what the list holds; one of no tokens is refused later on."""
         given: Any = self.prompt
         is_one = isinstance(given, str) or not given or isinstance(given[0], int)
         return [given] if is_one else list(given)

@@ -40,7 +40,7 @@ _OBJECT_BYTES, _LIST_BYTES, _VALUE_BYTES = 190, 64, 40  # what they take, small 
 _ARRIVAL_SECONDS = 60.0  # a body must arrive within this time
 _SMALL_BYTES = 1 << 14  # parsed on the loop: quicker than a change of threads
 _LARGE_BYTES = 1 << 20
-_PATIENCE = 10.0  # seconds after a large request, where there is always another one
+_TRIM_SECONDS = 10.0  # after a large request, on a server that is never idle
 _SMOOTHING = 0.1  # of a new duration in the mean that Retry-After is made from
 _LONGEST_RETRY = 60
 ANY_NAME = "default"  # of the model, always accepted
@@ -57,7 +57,7 @@ class BodyReader:
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
         """The body as `kind`, or a Refusal."""
-        # A page may send a body of no type without being asked first; other clients forget it.
+        # For a page, browsers send a body without a type unchecked; other clients may leave it out.
         unnamed = "" if "origin" in request.headers else _JSON
         _check_type(request.headers.get("content-type", unnamed))
         try:
@@ -136,7 +136,7 @@ def _weight(data: bytes) -> int:
 
 
 def _check_type(given: str) -> None:
-    """Only JSON, and nothing that a page of another origin may send without being asked first."""
+    """Only JSON: for a page of another origin browsers send that after a CORS preflight only."""
     if given.partition(";")[0].strip().lower() != _JSON:
         raise Refusal(
             415, f"the content type is {given[:80]!r}; send {_JSON}.", code="bad_content_type"
@@ -185,9 +185,9 @@ class LargeRequests:
             self._latest = time.monotonic()
 
     def are_over(self, *, is_idle: bool) -> bool:
-        """Whether it is time to give memory back; then it is not for a while."""
+        """Whether memory should be given back now; True once for the requests up to now."""
         latest = self._latest
-        if latest is None or not (is_idle or time.monotonic() - latest > _PATIENCE):
+        if latest is None or not (is_idle or time.monotonic() - latest > _TRIM_SECONDS):
             return False
         self._latest = None
         return True

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("headstart.server")
 _STOP_SECONDS = 10.0  # for the step that is running when the server ends
 _WATCH_SECONDS = 1.0
-_GOODBYE_SECONDS = 1.0  # for errors to reach clients before the process ends
+_ERROR_SECONDS = 1.0  # for errors to reach clients before the process ends
 # The engine's thread lets the event loop in after this time of Python; the usual 5 ms come several
 # times in one answer.
 _SWITCH_SECONDS = 0.001
@@ -63,7 +63,7 @@ class Serving:
         self, model: str, options: ServerOptions, make_engine: Callable[[], Engine],
         listener: socket.socket, *, is_eager: bool = False,
     ):  # fmt: skip
-        """An eager one prepares for grammars before the first is asked for."""
+        """With `is_eager` the compiler of grammars starts before a request needs it."""
         self.options, self._is_eager = options, is_eager
         self._listener, self.url = listener, url_of(listener)
         self.state = ServerState(model, options, make_engine)
@@ -74,7 +74,7 @@ class Serving:
     def run(self) -> int:
         asyncio.run(self._serve())
         if self.state.worker.failure is not None and not self._was_ready:
-            raise self.state.worker.failure  # a model that cannot be loaded: the caller's to tell
+            raise self.state.worker.failure  # a model that cannot be loaded: the caller prints it
         return self._code
 
     async def _serve(self) -> None:
@@ -91,9 +91,9 @@ class Serving:
             _log.error("the engine's last step did not end within %g s", wait)
             self._end(1, f"the engine's last step did not end within {wait:g} s")
         self.state.close()
-        self._say_goodbye()
+        self._log_end()
 
-    def _say_goodbye(self) -> None:
+    def _log_end(self) -> None:
         level = logging.INFO if self._code == 0 else logging.WARNING
         _log.log(level, "stopped (%s): %s", self._reason, self.state.tally)
 
@@ -104,7 +104,7 @@ class Serving:
             http=GuardedConnection, server_header=False,
             limit_concurrency=self.options.max_connections, timeout_keep_alive=_IDLE_SECONDS,
             h11_max_incomplete_event_size=_HEADER_BYTES,
-            timeout_graceful_shutdown=int(_GOODBYE_SECONDS) + 1,
+            timeout_graceful_shutdown=int(_ERROR_SECONDS) + 1,
         )  # fmt: skip
 
     def _changed(self) -> None:
@@ -197,16 +197,16 @@ class Serving:
                 continue
             _log.error("a step of the engine takes over %g s, the server ends", limit)
             self._cut_off()
-            await asyncio.sleep(_GOODBYE_SECONDS)
+            await asyncio.sleep(_ERROR_SECONDS)
             self._code, self._reason = 1, f"a step of the engine took over {limit:g} s"
-            self._say_goodbye()
+            self._log_end()
             os._exit(1)  # the engine's thread cannot be ended otherwise
 
 
 def serve(
     model: str, options: ServerOptions, make_engine: Callable[[], Engine], listener: socket.socket
 ) -> int:
-    """Run until told to stop; returns the exit code. The log is configured by the caller."""
+    """Run until a signal; returns the exit code. The log is configured by the caller."""
     sys.setswitchinterval(_SWITCH_SECONDS)
     with contextlib.suppress(KeyboardInterrupt):
         return Serving(model, options, make_engine, listener, is_eager=True).run()

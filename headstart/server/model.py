@@ -1,4 +1,4 @@
-"""What the server knows of the model it serves, beside the engine itself."""
+"""The served model as the server uses it beside the engine: tokenizer, formats, grammars, names."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class ServedModel:
         return [mark for known in formats if known is not None for mark in known.markers]
 
     def reasoning_start(self, ids: Sequence[int]) -> Start:
-        """Where an answer to this prompt begins: inside, behind, or before the thinking."""
+        """Where an answer to this prompt begins: inside, behind, or before the reasoning."""
         if self.reasoning_format is None:
             return "closed"
         return self.reasoning_format.start_in(self.decode(ids[-_TAIL_TOKENS:]))

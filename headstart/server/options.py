@@ -1,4 +1,4 @@
-"""What a server can be told, and the port that it takes.
+"""A server's options, and the port that it listens on.
 
 Options are one frozen dataclass, which is also the command-line flags. The port is taken before
 anything large is imported or loaded, so that a busy one is an error at once.
@@ -95,7 +95,7 @@ class ServerOptions:
 
     @property
     def api_keys(self) -> tuple[str, ...]:
-        """From the command line and the environment; none: all clients may ask."""
+        """Keys from the command line and the environment; without any, all clients may ask."""
         return (*(self.api_key or ()), *keys_from_environment())
 
     @property
@@ -114,7 +114,7 @@ _POSITIVE = (
 def listen(options: ServerOptions) -> socket.socket:
     """A socket that accepts connections; ConfigError where the address cannot be had."""
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    # The protocol is named because asyncio turns Nagle's algorithm off only where it sees TCP:
+    # The protocol is named because asyncio turns Nagle's algorithm off only where TCP is named:
     # small events would otherwise wait for the client's acknowledgement, 40 ms each.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -131,7 +131,7 @@ def listen(options: ServerOptions) -> socket.socket:
 
 
 def url_of(listener: socket.socket) -> str:
-    """Where this machine reaches it."""
+    """The address at which this machine reaches the server."""
     host, port = listener.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

@@ -30,14 +30,14 @@ class Pieces:
         self.bytes_of = lru_cache(maxsize=1 << 16)(self._bytes)
 
     def text_of(self, token: int) -> str:
-        """For people; bytes that are no character show as a replacement mark."""
+        """A token as text; bytes that are no character show as a replacement mark."""
         return self.bytes_of(token).decode("utf-8", "replace")
 
     def is_special(self, token: int) -> bool:
         return token in self._special
 
     def bytes_at_start(self, token: int) -> bytes:
-        """Of a text's first token: some tokenizers drop the space before a text."""
+        """Bytes of a text's first token: some tokenizers drop the space before a text."""
         data = self.bytes_of(token)
         if data.startswith(b" ") and not str(self._tokenizer.decode([token])).startswith(" "):
             return data[1:]

@@ -1,4 +1,4 @@
-"""What a model thinks before it answers, split off from the answer.
+"""Reasoning that a model writes before its answer, split off from the answer.
 
 How thinking is marked is data. A chat template may open the block itself, at the end of the prompt,
 or close it there at once: the prompt's end says where an answer begins.
@@ -56,7 +56,7 @@ def reasoning_format(
     model_type: str | None = None,
     vocabulary: Collection[str] = (),
 ) -> ReasoningFormat | None:
-    """By name; for None or "auto" by the template and the model; None where nothing is split.
+    """A format by name; for None or "auto" by template and model; None where nothing is split.
 
     A model type alone proves nothing: a grafted checkpoint has the type of its layout. Models that
     think have the marks as tokens.
@@ -88,7 +88,7 @@ class ReasoningSplitter:
 
     @property
     def is_reasoning(self) -> bool:
-        """Whether what comes next is thinking, as far as can be told."""
+        """Whether the text that comes next is reasoning, by the text so far."""
         return self._state == "open"
 
     def feed(self, text: str) -> tuple[str, str]:
@@ -101,7 +101,7 @@ class ReasoningSplitter:
         return reasoning, content
 
     def finish(self) -> tuple[str, str]:
-        """No more text: what was held back is what it looks like."""
+        """No more text: what was held back is given out as it is."""
         rest, self._held = self._held, ""
         if self._state == "open":
             return rest.rstrip() if self._has_begun else rest.strip(), ""

@@ -46,11 +46,11 @@ class RequestRecord:
     first_token_seconds: float | None = None  # from arrival; None where there was none
     results: Sequence[Result] = ()  # one per prompt
     is_stream: bool = False
-    error: str | None = None  # what a refused or failed request was told
+    error: str | None = None  # the message of a refused or failed request
     prompt: Any = None  # set it only with --log-prompts
 
     def as_fields(self) -> dict[str, Any]:
-        """In the order of the line; what is unknown is left out."""
+        """Fields in the order of the line; what is unknown is left out."""
         fields: dict[str, Any] = {
             "id": self.id, "route": self.route, "status": self.status, "model": self.model,
             "client": self.client, "stream": self.is_stream, "seconds": round(self.seconds, 6),
@@ -91,7 +91,7 @@ def _of_results(
 
 
 def _queue_seconds(stats: Sequence[RequestStats], first_token: float | None) -> float | None:
-    """Until the engine began; what it did not see, from arrival to submission, is waiting, too."""
+    """Seconds until the engine began; the time from arrival to submission is waiting, too."""
     queued = [own.queue_seconds for own in stats if own.queue_seconds is not None]
     if not queued:
         return None
@@ -174,7 +174,7 @@ class ServerMetrics:
             return
         queued, first = stats.queue_seconds or 0.0, stats.first_token_seconds
         running, decoding = stats.total_seconds - queued, stats.total_seconds - first
-        # What the engine did not see, from arrival to submission, was waiting as well.
+        # The time from arrival to submission, which the engine does not count, is waiting as well.
         plain["request_queue_time_seconds"].observe(max(0.0, whole - running))
         plain["request_prefill_time_seconds"].observe(first - queued)
         plain["request_decode_time_seconds"].observe(decoding)
@@ -196,7 +196,7 @@ class ServerMetrics:
 
     def http_request(self, handler: str | None, method: str, status: int, seconds: float) -> None:
         """One answer; `handler` is the route's template, None where no route matched."""
-        # Paths that clients make up must not become series; the table of metrics sees to methods.
+        # Paths that clients make up must not become series; `bounded` does that for methods.
         route = {"handler": handler or "none", "method": method if handler else "none"}
         self._count("http_requests", {**route, "status": f"{status // 100}xx"})
         self._count("http_responses", {**route, "code": str(status)})

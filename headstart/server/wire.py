@@ -83,9 +83,9 @@ class GuardedConnection(H11Protocol):
     def _watch(self) -> None:
         self._end_watch()
         waiting = self.transport.get_write_buffer_size()
-        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._judge, waiting)
+        self._stall_timer = self.loop.call_later(STALL_SECONDS, self._check_progress, waiting)
 
-    def _judge(self, waited: int) -> None:
+    def _check_progress(self, waited: int) -> None:
         """Abort, which drops what waits, unless the client has read on."""
         if waited - self.transport.get_write_buffer_size() < _LEAST_BYTES:
             self.transport.abort()
@@ -108,11 +108,11 @@ class GuardedConnection(H11Protocol):
 
 
 class Access:
-    """Which clients may use a server: by key, by the page that asks, by the name that it asks."""
+    """Which clients may use a server: by key, by the page's origin, by the name in Host."""
 
     def __init__(self, options: ServerOptions):
         self._keys, self._options = Keys(options.api_keys), options
-        # With keys any name will do: no page knows a key.
+        # With keys any name is accepted: no page has a key.
         self._is_for_this_machine = not options.is_public and not options.api_keys
 
     async def check(
@@ -138,7 +138,7 @@ class Keys:
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not key:
             raise _refused("this server wants an API key: `Authorization: Bearer KEY`.")
-        # All are compared, and digests of equal length: time says nothing about any of them.
+        # All are compared, as digests of equal length: the time taken depends on none of them.
         given = _digest(key.strip())
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(matches):
@@ -146,9 +146,9 @@ class Keys:
 
 
 def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
-    """Refusal for a web page of another origin, which browsers say.
+    """Refusal for a web page of another origin, by the headers that browsers send.
 
-    CORS keeps such a page from reading the answer; this keeps it from making the model work.
+    CORS keeps such a page from reading the answer; this check keeps the model from answering it.
     """
     origin = headers.get("origin")
     is_foreign = headers.get("sec-fetch-site") in ("cross-site", "same-site")
@@ -164,8 +164,8 @@ def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:
 def check_host(host: str, own: str) -> None:
     """Refusal unless a server for this machine is asked under a name of this machine.
 
-    A page of any name can let that name lead to this machine, and is of the server's own origin
-    then.
+    Any domain can be made to resolve to this machine (DNS rebinding); for browsers its pages are
+    then of the server's own origin.
     """
     name = host.lower() if host.endswith("]") else host.lower().rpartition(":")[0] or host.lower()
     is_own = name in ("", "localhost", "[::1]", own.lower(), f"[{own.lower()}]")

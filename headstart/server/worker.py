@@ -26,7 +26,7 @@ from headstart.server.recording import ServerMetrics
 from headstart.server.refusals import engine_failed
 
 _log = logging.getLogger("headstart.server")
-_RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` that the engine may survive
+_RECOVERIES = 3  # failed steps within `_RECOVERY_SECONDS` after which the engine goes on
 _RECOVERY_SECONDS = 60.0
 
 
@@ -119,14 +119,14 @@ class Worker:
         self.failure: BaseException | None = None  # why there is no engine (any more)
 
     def start(self, on_change: Callable[[], None]) -> None:
-        """Load the model and go; `on_change` is called in the loop when it is ready, or dead."""
+        """Load the model and run; `on_change` is called in the loop when it is ready, or failed."""
 
-        def tell() -> None:
-            if self.failure is not None:  # also those that the engine has not seen yet
+        def changed() -> None:
+            if self.failure is not None:  # also those that wait in the inbox
                 self.fail_all(engine_failed())
             on_change()
 
-        self._loop, self._on_change = asyncio.get_running_loop(), tell
+        self._loop, self._on_change = asyncio.get_running_loop(), changed
         self._thread.start()
 
     @property
@@ -135,7 +135,7 @@ class Worker:
 
     @property
     def num_queued(self) -> int:
-        """Calls that the engine has not seen yet."""
+        """Calls that the engine's thread has not taken yet."""
         return self._inbox.qsize()
 
     def submit(self, channel: Channel) -> None:
@@ -169,13 +169,13 @@ class Worker:
     def _run(self) -> None:
         try:
             self.engine = self._make_engine()
-            self._tell(self._on_change)
+            self._call_in_loop(self._on_change)
             while not self._is_stopping:
                 self._turn(self.engine)
         except BaseException as error:
             self.failure = error
             self._fail_open()
-            self._tell(self._on_change)
+            self._call_in_loop(self._on_change)
 
     def _turn(self, engine: Engine) -> None:
         """Take new calls, wait if there is nothing to do, advance all requests by one step."""
@@ -220,7 +220,7 @@ class Worker:
             self.engine.abort(job.id)  # whatever of it came in
             self._drop(channel)
             self._forget(channel)
-            self._tell(channel.fail, error)
+            self._call_in_loop(channel.fail, error)
 
     def _forget(self, channel: Channel) -> None:
         """Requests that never came in have no result."""
@@ -243,7 +243,7 @@ class Worker:
             self._metrics.tokens(update.request_id, update.sample, len(update.token_ids))
             result = self._result(engine, open_job) if update.finish_reason is not None else None
             events.append((open_job.channel, Event(open_job.number, update, result)))
-        self._tell(_deliver, events)
+        self._call_in_loop(_deliver, events)
 
     def _result(self, engine: Engine, open_job: _Open) -> Result | None:
         """The result, when the last sample has ended."""
@@ -277,9 +277,9 @@ class Worker:
         for open_job in gone.values():
             self._metrics.request_failed(open_job.job.id)
         for channel in {id(o.channel): o.channel for o in gone.values()}.values():
-            self._tell(channel.fail, engine_failed())
+            self._call_in_loop(channel.fail, engine_failed())
 
-    def _tell(self, call: Callable[..., Any], *arguments: Any) -> None:
+    def _call_in_loop(self, call: Callable[..., Any], *arguments: Any) -> None:
         assert self._loop is not None
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(call, *arguments)

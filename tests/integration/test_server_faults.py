@@ -155,7 +155,7 @@ def test_a_step_that_never_ends_ends_the_process(
 
     monkeypatch.setattr("headstart.server.lifecycle.os._exit", end)
     monkeypatch.setattr("headstart.server.lifecycle._WATCH_SECONDS", 0.1)
-    monkeypatch.setattr("headstart.server.lifecycle._GOODBYE_SECONDS", 0.3)
+    monkeypatch.setattr("headstart.server.lifecycle._ERROR_SECONDS", 0.3)
     with serving(own, step_timeout_seconds=0.2) as server:
         answer = ask(server, SHORT)
         assert answer.status_code == 503 and answer.json()["error"]["code"] == "stopped"

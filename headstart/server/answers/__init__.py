@@ -1,1 +1,1 @@
-"""From what the engine gives to the objects of OpenAI's API."""
+"""The engine's updates and results, written as the objects of OpenAI's API."""

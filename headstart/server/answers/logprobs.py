@@ -74,7 +74,7 @@ class TextOffsets:
 
 
 def _alternatives(entry: TokenLogprob, pieces: Pieces) -> dict[str, float]:
-    """By text, the chosen token among them; of equal texts the later ones by their ids."""
+    """Log-probabilities by text, the chosen token's too; a text that comes again, by its id."""
     shown: dict[str, float] = {}
     for token, value in {**entry.top, entry.token: entry.logprob}.items():
         text = _spelled(token, pieces)
@@ -83,7 +83,7 @@ def _alternatives(entry: TokenLogprob, pieces: Pieces) -> dict[str, float]:
 
 
 def _spelled(token: int, pieces: Pieces) -> str:
-    """As OpenAI does: bytes that are no text by their numbers, so that each token has its own."""
+    """A token's text, or its bytes as numbers where they are no text, as OpenAI writes them."""
     data = pieces.bytes_of(token)
     try:
         return data.decode()

@@ -46,7 +46,7 @@ class Writer:
 
     @property
     def results(self) -> list[Result]:
-        """Of all prompts that have ended, in order."""
+        """Results of all prompts that have ended, in order."""
         return [self._results[number] for number in sorted(self._results)]
 
     def note(self, event: Event) -> None:
@@ -156,7 +156,7 @@ class ChatWriter(Writer):
         return [self.chunk(_delta(index, role)) for index in range(self._num_samples)]
 
     def chunks(self, event: Event) -> list[dict[str, Any]]:
-        """Usually one; none while text waits, more where one part ends and another begins."""
+        """Chunks of one event; none while text waits, several where one part follows another."""
         update, index = event.update, self.index(event)
         text, is_last = self._texts[index], update.finish_reason is not None
         if text is not None:

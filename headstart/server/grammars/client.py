@@ -1,4 +1,4 @@
-"""The server's side of process.py: sends a grammar, waits a limited time, judges the result."""
+"""The server's side of process.py: sends a grammar, waits a limited time, checks the result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from headstart.server.refusals import unavailable
 
 _START_SECONDS = 120.0  # importing xgrammar brings torch along
 _AT_ONCE = 4  # grammars side by side: a slow one must not keep the others waiting
-_PATIENCE = 4  # waiting for a busy processor, as a multiple of the time that compiling may take
+_WAIT_FACTOR = 4  # waiting for a busy processor, as a multiple of the time that compiling may take
 
 
 class CompilerProcess:
@@ -24,7 +24,7 @@ class CompilerProcess:
     def __init__(self, tokenizer_info: str, *, max_seconds: float, max_memory: int):
         self._info = tokenizer_info.encode()
         self._max_seconds, self._max_memory = max_seconds, max_memory
-        self._max_wait = _PATIENCE * max_seconds
+        self._max_wait = _WAIT_FACTOR * max_seconds
         self._places = threading.BoundedSemaphore(_AT_ONCE)
         self._lock = threading.Lock()
         self._is_closed = self._is_ready = False
@@ -45,7 +45,7 @@ class CompilerProcess:
                 f"the {what} takes more than {self._max_seconds:g} s to compile. Make it simpler: "
                 "fewer repetitions, fewer levels."
             )
-        _judge(what, facts, self._max_memory)
+        _check(what, facts, self._max_memory)
         return compiled.decode()
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ def _read(stream: socket.socket, deadline: float) -> tuple[bytes, bytes]:
     return head, rest
 
 
-def _judge(what: str, facts: dict[str, str], max_memory: int) -> None:
+def _check(what: str, facts: dict[str, str], max_memory: int) -> None:
     if not facts:
         raise RequestError(
             f"the {what} cannot be compiled: the compiler broke down. Make it smaller or simpler."

@@ -1,4 +1,4 @@
-"""Grammars compiled by xgrammar, as the engine wants them: allowed(), accept(token), fork().
+"""Grammars compiled by xgrammar, with the engine's methods: allowed(), accept(token), fork().
 
 `GrammarCompiler` is called from worker threads. Grammars are compiled in another process, under
 limits of time and memory (process.py), and read back here, for which xgrammar releases the
@@ -99,7 +99,7 @@ class GrammarCompiler:
 
     @property
     def num_cached_bytes(self) -> int:
-        """As xgrammar writes them: what it says of their memory leaves large parts out."""
+        """Bytes of the kept grammars, serialised: xgrammar's own count leaves large parts out."""
         return sum(size for _, size in self._compiled.values())
 
     def close(self) -> None:
@@ -164,7 +164,7 @@ def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: list[int], markers
     if tokenizer is None:
         raise RequestError("grammars need a tokenizer and the checkpoint has none.")
     if tokenizer.is_fast and tokenizer.backend_tokenizer.decoder is None:
-        # Such tokens are joined with blanks, which no grammar over their texts would know of.
+        # Such tokens are joined with blanks, which no grammar over their texts allows for.
         raise RequestError(
             "grammars need tokens that are pieces of text; this model's tokenizer.json has no "
             "decoder, so its tokens are whole words. Ask without a grammar."

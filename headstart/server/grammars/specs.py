@@ -1,4 +1,4 @@
-"""What an answer must look like, as clients ask for it, brought into one form.
+"""The forms of structured output that clients can ask for, all turned into one.
 
 Every kind (JSON object, JSON schema, regular expression, EBNF, choice) becomes a format of
 xgrammar's structural tags, so that all of them can stand inside a larger one: after the model's

@@ -1,4 +1,4 @@
-"""From values to what a scraper reads: each metric under our name and, where it has one, vLLM's."""
+"""The page of metrics: each under our name and, where vLLM has the same one, under vLLM's."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MetricsPage:
 
     def render(self) -> tuple[bytes, str]:
         """Body and content type."""
-        with self._lock:  # two scrapers must not see the counters in turns
+        with self._lock:  # two scrapers at once would each get a part
             return generate_latest(self.registry), CONTENT_TYPE_PLAIN_0_0_4
 
 
@@ -69,7 +69,7 @@ def _family(metric: Metric, name: str, samples: Iterable[Sample]) -> Family:
 
 
 def _renamed(metric: Metric, samples: Iterable[Sample]) -> Iterator[Sample]:
-    """Under the other name; bucket counts are cumulative, so some can be left out."""
+    """Samples under vLLM's name; bucket counts are cumulative, so some can be left out."""
     assert metric.alias is not None
     kept = {*metric.alias_buckets, float("inf")}
     for sample in samples:

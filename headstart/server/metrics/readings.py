@@ -19,8 +19,7 @@ from headstart.engine.auto.policy import DecidedBy
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
 
-Series = tuple[str, tuple[str, ...]]  # a metric's name and the values of its labels
-Values = dict[Series, float]
+Values = dict[tuple[str, tuple[str, ...]], float]  # by a metric's name and its labels' values
 
 Health = Literal["starting", "ready", "draining", "dead"]
 
@@ -30,7 +29,7 @@ _REASONS = (*get_args(DecidedBy), "none")
 
 
 def counters(engine: Engine) -> Values:
-    """Everything that only grows while this engine lives."""
+    """Everything that only grows as long as this engine runs."""
     stats, scheduler = engine.stats, engine.scheduler
     cached, computed = stats.cached_tokens, stats.prompt_tokens
     values: Values = {
@@ -137,7 +136,7 @@ class RecentAcceptance:
             self._samples.popleft()
 
     def forget(self) -> None:
-        """Another engine counts from 0."""
+        """Start again, because another engine counts from 0."""
         self._samples.clear()
 
     def values(self, engine: Engine) -> Values:
@@ -164,14 +163,14 @@ class Readings:
     """What is read at a scrape: the server's state, the version, and its engine's own numbers."""
 
     def __init__(self) -> None:
-        self.state: Health = "starting"  # what /health says
+        self.state: Health = "starting"  # as GET /health gives it
         self._engine: Engine | None = None
         self._num_queued: Callable[[], int] = lambda: 0
         self._before: Values = {}  # counters of engines that are gone
         self._recent = RecentAcceptance()
 
     def attach(self, engine: Engine, *, num_queued: Callable[[], int] | None = None) -> None:
-        """Read this engine from now on; `num_queued` counts requests it has not seen yet.
+        """Read this engine from now on; `num_queued` counts requests that wait for it.
 
         After an engine before it the counters go on where they were.
         """
@@ -188,7 +187,7 @@ class Readings:
             self._recent.observe(self._engine, time.perf_counter())
 
     def values(self) -> Values:
-        """By metric and labels."""
+        """All values, by metric and labels."""
         values: Values = {
             ("server_state", (state,)): float(state == self.state) for state in get_args(Health)
         }

@@ -1,4 +1,4 @@
-"""Counters and histograms of one server, made of the table; `recording.py` tells them what happens.
+"""Counters and histograms of one server, made from the table; `recording.py` fills them.
 
 Numbers that the engine counts itself are not among them: `readings.py` reads those.
 """
@@ -16,7 +16,7 @@ _COUNTERS = ("request_success", "http_requests", "http_responses")
 
 
 class Series:
-    """By name in the table: `counters` and `histograms`, and the `plain` histograms without labels.
+    """Metrics by their names in the table; `plain` are the histograms that have no labels.
 
     All are made at once: made on first use, two threads could make the same one.
     """

@@ -45,7 +45,9 @@ NOT_FOR_TEMPLATES = (
     "chat_template", "continue_final_message", "max_length", "messages", "padding",
     "return_assistant_tokens_mask", "tokenizer_kwargs", "tools", "truncation",
 )  # fmt: skip
-MOST_LISTED = 4096  # tokens that a request may name for its sampler, which sees them every step
+MOST_LISTED = (
+    4096  # tokens that a request may list for its sampler, which goes through them every step
+)
 Whole = Annotated[int, Field(ge=-(1 << 63), lt=1 << 64)]
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 # Lists stop at their first bad entry: a million complaints about one request are of no use.

@@ -87,7 +87,7 @@ def _has(value: Any, name: str) -> bool:
 
 
 def _name(place: Place) -> str:
-    """Like `messages[0].role`."""
+    """A place as text, like `messages[0].role`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{part}" for part in place)
     return "".join(parts).removeprefix(".")
 

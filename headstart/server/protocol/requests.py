@@ -86,7 +86,7 @@ class SamplingFields(Part):
 
     @property
     def answers_field(self) -> str:
-        """Which field asks for more than one."""
+        """The field that asks for more than one answer."""
         return "n"
 
     @property
@@ -96,22 +96,22 @@ class SamplingFields(Part):
 
     @property
     def logprobs_field(self) -> str:
-        """Which field gave their number."""
+        """The field that gave `num_logprobs`."""
         return "logprobs"
 
     @property
     def max_tokens_field(self) -> str:
-        """Which field gave `asked_max_tokens`."""
+        """The field that gave `asked_max_tokens`."""
         return "max_tokens"
 
     @property
     def asked_max_tokens(self) -> int | None:
-        """As the client gave it, under either name."""
+        """The limit that the client gave, under either name."""
         return self.max_tokens
 
     def check(self, limits: ServerOptions) -> None:
         """RequestError or Refusal for more than this server gives."""
-        if self.n is not None and self.n < 1:  # the gate counts by it
+        if self.n is not None and self.n < 1:  # places for answers are counted by it
             raise Refusal(
                 400, f"n is {self.n}; give at least 1.", param="n", code="integer_below_min_value"
             )
@@ -134,7 +134,7 @@ class SamplingFields(Part):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     def params(self, prompts: PromptReader, **changes: Any) -> SamplingParams:
-        """As the engine wants them; what is not given is the model's own default."""
+        """The engine's parameters; what is not given is the model's own default."""
         given = {name: value for name in _SAME if (value := getattr(self, name)) is not None}
         speculate = self.headstart.speculate
         asked = self.asked_max_tokens
@@ -173,7 +173,7 @@ def _biases(given: dict[str, float] | None) -> dict[int, float] | None:
 
 
 class Message(Part):
-    """One message; fields that only the chat template knows are passed on to it."""
+    """One message; fields beside these are passed on to the chat template."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -181,7 +181,7 @@ class Message(Part):
     content: str | Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
 
     def for_template(self, template: str | None) -> dict[str, Any]:
-        """As templates expect it: parts of text joined, nothing that is null."""
+        """The message for chat templates: parts of text joined, nothing that is null."""
         fields = {name: value for name, value in self.model_dump().items() if value is not None}
         for name in fields.keys() - type(self).model_fields.keys() - MESSAGE_FIELDS:
             if not re.search(rf"\b{re.escape(name)}\b", template or ""):
@@ -223,7 +223,7 @@ Messages = Annotated[list[Message], Field(fail_fast=True, min_length=1, max_leng
 
 
 def template_options(given: dict[str, Any] | None) -> dict[str, Any]:
-    """What a client may tell the chat template."""
+    """chat_template_kwargs, without those that clients may not set."""
     taken = [name for name in given or () if name in NOT_FOR_TEMPLATES]
     if taken:
         raise RequestError(

@@ -22,7 +22,7 @@ from headstart.server.tools.requests import Tool, read_choice, read_tools
 
 @dataclass(frozen=True)
 class PreparedChat:
-    """What the rest of the server needs to know of a request's tools."""
+    """What a request's tools mean for its prompt, its grammar and its answer."""
 
     messages: list[dict[str, Any]]
     template_options: dict[str, Any] = field(default_factory=dict)
@@ -34,7 +34,7 @@ class PreparedChat:
     is_forced: bool = False  # calls come out of a grammar, so they are well formed
 
     def new_parser(self) -> ToolParser:
-        """For one answer."""
+        """A parser for the text of one answer."""
         schemas = {tool.name: tool.parameters for tool in self.tools}
         return ToolParser(self.format, schemas, max_calls=self.max_calls, is_forced=self.is_forced)
 
@@ -49,7 +49,7 @@ def prepare(
     chat_template: str | None = None,
     spec: GrammarSpec | None = None,
 ) -> PreparedChat:
-    """`spec` is what the answer must look like where it is not a call."""
+    """Check tools and earlier calls; `spec` is the grammar of an answer that is no call."""
     ready = []
     for number, message in enumerate(messages):
         with about(f"messages[{number}]"):

@@ -239,7 +239,7 @@ TOOL_FORMATS = {
 
 
 def tool_format(choice: str | None, chat_template: str | None) -> ToolFormat | None:
-    """By name; for None or "auto" the first whose signs are all in the template."""
+    """A format by name; for None or "auto" the first whose signs are all in the template."""
     if choice in (None, "auto"):
         for known in TOOL_FORMATS.values():
             if all(sign in (chat_template or "") for sign in known.signs):

@@ -137,7 +137,7 @@ class ToolParser:
             events.append(ArgumentsDelta(self.num_calls - 1, part))
 
     def _read_start(self, events: list[ToolEvent], format: ToolFormat) -> None:
-        """Without markers only the beginning tells: all is held back, or all is content."""
+        """Without markers the beginning decides: all is held back, or all is content."""
         text = self._text.lstrip()
         starts = ("{", *format.markers)
         may_be = any(text.startswith(start) or start.startswith(text) for start in starts)
