@@ -22,7 +22,7 @@ from random_models import random_model
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.graphs import Graphs
-from headstart.backends.cuda.rounds import RoundModel
+from headstart.backends.cuda.rounds import DraftTokens, RoundModel
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.shape_config import shape_config
@@ -48,7 +48,7 @@ def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> R
     return RoundModel(
         trunk, head, [cache() for _ in range(config.num_layers)], cache(),
         torch.zeros(slots // PAGE, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
-        lm_head, ids, max_context, kernels=Kernels(),
+        [DraftTokens(lm_head, ids)], max_context, Kernels(),
     )  # fmt: skip
 
 
@@ -69,7 +69,9 @@ def floor_bytes(model: RoundModel, count: int, drafts: int, context: int) -> int
     trunk = model.trunk
     weights = sum(p.numel() for n, p in trunk.named_parameters() if n != "embed")
     assert model.head is not None
-    head = sum(p.numel() for p in model.head.parameters()) + model.draft_lm_head.weight.numel()
+    head = (
+        sum(p.numel() for p in model.head.parameters()) + model.drafting[0].lm_head.weight.numel()
+    )
     entry = 2 * trunk.config.num_kv_heads * trunk.config.head_dim
     kv = count * context * entry * (trunk.config.num_layers + drafts)
     return 2 * (weights + drafts * head + kv)

@@ -91,6 +91,7 @@ class Backend(Chooser, ABC):
     name: ClassVar[str]
     has_rounds = False  # whether it can run decoding rounds by itself: see `make_rounds`
     drafts_chains = False  # whether `draft_chain` makes drafts of all depths at once
+    why_slow: ClassVar[str | None] = None  # why requests outside of rounds are not at full speed
 
     def __init__(self, model: LoadedModel, options: BackendOptions):
         self.model, self.options = model, options

@@ -26,7 +26,7 @@ class RoundSizes:
     max_drafts: int  # of a request in a round
     num_drafts: int  # of a usual round, where there is no menu
     max_tokens: int  # of a request: the model's length, or what K/V memory holds
-    draft_vocab: str | None = None  # what drafts are chosen among; None: all tokens
+    draft_vocab: str | None = None  # what most requests' drafts are among; None: all tokens
     menu: tuple[int, ...] = ()  # numbers of drafts that others are rounded up to; none: any
 
 
@@ -41,6 +41,7 @@ class RoundRequest:
     row: Row  # what the choice behind it depends on; its outputs do not have the newest token
     blocks: Sequence[int]
     has_grammar: bool = False
+    draft_vocab: str | None = None  # what its drafts are among; None: all tokens
     state_slot: int = -1  # of its recurrent states, where the model has any
 
 
@@ -100,7 +101,7 @@ class DeviceRounds(ABC):
     window: int  # tokens that the head may be behind while no request drafts
 
     @abstractmethod
-    def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
+    def why_not(self, params: SamplingParams) -> str | None:
         """What keeps a request with these settings out of rounds, or None."""
 
     @abstractmethod

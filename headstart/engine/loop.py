@@ -138,7 +138,7 @@ class Loop:
         )  # fmt: skip
         # The round began with these in trunk and head.
         num_final = len(request.tokens) - outcome.num_unread
-        update = self._deliver(request, verdict)
+        update = self._deliver(request, verdict, why_slow=None)
         request.num_computed = len(request.tokens) - 1
         self.scheduler.register(request, min(num_final, request.num_computed))
         return update
@@ -201,13 +201,21 @@ class Loop:
             self.drafter.feed(request, work.start, rows[:valid])
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         request.drafts = []
-        update = self._deliver(request, verdict) if verdict is not None else None
+        update = None
+        if verdict is not None:
+            update = self._deliver(request, verdict, self._why_slow(request))
         if self.scheduler.states is not None:
             self.scheduler.states.settle(work, valid)
         self._register(request)
         return update
 
-    def _deliver(self, request: Request, verdict: Verdict) -> Update:
+    def _why_slow(self, request: Request) -> str | None:
+        """Why the host decides a request's tokens, where the backend could do better."""
+        if self.rounds is None:
+            return self.backend.why_slow
+        return self.rounds.why_not(request) or "K/V memory is short"
+
+    def _deliver(self, request: Request, verdict: Verdict, why_slow: str | None) -> Update:
         """Hand out what was decided, and count it."""
         before = request.num_output
         emit(request, verdict)
@@ -216,6 +224,11 @@ class Loop:
         if before:
             # Drafts behind a stop were right for nothing: they do not count as accepted.
             self._observe(request, verdict.num_drafts, min(verdict.num_accepted, new))
+            if why_slow is None:
+                self.stats.fast_rounds += 1
+            else:
+                slow = self.stats.slow_rounds
+                slow[why_slow] = slow.get(why_slow, 0) + 1
         elif request.stats.first_token_seconds is None:
             request.stats.first_token_seconds = time.perf_counter() - request.created
         return update_since(request, before)

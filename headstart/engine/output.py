@@ -86,6 +86,9 @@ class EngineStats:
     draft_seconds: float = 0.0
     chosen_drafts: dict[int, int] = field(default_factory=dict)  # K -> rounds
     draft_reason: str = ""  # why the last K was chosen
+    # Of each request: rounds in which the host neither chose nor waited, and others by reason.
+    fast_rounds: int = 0
+    slow_rounds: dict[str, int] = field(default_factory=dict)
 
 
 def emit(request: Request, verdict: Verdict) -> None:

@@ -71,7 +71,11 @@ class Rounds:
 
     def takes(self, request: Request) -> bool:
         """Whether a request can decode here; otherwise the host decides each of its tokens."""
-        return self._device.why_not(request.params, request.draft_vocab) is None
+        return self.why_not(request) is None
+
+    def why_not(self, request: Request) -> str | None:
+        """What keeps a request out of rounds, or None."""
+        return self._device.why_not(request.params)
 
     def room(self) -> int:
         """How many more may enter: each needs two blocks for the rounds ahead."""
@@ -184,6 +188,7 @@ class Rounds:
                 num_tokens=len(request.tokens) + 1, remaining=request.room - 1,
                 newest=self._entering.pop(request), state=state, row=_row(request, 1),
                 blocks=request.blocks, has_grammar=request.grammar is not None,
+                draft_vocab=request.draft_vocab,
                 state_slot=-1 if slot is None else slot,
             )
         )  # fmt: skip

@@ -23,7 +23,7 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
-from headstart.backends.cuda.rounds import RoundModel
+from headstart.backends.cuda.rounds import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
@@ -169,24 +169,28 @@ class CudaBackend(Backend):
 
         return CapturedRounds(self, sizes, self._recurrent_batch(sizes, self.device))
 
-    def round_model(self, max_context: int, draft_vocab: str | None) -> RoundModel:
-        """What a captured round runs; drafts come from one vocabulary, or from all tokens."""
-        lm_head, ids = self.trunk.lm_head, None
-        if draft_vocab is not None:
-            vocab = self.draft_vocabs[draft_vocab]
-            assert isinstance(vocab.lm_heads[0], Linear)  # kernels run with no others
-            lm_head, ids = vocab.lm_heads[0], vocab.ids
+    def round_model(self, max_context: int) -> RoundModel:
+        """What a captured round runs; `draft_tokens` come beside it."""
         if self.head is not None and self._drafts_in_int8():
-            lm_head = with_int8(lm_head)
             add_int8(self.head)
         return RoundModel(
             trunk=self.trunk, head=self.head, caches=self.memory.trunk,
             head_cache=self.memory.head[0] if self.head is not None else None,
             boundary=self._boundary[:, 0] if self.head is not None else self._boundary.flatten(1),
-            block_size=self.sizes.block_size, draft_lm_head=lm_head, draft_ids=ids,
-            max_context=max_context, draft_columns=_columns_of(ids, self.config.vocab),
+            block_size=self.sizes.block_size, drafting=[], max_context=max_context,
             kernels=self.kernels, states=self.memory.states,
         )  # fmt: skip
+
+    def draft_tokens(self, vocab: str | None) -> DraftTokens:
+        """What drafts of a round are chosen among: a vocabulary, or all tokens."""
+        lm_head, ids = self.trunk.lm_head, None
+        if vocab is not None:
+            known = self.draft_vocabs[vocab]
+            assert isinstance(known.lm_heads[0], Linear)  # kernels run with no others
+            lm_head, ids = known.lm_heads[0], known.ids
+        if self.head is not None and self._drafts_in_int8():
+            lm_head = with_int8(lm_head)
+        return DraftTokens(lm_head, ids, _columns_of(ids, self.config.vocab))
 
     def _drafts_in_int8(self) -> bool:
         """Whether rounded copies of head and LM head draft: half the bytes, and the same text.

@@ -8,11 +8,13 @@ The host keeps no copy of what the device decides; it learns the emitted tokens 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
+from headstart.backends.cuda.kernels.sampling import REJECTS, USES, Settings
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.sampling import empty_settings, move_row, set_row
 from headstart.backends.rounds import RoundRequest
@@ -37,6 +39,7 @@ class DecodeBatch:
         self.left = numbers(torch.int32)
         self.limits = numbers(torch.int32)
         self.pending = numbers(torch.int32)
+        self.vocabs = numbers(torch.int32)  # draft vocabularies, by number
         self.settings = empty_settings(count, vocab, device)
         self.tokens = numbers(torch.int64, window)
         self.states = numbers(dtype, window, hidden)
@@ -62,13 +65,24 @@ class DecodeBatch:
     def count(self) -> int:
         return self.lengths.shape[0]
 
+    def of_vocab(self, settings: Settings, number: int) -> Settings:
+        """The same, in which only requests with this draft vocabulary reject."""
+        uses = settings.counts[USES]
+        is_own = self.vocabs[: settings.count] == number
+        counts = settings.counts.clone(memory_format=torch.contiguous_format)
+        counts[USES] = torch.where(is_own, uses, uses & ~REJECTS)
+        numbers = settings.numbers.contiguous()  # with the same stride
+        return replace(settings, numbers=numbers, counts=counts)
+
     def admit(
-        self, index: int, request: RoundRequest, states: list[LayerStates] | None = None
-    ) -> None:
+        self, index: int, request: RoundRequest, states: list[LayerStates] | None = None, *,
+        vocab: int = 0,
+    ) -> None:  # fmt: skip
         """Fill an index. Ordered after the rounds already launched, like every change below.
 
-        states: of the recurrent layers, which hold the request's.
+        states: of the recurrent layers, which hold the request's; vocab: its draft vocabulary.
         """
+        self.vocabs[index].fill_(vocab)
         num_pending = int(request.state is not None)
         self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
         set_row(self.settings, index, request.row, request.newest, has_grammar=request.has_grammar)
@@ -97,8 +111,8 @@ class DecodeBatch:
     def move(self, source: int, target: int) -> None:
         """A request changes its index, so that a smaller captured round serves those left."""
         for tensor in (
-            self.lengths, self.left, self.limits, self.pending, self.tokens, self.states,
-            self.tables,
+            self.lengths, self.left, self.limits, self.pending, self.vocabs, self.tokens,
+            self.states, self.tables,
         ):  # fmt: skip
             tensor[target] = tensor[source]
         move_row(self.settings, source, target)

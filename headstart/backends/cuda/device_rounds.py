@@ -18,7 +18,7 @@ from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_hos
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.rounds import run_round
-from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
+from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import (
     DeviceRounds,
@@ -49,8 +49,9 @@ class CapturedRounds(DeviceRounds):
             hidden=backend.config.hidden, vocab=backend.config.vocab, dtype=backend.dtype,
             device=backend.device, recurrent=recurrent,
         )  # fmt: skip
-        model = backend.round_model(max_blocks * block_size, sizes.draft_vocab)
-        self.graphs = Graphs(model, self.batch)
+        self.graphs = Graphs(backend.round_model(max_blocks * block_size), self.batch)
+        self._vocabs: dict[str | None, int] = {}  # numbers of draft vocabularies
+        self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
         self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
         self._params: list[SamplingParams] = []  # by index
@@ -63,11 +64,9 @@ class CapturedRounds(DeviceRounds):
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
 
-    def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
+    def why_not(self, params: SamplingParams) -> str | None:
         if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
             return f"log-probabilities of more than {MAX_LOGPROBS} alternatives"
-        if self.graphs.has_head and draft_vocab != self.sizes.draft_vocab:
-            return f"draft vocabulary {draft_vocab}"
         drafts = params.speculate if isinstance(params.speculate, int) else 0
         return f"{drafts} drafts" if drafts > self.sizes.max_drafts else None
 
@@ -80,12 +79,20 @@ class CapturedRounds(DeviceRounds):
 
     def admit(self, request: RoundRequest) -> None:
         index = len(self._params)
-        self._params.append(request.row.params)
-        self._needs.append(SamplingNeeds.of(request.row.params, has_grammar=request.has_grammar))
-        self.batch.admit(index, request, self._backend.memory.states)
+        params, vocab = request.row.params, self._vocab_number(request.draft_vocab)
+        self._params.append(params)
+        self._needs.append(SamplingNeeds.of(params, has_grammar=request.has_grammar, vocab=vocab))
+        self.batch.admit(index, request, self._backend.memory.states, vocab=vocab)
         self._limits = []
         if request.state is not None:
             self._pending = max(self._pending, 1)
+
+    def _vocab_number(self, name: str | None) -> int:
+        """A draft vocabulary is made ready when the first request asks for it."""
+        if name not in self._vocabs:
+            self._vocabs[name] = len(self._vocabs)
+            self.graphs.model.drafting.append(self._backend.draft_tokens(name))
+        return self._vocabs[name]
 
     def remove(self, index: int) -> None:
         last = len(self._params) - 1
@@ -108,7 +115,7 @@ class CapturedRounds(DeviceRounds):
 
     def launch(self, drafts: Sequence[int]) -> Launched:
         count = len(self._params)
-        needs = reduce(or_, self._needs, PLAIN)
+        needs = reduce(or_, self._needs)
         shape = self.shapes.pick(count, max(drafts), self._pending, needs)
         limits = [min(number, shape.num_drafts) for number in drafts]
         most = self._last_drafts = max(limits)

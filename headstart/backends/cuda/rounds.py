@@ -41,6 +41,15 @@ from headstart.models.trunk import Trunk
 
 
 @dataclass(frozen=True)
+class DraftTokens:
+    """What drafts are chosen among."""
+
+    lm_head: Linear  # N outputs
+    ids: Tensor | None = None  # [N] where the draft vocabulary is reduced,
+    columns: Tensor | None = None  # and [V] where it has each token, -1: nowhere
+
+
+@dataclass(frozen=True)
 class RoundModel:
     """What a round runs: weights, K/V memory, and the rows of the LM head that draft."""
 
@@ -50,10 +59,8 @@ class RoundModel:
     head_cache: LayerCache | None
     boundary: Tensor  # [blocks, D]: the state that the slot after each block needs
     block_size: int
-    draft_lm_head: Linear  # N outputs
-    draft_ids: Tensor | None  # [N] where the draft vocabulary is reduced
+    drafting: list[DraftTokens]  # by number, as requests ask for them
     max_context: int
-    draft_columns: Tensor | None = None  # [V] where `draft_ids` have each token, -1: nowhere
     kernels: Kernels = field(default_factory=Kernels)
     states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
 
@@ -171,24 +178,40 @@ def _guess(
     model: RoundModel, batch: DecodeBatch, shape: DraftShape, normed: Tensor, ahead: int
 ) -> Tensor:
     """[B] drafts of the tokens `ahead` behind the end, with the noise of the trunk's choice."""
-    settings = batch.settings.first(shape.count)
-    noise = noise_rows(batch.lengths[: shape.count], settings.inv_temps, settings.seeds, 1, ahead)
-    if not (shape.is_processed or shape.rejects):
-        return model.kernels.choose(normed, model.draft_lm_head, *noise, model.draft_ids)
-    adjusted = _adjusted_drafts(model, settings, normed, noise[2])
-    columns = draw(adjusted, settings).clamp_min(0)  # where nothing is allowed any token will do
+    count, settings = shape.count, batch.settings.first(shape.count)
+    noise = noise_rows(batch.lengths[:count], settings.inv_temps, settings.seeds, 1, ahead)
     if shape.rejects:
-        shares = share_of_drafts(shares_of(adjusted, settings), settings, columns)
-        batch.draft_shares[: shape.count, ahead] = shares
-        batch.draft_normed[: shape.count, ahead] = normed
-    return columns if model.draft_ids is None else model.draft_ids[columns]
+        batch.draft_normed[:count, ahead] = normed
+    drafts: Tensor | None = None
+    for number in shape.vocabs:
+        tokens = model.drafting[number]
+        if shape.is_processed or shape.rejects:
+            adjusted = _adjusted_drafts(model, tokens, settings, normed, noise[2])
+            # Where nothing is allowed any token will do.
+            columns = draw(adjusted, settings).clamp_min(0)
+            found = columns if tokens.ids is None else tokens.ids[columns]
+            if shape.rejects:
+                own = batch.of_vocab(settings, number)
+                shares = share_of_drafts(shares_of(adjusted, own), own, columns)
+                kept = batch.draft_shares[:count, ahead]
+                batch.draft_shares[:count, ahead] = _either(kept, shares, batch, number)
+        else:
+            found = model.kernels.choose(normed, tokens.lm_head, *noise, tokens.ids)
+        drafts = found if drafts is None else _either(drafts, found, batch, number)
+    assert drafts is not None
+    return drafts
+
+
+def _either(drafts: Tensor, found: Tensor, batch: DecodeBatch, number: int) -> Tensor:
+    """Of requests that draft from this vocabulary what was found there."""
+    return torch.where(batch.vocabs[: len(drafts)] == number, found, drafts)
 
 
 def _adjusted_drafts(
-    model: RoundModel, settings: Settings, normed: Tensor, positions: Tensor
+    model: RoundModel, tokens: DraftTokens, settings: Settings, normed: Tensor, positions: Tensor
 ) -> Adjusted:
-    logits = model.kernels.logits(normed, model.draft_lm_head)
-    return adjust(logits, settings, positions, token_ids=model.draft_ids, penalises=False)
+    logits = model.kernels.logits(normed, tokens.lm_head)
+    return adjust(logits, settings, positions, token_ids=tokens.ids, penalises=False)
 
 
 def _reject(
@@ -205,11 +228,13 @@ def _reject(
     accepted = accept_drafts(target, settings, drafts, batch.draft_shares[:count], *at)
     depth = accepted.long().clamp(0, shape.num_drafts - 1)
     normed = batch.draft_normed[torch.arange(count, device=depth.device), depth]
-    drawn = _adjusted_drafts(model, settings, normed, at[2].long() + depth)
-    follow(
-        target, shares_of(drawn, settings), settings, drafts, accepted,
-        choices.view(count, -1), *at, model.draft_columns,
-    )  # fmt: skip
+    for number in shape.vocabs:
+        tokens, own = model.drafting[number], batch.of_vocab(settings, number)
+        drawn = _adjusted_drafts(model, tokens, own, normed, at[2].long() + depth)
+        follow(
+            target, shares_of(drawn, own), own, drafts, accepted, choices.view(count, -1), *at,
+            tokens.columns,
+        )  # fmt: skip
     return accepted
 
 

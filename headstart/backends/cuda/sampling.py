@@ -30,9 +30,12 @@ class SamplingNeeds:
     has_logprobs: bool = False
     has_masks: bool = False  # of grammars
     rejects: bool = False  # accepts by the rejection rule
+    vocabs: tuple[int, ...] = (0,)  # draft vocabularies, by number
 
     @classmethod
-    def of(cls, params: SamplingParams, *, has_grammar: bool = False) -> SamplingNeeds:
+    def of(
+        cls, params: SamplingParams, *, has_grammar: bool = False, vocab: int = 0
+    ) -> SamplingNeeds:
         """Of one request."""
         uses = _uses(params)
         is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
@@ -40,7 +43,7 @@ class SamplingNeeds:
         return cls(
             bool(uses) or is_truncated or has_grammar,
             bool(uses & ~kernels.PENALTIES) or is_truncated, params.logprobs is not None,
-            has_grammar, bool(uses & kernels.REJECTS),
+            has_grammar, bool(uses & kernels.REJECTS), (vocab,),
         )  # fmt: skip
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
@@ -48,7 +51,7 @@ class SamplingNeeds:
         return SamplingNeeds(
             self.processes or other.processes, self.processes_drafts or other.processes_drafts,
             self.has_logprobs or other.has_logprobs, self.has_masks or other.has_masks,
-            self.rejects or other.rejects,
+            self.rejects or other.rejects, tuple(sorted({*self.vocabs, *other.vocabs})),
         )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ class DraftShape:
     head_rows: int  # pending tokens that the head reads; 0, only without drafts: none
     is_processed: bool = False  # whether a request's drafts are not simply the best of all tokens
     rejects: bool = False  # whether a request accepts by the rejection rule
+    vocabs: tuple[int, ...] = (0,)  # draft vocabularies of the requests, by number
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,7 @@ class ChoiceShape:
     has_logprobs: bool = False
     has_masks: bool = False
     rejects: bool = False
+    vocabs: tuple[int, ...] = ()  # draft vocabularies of the requests, where one rejects
 
 
 @dataclass(frozen=True)
@@ -53,8 +55,9 @@ class RoundShape:
     def drafts(self) -> DraftShape:
         needs = self.needs if self.num_drafts else PLAIN
         return DraftShape(
-            self.count, self.num_drafts, self.head_rows, needs.processes_drafts, needs.rejects
-        )
+            self.count, self.num_drafts, self.head_rows, needs.processes_drafts, needs.rejects,
+            needs.vocabs if self.num_drafts else (),
+        )  # fmt: skip
 
     @property
     def trunk(self) -> TrunkShape:
@@ -63,7 +66,8 @@ class RoundShape:
     @property
     def choice(self) -> ChoiceShape:
         needs, has_read = self.needs, self.head_rows > 0
+        rejects = needs.rejects and self.num_drafts > 0
         return ChoiceShape(
             self.count, self.num_drafts, has_read, needs.processes, needs.has_logprobs,
-            needs.has_masks, needs.rejects and self.num_drafts > 0,
+            needs.has_masks, rejects, needs.vocabs if rejects else (),
         )  # fmt: skip

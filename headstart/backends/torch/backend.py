@@ -30,6 +30,7 @@ from headstart.sampling.params import Row
 
 class TorchBackend(Backend):
     name = "torch"
+    why_slow = "plain modules run, which the host drives"
 
     def __init__(self, model: LoadedModel, options: BackendOptions):
         super().__init__(model, options)

@@ -58,8 +58,8 @@ class Device(DeviceRounds):
         self.took: RoundTiming | None = None
         self.drafts: list[list[int]] | None = None  # of a round that waits for masks
 
-    def why_not(self, params: SamplingParams, draft_vocab: str | None) -> str | None:
-        return "log-probabilities" if params.logprobs is not None else draft_vocab
+    def why_not(self, params: SamplingParams) -> str | None:
+        return "log-probabilities" if params.logprobs is not None else None
 
     def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
         self.calls.append(("first", [(row.seed, row.position) for row in rows]))
@@ -144,8 +144,6 @@ def test_only_requests_that_the_device_can_decide_are_taken() -> None:
     rounds, own = Host().rounds, request("a")
     assert rounds.takes(own)
     assert not rounds.takes(request("b", logprobs=1)), "the device says why not"
-    own.draft_vocab = "small"
-    assert not rounds.takes(own)
 
 
 class Even:

@@ -14,7 +14,7 @@ pytest.importorskip("triton")
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
-from headstart.backends.cuda.rounds import RoundModel, run_round
+from headstart.backends.cuda.rounds import DraftTokens, RoundModel, run_round
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.cuda.support import why_unsupported
 from headstart.backends.rounds import RoundRequest
@@ -59,7 +59,7 @@ class Rig:
             trunk, head, [cache() for _ in range(config.num_layers)],
             cache() if head is not None else None,
             torch.zeros(shape[0] // PAGE, config.hidden, device=DEVICE), PAGE,
-            trunk.lm_head, None, BLOCKS * PAGE, kernels=Kernels(),
+            [DraftTokens(trunk.lm_head)], BLOCKS * PAGE, Kernels(),
         )  # fmt: skip
         self.batch = DecodeBatch(
             4, max_drafts=num_drafts, window=4, max_blocks=BLOCKS, hidden=config.hidden,

@@ -1,0 +1,122 @@
+"""Every setting of a request runs at full speed: in device rounds, and in compiled calls on a CPU.
+
+A field that is new must be named here, with a value that matters, or it fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engine_runs import ids_of
+from support.kernel_runs import SIZES
+from support.tiny_fixture import Tiny
+
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+from headstart.vocab.draft_vocab import DraftVocab
+
+VOCAB = SIZES["vocab_size"]
+WARM = {"temperature": 0.9}
+# By fields: settings in which they matter.
+EXAMPLES: dict[tuple[str, ...], dict[str, Any]] = {
+    ("min_tokens", "ignore_eos", "stop_token_ids"): {
+        "min_tokens": 2, "stop_token_ids": tuple(range(40)), "ignore_eos": False,
+    },
+    ("temperature", "seed"): {"temperature": 1.2, "seed": 77},
+    ("top_k", "n"): {**WARM, "top_k": 40, "n": 2},
+    ("top_p",): {**WARM, "top_p": 0.8},
+    ("min_p",): {**WARM, "min_p": 0.1},
+    ("repetition_penalty",): {"repetition_penalty": 1.3},
+    ("presence_penalty", "frequency_penalty"): {"presence_penalty": 1, "frequency_penalty": 1},
+    ("logit_bias",): {"logit_bias": {5: 4.0, 9: -3.0}},
+    ("allowed_token_ids",): {"allowed_token_ids": tuple(range(0, VOCAB, 3))},
+    ("banned_token_ids",): {**WARM, "banned_token_ids": tuple(range(0, VOCAB, 2))},
+    ("stop", "detokenize", "skip_special_tokens", "include_stop_str_in_output"): {
+        "stop": ("never",), "detokenize": True, "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+    },
+    ("logprobs",): {**WARM, "logprobs": 20},
+    ("logprobs_mode",): {**WARM, "logprobs": 2, "logprobs_mode": "processed", "top_p": 0.9},
+    ("speculate", "max_tokens"): {"speculate": 2, "max_tokens": 4},
+    ("acceptance",): {**WARM, "acceptance": "rejection", "speculate": 0},
+    ("draft_vocab",): {"draft_vocab": "small"},
+}  # fmt: skip
+TOGETHER: dict[str, Any] = {
+    **WARM, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "repetition_penalty": 1.1,
+    "presence_penalty": 0.2, "frequency_penalty": 0.2, "logit_bias": {5: 1.0},
+    "banned_token_ids": (3,), "min_tokens": 2, "logprobs": 3,
+}  # fmt: skip
+PROMPTS = [[3, 4, 5, 6], [5, 20, 31]]
+BACKENDS = {
+    "cuda": {"kernels": "on", "device": "cpu"},
+    "numba": {"device": "cpu"},
+}
+
+
+class Thirds:
+    """A grammar: tokens of three classes take turns."""
+
+    def __init__(self, state: int = 0):
+        self.state = state
+
+    def allowed(self) -> torch.Tensor:
+        return torch.arange(VOCAB) % 3 == self.state % 3
+
+    def accept(self, token: int) -> bool:
+        fits = token % 3 == self.state % 3
+        self.state += fits
+        return fits
+
+    def fork(self) -> Thirds:
+        return Thirds(self.state)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny) -> Path:
+    return tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
+
+
+def start(folder: Path, **settings: Any) -> Engine:
+    vocabs = [
+        DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="small"),
+        DraftVocab(ids=tuple(range(VOCAB - 4)), name="large"),
+    ]
+    return Engine(
+        folder, dtype="float32", speculate=1, block_size=4, kv_bytes=1 << 21, threads=1,
+        draft_vocab=vocabs, **settings,
+    )  # fmt: skip
+
+
+def params_of(settings: dict[str, Any]) -> SamplingParams:
+    usual = {"temperature": 0, "max_tokens": 3, "ignore_eos": True, "seed": 5, "detokenize": False}
+    return SamplingParams(**{**usual, **settings})
+
+
+def test_every_field_is_named() -> None:
+    named = [name for names in EXAMPLES for name in names]
+    assert sorted(named) == sorted(field.name for field in fields(SamplingParams))
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+def test_no_setting_leaves_the_fast_path(
+    backend: str, folder: Path, request: pytest.FixtureRequest
+) -> None:
+    pytest.importorskip({"cuda": "triton", "numba": "numba"}[backend])
+    if backend == "cuda":
+        request.getfixturevalue("quick_kernels")
+    engine, plain = start(folder, **BACKENDS[backend]), start(folder, device="cpu", kernels="off")
+    assert (engine.backend.name, plain.backend.name) == (backend, "torch")
+    each = [params_of(own) for own in (*EXAMPLES.values(), TOGETHER)]
+    prompts = [PROMPTS[i % len(PROMPTS)] for i in range(len(each))]
+    assert ids_of(engine.generate(prompts, each)) == ids_of(plain.generate(prompts, each))
+    held = [params_of(own) for own in (WARM, TOGETHER)]
+    found, wanted = (e.generate(PROMPTS, held, grammar=Thirds()) for e in (engine, plain))
+    assert ids_of(found) == ids_of(wanted)
+    rejecting = params_of({**TOGETHER, "acceptance": "rejection"})
+    assert len(ids_of(engine.generate(PROMPTS, rejecting))) == len(PROMPTS)
+    assert engine.stats.slow_rounds == {} and engine.stats.fast_rounds > len(each)
+    assert plain.stats.fast_rounds == 0 and sum(plain.stats.slow_rounds.values()) > len(each)
