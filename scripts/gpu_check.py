@@ -11,6 +11,7 @@ import argparse
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,12 +23,24 @@ VARIANTS = (
     "mimo", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next", "deepseek_v3",
     "glm4_moe_lite",
 )  # fmt: skip
-PROMPTS = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
-SETTINGS = [
-    SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
-    SamplingParams(temperature=0.8, top_k=20, top_p=0.9, seed=7, max_tokens=40, ignore_eos=True),
-    SamplingParams(temperature=1.1, min_p=0.05, repetition_penalty=1.2, seed=8, max_tokens=40),
+FIRST = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
+WARM: dict[str, Any] = {"temperature": 0.8, "seed": 7}
+EACH: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {**WARM, "top_k": 20, "top_p": 0.9},
+    {"temperature": 1.1, "min_p": 0.05, "repetition_penalty": 1.2, "seed": 8},
+    WARM,
+    {**WARM, "top_p": 0.9},
+    {**WARM, "top_k": 100},
+    {"temperature": 0, "frequency_penalty": 0.5, "presence_penalty": 0.3},
+    {**WARM, "logit_bias": {5: 2.0, 9: -4.0}, "banned_token_ids": (3, 4)},
+    {**WARM, "allowed_token_ids": tuple(range(2, 40))},
+    {**WARM, "min_tokens": 20, "stop_token_ids": tuple(range(30)), "ignore_eos": False},
+    {**WARM, "logprobs": 5, "top_p": 0.95},
+    {"temperature": 0, "logprobs": 20, "logprobs_mode": "processed"},
 ]
+SETTINGS = [SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **own}) for own in EACH]
+PROMPTS = [FIRST[number % len(FIRST)] for number in range(len(SETTINGS))]
 
 
 def answers(folder: Path, device: str, dtype: str, drafts: int) -> tuple[list[list[int]], Engine]:

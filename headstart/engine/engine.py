@@ -98,6 +98,12 @@ class Engine:
     def _advance(self) -> None:
         self._groups.put(self.loop.step())
 
+    def warm_up(self) -> None:
+        """A short request of the engine's own, not counted: the first one finds all loaded."""
+        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+        self.generate([[0]], params)
+        self.stats.clear()
+
     def add(
         self,
         prompt: Prompt,

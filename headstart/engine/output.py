@@ -90,6 +90,10 @@ class EngineStats:
     fast_rounds: int = 0
     slow_rounds: dict[str, int] = field(default_factory=dict)
 
+    def clear(self) -> None:
+        """Count from here on."""
+        vars(self).update(vars(EngineStats()))
+
 
 def emit(request: Request, verdict: Verdict) -> None:
     """Append what was decided and set `finish_reason` if the answer ends with it."""

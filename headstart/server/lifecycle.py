@@ -125,16 +125,19 @@ class Serving:
             _log.info(line)
         if self.options.is_public and not self.options.api_keys:
             _log.warning("%s can be reached by others and there is no --api-key", self.options.host)
-        if self._is_eager:
-            self._warming = asyncio.create_task(self._warm_up())
-        names = ", ".join([*self.state.names, ANY_NAME])
-        _log.info("ready at %s, the model's names are %s", self.url, names)
+        self._warming = asyncio.create_task(self._warm_up())
 
     async def _warm_up(self) -> None:
-        try:
-            await self.state.warm_up()
-        except (MissingExtra, RequestError) as error:
-            _log.info("requests with a grammar are refused: %s", error)
+        """Be ready when the first request is as fast as the hundredth."""
+        if self._is_eager:
+            try:
+                await self.state.warm_up()
+            except (MissingExtra, RequestError) as error:
+                _log.info("requests with a grammar are refused: %s", error)
+        self.state.is_warm = True
+        self.state.readings.state = self.state.health
+        names = ", ".join([*self.state.names, ANY_NAME])
+        _log.info("ready at %s, the model's names are %s", self.url, names)
 
     def signal(self, number: int) -> None:
         """The first drains, the second stops; safe in any thread and in a signal handler."""

@@ -13,7 +13,7 @@ from headstart import __version__
 from headstart.engine.engine import Engine
 from headstart.errors import RequestError
 from headstart.server.grammars.compiler import GrammarCompiler, TokenGrammar
-from headstart.server.grammars.specs import GrammarSpec
+from headstart.server.grammars.specs import GrammarSpec, regex
 from headstart.server.options import ServerOptions
 from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format
@@ -95,9 +95,9 @@ class ServedModel:
         return self._compiler is not None and self._compiler.is_kept(spec)
 
     def warm_up(self) -> None:
-        """Start what compiles grammars, before the first request needs it."""
+        """Start what compiles grammars, and wait until it has compiled one."""
         if self.tokenizer is not None:
-            self._get_compiler()
+            self._get_compiler().compile(regex("a*"))
 
     def close(self) -> None:
         with self._lock:

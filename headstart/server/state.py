@@ -57,6 +57,7 @@ class ServerState:
         self.gate = Gate(self.worker, max_queue=options.max_queue)
         self.tally = Tally()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
+        self.is_warm = False  # when the first request is as fast as any other
         # For what would hold up the event loop; its queue is bounded as open requests are.
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         # Grammars may take seconds to compile: prompts must not wait for them.
@@ -74,10 +75,11 @@ class ServerState:
             return "dead"
         if self.gate.is_draining:
             return "draining"
-        return "ready" if self.worker.is_ready else "starting"
+        return "ready" if self.worker.is_ready and self.is_warm else "starting"
 
     def _load(self, make_engine: Callable[[], Engine]) -> Engine:
         engine = make_engine()
+        engine.warm_up()
         self.model = ServedModel(engine, self.names, self.root, self.options)
         self.readings.attach(engine, num_queued=lambda: self.worker.num_queued)
         return engine
@@ -104,8 +106,12 @@ class ServerState:
             return await loop.run_in_executor(self._metrics_pool, self.metrics_page.render)
 
     async def warm_up(self) -> None:
-        """Start what compiles grammars, before the first request needs it."""
-        await asyncio.get_running_loop().run_in_executor(self._grammar_pool, self.model.warm_up)
+        """Wait for what compiles grammars, so that the first request with one does not."""
+        try:
+            loop = asyncio.get_running_loop()
+            await loop.run_in_executor(self._grammar_pool, self.model.warm_up)
+        finally:
+            self.is_warm = True
 
     def close(self) -> None:
         for pool in (self.pool, self._grammar_pool, self.token_pool, self._metrics_pool):

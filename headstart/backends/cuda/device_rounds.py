@@ -17,9 +17,9 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
-from headstart.backends.cuda.rounds import run_round
 from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape
+from headstart.backends.cuda.warm_up import compile_all, rehearse
 from headstart.backends.rounds import (
     DeviceRounds,
     Launched,
@@ -27,7 +27,6 @@ from headstart.backends.rounds import (
     RoundSizes,
     SizeTimes,
 )
-from headstart.backends.rows import HeadRows, TrunkRows
 from headstart.models.linear_attention import DeltaNet
 from headstart.sampling.params import Row, SamplingParams
 
@@ -35,12 +34,12 @@ if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
 WINDOW = 16  # tokens that the head may be behind while no request drafts
-_WARM_ROWS = 64  # of a pass that only compiles
 
 
 class CapturedRounds(DeviceRounds):
     def __init__(self, backend: CudaBackend, sizes: RoundSizes, recurrent: RecurrentBatch | None):
-        self.sizes, self.window, self._backend = sizes, WINDOW, backend
+        self.sizes, self.window, self.backend = sizes, WINDOW, backend
+        self.cache, self.vocab = backend.sizes, backend.config.vocab
         block_size = backend.sizes.block_size
         max_blocks = -(-(sizes.max_tokens + 2 * sizes.max_drafts + 2) // block_size)
         self.batch = DecodeBatch(
@@ -82,7 +81,7 @@ class CapturedRounds(DeviceRounds):
         params, vocab = request.row.params, self._vocab_number(request.draft_vocab)
         self._params.append(params)
         self._needs.append(SamplingNeeds.of(params, has_grammar=request.has_grammar, vocab=vocab))
-        self.batch.admit(index, request, self._backend.memory.states, vocab=vocab)
+        self.batch.admit(index, request, self.backend.memory.states, vocab=vocab)
         self._limits = []
         if request.state is not None:
             self._pending = max(self._pending, 1)
@@ -91,7 +90,7 @@ class CapturedRounds(DeviceRounds):
         """A draft vocabulary is made ready when the first request asks for it."""
         if name not in self._vocabs:
             self._vocabs[name] = len(self._vocabs)
-            self.graphs.model.drafting.append(self._backend.draft_tokens(name))
+            self.graphs.model.drafting.append(self.backend.draft_tokens(name))
         return self._vocabs[name]
 
     def remove(self, index: int) -> None:
@@ -193,8 +192,8 @@ class CapturedRounds(DeviceRounds):
 
     def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
         if self.batch.recurrent is not None and lengths:
-            nets = [m for m in self._backend.trunk.modules() if isinstance(m, DeltaNet)]
-            settle(nets, self.batch.recurrent, self._backend.memory.states, list(lengths))
+            nets = [m for m in self.backend.trunk.modules() if isinstance(m, DeltaNet)]
+            settle(nets, self.batch.recurrent, self.backend.memory.states, list(lengths))
         states: list[Tensor | None] = []
         for index in range(len(self._params)):
             pending = int(self.batch.pending[index])
@@ -210,36 +209,16 @@ class CapturedRounds(DeviceRounds):
     def warm_up(self) -> None:
         usual = [RoundShape.usual(size, self.sizes.num_drafts) for size in self.graphs.sizes()]
         shapes = profiled_shapes(self) if self.menu else usual
-        if self._backend.device.type == "cuda":
-            self._compile(shapes)
-        self._read_blank()
+        if self.backend.device.type == "cuda":
+            compile_all(self, shapes)
         for shape in [] if self.menu else usual:  # those of the menu are captured while timed
             for _ in range(2):  # as it is; then captured
                 self.graphs.run(shape)
+        rehearse(self)
 
     @torch.inference_mode()
     def time_rounds(self) -> list[SizeTimes]:
-        return BlankRounds(self, self._backend.sizes).times()
-
-    def _compile(self, shapes: Sequence[RoundShape]) -> None:
-        """All kernels of a pass over prompts and of these rounds, side by side."""
-        from headstart.backends.cuda.compiling import compiled_together, thinned
-
-        model = thinned(self.graphs.model)
-        with compiled_together():
-            self._read_blank()
-            for shape in shapes:
-                run_round(model, self.batch, shape)
-
-    def _read_blank(self) -> None:
-        """A short blank prompt, by trunk and head."""
-        sizes = self._backend.sizes
-        count = max(1, min(_WARM_ROWS, sizes.num_blocks * sizes.block_size // 2))
-        blocks = range(-(-count // sizes.block_size))
-        tokens = [0] * count
-        (states,), _ = self._backend.trunk_pass([TrunkRows(tokens, 0, blocks, 1, True)])
-        if self.graphs.has_head and count > 1:
-            self._backend.head_pass(0, [HeadRows(tokens[1:], 1, blocks, states[:-1])])
+        return BlankRounds(self, self.backend.sizes).times()
 
     def _copy_out(
         self, launched: LaunchedRound, emitted: Tensor, logprobs: tuple[Tensor, Tensor] | None

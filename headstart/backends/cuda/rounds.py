@@ -188,7 +188,7 @@ def _guess(
         if shape.is_processed or shape.rejects:
             adjusted = _adjusted_drafts(model, tokens, settings, normed, noise[2])
             # Where nothing is allowed any token will do.
-            columns = draw(adjusted, settings).clamp_min(0)
+            columns = draw(adjusted, settings).clamp(0, adjusted.values.shape[1] - 1)
             found = columns if tokens.ids is None else tokens.ids[columns]
             if shape.rejects:
                 own = batch.of_vocab(settings, number)

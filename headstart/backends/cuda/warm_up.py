@@ -1,0 +1,93 @@
+"""What a start does before the first request: compile, capture, and go the whole way once.
+
+Libraries load kernels, plan and take memory when they are first asked; a request should not wait
+for that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from headstart.backends.cuda.compiling import compiled_together, thinned
+from headstart.backends.cuda.rounds import run_choice, run_drafts, run_round
+from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
+from headstart.backends.cuda.shapes import RoundShape
+from headstart.backends.rounds import RoundRequest
+from headstart.backends.rows import HeadRows, TrunkRows
+from headstart.sampling.params import Row, SamplingParams
+
+if TYPE_CHECKING:
+    from headstart.backends.cuda.device_rounds import CapturedRounds
+
+_COMPILED_ROWS = 64  # of a prompt that only compiles
+_PROMPTS = (16, 200, 1000, 3000, 8192)  # tokens of blank prompts
+_ROUNDS = 4  # as it is, captured, replayed twice
+_SAMPLED = SamplingNeeds(processes=True, processes_drafts=True)
+_ALL = SamplingNeeds(True, True, has_logprobs=True, has_masks=True, rejects=True)
+_KINDS = (
+    SamplingParams(temperature=0),
+    SamplingParams(
+        temperature=0.5, top_k=20, top_p=0.9, logprobs=1, frequency_penalty=0.1,
+        logit_bias={0: 1.0}, min_tokens=1,
+    ),
+)  # fmt: skip
+
+
+def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
+    """All kernels of a pass over prompts and of these rounds, side by side."""
+    model, batch = thinned(rounds.graphs.model), rounds.batch
+    with compiled_together():
+        read_blank(rounds, _COMPILED_ROWS)
+        blank = torch.zeros(1, rounds.vocab, device=batch.lengths.device)
+        choose_rows(blank, [Row(_KINDS[1], 1, 1)], with_logprobs=True)
+        for shape in shapes:
+            run_round(model, batch, shape)
+            sampled = replace(shape, needs=_SAMPLED)
+            run_drafts(model, batch, sampled.drafts)
+            run_choice(model, batch, sampled.choice)
+        for shape in shapes[:1]:
+            run_round(model, batch, replace(shape, needs=_ALL))
+
+
+def rehearse(rounds: CapturedRounds) -> None:
+    """Blank requests from prompt to answer, while K/V memory is scratch."""
+    for count in _PROMPTS:
+        read_blank(rounds, count)
+    blank = torch.zeros(1, rounds.vocab, device=rounds.batch.lengths.device)
+    for params in _KINDS:
+        (newest,), _ = rounds.choose_first(blank, [Row(params, 1, 1, [0], [], 0)])
+        for request in _blank_requests(rounds, newest, params):
+            rounds.admit(request)
+            for _ in range(_ROUNDS):
+                rounds.launch([rounds.sizes.num_drafts]).collect()
+            rounds.remove(0)
+
+
+def _blank_requests(
+    rounds: CapturedRounds, newest: torch.Tensor, params: SamplingParams
+) -> Iterator[RoundRequest]:
+    """One, where there is memory for it."""
+    sizes, tokens = rounds.cache, 4 + _ROUNDS * (rounds.sizes.max_drafts + 1)
+    num_blocks = -(-tokens // sizes.block_size)
+    if num_blocks <= sizes.num_blocks and not sizes.num_states:
+        state = rounds.batch.states.new_zeros(rounds.batch.states.shape[-1])
+        yield RoundRequest(
+            num_tokens=3, remaining=tokens, newest=newest, row=Row(params, 1, 3, [0], [], 1),
+            state=state if rounds.graphs.has_head else None, blocks=range(num_blocks),
+        )  # fmt: skip
+
+
+def read_blank(rounds: CapturedRounds, count: int) -> None:
+    """A blank prompt of so many tokens, or what there is memory for, by trunk and head."""
+    sizes, backend = rounds.cache, rounds.backend
+    room = min(sizes.num_blocks * sizes.block_size, rounds.sizes.max_tokens)
+    count = max(1, min(count, room // 2))
+    blocks, tokens = range(-(-count // sizes.block_size)), [0] * count
+    (states,), _ = backend.trunk_pass([TrunkRows(tokens, 0, blocks, 1, True)])
+    if rounds.graphs.has_head and count > 1:
+        backend.head_pass(0, [HeadRows(tokens[1:], 1, blocks, states[:-1])])
+        backend.fill_head(0, [HeadRows(tokens[1:], 1, blocks, states[:-1])])
