@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=450)
     parser.add_argument("--answer", type=int, default=256)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--only", help="settings, by comma")
+    parser.add_argument("--only", help="settings, by semicolon")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     following = agreement_of(Path(given.model)).following.tolist()
@@ -117,7 +117,7 @@ def main() -> None:
     print(f"started in {time.perf_counter() - started:.1f} s", engine.notes, flush=True)
     asked = settings(engine.model.config.vocab)
     if given.only:
-        asked = {name: asked[name] for name in (GREEDY, *given.only.split(","))}
+        asked = {name: asked[name] for name in (GREEDY, *given.only.split(";"))}
     rig = Rig(engine, given, range(2, len(following)))
     document: dict[str, Any] = {
         "gpu": torch.cuda.get_device_name(), "torch": torch.__version__,

@@ -125,10 +125,14 @@ def distribution(own, peaks, numbers, counts, stride, request, is_drawn, columns
     largest = tl.max(peaks, 0)
     most = tl.where((top_k > 0) & is_sampled, tl.minimum(top_k, columns), columns)
     most = tl.where(is_sampled | (is_drawn == 0), most, 1)
-    unlimited = scale.to(tl.float64) + float("inf")
-    kept, weight, value, column = kept_of_row(
-        own, peaks, most, unlimited, largest, scale, columns, TILE, TILES, STEP
-    )
+    if most < columns:
+        unlimited = scale.to(tl.float64) + float("inf")
+        kept, weight, value, column = kept_of_row(
+            own, peaks, most, unlimited, largest, scale, columns, TILE, TILES, STEP
+        )
+    else:
+        kept, weight = _kept_above(own, float("-inf"), largest, scale, columns, STEP)
+        value, column = largest * 0 - float("inf"), most
     if is_sampled & (top_p < 1):
         limit = weight.to(tl.float64) * top_p
         kept, weight, value, column = kept_of_row(

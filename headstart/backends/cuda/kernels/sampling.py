@@ -236,17 +236,17 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
         own = values + row * columns
         all_peaks = tl.load(peaks + row * tiles + tile, is_tile, float("-inf"))
         largest = tl.max(all_peaks, 0)
-        total = tl.sum(tl.load(weights + row * tiles + tile, is_tile, 0), 0)
-        if (top_k > 0) & (top_p < 1):
-            unlimited = total.to(tl.float64) + float("inf")
-            _, total, _, _ = kept_of_row(
-                own, all_peaks, top_k, unlimited, largest, inv_temp, columns, TILE, TILES, STEP
-            )
-        limit = tl.where(top_p < 1, total.to(tl.float64) * top_p, float("inf"))
         most = tl.where(top_k > 0, top_k, 2147483647)
         value = tl.load(own + column)
         count, mass = weight_before(own, value, column, largest, inv_temp, columns, STEP)
-        # The token that ranks first is kept in any case.
+        limit = mass.to(tl.float64) + float("inf")
+        if (count > 0) & (top_p < 1):  # the token that ranks first is kept in any case
+            total = tl.sum(tl.load(weights + row * tiles + tile, is_tile, 0), 0)
+            if top_k > 0:
+                _, total, _, _ = kept_of_row(
+                    own, all_peaks, top_k, limit, largest, inv_temp, columns, TILE, TILES, STEP
+                )
+            limit = total.to(tl.float64) * top_p
         while (count > 0) & ((count >= most) | (mass.to(tl.float64) >= limit)):
             column = _best_before(
                 own, value, column, largest, inv_temp, tl.load(asked + 2 * stride),
