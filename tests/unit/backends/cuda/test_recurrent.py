@@ -19,7 +19,7 @@ from headstart.backends.rows import on_device
 from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
-from headstart.sampling.params import SamplingParams
+from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CONFIG = DeltaConfig(k_heads=1, v_heads=2, k_dim=16, v_dim=12, kernel=4)
@@ -46,7 +46,8 @@ def plain(net: DeltaNet, texts: list[Tensor]) -> tuple[list[Tensor], LayerStates
 def request(num_read: int, *, state_slot: int) -> RoundRequest:
     return RoundRequest(
         num_tokens=num_read + 1, remaining=9, newest=torch.tensor(0, device=DEVICE), state=None,
-        seed=0, params=SamplingParams(temperature=0), blocks=[0], state_slot=state_slot,
+        row=Row(SamplingParams(temperature=0), 0, num_read + 1), blocks=[0],
+        state_slot=state_slot,
     )  # fmt: skip
 
 
@@ -59,7 +60,7 @@ class Play:
         self.states = [plain(self.net, self.texts)[1]]
         recurrent = RecurrentBatch.create(CONFIG, 1, 3, DRAFTS, torch.float32, DEVICE)
         self.batch = DecodeBatch(
-            3, max_drafts=DRAFTS, window=4, max_blocks=1, hidden=4, dtype=torch.float32,
+            3, max_drafts=DRAFTS, window=4, max_blocks=1, hidden=4, vocab=8, dtype=torch.float32,
             device=DEVICE, recurrent=recurrent,
         )  # fmt: skip
         self.recurrent = recurrent
