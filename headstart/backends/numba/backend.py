@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes, DraftChain
+from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.chooser import CompiledChooser
 from headstart.backends.numba.compiler import kept_in
 from headstart.backends.numba.forward import (
@@ -27,6 +28,7 @@ from headstart.backends.numba.forward import (
     matrices,
     slot_numbers,
 )
+from headstart.backends.numba.layers import best_of_rows
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
@@ -66,6 +68,7 @@ class NumbaBackend(CompiledChooser, Backend):
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
         self._tokens: dict[str | None, Tokens] = {}  # by draft vocabulary
+        self._greedy: dict[int, Settings] = {}  # of so many plain greedy requests
         self._trunk: TrunkKernels | None = None
         self._modules: list[HeadKernels] = []
 
@@ -99,12 +102,13 @@ class NumbaBackend(CompiledChooser, Backend):
         _, normed, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
             module.run(ids, normed, layout)
+        best_of_rows(np.zeros((1, 1), np.float32))
         self.warm_up()
         if self.drafts_chains:
-            slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(), 0, 0)]
+            slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(temperature=0), 0, 0)]
             self._modules[0].draft(
                 ids, normed, [Chain(1, 0, slot, slot, 1)], self._among(None),
-                self.packer.pack(rows, penalties=False), 0,
+                self._draft_settings(rows), 0,
             )  # fmt: skip
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
@@ -134,7 +138,7 @@ class NumbaBackend(CompiledChooser, Backend):
         rejects = [row.params.acceptance == "rejection" for row in rows]
         drafts, probs = self._modules[0].draft(
             self.to_device(ids), hidden_of(requests), chains, self._among(vocab),
-            self.packer.pack(rows, penalties=False), self.config.vocab if any(rejects) else 0,
+            self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
         return [
             DraftChain(
@@ -143,6 +147,18 @@ class NumbaBackend(CompiledChooser, Backend):
             )
             for i, depths in enumerate(counts)
         ]
+
+    def _draft_settings(self, rows: Sequence[Row]) -> Settings:
+        if not all(row.is_plain_greedy for row in rows):
+            return self.packer.pack(rows, penalties=False)
+        if len(rows) not in self._greedy:
+            self._greedy[len(rows)] = self.packer.pack(rows, penalties=False)
+        return self._greedy[len(rows)]
+
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        if all(row.is_plain_greedy for row in rows):
+            return [int(best) for best in best_of_rows(logits.numpy())]
+        return super().choose(logits, rows)
 
     def _among(self, vocab: str | None) -> Tokens:
         """What drafts are chosen among."""

@@ -16,6 +16,7 @@ from numba.extending import overload
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.context import attend
 from headstart.backends.numba.float_products import product as float_product
+from headstart.backends.numba.noise import best_of
 from headstart.backends.numba.products import product, round_rows
 from headstart.backends.numba.rows import ONE, copy, gate, norm, turn
 from headstart.backends.numba.sampling import choose_rows
@@ -263,3 +264,12 @@ def run_chain(
         for request in range(rows):  # where no token is allowed any will do
             drafts[depth, request] = tokens[max(room.chosen[depth, request], 0)]
     return drafts
+
+
+@njit()
+def best_of_rows(logits):
+    """The column of the largest value in each row, the first of equal ones."""
+    best = np.empty(logits.shape[0], np.int64)
+    for row in range(logits.shape[0]):
+        best[row] = best_of(logits[row])
+    return best

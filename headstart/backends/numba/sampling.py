@@ -77,15 +77,6 @@ def choose_row(logits, settings, row, ahead, tokens, space, probs):
 
 
 @njit()
-def best_of_rows(logits):
-    """The column of the largest value in each row, the first of equal ones."""
-    best = np.empty(logits.shape[0], np.int64)
-    for row in range(logits.shape[0]):
-        best[row] = best_of(logits[row])
-    return best
-
-
-@njit()
 def choose_rows(counters, phase, logits, settings, ahead, tokens, probs, chosen):
     """chosen [rows]: the column of each row's choice; probs [rows, all tokens or 0]: one phase."""
     rows, none_yet = logits.shape[0], True
