@@ -10,6 +10,7 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
+from headstart.backends.numba.rows import copy
 
 # What some rows ask for. rows: records of settings.ROW; of each list of a row (HISTORY and so on)
 # where it lies in ids and amounts: bounds [rows, LISTS, 2]; masks [any number, all tokens], where
@@ -30,10 +31,16 @@ def _part(settings, row, number):
 @njit()
 def _column(tokens, token):
     """Where a token stands, or -1."""
-    if token < tokens.shape[0] and tokens[token] == token:
+    low, high = 0, tokens.shape[0]
+    if token < high and tokens[token] == token:
         return np.int64(token)
-    place = np.searchsorted(tokens, token)
-    return place if place < tokens.shape[0] and tokens[place] == token else -1
+    while low < high:
+        middle = (low + high) // 2
+        if tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < tokens.shape[0] and tokens[low] == token else -1
 
 
 @njit()
@@ -87,7 +94,7 @@ def _restrict(mask, tokens, out):
 def adjust(logits, settings, row, ahead, tokens, out):
     """out [columns]: the logits of a row `ahead` tokens behind the one that `settings` describe."""
     asked = settings.rows[row]
-    out[:] = logits
+    copy(logits, out)
     if asked.is_penalised:
         _penalise(logits, settings, row, out)
     listed, amounts = _part(settings, row, BIAS)

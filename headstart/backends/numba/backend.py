@@ -97,7 +97,7 @@ class NumbaBackend(CompiledChooser, Backend):
 
     def _run_once(self) -> None:
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
-        layout, ids = layout_of(blank, [0]), self.to_device([0])
+        layout, ids = layout_of(blank, [0]), [0]
         assert self._trunk is not None
         _, normed, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
@@ -114,11 +114,11 @@ class NumbaBackend(CompiledChooser, Backend):
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         assert self._trunk is not None
         layout = layout_of(batch.spans, batch.positions)
-        return self._trunk.run(self.to_device(batch.ids), layout, batch.logits)
+        return self._trunk.run(batch.ids, layout, batch.logits)
 
     def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
         layout = layout_of(batch.spans, batch.positions.tolist())
-        return self._modules[module].run(batch.ids, batch.hidden, layout)
+        return self._modules[module].run(batch.ids.tolist(), batch.hidden, layout)
 
     def draft_chain(
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
@@ -137,7 +137,7 @@ class NumbaBackend(CompiledChooser, Backend):
             ids += request.tokens
         rejects = [row.params.acceptance == "rejection" for row in rows]
         drafts, probs = self._modules[0].draft(
-            self.to_device(ids), hidden_of(requests), chains, self._among(vocab),
+            ids, hidden_of(requests), chains, self._among(vocab),
             self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
         return [

@@ -12,8 +12,7 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.noise import largest
-from headstart.backends.numba.rows import bits_of, exp, float_of
+from headstart.backends.numba.rows import bits_of, exp, float_of, in_order, largest
 
 # Of one thread, each [tokens]: a row after penalties, bias and masks; then of each candidate its
 # value after temperature (the largest is 0), exp of that, its column, its token, what it counts.
@@ -55,13 +54,12 @@ def scale(row, temperature, space):
 @njit()
 def _key(value):
     """Whole numbers in the order of float32."""
-    bits = np.int64(bits_of(value))
-    return bits if bits >= 0 else bits ^ np.int64(0x7FFFFFFF)
+    return np.int64(in_order(bits_of(value)))
 
 
 @njit()
 def _of_key(key):
-    return float_of(np.int32(key if key >= 0 else key ^ np.int64(0x7FFFFFFF)))
+    return float_of(in_order(np.int32(key)))
 
 
 @njit()
@@ -171,10 +169,10 @@ def truncate(space, tokens, row):
 
     Where none went, values and weights are those of all columns, and columns are not set.
     """
-    width = tokens.shape[0]
+    width, is_cut = tokens.shape[0], False
     count, has_top_k, has_top_p = width, 0 < row.top_k < width, row.top_p < 1
     if has_top_k:
-        count = keep_top(space, width, tokens, row.top_k, False)
+        count = keep_top(space, width, tokens, row.top_k, is_cut)
         if has_top_p:
             count = _keep_share(space, count, row.top_p, _mass(space.weights[:count]))
     elif has_top_p:
@@ -186,7 +184,7 @@ def truncate(space, tokens, row):
     elif row.floor > _NOTHING:
         return _gather(space.values, row.floor, space, tokens), True
     else:
-        return width, False
+        return width, is_cut
     kept = 0
     for i in range(count):
         if space.values[i] >= row.floor:

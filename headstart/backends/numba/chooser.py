@@ -86,6 +86,8 @@ class CompiledChooser(Chooser):
             np.array([row.params.logprobs_mode == "processed" for row in rows]),
             np.maximum(np.array(ids), 0), told, best, best_values,
         )  # fmt: skip
+        order = np.argsort(-best_values, axis=1, kind="stable")  # of equal ones the lowest id first
+        best, best_values = (np.take_along_axis(part, order, 1) for part in (best, best_values))
         return [
             (value, dict(zip(names[:count], numbers[:count], strict=True)))
             for value, names, numbers, count in zip(

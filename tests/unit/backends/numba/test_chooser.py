@@ -187,7 +187,7 @@ def test_the_acceptance_rule_is_asked_for_by_its_name() -> None:
 @pytest.mark.parametrize("purpose", [noise.CHOICE, noise.ACCEPTANCE, noise.RESIDUAL])
 def test_noise_has_the_bits_of_the_reference(purpose: int) -> None:
     for seed, position in ((0, 0), (2**64 - 1, 7), (0x123456789ABCDEF0, 2**40)):
-        key = compiled_noise.row_key(np.uint64(seed), position, purpose)
+        key = compiled_noise.row_key(np.uint64(seed), position, np.uint64(purpose))
         assert int(key) == noise.row_key(seed, position, purpose)
         tokens = torch.tensor([0, 1, 2, 151_935, 2**31 - 1])
         wanted = noise.uniform([seed], [position], tokens, purpose)[0].tolist()
