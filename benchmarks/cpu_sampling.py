@@ -1,14 +1,14 @@
 """Every sampling setting against plain greedy decoding on a CPU, in one run.
 
-python benchmarks/cpu_sampling.py --work DIR [--tokens 64] [--repeats 5] [--out FILE]
+python benchmarks/cpu_sampling.py --work DIR [--tokens 32] [--repeats 9] [--out FILE]
                                   [--weights int8 fp32] [--drafts 0 3] [--requests 1 4]
 
-Makes a calibrated checkpoint of SmolLM2-135M's shape (rate 0.8). Settings take turns, so that a
-busy moment hits all of them; the figure of a setting is the median over turns of its tokens per
-second over greedy's nearby, which runs before and after each group of three. With drafts the
-temperature is so low that the text, and so the acceptance, is greedy's; without drafts, where
-acceptance is no matter, it is 0.8, which leaves more of the noise to be computed. The last line of
-output is one JSON document.
+Makes a calibrated checkpoint of SmolLM2-135M's shape (rate 0.8). Settings take turns with greedy in
+short runs, so that a busy moment hits both: the figure of a setting is the median over turns of its
+tokens per second over the mean of greedy's just before and just after. Tokens behind the first one
+count. With drafts the temperature is so low that the text, and so the acceptance, is greedy's;
+without drafts, where acceptance is no matter, it is 0.8, which leaves more of the noise to be
+computed. The last line of output is one JSON document.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ import argparse
 import json
 import platform
 import statistics
-import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,6 @@ from headstart.sampling.params import SamplingParams
 SHAPE, RATE, VOCAB = "smollm2-135m", 0.8, 49152
 FORMATS: dict[str, Weights] = {"int8": "int8", "fp32": "as-dtype"}
 GREEDY = "greedy"
-_TOGETHER = 3  # settings between two runs of greedy
 
 
 class Anything:
@@ -104,48 +101,39 @@ class Contender:
                 **fields,
             }
         )
-        started = time.perf_counter()
         results = self._engine.generate(self._prompts, params, grammar=grammar)
-        seconds = time.perf_counter() - started
-        made = sum(len(result.outputs[0].token_ids) for result in results)
-        return made / seconds, statistics.mean(r.stats.acceptance.length for r in results)
-
-
-def turns(names: list[str]) -> Iterator[str]:
-    """All settings, with greedy before and after each few."""
-    for begin in range(0, len(names), _TOGETHER):
-        yield GREEDY
-        yield from names[begin : begin + _TOGETHER]
-    yield GREEDY
+        stats = [result.stats for result in results]
+        begun = max(each.first_token_seconds or 0.0 for each in stats)
+        seconds = max(each.total_seconds or 0.0 for each in stats) - begun
+        made = sum(len(result.outputs[0].token_ids) - 1 for result in results)
+        return made / seconds, statistics.mean(each.acceptance.length for each in stats)
 
 
 def measure(contender: Contender, asked: dict[str, dict[str, Any]], repeats: int) -> dict[str, Any]:
-    """Of each setting: median tokens/s, median ratio to greedy nearby, acceptance length."""
-    names = [name for name in asked if name != GREEDY]
+    """Of each setting: median tokens/s, ratios to greedy nearby, acceptance length."""
     speeds: dict[str, list[float]] = {name: [] for name in asked}
-    ratios: dict[str, list[float]] = {name: [] for name in names}
+    ratios: dict[str, list[float]] = {name: [] for name in asked}
     lengths: dict[str, float] = {}
-    for name in asked:
-        contender.run(asked[name])  # lists are converted, memory is touched
+    for fields in asked.values():
+        contender.run(fields)  # lists are converted, memory is touched
+    before, _ = contender.run(asked[GREEDY])
     for _ in range(repeats):
-        waiting: dict[str, float] = {}
-        before = 0.0
-        for name in turns(names):
-            speed, lengths[name] = contender.run(asked[name])
+        for name, fields in asked.items():  # greedy itself among them: how much is noise
+            speed, lengths[name] = contender.run(fields)
+            after, _ = contender.run(asked[GREEDY])
             speeds[name].append(speed)
-            if name != GREEDY:
-                waiting[name] = speed
-                continue
-            for other, own in waiting.items():
-                ratios[other].append(own / ((before + speed) / 2))
-            waiting, before = {}, speed
+            ratios[name].append(2 * speed / (before + after))
+            before = after
+    return {name: _summary(speeds[name], ratios[name], lengths[name]) for name in asked}
+
+
+def _summary(speeds: list[float], ratios: list[float], length: float) -> dict[str, Any]:
+    ordered = sorted(ratios)
     return {
-        name: {
-            "tokens_per_second": round(statistics.median(speeds[name]), 1),
-            "ratio": round(statistics.median(ratios.get(name, [1.0])), 3),
-            "length": round(lengths[name], 3),
-        }
-        for name in asked
+        "tokens_per_second": round(statistics.median(speeds), 1),
+        "ratio": round(statistics.median(ratios), 3),
+        "quartiles": [round(ordered[len(ordered) * i // 4], 3) for i in (1, 3)],
+        "length": round(length, 3),
     }
 
 
@@ -157,8 +145,8 @@ def processor() -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder for the checkpoint")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--weights", nargs="+", choices=list(FORMATS), default=list(FORMATS))
     parser.add_argument("--drafts", nargs="+", type=int, default=[0, 3])
@@ -194,8 +182,10 @@ def main() -> None:
                 )
                 print(f"\n{kind}, K = {drafts}, {requests} requests")
                 for name, own in found.items():
-                    speed, ratio, length = own.values()
-                    print(f"  {name:26} {speed:7.1f} tokens/s {ratio:6.3f}  length {length:.2f}")
+                    print(
+                        f"  {name:26} {own['tokens_per_second']:7.1f} tokens/s {own['ratio']:6.3f} "
+                        f"{own['quartiles']}  length {own['length']:.2f}", flush=True,
+                    )  # fmt: skip
             del engine
     if arguments.out:
         arguments.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -136,13 +136,14 @@ class NumbaBackend(CompiledChooser, Backend):
             chains.append(Chain(own, request.start - 1, slots, seen, depths))
             ids += request.tokens
         rejects = [row.params.acceptance == "rejection" for row in rows]
-        drafts, probs = self._modules[0].draft(
+        drafts, probs, states = self._modules[0].draft(
             ids, hidden_of(requests), chains, self._among(vocab),
             self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
         return [
             DraftChain(
                 drafts[:depths, i].tolist(),
+                torch.from_numpy(states[i : i + 1]),
                 torch.from_numpy(probs[:depths, i].copy()) if rejects[i] else None,
             )
             for i, depths in enumerate(counts)

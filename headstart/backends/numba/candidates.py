@@ -12,7 +12,7 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.rows import bits_of, exp, float_of, in_order, largest
+from headstart.backends.numba.rows import bits_of, exp, fill, float_of, in_order, largest
 
 # Of one thread, each [tokens]: a row after penalties, bias and masks; then of each candidate its
 # value after temperature (the largest is 0), exp of that, its column, its token, what it counts.
@@ -22,6 +22,7 @@ _UNIT = np.float32(2.0**40)  # the mass of weight 1: that of a whole vocabulary 
 _LOWEST = np.float32(np.finfo(np.float32).min)
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
+_EACH = np.int64(1)  # the mass of a token that is counted
 _STRETCH = 64  # values that are compared together
 _FEW = 16  # values of which the largest stands for all in the search for the top k
 
@@ -134,7 +135,7 @@ def keep_top(space, found, tokens, count, is_cut):
     Of the `found` candidates, or of all columns where none were made yet.
     """
     if is_cut:
-        space.masses[:found] = 1
+        fill(space.masses[:found], _EACH)
         return _cut(space, found, count)
     width = tokens.shape[0]
     least, groups = _NOTHING, (width + _FEW - 1) // _FEW
@@ -142,9 +143,10 @@ def keep_top(space, found, tokens, count, is_cut):
         highest = np.empty(groups, np.float32)
         for group in range(groups):
             highest[group] = largest(space.values[group * _FEW : min((group + 1) * _FEW, width)])
-        least = _edge(highest, np.ones(groups, np.int64), count)
+        fill(space.masses[:groups], _EACH)
+        least = _edge(highest, space.masses[:groups], count)
     found = _gather(space.values, least, space, tokens)
-    space.masses[:found] = 1
+    fill(space.masses[:found], _EACH)
     return _cut(space, found, count)
 
 

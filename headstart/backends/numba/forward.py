@@ -231,8 +231,9 @@ class HeadKernels:
     def draft(
         self, ids: Sequence[int], hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens,
         settings: Settings, num_probs: int,
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Drafts [depths, chains], and what they were drawn from [depths, chains, num_probs].
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+        """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
+        state that would feed each chain's next depth [chains, hidden].
 
         The chains that go deepest come first; num_probs: all tokens, or 0.
         """
@@ -249,14 +250,13 @@ class HeadKernels:
             np.empty((*shape, num_probs), np.float32),
         )  # fmt: skip
         work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
-        drafts = POOL.run(
+        drafts, states = POOL.run(
             work, kernels.run_chain, new_counters(kernels.num_phases(1) * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
             np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, room,
         )  # fmt: skip
-        assert isinstance(drafts, np.ndarray)
-        return drafts, room.probs
+        return drafts, room.probs, states
 
     def _embedded(self, ids: Sequence[int], layout: kernels.RowLayout) -> np.ndarray:
         embedded: np.ndarray = self._embed[np.array(ids)]

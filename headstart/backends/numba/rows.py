@@ -122,3 +122,9 @@ def turn(head, cos, sin, scale, out):
 def copy(row, out):
     for i in range(row.shape[0]):
         out[i] = row[i]
+
+
+@njit()
+def fill(row, value):
+    for i in range(row.shape[0]):
+        row[i] = value

@@ -14,12 +14,12 @@ from headstart.backends.numba.adjusting import adjust
 from headstart.backends.numba.candidates import keep_top, new_space, scale, truncate
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.noise import best_of, draw, row_key, uniform
-from headstart.backends.numba.rows import ONE, copy, largest
+from headstart.backends.numba.rows import ONE, copy, fill, largest
 from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.sampling import noise as reference
 
 FIRST = np.int64(0)  # phase, or row ahead; a plain 0 would be a kind of its own to compile for
-_NOTHING = np.float32(-np.inf)
+_NOTHING, _ZERO = np.float32(-np.inf), np.float32(0)
 NOTHING_ALLOWED = -1
 _CHOICE, _ACCEPTANCE, _RESIDUAL = (
     np.uint64(purpose) for purpose in (reference.CHOICE, reference.ACCEPTANCE, reference.RESIDUAL)
@@ -46,7 +46,7 @@ def _sum(weights):
 def _tell(space, count, is_cut, tokens, probs):
     """The distribution over all tokens that a choice is drawn from."""
     factor = np.float32(1 / _sum(space.weights[:count]))
-    probs[:] = 0
+    fill(probs, _ZERO)
     for i in range(count):
         probs[space.tokens[i] if is_cut else tokens[i]] = space.weights[i] * factor
 
@@ -63,11 +63,11 @@ def choose_row(logits, settings, row, ahead, tokens, space, probs):
     if asked.temperature == 0:
         best = best_of(values)
         if probs.shape[0]:
-            probs[:] = 0
+            fill(probs, _ZERO)
             probs[tokens[best]] = 1
         return best if values[best] > _NOTHING else NOTHING_ALLOWED
     if scale(values, asked.temperature, space) == _NOTHING:
-        probs[:] = 0
+        fill(probs, _ZERO)
         return NOTHING_ALLOWED
     count, is_cut = truncate(space, tokens, asked)
     if probs.shape[0]:
@@ -100,7 +100,7 @@ def _draw_rest(target, draft, tokens, key, rest):
     """From max(target - draft, 0), or from the target where rounding leaves nothing."""
     for i in range(rest.shape[0]):
         left = target[i] - draft[i]
-        rest[i] = left if left > 0 else np.float32(0)
+        rest[i] = left if left > 0 else _ZERO
     highest = largest(rest)
     if highest == 0:
         copy(target, rest)
