@@ -79,10 +79,11 @@ class DraftVocabRows:
 
 @dataclass(frozen=True)
 class DraftChain:
-    """Drafts of one request; where it accepts by rejection, what they were drawn from [K, V]."""
+    """Drafts of one request, and the state [1, hidden] that feeds the next depth."""
 
     tokens: list[int]
-    probs: Tensor | None = None
+    state: Tensor
+    probs: Tensor | None = None  # [K, V] what they were drawn from, for the rejection rule
 
 
 class Backend(Chooser, ABC):
@@ -209,8 +210,8 @@ class Backend(Chooser, ABC):
     ) -> list[DraftChain]:  # fmt: skip
         """Drafts of each request, `counts` many, most first; heads of one module only.
 
-        `rows` say how each request's first draft is chosen; the next ones stand behind it. None
-        has a mask, which would have to follow the drafts.
+        `rows` say how each request's first draft is chosen; the next ones stand behind it. A row
+        with a mask, which has to follow the drafts, has a count of 1.
         """
         raise NotImplementedError(f"{self.name} drafts one depth at a time")
 

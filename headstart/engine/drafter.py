@@ -9,13 +9,62 @@ write is temporary and lies behind `HeadProgress.done`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from headstart.backends.base import Backend, HeadOutput, HeadRows
-from headstart.engine.head_progress import HeadProgress
 from headstart.engine.request import Request
 from headstart.sampling.params import Row
+
+
+@dataclass
+class HeadProgress:
+    """How far each module is filled for one request, and what feeds it next.
+
+    `done[j]` is the next slot of module j; `states[j][r]` feeds slot done[j] + r. A trunk state of
+    slot t feeds slot t + 1 of module 0, and in a parallel head slot t + j + 1 of every module; in
+    a chained head the output of module j at slot i feeds slot i + 1 of module j + 1. Only states
+    of accepted tokens ever get here.
+    """
+
+    done: list[int]
+    states: list[torch.Tensor]  # [n, hidden] each
+
+    @classmethod
+    def start(cls, num_modules: int, like: torch.Tensor) -> HeadProgress:
+        """Nothing is filled: module j begins at slot j + 1."""
+        return cls(
+            [module + 1 for module in range(num_modules)],
+            [like.new_empty(0, like.shape[-1]) for _ in range(num_modules)],
+        )
+
+    @classmethod
+    def resume(cls, at: int, boundary: torch.Tensor, *, parallel: bool) -> HeadProgress:
+        """Go on after a prefix hit that covers slots [0, at); boundary [modules, hidden]."""
+        count = boundary.shape[0]
+        # Module j begins at slot j + 1, which a short hit may not have reached.
+        done = [max(at, module + 1) for module in range(count)]
+        if parallel:  # module j lacks the states of the last j + 1 trunk slots, oldest first
+            return cls(done, [boundary[: min(module + 1, at)].flip(0) for module in range(count)])
+        return cls(
+            done, [boundary[module : module + (at > module)].clone() for module in range(count)]
+        )
+
+    def feed(self, module: int, new: torch.Tensor) -> None:
+        """States for the slots after those already fed."""
+        self.states[module] = torch.cat([self.states[module], new])
+
+    def ready(self, module: int, num_tokens: int) -> int:
+        """How many slots of the module can be filled: state and token are both known."""
+        return max(0, min(len(self.states[module]), num_tokens - self.done[module]))
+
+    def advance(self, module: int, count: int) -> None:
+        self.done[module] += count
+        rest = self.states[module][count:]
+        # A slice keeps the whole storage alive: a prompt's states for the sake of one row.
+        self.states[module] = rest.clone() if len(rest) <= count else rest
+
 
 # Rows that wait this long are run even if no request drafts: one pass over many rows costs little.
 _LAZY_ROWS = 64
@@ -99,11 +148,17 @@ class Drafter:
         for request in drafting:
             request.drafts = []
             self._probs.pop(request.id, None)
-        one_by_one = self._chain(drafting)
+        if self._backend.drafts_chains:
+            self._chain(drafting)
+        else:
+            self._draft_by_depth(drafting)
+        self.catch_up([r for r in drafting if drafting[r] < self._num_modules], force=True)
+
+    def _draft_by_depth(self, drafting: dict[Request, int]) -> None:
         depth = 1
         last: dict[Request, torch.Tensor] = {}  # recycled state of the newest row
         extra: dict[Request, torch.Tensor] = {}  # states of guessed slots, for the next module
-        while active := [r for r in one_by_one if drafting[r] >= depth]:
+        while active := [r for r in drafting if drafting[r] >= depth]:
             module = min(depth, self._num_modules) - 1
             rows = {r: self._draft_rows(r, module, depth, last, extra) for r in active}
             output = self._run(module, rows)
@@ -114,30 +169,25 @@ class Drafter:
                     guessed = max(0, part.start + len(part.tokens) - len(request.tokens))
                     extra[request] = output.recycled[end + 1 - guessed : end + 1]
             depth += 1
-        rest = [r for r in drafting if drafting[r] < self._num_modules]
-        if rest:
-            self.catch_up(rest, force=True)
 
-    def _chain(self, drafting: dict[Request, int]) -> list[Request]:
-        """Make those drafts that can be made at once; returns the requests that are left.
-
-        A grammar's mask has to follow each draft, so its request goes one depth at a time.
-        """
-        can_chain = self._backend.drafts_chains
-        able = [r for r in drafting if can_chain and drafting[r] and r.grammar is None]
-        for vocab in dict.fromkeys(request.draft_vocab for request in able):
-            own = [request for request in able if request.draft_vocab == vocab]
-            own.sort(key=lambda request: -drafting[request])
-            rows = [self._draft_rows(request, 0, 1, {}, {}) for request in own]
-            found = self._backend.draft_chain(
-                rows, [drafting[request] for request in own], [_row(r) for r in own], vocab
-            )
-            for request, part, chain in zip(own, rows, found, strict=True):
-                request.drafts = chain.tokens
-                if chain.probs is not None:
-                    self._probs[request.id] = chain.probs
-                self._progress[request.id].advance(0, len(part.tokens))
-        return [request for request in drafting if request not in able]
+    def _chain(self, drafting: dict[Request, int]) -> None:
+        """Drafts of all depths at once; masks of grammars have to follow each draft."""
+        last: dict[Request, torch.Tensor] = {}
+        while active := [r for r in drafting if len(r.drafts) < drafting[r]]:
+            counts = {r: drafting[r] if r.grammar is None else 1 for r in active}
+            for vocab in dict.fromkeys(request.draft_vocab for request in active):
+                own = [request for request in active if request.draft_vocab == vocab]
+                own.sort(key=lambda request: -counts[request])
+                rows = [self._draft_rows(r, 0, len(r.drafts) + 1, last, {}) for r in own]
+                found = self._backend.draft_chain(
+                    rows, [counts[request] for request in own], [_row(r) for r in own], vocab
+                )
+                for request, part, chain in zip(own, rows, found, strict=True):
+                    if not request.drafts:  # further rows are temporary
+                        self._progress[request.id].advance(0, len(part.tokens))
+                    request.drafts = request.drafts + chain.tokens
+                    last[request] = chain.state
+                    self._add_probs(request, chain.probs)
 
     def _draft_rows(
         self,
@@ -197,22 +247,16 @@ class Drafter:
             )
             ids = self._backend.draft_vocabs[vocab].ids if vocab else None
             rows = [_row(requests[i]) for i in at]
-            self._keep_probs([requests[i] for i in at], logits, rows, ids)
             chosen = self._backend.choose_drafts(logits, rows, ids)
-            for i, token in zip(at, chosen, strict=True):
+            for i, one, row, token in zip(at, logits.split(1), rows, chosen, strict=True):
+                if row.params.acceptance == "rejection":
+                    size = self._backend.config.vocab
+                    self._add_probs(requests[i], self._backend.draft_probs(one, [row], ids, size))
                 requests[i].drafts.append(token)
 
-    def _keep_probs(
-        self, requests: list[Request], logits: torch.Tensor, rows: list[Row],
-        ids: torch.Tensor | None,
-    ) -> None:  # fmt: skip
+    def _add_probs(self, request: Request, probs: torch.Tensor | None) -> None:
         """The rejection rule needs the distribution that each guess was drawn from."""
-        for i, request in enumerate(requests):
-            if request.params.acceptance != "rejection":
-                continue
-            vocab = self._backend.config.vocab
-            one = slice(i, i + 1)
-            probs = self._backend.draft_probs(logits[one], rows[one], ids, vocab)
+        if probs is not None:
             old = self._probs.get(request.id)
             self._probs[request.id] = probs if old is None else torch.cat([old, probs])
 

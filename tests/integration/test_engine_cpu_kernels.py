@@ -70,7 +70,7 @@ def test_drafts_memory_chunks_and_batches_change_no_bit(
 @needs_numba
 @pytest.mark.parametrize("vocab", [None, list(range(0, 64, 2))], ids=["all tokens", "half"])
 def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int] | None) -> None:
-    """Requests of different K in one batch, beside one that is drawn, which has no chain."""
+    """Requests of different K and settings in one batch; a chain is as deep as the K of each."""
     found = []
     for is_chained in (True, False):
         engine = compiled(soft(tiny), speculate=3, draft_vocab=vocab)
@@ -85,10 +85,16 @@ def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int]
             proposed.append({request.id: request.drafts for request in drafting})
 
         engine.loop.drafter.propose = note  # type: ignore[method-assign]
-        params = [greedy(20, speculate=k) for k in (1, 3, 5)] + [seeded(max_tokens=20)]
-        run(engine, PROMPTS[:4], params)
+        params = [greedy(20, speculate=k) for k in (1, 3, 5)] + [
+            seeded(max_tokens=20),
+            seeded(max_tokens=20, speculate=5, top_p=0.9, logit_bias={7: 2.0}, min_tokens=9),
+            seeded(max_tokens=20, top_k=20, presence_penalty=1.0, acceptance="rejection"),
+            seeded(max_tokens=20, min_p=0.02, banned_token_ids=(3, 4), repetition_penalty=1.3),
+        ]  # fmt: skip
+        run(engine, [*PROMPTS, *PROMPTS][: len(params)], params)
         found.append([[*each.values()] for each in proposed])
     assert found[0] == found[1]
+    assert len(found[0]) > 4
     assert {len(drafts) for each in found[0] for drafts in each} >= {1, 3, 5}
 
 

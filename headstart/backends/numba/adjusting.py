@@ -10,12 +10,14 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
+from headstart.backends.numba.rows import copy
 
 # What some rows ask for. rows: records of settings.ROW; of each list of a row (HISTORY and so on)
-# where it lies in ids and amounts: bounds [rows, LISTS, 2]; masks [any number, all tokens].
+# where it lies in ids and amounts: bounds [rows, LISTS, 2]; masks [any number, all tokens], where
+# they allow a token.
 Settings = namedtuple("Settings", "rows bounds ids amounts masks")
-HISTORY, DRAFTS, BIAS, ALLOWED, BANNED, ENDS = range(6)
-LISTS = 6
+HISTORY, DRAFTS, BIAS, BANNED, ENDS = range(5)
+LISTS = 5
 _NOTHING = np.float32(-np.inf)
 
 
@@ -29,10 +31,16 @@ def _part(settings, row, number):
 @njit()
 def _column(tokens, token):
     """Where a token stands, or -1."""
-    if token < tokens.shape[0] and tokens[token] == token:
+    low, high = 0, tokens.shape[0]
+    if token < high and tokens[token] == token:
         return np.int64(token)
-    place = np.searchsorted(tokens, token)
-    return place if place < tokens.shape[0] and tokens[place] == token else -1
+    while low < high:
+        middle = (low + high) // 2
+        if tokens[middle] < token:
+            low = middle + 1
+        else:
+            high = middle
+    return low if low < tokens.shape[0] and tokens[low] == token else -1
 
 
 @njit()
@@ -72,38 +80,32 @@ def _forbid(listed, tokens, out):
 
 
 @njit()
-def _allow(listed, tokens, out):
-    """Nothing but these tokens."""
-    kept = np.empty(listed.shape[0], np.float32)
-    for i in range(listed.shape[0]):
-        column = _column(tokens, listed[i])
-        kept[i] = out[column] if column >= 0 else _NOTHING
-    out[:] = _NOTHING
-    for i in range(listed.shape[0]):
-        column = _column(tokens, listed[i])
-        if column >= 0:
-            out[column] = kept[i]
+def _restrict(mask, tokens, out):
+    """To the tokens of a mask."""
+    if tokens.shape[0] == mask.shape[0]:
+        for column in range(tokens.shape[0]):
+            out[column] = out[column] if mask[column] else _NOTHING
+    else:
+        for column in range(tokens.shape[0]):
+            out[column] = out[column] if mask[tokens[column]] else _NOTHING
 
 
 @njit()
 def adjust(logits, settings, row, ahead, tokens, out):
     """out [columns]: the logits of a row `ahead` tokens behind the one that `settings` describe."""
     asked = settings.rows[row]
-    out[:] = logits
-    _penalise(logits, settings, row, out)
+    copy(logits, out)
+    if asked.is_penalised:
+        _penalise(logits, settings, row, out)
     listed, amounts = _part(settings, row, BIAS)
     for i in range(listed.shape[0]):
         column = _column(tokens, listed[i])
         if column >= 0:
             out[column] += amounts[i]
-    allowed, _ = _part(settings, row, ALLOWED)
-    if allowed.shape[0]:
-        _allow(allowed, tokens, out)
+    if asked.allowed >= 0:
+        _restrict(settings.masks[asked.allowed], tokens, out)
     _forbid(_part(settings, row, BANNED)[0], tokens, out)
     if ahead < asked.held_back:
         _forbid(_part(settings, row, ENDS)[0], tokens, out)
     if asked.mask >= 0:
-        mask = settings.masks[asked.mask]
-        for column in range(tokens.shape[0]):
-            if not mask[tokens[column]]:
-                out[column] = _NOTHING
+        _restrict(settings.masks[asked.mask], tokens, out)

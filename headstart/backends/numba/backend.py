@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes, DraftChain
+from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.chooser import CompiledChooser
 from headstart.backends.numba.compiler import kept_in
 from headstart.backends.numba.forward import (
@@ -27,6 +28,7 @@ from headstart.backends.numba.forward import (
     matrices,
     slot_numbers,
 )
+from headstart.backends.numba.layers import best_of_rows
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
@@ -66,6 +68,7 @@ class NumbaBackend(CompiledChooser, Backend):
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
         self._tokens: dict[str | None, Tokens] = {}  # by draft vocabulary
+        self._greedy: dict[int, Settings] = {}  # of so many plain greedy requests
         self._trunk: TrunkKernels | None = None
         self._modules: list[HeadKernels] = []
 
@@ -94,27 +97,28 @@ class NumbaBackend(CompiledChooser, Backend):
 
     def _run_once(self) -> None:
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
-        layout, ids = layout_of(blank, [0]), self.to_device([0])
+        layout, ids = layout_of(blank, [0]), [0]
         assert self._trunk is not None
         _, normed, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
             module.run(ids, normed, layout)
+        best_of_rows(np.zeros((1, 1), np.float32))
         self.warm_up()
         if self.drafts_chains:
-            slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(), 0, 0)]
+            slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(temperature=0), 0, 0)]
             self._modules[0].draft(
                 ids, normed, [Chain(1, 0, slot, slot, 1)], self._among(None),
-                self.packer.pack(rows, penalties=False), 0,
+                self._draft_settings(rows), 0,
             )  # fmt: skip
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         assert self._trunk is not None
         layout = layout_of(batch.spans, batch.positions)
-        return self._trunk.run(self.to_device(batch.ids), layout, batch.logits)
+        return self._trunk.run(batch.ids, layout, batch.logits)
 
     def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
         layout = layout_of(batch.spans, batch.positions.tolist())
-        return self._modules[module].run(batch.ids, batch.hidden, layout)
+        return self._modules[module].run(batch.ids.tolist(), batch.hidden, layout)
 
     def draft_chain(
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
@@ -132,17 +136,30 @@ class NumbaBackend(CompiledChooser, Backend):
             chains.append(Chain(own, request.start - 1, slots, seen, depths))
             ids += request.tokens
         rejects = [row.params.acceptance == "rejection" for row in rows]
-        drafts, probs = self._modules[0].draft(
-            self.to_device(ids), hidden_of(requests), chains, self._among(vocab),
-            self.packer.pack(rows, penalties=False), self.config.vocab if any(rejects) else 0,
+        drafts, probs, states = self._modules[0].draft(
+            ids, hidden_of(requests), chains, self._among(vocab),
+            self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
         return [
             DraftChain(
                 drafts[:depths, i].tolist(),
+                torch.from_numpy(states[i : i + 1]),
                 torch.from_numpy(probs[:depths, i].copy()) if rejects[i] else None,
             )
             for i, depths in enumerate(counts)
         ]
+
+    def _draft_settings(self, rows: Sequence[Row]) -> Settings:
+        if not all(row.is_plain_greedy for row in rows):
+            return self.packer.pack(rows, penalties=False)
+        if len(rows) not in self._greedy:
+            self._greedy[len(rows)] = self.packer.pack(rows, penalties=False)
+        return self._greedy[len(rows)]
+
+    def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
+        if all(row.is_plain_greedy for row in rows):
+            return [int(best) for best in best_of_rows(logits.numpy())]
+        return super().choose(logits, rows)
 
     def _among(self, vocab: str | None) -> Tokens:
         """What drafts are chosen among."""

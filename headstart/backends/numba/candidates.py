@@ -12,8 +12,7 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.noise import largest
-from headstart.backends.numba.rows import bits_of, exp, float_of
+from headstart.backends.numba.rows import bits_of, exp, fill, float_of, in_order, largest
 
 # Of one thread, each [tokens]: a row after penalties, bias and masks; then of each candidate its
 # value after temperature (the largest is 0), exp of that, its column, its token, what it counts.
@@ -23,6 +22,7 @@ _UNIT = np.float32(2.0**40)  # the mass of weight 1: that of a whole vocabulary 
 _LOWEST = np.float32(np.finfo(np.float32).min)
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
+_EACH = np.int64(1)  # the mass of a token that is counted
 _STRETCH = 64  # values that are compared together
 _FEW = 16  # values of which the largest stands for all in the search for the top k
 
@@ -55,13 +55,12 @@ def scale(row, temperature, space):
 @njit()
 def _key(value):
     """Whole numbers in the order of float32."""
-    bits = np.int64(bits_of(value))
-    return bits if bits >= 0 else bits ^ np.int64(0x7FFFFFFF)
+    return np.int64(in_order(bits_of(value)))
 
 
 @njit()
 def _of_key(key):
-    return float_of(np.int32(key if key >= 0 else key ^ np.int64(0x7FFFFFFF)))
+    return float_of(in_order(np.int32(key)))
 
 
 @njit()
@@ -136,7 +135,7 @@ def keep_top(space, found, tokens, count, is_cut):
     Of the `found` candidates, or of all columns where none were made yet.
     """
     if is_cut:
-        space.masses[:found] = 1
+        fill(space.masses[:found], _EACH)
         return _cut(space, found, count)
     width = tokens.shape[0]
     least, groups = _NOTHING, (width + _FEW - 1) // _FEW
@@ -144,9 +143,10 @@ def keep_top(space, found, tokens, count, is_cut):
         highest = np.empty(groups, np.float32)
         for group in range(groups):
             highest[group] = largest(space.values[group * _FEW : min((group + 1) * _FEW, width)])
-        least = _edge(highest, np.ones(groups, np.int64), count)
+        fill(space.masses[:groups], _EACH)
+        least = _edge(highest, space.masses[:groups], count)
     found = _gather(space.values, least, space, tokens)
-    space.masses[:found] = 1
+    fill(space.masses[:found], _EACH)
     return _cut(space, found, count)
 
 
@@ -171,10 +171,10 @@ def truncate(space, tokens, row):
 
     Where none went, values and weights are those of all columns, and columns are not set.
     """
-    width = tokens.shape[0]
+    width, is_cut = tokens.shape[0], False
     count, has_top_k, has_top_p = width, 0 < row.top_k < width, row.top_p < 1
     if has_top_k:
-        count = keep_top(space, width, tokens, row.top_k, False)
+        count = keep_top(space, width, tokens, row.top_k, is_cut)
         if has_top_p:
             count = _keep_share(space, count, row.top_p, _mass(space.weights[:count]))
     elif has_top_p:
@@ -186,7 +186,7 @@ def truncate(space, tokens, row):
     elif row.floor > _NOTHING:
         return _gather(space.values, row.floor, space, tokens), True
     else:
-        return width, False
+        return width, is_cut
     kept = 0
     for i in range(count):
         if space.values[i] >= row.floor:

@@ -16,7 +16,7 @@ from headstart.sampling.params import Row, SamplingParams
 
 _PER_TOKEN = 16  # what choosing among tokens costs, in products of `ThreadPool.run`
 
-_GREEDY, _DRAWN = SamplingParams(temperature=0), SamplingParams(logprobs=1)
+_DRAWN = SamplingParams(logprobs=1)
 
 
 class CompiledChooser(Chooser):
@@ -31,14 +31,11 @@ class CompiledChooser(Chooser):
         """Compile, or load what was compiled."""
         row = Row(_DRAWN, 0, 0)
         logits = torch.zeros(2, self._num_tokens)
-        self.choose(logits[:1], [Row(_GREEDY, 0, 0)])
         self.choose(logits[:1], [row])
         self.reject(logits, [row, row], [0], self.draft_probs(logits[:1], [row], None, 0))
         self.logprobs(logits[:1], [0], [row])
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
-        if all(row.is_plain_greedy for row in rows):
-            return [int(best) for best in kernels.best_of_rows(logits.numpy())]
         return [int(column) for column in self._choose(logits, rows, self._all)[0]]
 
     def choose_drafts(
@@ -89,6 +86,8 @@ class CompiledChooser(Chooser):
             np.array([row.params.logprobs_mode == "processed" for row in rows]),
             np.maximum(np.array(ids), 0), told, best, best_values,
         )  # fmt: skip
+        order = np.argsort(-best_values, axis=1, kind="stable")  # of equal ones the lowest id first
+        best, best_values = (np.take_along_axis(part, order, 1) for part in (best, best_values))
         return [
             (value, dict(zip(names[:count], numbers[:count], strict=True)))
             for value, names, numbers, count in zip(

@@ -15,7 +15,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.rows import exp
+from headstart.backends.numba.rows import exp, largest
 from headstart.backends.numba.vectors import LANES, VECTOR, everywhere, fma, load, loop
 
 KEYS = 64  # of a context that are compared before soft-max goes on
@@ -170,13 +170,6 @@ def _score(queries, keys, kv_head, kv_slots, runs, out):
             number += used
 
 
-@njit(fastmath={"nnan", "nsz"})  # the order of comparisons is free: no result changes
-def _highest(scores, found):
-    for score in scores:
-        found = max(found, score)
-    return found
-
-
 @njit(fastmath={"reassoc"})  # the order follows from how many there are
 def _sum(scores):
     total = np.float32(0)
@@ -217,7 +210,7 @@ def _attend(queries, keys, values, kv_head, kv_slots, runs, counts, out):
             if count <= 0:
                 continue
             own = scores[query]
-            found = _highest(own[:count], highest[query])
+            found = max(largest(own[:count]), highest[query])
             shrunk = exp(highest[query] - found) if start else np.float32(0)
             highest[query] = found
             for j in range(count):

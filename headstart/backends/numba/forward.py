@@ -110,16 +110,16 @@ class TrunkKernels:
     """A trunk's pass, with its LM head."""
 
     def __init__(self, trunk: Trunk, slots: int):
-        self._embed, self._final_norm = trunk.embed, trunk.final_norm.factor.numpy()
+        self._embed, self._final_norm = trunk.embed.numpy(), trunk.final_norm.factor.numpy()
         layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
         self._block = Block.of(layers, slots, trunk.rotary)
         self._lm_head = matrices([trunk.lm_head])
 
     def run(
-        self, ids: torch.Tensor, layout: kernels.RowLayout, wanted: Sequence[int]
+        self, ids: Sequence[int], layout: kernels.RowLayout, wanted: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
-        block, stream = self._block, self._embed[ids].numpy()
+        block, stream = self._block, self._embed[np.array(ids)]
         logits = np.empty((len(wanted), self._lm_head.bias.shape[1]), np.float32)
         normed = POOL.run(
             len(ids) * block.weights, kernels.run_trunk,
@@ -206,7 +206,7 @@ class HeadKernels:
 
     def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
         layout = module.layout
-        self._embed, self._hides_first = trunk.embed, layout.zero_embed_at_position_0
+        self._embed, self._hides_first = trunk.embed.numpy(), layout.zero_embed_at_position_0
         self._block = Block.of([module.block], slots, module.rotary or trunk.rotary)
         swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
         out = module.out_norm
@@ -217,7 +217,7 @@ class HeadKernels:
         )  # fmt: skip
 
     def run(
-        self, ids: torch.Tensor, hidden: torch.Tensor, layout: kernels.RowLayout
+        self, ids: Sequence[int], hidden: torch.Tensor, layout: kernels.RowLayout
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """ids [rows] and hidden [rows, D] -> the state for the LM head and the recycled one."""
         embedded = self._embedded(ids, layout)
@@ -229,10 +229,11 @@ class HeadKernels:
         return torch.from_numpy(normed), torch.from_numpy(recycled)
 
     def draft(
-        self, ids: torch.Tensor, hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens,
+        self, ids: Sequence[int], hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens,
         settings: Settings, num_probs: int,
-    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Drafts [depths, chains], and what they were drawn from [depths, chains, num_probs].
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+        """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
+        state that would feed each chain's next depth [chains, hidden].
 
         The chains that go deepest come first; num_probs: all tokens, or 0.
         """
@@ -249,17 +250,16 @@ class HeadKernels:
             np.empty((*shape, num_probs), np.float32),
         )  # fmt: skip
         work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
-        drafts = POOL.run(
+        drafts, states = POOL.run(
             work, kernels.run_chain, new_counters(kernels.num_phases(1) * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
-            np.array(active), self._embed.numpy(), tokens.lm_head, tokens.ids, settings, room,
+            np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, room,
         )  # fmt: skip
-        assert isinstance(drafts, np.ndarray)
-        return drafts, room.probs
+        return drafts, room.probs, states
 
-    def _embedded(self, ids: torch.Tensor, layout: kernels.RowLayout) -> np.ndarray:
-        embedded: np.ndarray = self._embed[ids].numpy()
+    def _embedded(self, ids: Sequence[int], layout: kernels.RowLayout) -> np.ndarray:
+        embedded: np.ndarray = self._embed[np.array(ids)]
         if self._hides_first:
             embedded[layout.positions == 0] = 0
         return embedded

@@ -16,6 +16,7 @@ from numba.extending import overload
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.context import attend
 from headstart.backends.numba.float_products import product as float_product
+from headstart.backends.numba.noise import best_of
 from headstart.backends.numba.products import product, round_rows
 from headstart.backends.numba.rows import ONE, copy, gate, norm, turn
 from headstart.backends.numba.sampling import choose_rows
@@ -228,7 +229,8 @@ def run_chain(
     counters, embedded, hidden, stream, scratch, head, layout, last, later, active, embed, lm_head,
     tokens, settings, room,
 ):  # fmt: skip
-    """Drafts [depths, requests], those of each request as many as it asked for.
+    """Drafts [depths, requests], those of each request as many as it asked for, and the state that
+    each request's next depth would be fed with [requests, hidden].
 
     The first pass has rows as `layout` say, of which `last` [requests] guess. In later ones each
     request has a row: those of the second depth as `later` says, with a row of slots [depths - 1,
@@ -236,7 +238,7 @@ def run_chain(
     first ones, go that deep. `settings` are those of the first depth, by request.
     """
     depths, count = active.shape[0], last.shape[0]
-    drafts = np.zeros((depths, count), np.int64)
+    drafts, states = np.zeros((depths, count), np.int64), np.empty_like(hidden[:count])
     phase, normed, recycled = run_head(
         counters, FIRST, embedded, hidden, stream, scratch, head, layout
     )
@@ -262,4 +264,14 @@ def run_chain(
         phase += 2
         for request in range(rows):  # where no token is allowed any will do
             drafts[depth, request] = tokens[max(room.chosen[depth, request], 0)]
-    return drafts
+            copy(recycled[request], states[request])
+    return drafts, states
+
+
+@njit()
+def best_of_rows(logits):
+    """The column of the largest value in each row, the first of equal ones."""
+    best = np.empty(logits.shape[0], np.int64)
+    for row in range(logits.shape[0]):
+        best[row] = best_of(logits[row])
+    return best

@@ -13,6 +13,7 @@ import math
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
+from headstart.backends.numba.rows import largest
 from headstart.sampling import noise as reference
 from headstart.sampling.params import GAMMA
 
@@ -37,9 +38,9 @@ def _mix64(word):
 
 @njit()
 def row_key(seed, position, purpose):
-    """The 64 bits that a row's noise is made from; seed uint64."""
+    """The 64 bits that a row's noise is made from; seed and purpose uint64."""
     word = _mix64(seed + _GAMMA) + np.uint64(position) * _GAMMA
-    return _mix64(word + np.uint64(purpose) * _PURPOSE_GAMMA)
+    return _mix64(word + purpose * _PURPOSE_GAMMA)
 
 
 @njit(inline="always")
@@ -65,14 +66,6 @@ def uniform(token, key):
 def gumbel(u):
     """Standard Gumbel noise of a uniform number, float32."""
     return -np.float32(math.log(-np.float32(math.log1p(-u))))
-
-
-@njit(fastmath={"nnan", "nsz"})  # the order of comparisons is free: no result changes
-def largest(row):
-    found = row[0]
-    for value in row:
-        found = max(found, value)
-    return found
 
 
 @njit()

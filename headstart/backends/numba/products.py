@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import pad
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.rows import ROUNDING, bits_of
+from headstart.backends.numba.rows import ROUNDING, bits_of, float_of
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE, add_up
 from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.backends.numba.vectors import LANES
@@ -45,12 +45,14 @@ def finest(weight: torch.Tensor) -> int:
     return min(_LARGEST_INPUT, _LARGEST_SUM // most)
 
 
-@njit(fastmath={"nnan", "nsz"})  # of these the order of comparisons is free: no result changes
+@njit()
 def _largest(row):
-    found = np.float32(0)
-    for value in row:
-        found = max(found, abs(value))
-    return found
+    """Of absolute values: without their sign, bits have the order of the numbers."""
+    found = np.int32(0)
+    for i in range(row.shape[0]):
+        size = np.int32(bits_of(row[i]) & np.int32(0x7FFFFFFF))
+        found = size if size > found else found
+    return float_of(found)
 
 
 @njit()

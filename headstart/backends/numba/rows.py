@@ -51,6 +51,22 @@ def bits_of(typing: Any, number: Any) -> tuple[Any, Any]:
 
 
 @njit(inline="always")
+def in_order(bits):
+    """Of a float32's bits a whole number in the order of float32; its own opposite."""
+    return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
+
+
+@njit()
+def largest(row):
+    """Of whole numbers vectors find the largest; of floats, compilers leave it one by one."""
+    found = in_order(bits_of(row[0]))
+    for i in range(row.shape[0]):
+        number = in_order(bits_of(row[i]))
+        found = number if number > found else found
+    return float_of(in_order(found))
+
+
+@njit(inline="always")
 def exp(x):
     """exp of a float32 in operations that vectors have: 2^n times a series on +-ln 2 / 2."""
     x = x if x > _LOWEST else _LOWEST  # not min and max, which heed NaN and are no vectors
@@ -106,3 +122,9 @@ def turn(head, cos, sin, scale, out):
 def copy(row, out):
     for i in range(row.shape[0]):
         out[i] = row[i]
+
+
+@njit()
+def fill(row, value):
+    for i in range(row.shape[0]):
+        row[i] = value

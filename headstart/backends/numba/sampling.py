@@ -13,15 +13,17 @@ import numpy as np
 from headstart.backends.numba.adjusting import adjust
 from headstart.backends.numba.candidates import keep_top, new_space, scale, truncate
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.noise import best_of, draw, largest, row_key, uniform
-from headstart.backends.numba.rows import ONE, copy
+from headstart.backends.numba.noise import best_of, draw, row_key, uniform
+from headstart.backends.numba.rows import ONE, copy, fill, largest
 from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.sampling import noise as reference
 
 FIRST = np.int64(0)  # phase, or row ahead; a plain 0 would be a kind of its own to compile for
-_NOTHING = np.float32(-np.inf)
+_NOTHING, _ZERO = np.float32(-np.inf), np.float32(0)
 NOTHING_ALLOWED = -1
-_CHOICE, _ACCEPTANCE, _RESIDUAL = reference.CHOICE, reference.ACCEPTANCE, reference.RESIDUAL
+_CHOICE, _ACCEPTANCE, _RESIDUAL = (
+    np.uint64(purpose) for purpose in (reference.CHOICE, reference.ACCEPTANCE, reference.RESIDUAL)
+)
 
 
 @njit()
@@ -44,7 +46,7 @@ def _sum(weights):
 def _tell(space, count, is_cut, tokens, probs):
     """The distribution over all tokens that a choice is drawn from."""
     factor = np.float32(1 / _sum(space.weights[:count]))
-    probs[:] = 0
+    fill(probs, _ZERO)
     for i in range(count):
         probs[space.tokens[i] if is_cut else tokens[i]] = space.weights[i] * factor
 
@@ -61,11 +63,11 @@ def choose_row(logits, settings, row, ahead, tokens, space, probs):
     if asked.temperature == 0:
         best = best_of(values)
         if probs.shape[0]:
-            probs[:] = 0
+            fill(probs, _ZERO)
             probs[tokens[best]] = 1
         return best if values[best] > _NOTHING else NOTHING_ALLOWED
     if scale(values, asked.temperature, space) == _NOTHING:
-        probs[:] = 0
+        fill(probs, _ZERO)
         return NOTHING_ALLOWED
     count, is_cut = truncate(space, tokens, asked)
     if probs.shape[0]:
@@ -77,19 +79,10 @@ def choose_row(logits, settings, row, ahead, tokens, space, probs):
 
 
 @njit()
-def best_of_rows(logits):
-    """The column of the largest value in each row, the first of equal ones."""
-    best = np.empty(logits.shape[0], np.int64)
-    for row in range(logits.shape[0]):
-        best[row] = best_of(logits[row])
-    return best
-
-
-@njit()
 def choose_rows(counters, phase, logits, settings, ahead, tokens, probs, chosen):
     """chosen [rows]: the column of each row's choice; probs [rows, all tokens or 0]: one phase."""
     rows, none_yet = logits.shape[0], True
-    space = new_space(0)
+    space = new_space(FIRST)
     while True:
         begin, end = claim(counters, phase, rows)
         if begin >= rows:
@@ -107,7 +100,7 @@ def _draw_rest(target, draft, tokens, key, rest):
     """From max(target - draft, 0), or from the target where rounding leaves nothing."""
     for i in range(rest.shape[0]):
         left = target[i] - draft[i]
-        rest[i] = left if left > 0 else np.float32(0)
+        rest[i] = left if left > 0 else _ZERO
     highest = largest(rest)
     if highest == 0:
         copy(target, rest)
@@ -127,7 +120,7 @@ def reject(logits, settings, tokens, drafts, draft_probs):
     width = tokens.shape[0]
     space, target = new_space(width), np.empty(width, np.float32)
     for row in range(logits.shape[0]):
-        choice = choose_row(logits[row], settings, row, 0, tokens, space, target)
+        choice = choose_row(logits[row], settings, row, FIRST, tokens, space, target)
         if row == drafts.shape[0] or choice == NOTHING_ALLOWED:
             return row, choice
         asked, token = settings.rows[row], drafts[row]
@@ -139,13 +132,12 @@ def reject(logits, settings, tokens, drafts, draft_probs):
 
 
 @njit()
-def _rank(space, count, shift, best, best_values):
-    """The candidates by value, then by column; where they are fewer, other columns with -inf."""
-    order = np.argsort(-space.values[:count], kind="mergesort")
+def _list(space, count, shift, best, best_values):
+    """The candidates by column; where they are fewer than asked for, other columns with -inf."""
     other = passed = 0
     for i in range(best.shape[0]):
         if i < count:
-            best[i], best_values[i] = space.columns[order[i]], space.values[order[i]] - shift
+            best[i], best_values[i] = space.columns[i], space.values[i] - shift
             continue
         while passed < count and space.columns[passed] == other:
             passed, other = passed + 1, other + 1
@@ -159,7 +151,7 @@ def _tell_row(logits, settings, row, tokens, is_processed, token, space, best, b
     asked, top = settings.rows[row], best.shape[0]
     count, is_cut, temperature = tokens.shape[0], False, ONE
     if is_processed:
-        logits = _adjusted(logits, settings, row, 0, tokens, space)
+        logits = _adjusted(logits, settings, row, FIRST, tokens, space)
         temperature = asked.temperature if asked.temperature > 0 else ONE
     scale(logits, temperature, space)
     if is_processed and asked.temperature > 0:
@@ -171,18 +163,18 @@ def _tell_row(logits, settings, row, tokens, is_processed, token, space, best, b
             own = space.values[i] if space.columns[i] == token else own
     if top:
         count = keep_top(space, count, tokens, top, is_cut)
-        _rank(space, count, shift, best, best_values)
+        _list(space, count, shift, best, best_values)
     return own - shift
 
 
 @njit()
 def tell_rows(counters, logits, settings, tokens, is_processed, ids, told, best, best_values):
-    """told [rows]: log-probabilities of ids; best and best_values [rows, top]: one phase.
+    """told [rows]: log-probabilities of ids; best and best_values [rows, top], unsorted: one phase.
 
     is_processed [rows]: of what the choice was made from, not of the logits as they are.
     """
     rows, none_yet = logits.shape[0], True
-    space = new_space(0)
+    space = new_space(FIRST)
     while True:
         begin, end = claim(counters, 0, rows)
         if begin >= rows:

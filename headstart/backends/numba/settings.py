@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from headstart.backends.numba.adjusting import (
-    ALLOWED,
     BANNED,
     BIAS,
     DRAFTS,
@@ -32,7 +32,9 @@ ROW = np.dtype(
         ("presence", np.float32),
         ("frequency", np.float32),
         ("held_back", np.int64),  # rows, this one included, for which min_tokens forbids an end
-        ("mask", np.int64),  # which one; -1: none
+        ("allowed", np.int64),  # which of the masks; -1: none
+        ("mask", np.int64),  # the same, of the grammar
+        ("is_penalised", np.bool_),
         ("is_adjusted", np.bool_),  # whether anything comes before temperature
     ]
 )
@@ -68,66 +70,98 @@ class _Lists:
         return np.concatenate(ids), np.concatenate(amounts)
 
 
+class _Masks:
+    """Masks over all tokens; one that several rows share is there once."""
+
+    def __init__(self) -> None:
+        self._parts: list[np.ndarray] = []
+        self._places: dict[int, int] = {}
+
+    def add(self, mask: np.ndarray | None) -> int:
+        """Its number; -1 where there is none."""
+        if mask is None:
+            return -1
+        if id(mask) not in self._places:
+            self._places[id(mask)] = len(self._parts)
+            self._parts.append(mask)
+        return self._places[id(mask)]
+
+    def joined(self, num_tokens: int) -> np.ndarray:
+        if len(self._parts) == 1:
+            return self._parts[0][None]
+        return np.stack(self._parts) if self._parts else np.empty((0, num_tokens), np.bool_)
+
+
+@dataclass(frozen=True)
+class _Restrictions:
+    """Bias, banned and allowed tokens of a request, converted."""
+
+    params: SamplingParams
+    lists: dict[int, Amounts]
+    allowed: np.ndarray | None
+
+
 class SettingsPacker:
-    """Keeps the converted lists of the newest requests."""
+    """Keeps what it has converted for the newest requests."""
 
     def __init__(self, num_tokens: int):
         self._num_tokens = num_tokens
-        self._known: dict[int, tuple[SamplingParams, dict[int, Amounts]]] = {}
+        self._known: dict[int, _Restrictions] = {}
 
     def pack(self, rows: Sequence[Row], *, penalties: bool = True) -> Settings:
         """The settings of some rows, as `adjust` in `sampling/processors.py` takes them."""
-        lists = _Lists(len(rows))
-        masks: list[np.ndarray] = []
+        lists, masks = _Lists(len(rows)), _Masks()
         records = []
         for number, row in enumerate(rows):
-            params, mask = row.params, -1
-            own = self._lists_of(params)
-            for kind, part in own.items():
-                lists.add(number, kind, id(params), part)
-            held_back = max(0, params.min_tokens - row.num_output) if row.end_ids else 0
+            p = row.params
+            own = self._restrictions(p)
+            for kind, part in own.lists.items():
+                lists.add(number, kind, id(p), part)
+            held_back = max(0, p.min_tokens - row.num_output) if row.end_ids else 0
             if held_back:
                 lists.add(number, ENDS, id(row.end_ids), _amounts(row.end_ids))
-            is_penalised = penalties and params.has_penalties
+            is_penalised = penalties and p.has_penalties
             if is_penalised:
                 _add_history(lists, number, row)
-            if row.mask is not None:
-                mask = len(masks)
-                masks.append(row.mask.numpy())
-            is_adjusted = bool(own) or held_back > 0 or is_penalised or mask >= 0
-            records.append(_record(row, held_back, mask, is_adjusted=is_adjusted))
-        known = np.stack(masks) if masks else np.empty((0, self._num_tokens), np.bool_)
+            allowed = masks.add(own.allowed)
+            mask = masks.add(None if row.mask is None else row.mask.numpy())
+            is_adjusted = bool(own.lists or held_back or is_penalised) or max(allowed, mask) >= 0
+            records.append(
+                (
+                    row.seed & MASK64, row.position, p.temperature, p.top_k, p.top_p,
+                    math.log(p.min_p) if p.min_p else -math.inf, p.repetition_penalty,
+                    p.presence_penalty, p.frequency_penalty, held_back, allowed, mask,
+                    is_penalised, is_adjusted,
+                )
+            )  # fmt: skip
+        known = masks.joined(self._num_tokens)
         return Settings(np.array(records, ROW), lists.bounds, *lists.joined(), known)
 
-    def _lists_of(self, params: SamplingParams) -> dict[int, Amounts]:
-        """Bias, allowed and banned tokens, where there are any."""
-        if not (params.logit_bias or params.allowed_token_ids or params.banned_token_ids):
-            return {}
+    def _restrictions(self, params: SamplingParams) -> _Restrictions:
+        if not (params.logit_bias or params.banned_token_ids or params.allowed_token_ids):
+            return _NO_RESTRICTIONS
         known = self._known.get(id(params))
-        if known is None or known[0] is not params:
+        if known is None or known.params is not params:
             if len(self._known) >= _MOST_KEPT:
                 self._known.clear()
-            bias = params.logit_bias or {}
-            found = {
-                BIAS: _amounts(bias, bias.values()),
-                ALLOWED: _amounts(params.allowed_token_ids or ()),
-                BANNED: _amounts(params.banned_token_ids or ()),
-            }
-            known = (params, {kind: part for kind, part in found.items() if len(part[0])})
-            self._known[id(params)] = known
-        return known[1]
+            known = self._known[id(params)] = self._convert(params)
+        return known
+
+    def _convert(self, params: SamplingParams) -> _Restrictions:
+        bias, allowed = params.logit_bias or {}, None
+        found = {
+            BIAS: _amounts(bias, bias.values()),
+            BANNED: _amounts(params.banned_token_ids or ()),
+        }
+        if params.allowed_token_ids:
+            allowed = np.zeros(self._num_tokens, np.bool_)
+            allowed[list(params.allowed_token_ids)] = True
+        return _Restrictions(
+            params, {k: part for k, part in found.items() if len(part[0])}, allowed
+        )
 
 
-def _record(
-    row: Row, held_back: int, mask: int, *, is_adjusted: bool
-) -> tuple[int | float | bool, ...]:
-    """The fields of ROW."""
-    p = row.params
-    floor = math.log(p.min_p) if p.min_p else -math.inf
-    return (
-        row.seed & MASK64, row.position, p.temperature, p.top_k, p.top_p, floor,
-        p.repetition_penalty, p.presence_penalty, p.frequency_penalty, held_back, mask, is_adjusted,
-    )  # fmt: skip
+_NO_RESTRICTIONS = _Restrictions(SamplingParams(), {}, None)
 
 
 def _add_history(lists: _Lists, number: int, row: Row) -> None:

@@ -85,11 +85,11 @@ class NotingBackend(Backend):
         self, requests: Sequence[HeadRows], counts: Sequence[int], rows: Sequence[Row],
         vocab: str | None,
     ) -> list[DraftChain]:  # fmt: skip
-        assert [row.mask for row in rows] == [None] * len(requests)
-        self.notes.chains.append(([_part(rows) for rows in requests], list(counts), vocab))
+        assert all(row.mask is None or n == 1 for row, n in zip(rows, counts, strict=True))
+        self.notes.chains.append(([_part(own) for own in requests], list(counts), vocab))
         return [
-            DraftChain([own.tokens[-1] + 1 + depth for depth in range(count)])
-            for own, count in zip(requests, counts, strict=True)
+            DraftChain(_counting(own.tokens[-1], count, row.mask), torch.tensor([[500.0]]))
+            for own, row, count in zip(requests, rows, counts, strict=True)
         ]
 
     def save_boundaries(self, blocks: list[int], module: int, states: Tensor) -> None:
@@ -107,6 +107,12 @@ class NotingBackend(Backend):
 
     def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
         raise NotImplementedError
+
+
+def _counting(last: int, count: int, mask: Tensor | None) -> list[int]:
+    """The next larger tokens, those that a mask allows."""
+    fitting = [t for t in range(last + 1, VOCAB) if mask is None or mask[t]]
+    return fitting[:count]
 
 
 def _part(rows: HeadRows) -> Part:
@@ -361,10 +367,13 @@ def test_drafts_that_follow_a_grammar_are_made_one_by_one_beside_a_chain() -> No
     backend, drafter = begin(chains=True)
     chained, guided, none = (read(drafter, request(name)) for name in "abc")
     guided.grammar = GuardedGrammar(Even(), VOCAB)
-    drafter.propose({chained: 2, guided: 1, none: 0})
-    assert [counts for _, counts, _ in backend.notes.chains] == [[2]]
-    assert [len(parts) for _, parts in backend.notes.passes] == [1]
-    assert (len(chained.drafts), len(guided.drafts), none.drafts) == (2, 1, [])
+    drafter.propose({chained: 2, guided: 3, none: 0})
+    assert [counts for _, counts, _ in backend.notes.chains] == [[2, 1], [1], [1]]
+    assert [parts for parts, *_ in backend.notes.chains[1:]] == [
+        [Part([16], 5, [500])], [Part([18], 6, [500])],
+    ], "each draft goes on from the state of the one before"  # fmt: skip
+    assert (chained.drafts, guided.drafts, none.drafts) == ([15, 16], [16, 18, 20], [])
+    assert drafter.num_final(guided) == 5 and not backend.notes.passes
     assert len(backend.notes.fills) == 1, "the one that does not draft catches up"
 
 
@@ -413,7 +422,7 @@ class Even:
 
 
 def test_drafts_fit_the_grammar() -> None:
-    _, drafter = begin(chains=True)  # which a grammar keeps out of
+    _, drafter = begin()
     own = read(drafter, request())
     own.grammar = GuardedGrammar(Even(), VOCAB)
     drafter.propose({own: 3})
