@@ -28,8 +28,8 @@ common = settings(
     deadline=None, derandomize=True, database=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )  # fmt: skip
-few = settings(common, max_examples=unless_long(12, 25))
-many = settings(common, max_examples=unless_long(30, 60))
+few = settings(common, max_examples=unless_long(8, 25))
+many = settings(common, max_examples=unless_long(16, 60))
 
 
 @pytest.fixture(scope="module")

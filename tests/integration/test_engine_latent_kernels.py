@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.engine_runs import assert_head_is_alive, ids_of
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -40,7 +41,9 @@ def model(tiny: Tiny) -> Path:
     return tiny("deepseek_v3", rate=0.9, seed=2, dtype="F32", **SIZES)
 
 
-@pytest.mark.parametrize(("drafts", "batch"), [(0, 512), (1, 18), (3, 512)])
+@pytest.mark.parametrize(
+    ("drafts", "batch"), unless_long([(3, 18)], [(3, 18), (0, 512), (1, 18), (3, 512)])
+)
 def test_texts_and_acceptance_are_those_of_the_plain_engine(
     drafts: int, batch: int, tiny: Tiny
 ) -> None:

@@ -19,7 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from support.engine_runs import VOCAB, run, soft, start
-from support.long_runs import unless_long
+from support.long_runs import IS_LONG, unless_long
 from support.tiny_fixture import Tiny
 from test_engine_cached_states import compare
 
@@ -137,14 +137,16 @@ class Traffic(RuleBasedStateMachine):
 RUNS = unless_long(5, 20)
 MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "one module": ("mimo", {}, {"topology": None}),
-    "three chained": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "chained"}),
-    "three parallel": ("mimo", {"num_nextn_predict_layers": 3}, {"topology": "parallel"}),
     "sparse latent attention": ("deepseek_v32", {}, {}),
     "three chained with LM heads": ("step3p5", {}, {}),
     # memory for few states and few blocks, whatever their number of slots: enough for the longest
     # request in blocks of one token
     "recurrent layers": ("qwen3_next", {}, {"kv_bytes": 180_000}),
 }
+if IS_LONG:
+    several = {"num_nextn_predict_layers": 3}
+    MODELS["three chained"] = ("mimo", several, {"topology": "chained"})
+    MODELS["three parallel"] = ("mimo", several, {"topology": "parallel"})
 
 
 @pytest.mark.parametrize(("family", "fields", "options"), MODELS.values(), ids=MODELS)

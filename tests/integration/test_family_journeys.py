@@ -10,6 +10,7 @@ import pytest
 from support.engine_records import records
 from support.engine_runs import VOCAB, assert_head_is_alive, checkpoint, greedy, ids_of, run, start
 from support.head_edits import differing, export, stitch, tensors
+from support.long_runs import unless_long
 from support.server_runs import HTTP
 from support.server_threads import serving
 from support.tiny_fixture import Tiny
@@ -96,7 +97,12 @@ def trained(model: Path, folder: Path) -> Outcome:
     return outcome
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# The others are siblings of these, and take their turn in long runs.
+SIBLINGS = {"qwen3_5_moe_text", "glm4_moe_lite", "glm_moe_dsa"}
+SOME = [family for family in FAMILIES if family not in SIBLINGS]
+
+
+@pytest.mark.parametrize("family", unless_long(SOME, list(FAMILIES)))
 def test_a_head_is_served_scored_trained_exported_and_stitched(
     family: str, tiny: Tiny, tmp_path: Path
 ) -> None:

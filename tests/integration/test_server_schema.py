@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.long_runs import unless_long
 from support.server_runs import HTTP, Server
 
 schemathesis = pytest.importorskip("schemathesis")
@@ -18,7 +19,7 @@ CALLS = [
     ("GET", "/health"),
 ]  # fmt: skip
 _NEEDED = {"prompt", "messages", "tokens", "max_tokens"}
-_EXAMPLES, _CHATS = 30, 12  # a chat takes long to make up, and to answer
+_EXAMPLES, _CHATS = unless_long((15, 8), (60, 24))  # a chat takes long to make up, and to answer
 
 
 @pytest.fixture(scope="module")

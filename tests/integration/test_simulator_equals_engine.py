@@ -73,9 +73,9 @@ def predicted(engine: Engine, plain: list[Result], params: SamplingParams) -> di
     return result
 
 
-# Settings do to one family what they do to another: all of them with mimo.
+# Settings do to one family what they do to another: each of them with one.
 ALL = [(family, setting) for family in ("mimo", "llama", "qwen3") for setting in SETTINGS]
-SOME = [*ALL[:3], ("llama", "FastMTP's sampling"), ("qwen3", "hot, with a least length")]
+SOME = ALL[::4]
 
 
 @pytest.mark.parametrize(("family", "setting"), unless_long(SOME, ALL))

@@ -17,6 +17,7 @@ from triton.runtime import interpreter
 
 from headstart.backends.cuda import forward, latent
 from headstart.backends.cuda.kernels.attention import Cut
+from support.quick_operands import interpreted, quicken_operands
 
 
 def quicken(patch: pytest.MonkeyPatch) -> None:
@@ -26,6 +27,7 @@ def quicken(patch: pytest.MonkeyPatch) -> None:
     _prepare_once_per_launch(patch)
     _work_out_types_once(patch)
     _compare_shapes_as_lists(patch)
+    quicken_operands(patch)
 
 
 def quicken_engines(patch: pytest.MonkeyPatch) -> None:
@@ -51,9 +53,9 @@ def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:
     def prepare_builtins(package: Any, builder: Any, scope: Any) -> None:
         if package not in builtins:
             found = inspect.getmembers(package)
-            builtins[package] = [(n, m) for n, m in found if tl.core.is_builtin(m)]
+            builtins[package] = [(n, interpreted(m)) for n, m in found if tl.core.is_builtin(m)]
         for name, member in builtins[package]:
-            interpreter._patch_attr(package, name, member, builder, scope)
+            scope.set_attr(package, name, member)
 
     def prepare_once(fn: Any) -> Any:
         nonlocal is_prepared
@@ -112,12 +114,18 @@ def _compare_shapes_as_lists(patch: pytest.MonkeyPatch) -> None:
     """Most operands have one shape already; Triton's own tuples take long to say so."""
     broadcast = TritonSemantic.broadcast_impl_value
 
+    def filled(self: Any, value: Any, wanted: Any) -> Any:
+        kind = tl.block_type(value.type, wanted.shape)
+        return self.make_tensor(self.builder.create_splat(kind, value.handle), kind)
+
     def to_one_shape(self: Any, lhs: Any, rhs: Any) -> Any:
         one, other = lhs.type, rhs.type
         if not one.is_block() and not other.is_block():
             return lhs, rhs
-        if not one.is_block() or not other.is_block():
-            return broadcast(self, lhs, rhs)
+        if not one.is_block():
+            return filled(self, lhs, other), rhs
+        if not other.is_block():
+            return lhs, filled(self, rhs, one)
         left, right = list(one.shape), list(other.shape)
         if left == right:
             return lhs, rhs
