@@ -248,7 +248,7 @@ class Drafter:
             ids = self._backend.draft_vocabs[vocab].ids if vocab else None
             rows = [_row(requests[i]) for i in at]
             chosen = self._backend.choose_drafts(logits, rows, ids)
-            for i, one, row, token in zip(at, logits.split(1), rows, chosen, strict=True):
+            for i, one, row, token in zip(at, logits[:, None], rows, chosen, strict=True):
                 if row.params.acceptance == "rejection":
                     size = self._backend.config.vocab
                     self._add_probs(requests[i], self._backend.draft_probs(one, [row], ids, size))

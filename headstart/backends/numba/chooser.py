@@ -87,7 +87,8 @@ class CompiledChooser(Chooser):
             np.maximum(np.array(ids), 0), told, best, best_values,
         )  # fmt: skip
         order = np.argsort(-best_values, axis=1, kind="stable")  # of equal ones the lowest id first
-        best, best_values = (np.take_along_axis(part, order, 1) for part in (best, best_values))
+        best = np.take_along_axis(best, order, 1)
+        best_values = np.take_along_axis(best_values, order, 1)
         return [
             (value, dict(zip(names[:count], numbers[:count], strict=True)))
             for value, names, numbers, count in zip(
