@@ -1,8 +1,9 @@
 """Decoding rounds that a backend runs by itself, ahead of the host.
 
-A round drafts, verifies, chooses and accepts for all its requests without the host. The host
-launches one round, and reads what the one before gave while the device works. Requests have
-indices from 0 without gaps: when one leaves, the last takes its index.
+A round drafts, verifies, chooses and accepts for all its requests without the host, which only
+gives masks where a request has a grammar. The host launches one round, and reads what the one
+before gave while the device works. Requests have indices from 0 without gaps: when one leaves, the
+last takes its index.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from headstart.sampling.params import Row, SamplingParams, TokenLogprob
+from headstart.sampling.choose import TokenLogprob
+from headstart.sampling.params import Row, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +28,7 @@ class RoundSizes:
     max_drafts: int  # of a request in a round
     num_drafts: int  # of a usual round, where there is no menu
     max_tokens: int  # of a request: the model's length, or what K/V memory holds
+    max_rows: int = 1  # of a pass over prompts
     draft_vocab: str | None = None  # what most requests' drafts are among; None: all tokens
     menu: tuple[int, ...] = ()  # numbers of drafts that others are rounded up to; none: any
 

@@ -38,6 +38,9 @@ class Asked:
     draft_vocab: str | None
 
 
+_WARM_TOKENS = 12  # of the request that a start makes, and more than it needs
+
+
 class Engine:
     """A model with its head on one device."""
 
@@ -100,8 +103,9 @@ class Engine:
 
     def warm_up(self) -> None:
         """A short request of the engine's own, not counted: the first one finds all loaded."""
-        params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
-        self.generate([[0]], params)
+        if self.admission.longest > _WARM_TOKENS:
+            params = SamplingParams(temperature=0, max_tokens=_WARM_TOKENS // 2, ignore_eos=True)
+            self.generate([[0, 0]], params)
         self.stats.clear()
 
     def add(

@@ -88,21 +88,36 @@ class GuardedGrammar:
     def _allowed(self) -> np.ndarray | None:
         if self.error is None and self._grammar is not None:
             try:
-                if isinstance(self._grammar, WordGrammar):
-                    return self._grammar.allowed_words()
-                mask = self._grammar.allowed()
+                words = self._asked(self._grammar)
             except Exception as error:
                 self._fail("allowed", error)
             else:
-                if mask is None:
-                    return None
-                if self._is_mask(mask):
-                    return _words(mask)
-                self.error = (
-                    f"the grammar's allowed() gave {_shown(mask)}; "
-                    f"expected a bool tensor of {self._num_tokens} tokens."
-                )
-        return np.zeros(-(-self._num_tokens // 32), np.int32)
+                if self.error is None:
+                    return words
+        return np.zeros(self._num_words, np.int32)
+
+    @property
+    def _num_words(self) -> int:
+        return -(-self._num_tokens // 32)
+
+    def _asked(self, grammar: Grammar) -> np.ndarray | None:
+        """What the grammar says, as words; `error` where that is no mask."""
+        if isinstance(grammar, WordGrammar):
+            words = grammar.allowed_words()
+            if words is None or (words.dtype == np.int32 and words.shape == (self._num_words,)):
+                return words
+            found = f"an array of {words.shape} {words.dtype}"
+            self.error = f"the grammar's allowed_words() gave {found}; {self._expected}"
+            return None
+        mask = grammar.allowed()
+        if mask is None or self._is_mask(mask):
+            return None if mask is None else _words(mask.cpu())
+        self.error = f"the grammar's allowed() gave {_shown(mask)}; {self._expected}"
+        return None
+
+    @property
+    def _expected(self) -> str:
+        return f"expected a bool tensor of {self._num_tokens} tokens."
 
     def _flags(self, words: np.ndarray | None) -> torch.Tensor | None:
         if words is None:

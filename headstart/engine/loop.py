@@ -19,7 +19,7 @@ from headstart.engine.drafter import Drafter
 from headstart.engine.options import EngineOptions
 from headstart.engine.output import EngineStats, Update, emit, update_since
 from headstart.engine.request import Request
-from headstart.engine.rounds import RoundOutcome, Rounds
+from headstart.engine.rounds import MeasuredRound, RoundOutcome, Rounds
 from headstart.engine.scheduler import Scheduler, Work
 from headstart.engine.verifier import Verdict, verify
 from headstart.sampling.acceptance import origins
@@ -104,13 +104,9 @@ class Loop:
     def _step_rounds(self) -> list[Update]:
         """Start the next round, and hand out the last one."""
         assert self.rounds is not None
-        outcomes, is_launched = self.rounds.advance(self._choose_for_rounds())
-        measured = self.rounds.measured
-        if measured is not None and self.policy is not None:
-            self.policy.observe_round(
-                measured.size, measured.num_drafts, measured.context, measured.seconds
-            )
         try:
+            outcomes, is_launched = self.rounds.advance(self._choose_for_rounds())
+            self._observe_round(self.rounds.measured)
             updates = [self._take(outcome) for outcome in outcomes]
         finally:
             self.rounds.complete()
@@ -118,6 +114,12 @@ class Loop:
         if not is_launched:  # memory is short: the scheduler decides which requests go on
             self._leave_rounds()
         return updates
+
+    def _observe_round(self, measured: MeasuredRound | None) -> None:
+        if measured is not None and self.policy is not None:
+            self.policy.observe_round(
+                measured.size, measured.num_drafts, measured.context, measured.seconds
+            )
 
     def _choose_for_rounds(self) -> dict[Request, int]:
         assert self.rounds is not None
@@ -223,23 +225,14 @@ class Loop:
         self.stats.output_tokens += new
         if before:
             # Drafts behind a stop were right for nothing: they do not count as accepted.
-            self._observe(request, verdict.num_drafts, min(verdict.num_accepted, new))
-            if why_slow is None:
-                self.stats.fast_rounds += 1
-            else:
-                slow = self.stats.slow_rounds
-                slow[why_slow] = slow.get(why_slow, 0) + 1
+            drafts, accepted = verdict.num_drafts, min(verdict.num_accepted, new)
+            request.stats.acceptance.observe(drafts, accepted)
+            self.stats.observe(drafts, accepted, why_slow)
+            if self.policy is not None:
+                self.policy.observe(request, drafts, accepted)
         elif request.stats.first_token_seconds is None:
             request.stats.first_token_seconds = time.perf_counter() - request.created
         return update_since(request, before)
-
-    def _observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        request.stats.acceptance.observe(num_drafts, num_accepted)
-        self.stats.acceptance.observe(num_drafts, num_accepted)
-        chosen = self.stats.chosen_drafts
-        chosen[num_drafts] = chosen.get(num_drafts, 0) + 1
-        if self.policy is not None:
-            self.policy.observe(request, num_drafts, num_accepted)
 
     def _draft(self, decided: list[Request]) -> None:
         """Let the head catch up with the trunk, and guess for requests that go on here."""

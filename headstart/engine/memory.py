@@ -83,12 +83,12 @@ def round_sizes(
     if backend.head is None:
         return RoundSizes(
             max_requests=options.max_running_requests, max_drafts=0, num_drafts=0,
-            max_tokens=max_tokens,
+            max_tokens=max_tokens, max_rows=options.num_rows,
         )  # fmt: skip
     most = MAX_DRAFTS if backend.config.delta is None else options.max_drafts
     return RoundSizes(
         max_requests=options.max_running_requests, max_drafts=most, num_drafts=options.max_drafts,
-        max_tokens=max_tokens, draft_vocab=draft_vocab,
+        max_tokens=max_tokens, max_rows=options.num_rows, draft_vocab=draft_vocab,
         menu=MENU if options.speculate == "auto" else (),
     )  # fmt: skip
 

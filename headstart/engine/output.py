@@ -17,7 +17,7 @@ from headstart.engine.request import FinishReason, Request, RequestStats
 from headstart.engine.verifier import Verdict
 from headstart.errors import RequestError
 from headstart.sampling.acceptance import Acceptance, Origin
-from headstart.sampling.params import TokenLogprob
+from headstart.sampling.choose import TokenLogprob
 
 
 @dataclass
@@ -86,9 +86,18 @@ class EngineStats:
     draft_seconds: float = 0.0
     chosen_drafts: dict[int, int] = field(default_factory=dict)  # K -> rounds
     draft_reason: str = ""  # why the last K was chosen
-    # Of each request: rounds in which the host neither chose nor waited, and others by reason.
+    # Of each request: rounds in which the host chose nothing (masks of grammars it gives), others.
     fast_rounds: int = 0
     slow_rounds: dict[str, int] = field(default_factory=dict)
+
+    def observe(self, num_drafts: int, num_accepted: int, why_slow: str | None) -> None:
+        """Count one round of one request; `why_slow`: why the host had to choose."""
+        self.acceptance.observe(num_drafts, num_accepted)
+        self.chosen_drafts[num_drafts] = self.chosen_drafts.get(num_drafts, 0) + 1
+        if why_slow is None:
+            self.fast_rounds += 1
+        else:
+            self.slow_rounds[why_slow] = self.slow_rounds.get(why_slow, 0) + 1
 
     def clear(self) -> None:
         """Count from here on."""

@@ -19,8 +19,9 @@ from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.state_cache import StateTrack
 from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.acceptance import Acceptance, Origin
+from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.history import History
-from headstart.sampling.params import SamplingParams, TokenLogprob, derive_seed
+from headstart.sampling.params import SamplingParams, derive_seed
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 

@@ -15,7 +15,8 @@ from headstart.backends.base import Chooser
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.sampling.acceptance import Origin, origins
-from headstart.sampling.params import Row, TokenLogprob
+from headstart.sampling.choose import TokenLogprob
+from headstart.sampling.params import Row
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -22,6 +23,15 @@ from headstart.sampling.truncation import Candidates, candidates, ranked, take
 
 # The choice of a row in which no token is allowed: a dead row, or a grammar that has ended.
 NOTHING_ALLOWED = -1
+
+
+@dataclass(frozen=True)
+class TokenLogprob:
+    """Log-probability of an emitted token and of the best alternatives at its place."""
+
+    token: int
+    logprob: float
+    top: dict[int, float]
 
 
 def choose(logits: Tensor, rows: Sequence[Row]) -> Tensor:

@@ -306,12 +306,3 @@ class Row:
     def is_plain_greedy(self) -> bool:
         """Whether the choice is the arg-max of the logits as they are."""
         return self.mask is None and self.params.is_plain_greedy
-
-
-@dataclass(frozen=True)
-class TokenLogprob:
-    """Log-probability of an emitted token and of the best alternatives at its place."""
-
-    token: int
-    logprob: float
-    top: dict[int, float]

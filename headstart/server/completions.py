@@ -12,7 +12,7 @@ from pydantic import Field
 
 from headstart.engine.output import Completion
 from headstart.errors import RequestError
-from headstart.sampling.params import TokenLogprob
+from headstart.sampling.choose import TokenLogprob
 from headstart.server.answering import (
     Prepared,
     check_length,

@@ -134,6 +134,8 @@ class Serving:
                 await self.state.warm_up()
             except (MissingExtra, RequestError) as error:
                 _log.info("requests with a grammar are refused: %s", error)
+            except Exception:
+                _log.warning("grammars could not be tried", exc_info=True)
         self.state.is_warm = True
         self.state.readings.state = self.state.health
         names = ", ".join([*self.state.names, ANY_NAME])

@@ -107,11 +107,7 @@ class ServerState:
 
     async def warm_up(self) -> None:
         """Wait for what compiles grammars, so that the first request with one does not."""
-        try:
-            loop = asyncio.get_running_loop()
-            await loop.run_in_executor(self._grammar_pool, self.model.warm_up)
-        finally:
-            self.is_warm = True
+        await asyncio.get_running_loop().run_in_executor(self._grammar_pool, self.model.warm_up)
 
     def close(self) -> None:
         for pool in (self.pool, self._grammar_pool, self.token_pool, self._metrics_pool):

@@ -123,6 +123,29 @@ def test_a_grammar_that_permits_the_text_accepts_as_without_it(tiny: Tiny) -> No
     assert_head_is_alive(held)
 
 
+class Interrupted(Anything):
+    """Fails in a way that no guard expects, once."""
+
+    def fork(self) -> Interrupted:
+        return self
+
+    def accept(self, token: int) -> bool:
+        if not self.limit:
+            return True
+        self.limit = 0
+        raise KeyboardInterrupt
+
+
+def test_a_step_that_is_interrupted_leaves_no_round_behind(tiny: Tiny) -> None:
+    folder = model(tiny)
+    wanted = ids_of(start(folder, "off").generate(PROMPTS[:2], settings()[:2]))
+    fused = start(folder, "on")
+    with pytest.raises(KeyboardInterrupt):
+        fused.generate(PROMPTS[:2], settings()[:2], grammar=Interrupted())
+    assert ids_of(fused.generate(PROMPTS[:2], settings()[:2])) == wanted
+    assert fused.pool.num_used == 0
+
+
 def test_requests_leave_rounds_when_memory_runs_out(tiny: Tiny) -> None:
     folder = model(tiny)
     params = [SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)] * 3

@@ -158,7 +158,12 @@ class CudaBackend(Backend):
             return super().logprobs(logits, ids, rows)
         values, names = (part.tolist() for part in logprobs_of_rows(logits, ids, rows))
         return [
-            (own, dict(zip(row_names, others[: row.params.logprobs], strict=False)))
+            (
+                own,
+                dict(
+                    zip(row_names[: logits.shape[1]], others[: row.params.logprobs], strict=False)
+                ),
+            )
             for (own, *others), row_names, row in zip(values, names, rows, strict=True)
         ]
 

@@ -17,7 +17,7 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
-from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
+from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
 from headstart.backends.rounds import (
@@ -72,9 +72,13 @@ class CapturedRounds(DeviceRounds):
     def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
         chosen = choose_rows(logits, rows, with_logprobs=True)
         counted = torch.stack([torch.ones_like(chosen.tokens), chosen.tokens], dim=1)
-        launched = LaunchedRound(tops=[row.params.logprobs for row in rows])
+        launched = LaunchedRound(tops=[self._top(row.params) for row in rows])
         self._copy_out(launched, counted, chosen.logprobs)
         return list(chosen.tokens.clamp_min(0).unbind()), launched
+
+    def _top(self, params: SamplingParams) -> int | None:
+        """Alternatives of a token that there are."""
+        return None if params.logprobs is None else min(params.logprobs, self.vocab)
 
     def admit(self, request: RoundRequest) -> None:
         index = len(self._params)
@@ -89,8 +93,8 @@ class CapturedRounds(DeviceRounds):
     def _vocab_number(self, name: str | None) -> int:
         """A draft vocabulary is made ready when the first request asks for it."""
         if name not in self._vocabs:
-            self._vocabs[name] = len(self._vocabs)
             self.graphs.model.drafting.append(self.backend.draft_tokens(name))
+            self._vocabs[name] = len(self._vocabs)
         return self._vocabs[name]
 
     def remove(self, index: int) -> None:
@@ -113,7 +117,7 @@ class CapturedRounds(DeviceRounds):
         return (self._last_drafts + 1) + (max(drafts) + 1) + 1
 
     def launch(self, drafts: Sequence[int]) -> Launched:
-        count = len(self._params)
+        count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
         needs = reduce(or_, self._needs)
         shape = self.shapes.pick(count, max(drafts), self._pending, needs)
         limits = [min(number, shape.num_drafts) for number in drafts]
@@ -124,14 +128,15 @@ class CapturedRounds(DeviceRounds):
         num_unread = 0 if shape.head_rows or not self.graphs.has_head else self._pending
         self._pending = most + 1 if shape.head_rows else self._pending + 1
         launched = LaunchedRound(
-            drafts=limits, num_unread=num_unread, tops=[p.logprobs for p in self._params]
+            drafts=limits, num_unread=num_unread, tops=[self._top(p) for p in self._params]
         )
         if needs.has_masks:
             self._begin(launched, shape)
             return launched
         launched.began = self._mark()
         is_replay = self.graphs.run(shape)
-        if is_replay and self.shapes.is_usual(shape, most):
+        # Rounds that process logits would say too much of what usual ones cost.
+        if is_replay and needs == PLAIN and self.shapes.is_usual(shape, most):
             launched.shape = shape
         self._end(launched, shape)
         return launched

@@ -27,7 +27,7 @@ _Part = DraftShape | TrunkShape | ChoiceShape
 
 
 class Graphs:
-    """Each part of a round is captured by itself: settings of requests multiply choices only."""
+    """Each part of a round is captured by itself: settings of requests make no other trunk pass."""
 
     def __init__(self, model: RoundModel, batch: DecodeBatch):
         self.model, self._batch = model, batch

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import Emitted, RoundTiming
-from headstart.sampling.params import TokenLogprob
+from headstart.sampling.choose import TokenLogprob
 
 
 @dataclass
@@ -26,7 +26,8 @@ class LaunchedRound:
     done: torch.cuda.Event | None = None
 
     def collect(self) -> list[Emitted]:
-        assert self.emitted is not None
+        if self.emitted is None:  # a failed step left it before its choice
+            return [Emitted([]) for _ in self.drafts]
         if self.done is not None:
             self.done.synchronize()
         tokens = [row[1 : 1 + row[0]] for row in self.emitted.tolist()]
@@ -35,7 +36,7 @@ class LaunchedRound:
         return [Emitted(own, self._logprobs(index, own)) for index, own in enumerate(tokens)]
 
     def _logprobs(self, index: int, tokens: list[int]) -> list[TokenLogprob]:
-        top = self.tops[index] if index < len(self.tops) else None
+        top = self.tops[index]
         if top is None or self.logprobs is None or self.emitted is None:
             return []
         values, ids = self.logprobs

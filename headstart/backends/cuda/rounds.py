@@ -2,8 +2,9 @@
 
 It has three parts. Drafts: the head reads what it has not read yet, which gives the first draft,
 and goes on by itself for the others. Trunk: one pass over the newest token and the drafts. Choice:
-the trunk's choices, and the leading drafts that equal them are accepted. Only kernels, so a graph
-can hold each; parts hand over in tensors of the batch.
+the trunk's choices, and the leading drafts that equal them are accepted, or those that the
+rejection rule lets pass. Only kernels, so a graph can hold each; parts hand over in tensors of the
+batch.
 """
 
 from __future__ import annotations

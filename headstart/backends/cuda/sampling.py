@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -56,6 +57,7 @@ class SamplingNeeds:
 
 
 PLAIN = SamplingNeeds()
+_MOST = (1 << 31) - 1
 
 
 def num_bytes(count: int, vocab: int) -> int:
@@ -152,11 +154,13 @@ def signed(word: int) -> int:
 def _write(
     settings: Settings, indices: list[int], rows: Sequence[Row], *, has_grammar: bool = False
 ) -> None:
-    device = settings.seeds.device
+    device, vocab = settings.seeds.device, settings.history.shape[1]
     at = slice(indices[0], indices[-1] + 1) if indices else slice(0)
     numbers = on_device([n for row in rows for n in _numbers(row.params)], device, torch.float32)
     counts = on_device(
-        [n for row in rows for n in _counts(row, has_grammar=has_grammar)], device, torch.int32
+        [n for row in rows for n in _counts(row, vocab, has_grammar=has_grammar)],
+        device,
+        torch.int32,
     )
     settings.numbers[:, at] = numbers.view(len(rows), -1).T
     settings.counts[:, at] = counts.view(len(rows), -1).T
@@ -189,12 +193,15 @@ def _numbers(params: SamplingParams) -> list[float]:
     ]
 
 
-def _counts(row: Row, *, has_grammar: bool) -> list[int]:
+def _counts(row: Row, vocab: int, *, has_grammar: bool) -> list[int]:
+    """As `kernels.sampling` has them, in 32 bits whatever was asked for."""
     params = row.params
     uses = _uses(params) | (kernels.MASK if row.mask is not None or has_grammar else 0)
     first_end = row.position - row.num_output + params.min_tokens
-    top = -1 if params.logprobs is None else min(params.logprobs, MAX_LOGPROBS)
-    return [uses, max(0, params.top_k), first_end, top, int(params.logprobs_mode == "processed")]
+    top = -1 if params.logprobs is None else min(params.logprobs, MAX_LOGPROBS, vocab)
+    top_k = max(0, params.top_k) if params.top_k < vocab else 0
+    is_processed = int(params.logprobs_mode == "processed")
+    return [uses, top_k, min(first_end, _MOST), top, is_processed]
 
 
 def _set_history(history: Tensor, row: Row) -> None:
@@ -237,6 +244,7 @@ def _bits(rows: Sequence[Row], like: Tensor) -> Tensor | None:
     for own, row in zip(result, rows, strict=True):
         if row.mask is not None:
             own[: len(row.mask)] = row.mask
-    weights = torch.ones(32, dtype=torch.int64) << torch.arange(32)
-    bits = (result.view(len(rows), words, 32).long() * weights).sum(-1)
-    return bits.to(torch.int32).to(like.device)
+    bits = torch.from_numpy(np.packbits(result.numpy(), axis=1, bitorder="little").view(np.int32))
+    if like.device.type != "cuda":
+        return bits.to(like.device)
+    return bits.pin_memory().to(like.device, non_blocking=True)

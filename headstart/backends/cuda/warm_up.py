@@ -56,7 +56,7 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
 def rehearse(rounds: CapturedRounds) -> None:
     """Blank requests from prompt to answer, while K/V memory is scratch."""
     for count in _PROMPTS:
-        read_blank(rounds, count)
+        read_blank(rounds, min(count, rounds.sizes.max_rows))
     blank = torch.zeros(1, rounds.vocab, device=rounds.batch.lengths.device)
     for params in _KINDS:
         (newest,), _ = rounds.choose_first(blank, [Row(params, 1, 1, [0], [], 0)])
@@ -73,7 +73,8 @@ def _blank_requests(
     """One, where there is memory for it."""
     sizes, tokens = rounds.cache, 4 + _ROUNDS * (rounds.sizes.max_drafts + 1)
     num_blocks = -(-tokens // sizes.block_size)
-    if num_blocks <= sizes.num_blocks and not sizes.num_states:
+    fits = num_blocks <= sizes.num_blocks and tokens <= rounds.sizes.max_tokens
+    if fits and not sizes.num_states:
         state = rounds.batch.states.new_zeros(rounds.batch.states.shape[-1])
         yield RoundRequest(
             num_tokens=3, remaining=tokens, newest=newest, row=Row(params, 1, 3, [0], [], 1),

@@ -6,7 +6,7 @@ import codecs
 from collections.abc import Sequence
 from typing import Any
 
-from headstart.sampling.params import TokenLogprob
+from headstart.sampling.choose import TokenLogprob
 from headstart.server.pieces import Pieces
 
 

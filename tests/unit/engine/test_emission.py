@@ -14,8 +14,8 @@ from headstart.engine.output import emit, update_since
 from headstart.engine.request import Request
 from headstart.engine.verifier import Verdict
 from headstart.sampling.acceptance import origins
-from headstart.sampling.choose import NOTHING_ALLOWED
-from headstart.sampling.params import SamplingParams, TokenLogprob
+from headstart.sampling.choose import NOTHING_ALLOWED, TokenLogprob
+from headstart.sampling.params import SamplingParams
 
 VOCAB, END = 128, 0
 

@@ -153,6 +153,26 @@ def test_logprobs_are_the_samplers(mode: str) -> None:
     assert num_compared > CASES // 2
 
 
+def test_numbers_beyond_32_bits_mean_what_they_say() -> None:
+    """Regression: one request with such a top_k made the step of all others fail."""
+    huge = SamplingParams(temperature=1, top_k=1 << 40, min_tokens=1 << 40)
+    usual = SamplingParams(temperature=1, min_tokens=50)
+    rows = [Row(params, 3, 4, end_ids=frozenset({1})) for params in (huge, usual)]
+    logits = some_logits(1, 8).repeat(2, 1)
+    assert len(set(choose_rows(logits, rows).tokens.tolist())) == 1
+
+
+def test_a_vocabulary_has_fewer_tokens_than_alternatives_are_asked_for() -> None:
+    row = Row(SamplingParams(temperature=0, logprobs=20), 1, 1)
+    logits = some_logits(1, 3, vocab=7)
+    found = choose_rows(logits, [row], with_logprobs=True)
+    assert found.logprobs is not None
+    values, ids = found.logprobs
+    assert sorted(ids[0, :7].tolist()) == list(range(7))
+    told = logits.log_softmax(-1)[0][ids[0, :7].long()]
+    torch.testing.assert_close(values[0, 1:8].cpu(), told.cpu(), rtol=1e-4, atol=1e-4)
+
+
 def test_rows_behind_drafts_count_them_as_output() -> None:
     params = SamplingParams(
         temperature=0, repetition_penalty=1.4, frequency_penalty=0.6, presence_penalty=0.3
