@@ -13,11 +13,17 @@ import triton.language as tl
 from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.ranking import distribution, fixed, next_ranked
+from headstart.backends.cuda.kernels.ranking import (
+    IS_PROCESSED,
+    NUM_LOGPROBS,
+    UNIT,
+    distribution,
+    fixed,
+    next_ranked,
+)
 from headstart.backends.cuda.kernels.sampling import STEP, TILE, Adjusted, Settings
 
 MAX_LOGPROBS = 20  # alternatives of a token
-_UNIT = tl.constexpr(2.0**40)
 
 
 def logprobs_of(
@@ -49,8 +55,8 @@ def _weigh(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, ea
            columns, tiles, TILE: tl.constexpr, TILES: tl.constexpr):  # fmt: skip
     tile, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     request = row // each
-    if tl.load(counts + 3 * stride + request) >= 0:
-        is_processed = tl.load(counts + 4 * stride + request) > 0
+    if tl.load(counts + NUM_LOGPROBS * stride + request) >= 0:
+        is_processed = tl.load(counts + IS_PROCESSED * stride + request) > 0
         inv_temp = tl.load(numbers + request)
         scale = tl.where(is_processed & (inv_temp > 0), inv_temp, 1.0)
         peaks = tl.where(is_processed, adjusted_peaks, raw_peaks)
@@ -68,9 +74,9 @@ def _rank(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, eac
           STEP: tl.constexpr, MOST: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     request = row // each
-    top = tl.load(counts + 3 * stride + request)
+    top = tl.load(counts + NUM_LOGPROBS * stride + request)
     if top >= 0:
-        is_processed = tl.load(counts + 4 * stride + request) > 0
+        is_processed = tl.load(counts + IS_PROCESSED * stride + request) > 0
         at = tl.arange(0, TILES)
         all_peaks = tl.where(is_processed, adjusted_peaks, raw_peaks) + row * tiles + at
         peaks = tl.load(all_peaks, at < tiles, float("-inf"))
@@ -83,7 +89,7 @@ def _rank(raw, raw_peaks, adjusted, adjusted_peaks, numbers, counts, stride, eac
             kept, mass, _, _, largest, scale = distribution(
                 own, peaks, numbers, counts, stride, request, 0, columns, TILE, TILES, STEP
             )
-        norm = tl.log(mass.to(tl.float64) / _UNIT).to(tl.float32)
+        norm = tl.log(mass.to(tl.float64) / UNIT).to(tl.float32)
         token = tl.maximum(tl.load(tokens + row), 0)
         tl.store(values + row * (1 + MOST), (tl.load(own + token) - largest) * scale - norm)
         value, column = largest * 0 + float("inf"), top * 0 - 1

@@ -11,14 +11,17 @@ import triton.language as tl
 from headstart.backends.cuda.kernels.jit import jit
 
 NONE = tl.constexpr(0x7FFFFFFF)  # a column behind all others
-_UNIT = tl.constexpr(2.0**40)
+UNIT = tl.constexpr(2.0**40)  # of weights
+# Rows of `Settings.numbers` and `Settings.counts`, in sampling.py.
+TOP_P, FLOOR, REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(row) for row in range(1, 6))
+TOP_K, END_AFTER, NUM_LOGPROBS, IS_PROCESSED = (tl.constexpr(row) for row in range(1, 5))
 _MOST_LOOKED_UP = tl.constexpr(64)
 
 
 @jit
 def fixed(scaled):
     """exp(scaled) in units; scaled is at most 0. What is no number weighs nothing."""
-    return tl.where(scaled <= 0, tl.exp(scaled) * _UNIT, 0.0).to(tl.int64)
+    return tl.where(scaled <= 0, tl.exp(scaled) * UNIT, 0.0).to(tl.int64)
 
 
 @jit
@@ -118,8 +121,9 @@ def distribution(own, peaks, numbers, counts, stride, request, is_drawn, columns
 
     At temperature 0 all weight is on one token where `is_drawn`; else nothing is cut or scaled.
     """
-    inv_temp, top_p = tl.load(numbers + request), tl.load(numbers + stride + request)
-    floor, top_k = tl.load(numbers + 2 * stride + request), tl.load(counts + stride + request)
+    asked = numbers + request
+    inv_temp, top_p = tl.load(asked), tl.load(asked + TOP_P * stride)
+    floor, top_k = tl.load(asked + FLOOR * stride), tl.load(counts + TOP_K * stride + request)
     is_sampled = inv_temp > 0
     scale = tl.where(is_sampled, inv_temp, 1.0)
     largest = tl.max(peaks, 0)

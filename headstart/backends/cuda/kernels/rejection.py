@@ -18,12 +18,12 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.noise import gumbel_of, noise_bits, row_keys, uniform_of
-from headstart.backends.cuda.kernels.ranking import distribution
+from headstart.backends.cuda.kernels.ranking import UNIT, distribution
 from headstart.backends.cuda.kernels.sampling import REJECTS, STEP, TILE, Adjusted, Settings
+from headstart.sampling import noise
 
 _REJECTS = tl.constexpr(REJECTS)
-_ACCEPTANCE, _RESIDUAL = tl.constexpr(1), tl.constexpr(2)  # of sampling/noise.py
-_UNIT = tl.constexpr(2.0**40)
+_ACCEPTANCE, _RESIDUAL = tl.constexpr(noise.ACCEPTANCE), tl.constexpr(noise.RESIDUAL)
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _share(values, weights, cuts, last, row, column, is_column, columns):
     x = tl.load(values + row * columns + column, is_column, float("-inf"))
     lowest, largest = tl.load(cuts + row * 3), tl.load(cuts + row * 3 + 1)
     is_kept = (x > lowest) | ((x == lowest) & (column <= tl.load(last + row)))
-    weight = tl.load(weights + row).to(tl.float32) / _UNIT
+    weight = tl.load(weights + row).to(tl.float32) / UNIT
     share = tl.exp((x - largest) * tl.load(cuts + row * 3 + 2)) / weight
     return tl.where(is_kept, share, 0.0)
 
@@ -193,12 +193,12 @@ def _residual(values, weights, cuts, last, d_values, d_weights, d_cuts, d_last, 
         drafted = tl.where(own >= 0, drafted, 0.0)
         position = tl.load(lengths + request).to(tl.int64) + number
         first, second = row_keys(tl.load(seeds + request), position, _RESIDUAL)
-        noise = gumbel_of(noise_bits(column, first, second))
+        drawn = gumbel_of(noise_bits(column, first, second))
         at = request * tiles + tile
         behind = tl.num_programs(1) * tiles
         for kind in tl.static_range(2):
             rest = tl.maximum(share - drafted, 0.0) if kind == 0 else share
-            total = tl.log(tl.where(rest > 0, rest, 1.0)) + noise
+            total = tl.log(tl.where(rest > 0, rest, 1.0)) + drawn
             total = tl.where(is_column & (rest > 0), total, float("-inf"))
             top = tl.max(total, 0)
             tl.store(best + kind * behind + at, top)

@@ -22,14 +22,23 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.noise import gumbel_of, noise_bits, row_keys
-from headstart.backends.cuda.kernels.ranking import fixed, kept_of_row, weight_before
+from headstart.backends.cuda.kernels.ranking import (
+    END_AFTER,
+    FLOOR,
+    FREQUENCY,
+    REPETITION,
+    TOP_K,
+    TOP_P,
+    fixed,
+    kept_of_row,
+    weight_before,
+)
 
 TILE = 1024
 STEP = 4096  # tokens that one program of a row looks at together
 
-# Rows of `Settings.numbers` and `Settings.counts`.
-INV_TEMP, TOP_P, FLOOR, REPETITION, PRESENCE, FREQUENCY = range(6)
-USES, TOP_K, END_AFTER, NUM_LOGPROBS, IS_PROCESSED = range(5)
+# The first rows of `Settings.numbers` and `Settings.counts`; ranking.py has the others.
+INV_TEMP, USES = 0, 0
 NUM_NUMBERS, NUM_COUNTS = 6, 5
 # Bits of USES.
 PENALTIES, BIAS, ENDS, MASK, REJECTS = 1, 2, 4, 8, 16
@@ -164,17 +173,16 @@ def _adjust(logits, drafts, positions, ids, numbers, counts, history, bias, mask
             for draft in range(depth):
                 count += (token == tl.load(drafts + request * draft_stride + draft)).to(tl.int32)
             is_seen = (count > 0) | ((word & 1) != 0)
-            penalty = tl.load(asked + 3 * stride)
+            penalty = tl.load(asked + REPETITION * stride)
             value = tl.where(is_seen, tl.where(value > 0, value / penalty, value * penalty), value)
-            amount = tl.load(asked + 5 * stride) * count.to(tl.float32) + tl.load(
-                asked + 4 * stride
-            )
+            presence = tl.load(asked + PRESENCE * stride)
+            amount = tl.load(asked + FREQUENCY * stride) * count.to(tl.float32) + presence
             value = tl.where(count > 0, value - amount, value)
     if uses & _BIAS:
         value += tl.load(bias + request * vocab + token, is_column, 0.0)
     if uses & _ENDS:
         word = tl.load(history + request * vocab + token, is_column, 0)
-        is_early = tl.load(positions + row) < tl.load(counts + 2 * stride + request)
+        is_early = tl.load(positions + row) < tl.load(counts + END_AFTER * stride + request)
         value = tl.where(is_early & ((word & 2) != 0), float("-inf"), value)
     if HAS_MASKS:  # noqa: SIM102
         if uses & _MASK:
@@ -201,7 +209,7 @@ def _draw(values, peaks, seeds, positions, ids, numbers, counts, stride, each, b
         all_peaks = tl.load(peaks + row * tiles + all_tiles, all_tiles < tiles, float("-inf"))
         largest = tl.maximum(tl.max(all_peaks, 0), -3.4028234663852886e38)
         scaled = (value - largest) * inv_temp
-        top_p, top_k = tl.load(asked + stride), tl.load(counts + stride + request)
+        top_p, top_k = tl.load(asked + TOP_P * stride), tl.load(counts + TOP_K * stride + request)
         if (top_p < 1) | (top_k > 0):
             tl.store(weights + at, tl.sum(fixed(scaled), 0))
         token = column
@@ -209,7 +217,8 @@ def _draw(values, peaks, seeds, positions, ids, numbers, counts, stride, each, b
             token = tl.load(ids + column, is_column, 0).to(tl.int32)
         first, second = row_keys(tl.load(seeds + request), tl.load(positions + row))
         value = scaled + gumbel_of(noise_bits(token, first, second))
-        value = tl.where(is_column & (scaled >= tl.load(asked + 2 * stride)), value, float("-inf"))
+        is_left = is_column & (scaled >= tl.load(asked + FLOOR * stride))
+        value = tl.where(is_left, value, float("-inf"))
     top = tl.max(value, 0)
     tl.store(best + at, top)
     tl.store(where + at, tl.min(tl.where(value == top, column, 2147483647), 0))
@@ -230,8 +239,8 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
     # Nothing is the best of logits that are no numbers; some token must be chosen all the same.
     column = tl.where(column < columns, column, 0)
     asked = numbers + request
-    inv_temp, top_p = tl.load(asked), tl.load(asked + stride)
-    top_k = tl.load(counts + stride + request)
+    inv_temp, top_p = tl.load(asked), tl.load(asked + TOP_P * stride)
+    top_k = tl.load(counts + TOP_K * stride + request)
     if (inv_temp > 0) & ((top_p < 1) | (top_k > 0)) & (top > float("-inf")):
         own = values + row * columns
         all_peaks = tl.load(peaks + row * tiles + tile, is_tile, float("-inf"))
@@ -249,7 +258,7 @@ def _finish(values, peaks, seeds, positions, ids, numbers, counts, stride, each,
             limit = total.to(tl.float64) * top_p
         while (count > 0) & ((count >= most) | (mass.to(tl.float64) >= limit)):
             column = _best_before(
-                own, value, column, largest, inv_temp, tl.load(asked + 2 * stride),
+                own, value, column, largest, inv_temp, tl.load(asked + FLOOR * stride),
                 tl.load(seeds + request), tl.load(positions + row), ids, columns, HAS_IDS, STEP,
             )  # fmt: skip
             value = tl.load(own + column)
