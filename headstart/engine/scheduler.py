@@ -199,7 +199,7 @@ class Scheduler:
         for request in self.waiting:
             request.waited_steps += 1
         for request in sorted(self.waiting, key=_importance):
-            if len(self.running) >= self._options.max_running_requests:
+            if len(self.running) >= self._options.num_requests:
                 return
             hit: list[int] | None = self.pool.match(request.tokens, request.digests)
             if self.states is not None:

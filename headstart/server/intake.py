@@ -235,7 +235,7 @@ class Gate:
         self.check()
         engine = self._worker.engine
         assert engine is not None
-        running = engine.options.max_running_requests
+        running = engine.options.num_requests
         places = running + self._max_queue
         if num_answers > places:
             raise RequestError(
