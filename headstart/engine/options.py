@@ -65,7 +65,8 @@ class EngineOptions:
     memory_fraction: float | None = field(
         default=None,
         metadata={
-            "help": "GPU: share of all its memory for everything (0.9); CPU: of free memory for K/V"
+            "help": "of a GPU's whole memory, for everything, weights included (default 0.9); "
+            "on a CPU of free memory, for K/V (default: up to 1 GiB)"
         },
     )
     max_running_requests: int | None = field(

@@ -20,7 +20,7 @@ from headstart.server.refusals import Refusal
 
 def with_gate(check: Callable[[Gate], None], *, running: int = 2, max_queue: int = 1) -> None:
     """A gate belongs to an event loop."""
-    engine = SimpleNamespace(options=SimpleNamespace(num_requests=running))
+    engine = SimpleNamespace(options=SimpleNamespace(max_running_requests=running))
     worker: Any = SimpleNamespace(failure=None, is_ready=True, engine=engine)
 
     async def run() -> None:
