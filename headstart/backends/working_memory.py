@@ -14,8 +14,9 @@ from headstart.models.linear import Linear
 from headstart.models.mla_config import MOST_UNFOLDED
 
 RESERVE = 1 << 30  # workspaces of libraries, and what a process needs on the device for itself
-# Of a layer at once: what it reads, what its widest product gives, and what is made of that.
-_ACTIVATIONS = 4
+# Of a row at once: what a layer's widest product gives and what is made of it, and as much again
+# where a recurrent layer scans chunks; as wide as the model, stream, norms and states of the head.
+_PRODUCTS, _SCANNED_PRODUCTS, _STATES = 2, 4, 6
 # Rows of logits as they come and in fp32, their processed copy, that of log-probabilities or of a
 # sort, and two that hold what requests ask for.
 _HOST_CHOICE = 6
@@ -78,9 +79,10 @@ def logit_bytes(model: LoadedModel, rows: int) -> int:
 def activation_bytes(model: LoadedModel, rows: int) -> int:
     """Of so many rows in one layer; what the layer before took is free by then."""
     config, moe = model.config, model.config.moe
-    # Recurrent layers compute in fp32.
-    itemsize = max(4, model.dtype.itemsize) if config.delta else model.dtype.itemsize
-    result = _ACTIVATIONS * rows * (_widest_product(model) + config.hidden) * itemsize
+    itemsize, products = model.dtype.itemsize, _PRODUCTS
+    if config.delta is not None:  # such layers compute in fp32
+        itemsize, products = max(4, itemsize), _SCANNED_PRODUCTS
+    result = rows * (products * _widest_product(model) + _STATES * config.hidden) * itemsize
     if moe is not None:  # every choice of a row leaves a term as wide as the model
         result += rows * (moe.top_k + 1) * (config.hidden + 2 * moe.width) * 4
     return result

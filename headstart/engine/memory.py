@@ -227,7 +227,7 @@ def _device_note(needs: MemoryNeeds, options: EngineOptions) -> str:
     return (
         f"{device.total / 1e9:.1f} GB on the GPU: {(device.total - device.free) / 1e9:.1f} GB in "
         f"use (weights, other processes), {needs.working.of(requests) / 1e9:.1f} GB to come for "
-        f"rounds and passes of {requests} requests, {room}"
+        f"rounds and passes (max_running_requests {requests}), {room}"
     )
 
 

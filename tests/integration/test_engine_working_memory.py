@@ -92,7 +92,7 @@ def test_everything_is_counted_on_a_gpu(tiny: Tiny, monkeypatch: pytest.MonkeyPa
     backend = on_gpu(tiny, monkeypatch, draft_weights="int8")
     assert backend.head is not None
     working, logits = backend.working_bytes(WORK), 4 * 640 * 4  # of one request
-    activations = 1000 * 4 * (2 * 96 + 64) * 4
+    activations = 1000 * (2 * 2 * 96 + 6 * 64) * 4
     copies = int8_bytes(backend.head) + 640 * (64 + 4)
     context = 2 * backend.model.max_len * 2 * 16 * 4  # K and V of one head, twice
     assert working.fixed == RESERVE + activations + copies + context

@@ -92,9 +92,10 @@ def test_weights_that_leave_no_room_are_refused_with_all_numbers() -> None:
         blocks(with_free(GPU, 10 * GIB))
     assert str(caught.value) == (
         "one K/V block needs 16,384 bytes and there are 0: 85.9 GB on the GPU: 75.2 GB in use "
-        "(weights, other processes), 2.3 GB to come for rounds and passes of 4 requests, up to "
-        "0.0 GB for K/V (memory_fraction 0.9). Raise memory_fraction, lower max_running_requests, "
-        "max_batched_tokens or max_model_len, or give kv_bytes."
+        "(weights, other processes), 2.3 GB to come for rounds and passes "
+        "(max_running_requests 4), up to 0.0 GB for K/V (memory_fraction 0.9). Raise "
+        "memory_fraction, lower max_running_requests, max_batched_tokens or max_model_len, or give "
+        "kv_bytes."
     )
     assert blocks(with_free(GPU, 10 * GIB), memory_fraction=1.0) == 4 * FULL
 
@@ -181,7 +182,7 @@ def test_notes_tell_what_was_taken() -> None:
     ]
     assert planned(RECURRENT, kv_bytes=12 * MIB).notes == [
         "85.9 GB on the GPU: 21.5 GB in use (weights, other processes), 2.3 GB to come for rounds "
-        "and passes of 4 requests, 0.0 GB for K/V (kv_bytes)",
+        "and passes (max_running_requests 4), 0.0 GB for K/V (kv_bytes)",
         "320 K/V blocks of 16 tokens (5 MB)", "5 recurrent states of 1.0 MB",
         "0.5 MB for the newest rows of each request in rounds",
     ]  # fmt: skip
