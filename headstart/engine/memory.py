@@ -22,7 +22,7 @@ from headstart.errors import EngineError
 
 _GPU_SHARE = 0.9
 # Requests of a GPU, where nobody says how many: as many as there is memory for with so many tokens,
-# up to the largest round that every backend captures.
+# up to the largest number that rounds are captured for in any case.
 _REQUEST_TOKENS = 1024
 MOST_REQUESTS = 256
 # On a CPU memory is shared with everything else: enough for requests of usual length, and not more
