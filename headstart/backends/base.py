@@ -10,7 +10,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import ClassVar
 
 import torch
@@ -37,16 +36,22 @@ from headstart.backends.rows import (
     on_device,
 )
 from headstart.backends.weights import Int8Linear
+from headstart.backends.working_memory import (
+    WorkingBytes,
+    WorkSizes,
+    context_bytes,
+    pass_bytes,
+)
 from headstart.models.build import LoadedModel
-from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
 from headstart.sampling.params import Row
 
 # All that an engine needs to know of backends.
 __all__ = [
-    "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceRounds", "DraftChain", "Emitted",
-    "HeadOutput", "HeadRows", "Launched", "LoadedModel", "RoundRequest", "RoundSizes",
-    "RoundTiming", "SizeTimes", "StateRows", "TrunkRows", "Weights",
+    "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceBytes", "DeviceRounds",
+    "DraftChain", "Emitted", "HeadOutput", "HeadRows", "Launched", "LoadedModel", "RoundRequest",
+    "RoundSizes", "RoundTiming", "SizeTimes", "StateRows", "TrunkRows", "Weights", "WorkSizes",
+    "WorkingBytes",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 
@@ -58,6 +63,14 @@ class CacheSizes:
     num_blocks: int  # of K/V
     block_size: int  # tokens
     num_states: int = 0  # slots of recurrent states; each holds all layers'
+
+
+@dataclass(frozen=True)
+class DeviceBytes:
+    """Memory of a device; on a CPU, what this process may still take."""
+
+    free: int
+    total: int
 
 
 @dataclass(frozen=True)
@@ -129,11 +142,11 @@ class Backend(Chooser, ABC):
 
     def block_bytes(self, block_size: int) -> int:
         """K/V of a block in every layer of trunk and head, and the states kept beside it."""
-        token = sum(slot_values(self.config, kind) for kind in self.config.layers)
+        token = sum(self.config.slot_values(kind) for kind in self.config.layers)
         states = 0
         if self.head is not None:
             own = self.head.config
-            token += self.num_modules * slot_values(own, own.head_layer)
+            token += self.num_modules * own.slot_values(own.head_layer)
             states = self.num_modules * self.config.hidden
         return (token * block_size + states) * self.dtype.itemsize
 
@@ -146,17 +159,22 @@ class Backend(Chooser, ABC):
         return self.config.num_recurrent * layer
 
     def round_bytes(self, sizes: RoundSizes) -> int:
-        """What requests in device rounds keep of recurrent layers beside their states."""
+        """What one request in device rounds keeps of recurrent layers beside its states."""
         return 0
 
-    def prompt_bytes(self) -> int:
-        """What a pass over a long prompt may take beside K/V."""
-        return 0
+    def working_bytes(self, sizes: WorkSizes) -> WorkingBytes:
+        """What is still to be taken beside weights, K/V and states; on a CPU it is not planned."""
+        if self.device.type == "cpu":
+            return WorkingBytes()
+        context = context_bytes(self.model, self.model.max_len)
+        return pass_bytes(self.model, sizes) + WorkingBytes(context)
 
-    def free_bytes(self) -> int:
-        if self.device.type == "cuda":
-            return int(torch.cuda.mem_get_info(self.device)[0])
-        return available_bytes()
+    def device_bytes(self) -> DeviceBytes:
+        if self.device.type != "cuda":
+            free = available_bytes()
+            return DeviceBytes(free, free)
+        torch.cuda.empty_cache()  # what is kept to be used again counts as free
+        return DeviceBytes(*torch.cuda.mem_get_info(self.device))
 
     # Forward passes
 
@@ -243,8 +261,3 @@ class Backend(Chooser, ABC):
     def make_rounds(self, sizes: RoundSizes) -> DeviceRounds:
         """Decoding rounds that run ahead of the host, where `has_rounds`."""
         raise NotImplementedError(f"{self.name} runs no rounds by itself")
-
-
-def slot_values(config: ModelConfig, kind: LayerKind) -> int:
-    """Numbers that a layer keeps of a token; a recurrent one none."""
-    return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in config.kept(kind))

@@ -23,7 +23,7 @@ class LocalAsker:
         self._engine, self._options = engine, options
         self.refused: dict[str, str] = {}  # prompt id -> why
         # Prompts are read several at a time: a pass for one costs about as much as for many.
-        most = engine.options.max_running_requests
+        most = engine.options.num_requests
         self._enough = most - max(1, most // _SHARE_AT_ONCE)
 
     def ask(self, dialogues: Iterable[Dialogue], keep: Callable[[Answer], None]) -> None:
@@ -34,7 +34,7 @@ class LocalAsker:
         try:
             while waiting or running:
                 if len(running) <= self._enough:
-                    while waiting and len(running) < engine.options.max_running_requests:
+                    while waiting and len(running) < engine.options.num_requests:
                         self._submit(waiting.popleft(), running)
                 for update in engine.step():
                     if update.finish_reason is not None:

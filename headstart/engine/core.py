@@ -16,7 +16,13 @@ from headstart.engine.auto.profile import profile_device_rounds, profile_host_ro
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
-from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_sizes
+from headstart.engine.memory import (
+    Memory,
+    MemoryNeeds,
+    plan_memory,
+    resolved_requests,
+    round_sizes,
+)
 from headstart.engine.options import EngineOptions
 from headstart.engine.rounds import Rounds
 from headstart.engine.scheduler import Scheduler
@@ -29,6 +35,7 @@ class EngineCore:
     """What runs requests; `drafter` and `policy` where there is a head."""
 
     backend: Backend
+    options: EngineOptions  # with all that was open decided
     memory: Memory
     scheduler: Scheduler
     drafter: Drafter | None
@@ -40,7 +47,10 @@ class EngineCore:
         cls, backend: Backend, options: EngineOptions, vocabs: Mapping[str, DraftVocab]
     ) -> EngineCore:
         """Memory first, then what decides; all is warm and timed at the end."""
-        memory = plan_memory(MemoryNeeds.of(backend, options), options)
+        vocab_tokens = sum(len(vocab.ids) for vocab in vocabs.values())
+        needs = MemoryNeeds.of(backend, options, vocab_tokens=vocab_tokens)
+        options = resolved_requests(needs, options)
+        memory = plan_memory(needs, options)
         backend.allocate(memory.cache)
         scheduler = _scheduler(options, memory)
         drafter = policy = None
@@ -55,7 +65,7 @@ class EngineCore:
         loop = Loop(options, scheduler, backend, drafter, policy, rounds)
         if rounds is not None and backend.device.type == "cuda":
             _keep_pauses_short(loop)
-        return cls(backend, memory, scheduler, drafter, policy, loop)
+        return cls(backend, options, memory, scheduler, drafter, policy, loop)
 
 
 def _scheduler(options: EngineOptions, memory: Memory) -> Scheduler:
@@ -73,7 +83,7 @@ def _policy(backend: Backend, drafter: Drafter, options: EngineOptions) -> Draft
         return DraftPolicy(options, max_len)
     passes = BlankPasses(backend, drafter, max_rows=options.num_rows)
     with torch.inference_mode():  # before the first request: K/V memory is still scratch
-        sampled, greedy = profile_host_rounds(passes, max_batch=options.max_running_requests)
+        sampled, greedy = profile_host_rounds(passes, max_batch=options.num_requests)
     return DraftPolicy(options, max_len, sampled, greedy)
 
 

@@ -73,9 +73,10 @@ class Engine:
                 "a draft vocabulary was given and the engine runs without a head (speculate 0, or "
                 "the model has none). Leave it out."
             )
-        self.options = self.options.resolved(self.model.device.type)
         self.prompts = PromptReader(checkpoint)
-        core = EngineCore.create(self.backend, self.options, self.draft_vocabs.by_name)
+        options = self.options.resolved(self.model.device.type)
+        core = EngineCore.create(self.backend, options, self.draft_vocabs.by_name)
+        self.options = core.options
         self.memory, self.loop, self.policy = core.memory, core.loop, core.policy
         self.scheduler, self.pool = core.scheduler, core.scheduler.pool
         self.admission = Admission(

@@ -1,15 +1,30 @@
-"""How much memory an engine takes for K/V and recurrent states: as told, or enough for its requests
-within what is free. Numbers only: what a block or a state needs is the backend's."""
+"""How much memory an engine takes for K/V and recurrent states.
+
+As told; on a GPU what its share of the device leaves beside weights and what computing will take;
+on a CPU enough for its requests within what is free. Numbers only: what a block or a state needs is
+the backend's.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from headstart.backends.base import Backend, CacheSizes, RoundSizes
+from headstart.backends.base import (
+    Backend,
+    CacheSizes,
+    DeviceBytes,
+    RoundSizes,
+    WorkingBytes,
+    WorkSizes,
+)
 from headstart.engine.options import MAX_DRAFTS, MENU, EngineOptions
 from headstart.errors import EngineError
 
-_GPU_SHARE = 0.5
+_GPU_SHARE = 0.9
+# Requests of a GPU, where nobody says how many: as many as there is memory for with so many tokens,
+# up to the largest number that rounds are captured for in any case.
+_REQUEST_TOKENS = 1024
+MOST_REQUESTS = 256
 # On a CPU memory is shared with everything else: enough for requests of usual length, and not more
 # than this unless one request of full length needs it or the user asks.
 _USUAL_TOKENS = 2048
@@ -28,22 +43,30 @@ class MemoryNeeds:
 
     block_bytes: int  # K/V of a block in trunk and head
     state_bytes: int  # of one request's recurrent states; 0 where a model has none
-    round_bytes: int  # of all requests in device rounds, beside their states
-    prompt_bytes: int  # that a long prompt may take while it is read
-    free_bytes: int
+    round_bytes: int  # of one request in device rounds, beside its states
+    working: WorkingBytes  # that computing will take beside all this
+    device: DeviceBytes
     max_len: int  # tokens of one request
     is_cpu: bool
     has_head: bool
     has_rounds: bool
 
     @classmethod
-    def of(cls, backend: Backend, options: EngineOptions) -> MemoryNeeds:
+    def of(cls, backend: Backend, options: EngineOptions, *, vocab_tokens: int = 0) -> MemoryNeeds:
+        """vocab_tokens: of all draft vocabularies together."""
+        rounds = round_sizes(backend, options, max_tokens=backend.model.max_len)
+        # A prompt that is not cut may have more rows than a pass has otherwise.
+        longest = 0 if options.chunked_prefill else backend.model.max_len
+        work = WorkSizes(
+            rounds=rounds, block_size=options.block_size, vocab_tokens=vocab_tokens,
+            max_rows=max(options.num_rows, longest),
+        )  # fmt: skip
         return cls(
             block_bytes=backend.block_bytes(options.block_size),
             state_bytes=backend.state_bytes(),
-            round_bytes=backend.round_bytes(round_sizes(backend, options)),
-            prompt_bytes=backend.prompt_bytes(),
-            free_bytes=backend.free_bytes(),
+            round_bytes=backend.round_bytes(rounds),
+            working=backend.working_bytes(work),
+            device=backend.device_bytes(),
             max_len=backend.model.max_len,
             is_cpu=backend.device.type == "cpu",
             has_head=backend.head is not None,
@@ -57,14 +80,16 @@ class Memory:
 
     cache: CacheSizes
     needs: MemoryNeeds
+    device_note: str = ""  # where the rest of a GPU's memory goes
 
     @property
     def notes(self) -> list[str]:
         cache, needs = self.cache, self.needs
         size = cache.num_blocks * needs.block_bytes
         states = f"{cache.num_states} recurrent states of {needs.state_bytes / 1e6:.1f} MB"
-        rings = f"{needs.round_bytes / 1e6:.0f} MB for the newest rows of requests in rounds"
+        rings = f"{needs.round_bytes / 1e6:.1f} MB for the newest rows of each request in rounds"
         return [
+            *([self.device_note] if self.device_note else []),
             f"{cache.num_blocks} K/V blocks of {cache.block_size} tokens ({size / 1e6:.0f} MB)",
             *([states] if cache.num_states else []),
             *([rings] if needs.round_bytes else []),
@@ -82,42 +107,55 @@ def round_sizes(
     """
     if backend.head is None:
         return RoundSizes(
-            max_requests=options.max_running_requests, max_drafts=0, num_drafts=0,
+            max_requests=options.num_requests, max_drafts=0, num_drafts=0,
             max_tokens=max_tokens, max_rows=options.num_rows,
         )  # fmt: skip
     most = MAX_DRAFTS if backend.config.delta is None else options.max_drafts
     return RoundSizes(
-        max_requests=options.max_running_requests, max_drafts=most, num_drafts=options.max_drafts,
+        max_requests=options.num_requests, max_drafts=most, num_drafts=options.max_drafts,
         max_tokens=max_tokens, max_rows=options.num_rows, draft_vocab=draft_vocab,
         menu=MENU if options.speculate == "auto" else (),
     )  # fmt: skip
 
 
+def resolved_requests(needs: MemoryNeeds, options: EngineOptions) -> EngineOptions:
+    """The same with `max_running_requests`, if nobody has said how many: on a GPU by its memory."""
+    if options.max_running_requests is not None or needs.is_cpu:
+        return replace(options, max_running_requests=options.num_requests)
+    tokens = min(_REQUEST_TOKENS, needs.max_len + 1)
+    # With a snapshot beside a request's own state, as states are planned.
+    each = -(-tokens // options.block_size) * needs.block_bytes + needs.round_bytes
+    each += 2 * needs.state_bytes
+    if options.kv_bytes is not None:
+        room = options.kv_bytes
+    else:
+        room, each = _gpu_room(needs, options, requests=0), each + needs.working.per_request
+    count = min(max(1, room // max(1, each)), MOST_REQUESTS)
+    return replace(options, max_running_requests=count)
+
+
 def plan_memory(needs: MemoryNeeds, options: EngineOptions) -> Memory:
     """How many K/V blocks and states there is memory for, with what rounds need taken off."""
+    note = "" if needs.is_cpu else _device_note(needs, options)
     if needs.state_bytes == 0:
-        return Memory(CacheSizes(num_blocks(needs, options), options.block_size), needs)
+        return Memory(CacheSizes(num_blocks(needs, options), options.block_size), needs, note)
     given = _given(needs, options)
-    whole = int(needs.free_bytes * _MOST_OF_FREE) if given is None else given
-    if needs.round_bytes >= whole:
-        raise EngineError(
-            f"the newest rows of {options.max_running_requests} requests need "
-            f"{needs.round_bytes:,} bytes and there are {whole:,}. Lower max_running_requests or "
-            "speculate, or raise kv_bytes or memory_fraction."
-        )
-    left = whole - needs.round_bytes
+    whole = int(needs.device.free * _MOST_OF_FREE) if given is None else given
+    rings = options.num_requests * needs.round_bytes
+    if rings >= whole:
+        what = f"the newest rows of {options.num_requests} requests need {rings:,} bytes"
+        raise _too_little(what, whole, needs, options, "max_running_requests or speculate")
+    left = whole - rings
     room = left * _STATE_SHARE
     if given is None:
         room = min(max(_CPU_BYTES, 2 * needs.state_bytes), left / 2)
     states = min(int(room // needs.state_bytes), _most_states(needs, options))
     if states < 1:
-        raise EngineError(
-            f"the state of one request needs {needs.state_bytes:,} bytes and there are "
-            f"{int(room):,}. Raise kv_bytes or memory_fraction."
-        )
-    taken = states * needs.state_bytes + needs.round_bytes
+        what = f"the state of one request needs {needs.state_bytes:,} bytes"
+        raise _too_little(what, int(room), needs, options)
+    taken = states * needs.state_bytes + rings
     blocks = num_blocks(needs, options, taken=taken)
-    return Memory(CacheSizes(blocks, options.block_size, states), needs)
+    return Memory(CacheSizes(blocks, options.block_size, states), needs, note)
 
 
 def _most_states(needs: MemoryNeeds, options: EngineOptions) -> int:
@@ -125,7 +163,7 @@ def _most_states(needs: MemoryNeeds, options: EngineOptions) -> int:
 
     Requests in device rounds need none for drafts: they go back by the rows that rounds keep.
     """
-    running = options.max_running_requests
+    running = options.num_requests
     drafts = 0
     if needs.has_head:
         drafts = _USUAL_DRAFTS if options.speculate == "auto" else int(options.speculate)
@@ -138,34 +176,71 @@ def num_blocks(needs: MemoryNeeds, options: EngineOptions, *, taken: int = 0) ->
     # A request keeps a slot for the token that its last row gives. More than all requests at full
     # length could ever hold is of no use.
     full = -(-(needs.max_len + 1) // options.block_size)
-    most = options.max_running_requests * full
+    most = options.num_requests * full
     budget = _budget(needs, options, full, taken)
     # Nothing attends in a trunk of recurrent layers without a head: blocks are mere numbers there.
     count = min(budget // block if block else most, most)
     if count < 1:
-        raise EngineError(
-            f"one K/V block needs {block:,} bytes and there are {budget:,}. Raise kv_bytes or "
-            "memory_fraction, or lower block_size."
-        )
+        what = f"one K/V block needs {block:,} bytes"
+        raise _too_little(what, budget, needs, options, "block_size")
     return int(count)
 
 
 def _given(needs: MemoryNeeds, options: EngineOptions) -> int | None:
-    """Bytes for everything that requests need, if that is decided; None if it goes by use."""
+    """Bytes for everything that requests keep, if that is decided; None if it goes by use."""
     if options.kv_bytes is not None:
         return options.kv_bytes
+    if not needs.is_cpu:
+        return max(0, _gpu_room(needs, options, requests=options.num_requests))
     share = options.memory_fraction
-    if share is None and not needs.is_cpu:
-        share = _GPU_SHARE
-    if share is None:
-        return None
-    return int(max(0, needs.free_bytes - needs.prompt_bytes) * share)
+    return None if share is None else int(needs.device.free * share)
+
+
+def _gpu_room(needs: MemoryNeeds, options: EngineOptions, *, requests: int) -> int:
+    """What the share of a GPU leaves; below 0 where there is not enough for computing."""
+    device = needs.device
+    in_use = device.total - device.free
+    return int(device.total * _share(options)) - in_use - needs.working.of(requests)
+
+
+def _share(options: EngineOptions) -> float:
+    return _GPU_SHARE if options.memory_fraction is None else options.memory_fraction
 
 
 def _budget(needs: MemoryNeeds, options: EngineOptions, full: int, taken: int) -> int:
     given = _given(needs, options)
     if given is not None:
         return given - taken
-    usual = min(full, -(-_USUAL_TOKENS // options.block_size)) * options.max_running_requests
+    usual = min(full, -(-_USUAL_TOKENS // options.block_size)) * options.num_requests
     wanted = max(min(usual * needs.block_bytes, _CPU_BYTES), full * needs.block_bytes)
-    return min(wanted, int((needs.free_bytes - taken) * _MOST_OF_FREE))
+    return min(wanted, int((needs.device.free - taken) * _MOST_OF_FREE))
+
+
+def _device_note(needs: MemoryNeeds, options: EngineOptions) -> str:
+    """Where the memory of a GPU goes."""
+    device, requests = needs.device, options.num_requests
+    if options.kv_bytes is not None:
+        room = f"{options.kv_bytes / 1e9:.1f} GB for K/V (kv_bytes)"
+    else:
+        left = max(0, _gpu_room(needs, options, requests=requests))
+        room = f"up to {left / 1e9:.1f} GB for K/V (memory_fraction {_share(options)})"
+    return (
+        f"{device.total / 1e9:.1f} GB on the GPU: {(device.total - device.free) / 1e9:.1f} GB in "
+        f"use (weights, other processes), {needs.working.of(requests) / 1e9:.1f} GB to come for "
+        f"rounds and passes (max_running_requests {requests}), {room}"
+    )
+
+
+def _too_little(
+    what: str, room: int, needs: MemoryNeeds, options: EngineOptions, lower: str = ""
+) -> EngineError:
+    """What something needs, what there is, and what can be done."""
+    if needs.is_cpu or options.kv_bytes is not None:
+        advice = f", or lower {lower}" if lower else ""
+        return EngineError(
+            f"{what} and there are {room:,}. Raise kv_bytes or memory_fraction{advice}."
+        )
+    return EngineError(
+        f"{what} and there are {room:,}: {_device_note(needs, options)}. Raise memory_fraction, "
+        "lower max_running_requests, max_batched_tokens or max_model_len, or give kv_bytes."
+    )

@@ -64,9 +64,15 @@ class EngineOptions:
     )
     memory_fraction: float | None = field(
         default=None,
-        metadata={"help": "share of free memory for K/V; default: GPU 0.5, CPU up to 1 GiB"},
+        metadata={
+            "help": "of a GPU's whole memory, for everything, weights included (default 0.9); "
+            "on a CPU of free memory, for K/V (default: up to 1 GiB)"
+        },
     )
-    max_running_requests: int = field(default=64, metadata={"help": "requests in one batch"})
+    max_running_requests: int | None = field(
+        default=None,
+        metadata={"help": "requests in one batch; default: CPU 64, GPU by memory, up to 256"},
+    )
     max_batched_tokens: int | None = field(
         default=None,
         metadata={"help": "rows in one trunk pass; default: CPU 512 or more, GPU 8192"},
@@ -136,13 +142,21 @@ class EngineOptions:
         if not self.chunked_prefill:
             return _CPU_WHOLE_ROWS
         drafts = _USUAL_DRAFTS if self.speculate == "auto" else self.speculate
-        return max(_CPU_ROWS, 2 * self.max_running_requests * (drafts + 1))
+        return max(_CPU_ROWS, 2 * self.num_requests * (drafts + 1))
+
+    @property
+    def num_requests(self) -> int:
+        """Requests in one batch; without a limit of its own, that of a CPU."""
+        return self.max_running_requests or _CPU_REQUESTS
 
     def resolved(self, device: str) -> EngineOptions:
-        """The same with defaults that depend on the device."""
-        if self.max_batched_tokens is not None or device != "cuda":
-            return self
-        return replace(self, max_batched_tokens=_GPU_ROWS)
+        """The same with defaults that depend on the device.
+
+        How many requests run on a GPU is left to `resolved_requests` in `engine/memory.py`.
+        """
+        if device != "cuda":
+            return replace(self, max_running_requests=self.num_requests)
+        return replace(self, max_batched_tokens=self.max_batched_tokens or _GPU_ROWS)
 
     @property
     def backend(self) -> BackendOptions:
@@ -161,13 +175,17 @@ class EngineOptions:
 # In one trunk pass: enough for the products to be efficient, and no more where a pass takes long,
 # since running answers wait for it. Of many answers half of the rows are for prompts.
 _CPU_ROWS, _GPU_ROWS = 512, 8192
+_CPU_REQUESTS = 64
 _CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until no other request runs
 _USUAL_DRAFTS = 3  # of `auto`, which may have more
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
     "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,
 }  # fmt: skip
-_OPTIONAL = ("max_model_len", "kv_bytes", "threads", "speculate_off_above", "max_batched_tokens")
+_OPTIONAL = (
+    "max_model_len", "kv_bytes", "threads", "speculate_off_above", "max_batched_tokens",
+    "max_running_requests",
+)  # fmt: skip
 _SWITCHES = ("prefix_caching", "chunked_prefill", "exact")
 _CHOICES = {
     "weights": ("as-dtype", "int8", "fp8"), "layout": ("own", "vllm", "sglang"),
@@ -192,7 +210,7 @@ class EngineSettings(TypedDict, total=False):
     block_size: int
     kv_bytes: int | None
     memory_fraction: float | None
-    max_running_requests: int
+    max_running_requests: int | None
     max_batched_tokens: int | None
     max_model_len: int | None
     prefix_caching: bool

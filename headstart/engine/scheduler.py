@@ -61,7 +61,7 @@ class Work:
 class Scheduler:
     def __init__(self, pool: BlockPool, options: EngineOptions, states: StatePlan | None = None):
         self.pool, self._options, self.states = pool, options, states
-        self._max_rows = options.num_rows
+        self._max_rows, self._max_running = options.num_rows, options.num_requests
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
@@ -199,7 +199,7 @@ class Scheduler:
         for request in self.waiting:
             request.waited_steps += 1
         for request in sorted(self.waiting, key=_importance):
-            if len(self.running) >= self._options.max_running_requests:
+            if len(self.running) >= self._max_running:
                 return
             hit: list[int] | None = self.pool.match(request.tokens, request.digests)
             if self.states is not None:

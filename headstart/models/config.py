@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any, Literal
 
 from headstart.errors import BadConfig, UnsupportedFamily
@@ -86,6 +87,10 @@ class ModelConfig:
             return (self.mla.entry + index,), (0,)
         shape = self.shape(kind)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
+
+    def slot_values(self, kind: LayerKind) -> int:
+        """Numbers that a layer keeps of a token; a recurrent one none."""
+        return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in self.kept(kind))
 
     def shape(self, kind: LayerKind) -> AttentionShape:
         """The geometry of a layer that attends."""

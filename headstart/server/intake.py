@@ -236,6 +236,7 @@ class Gate:
         engine = self._worker.engine
         assert engine is not None
         running = engine.options.max_running_requests
+        assert running is not None  # decided when the engine started
         places = running + self._max_queue
         if num_answers > places:
             raise RequestError(

@@ -228,7 +228,7 @@ def startup_lines(engine: Engine, model_name: str) -> list[str]:
         f"{model.device}, prompt and answer up to {longest} tokens{limit}",
         _head_line(engine),
         *engine.notes,
-        f"up to {engine.options.max_running_requests} answers at once, "
+        f"up to {engine.options.num_requests} answers at once, "
         f"{engine.options.num_rows} rows per trunk pass",
         *_speculation_lines(engine),
     ]
@@ -253,7 +253,7 @@ def _speculation_lines(engine: Engine) -> list[str]:
     if options.speculate != "auto":
         return [f"drafts: {options.speculate} per round unless a request says otherwise{limit}"]
     lines = [f"drafts: auto, 0 to {options.max_drafts} per round{limit}; a round takes (profiled)"]
-    for batch in (b for b in _BATCHES if b <= options.max_running_requests):
+    for batch in (b for b in _BATCHES if b <= options.num_requests):
         costs = [
             f"K={drafts} {1e3 * seconds:.2f} ms"
             for drafts in MENU

@@ -17,13 +17,8 @@ from headstart.backends.cuda import backend as cuda_backend
 from headstart.backends.cuda import libraries
 from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.libraries import Library, by_cudnn
-from headstart.backends.options import BackendOptions
 from headstart.backends.rows import HeadRows, TrunkRows
-from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.engine import Engine
-from headstart.engine.memory import MemoryNeeds, num_blocks
-from headstart.engine.options import EngineOptions
-from headstart.models.build import build
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -121,18 +116,3 @@ def test_a_head_that_only_reads_leaves_the_same_keys_and_values(tiny: Tiny) -> N
         run(0, rows)
         found.append((cache.k.clone(), cache.v.clone()))
     assert all(torch.equal(a, b) and a.any() for a, b in zip(*found, strict=True))
-
-
-def test_what_a_library_copies_is_no_room_for_blocks(
-    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    loaded = build(Checkpoint.open(model(tiny)), device="cpu", dtype="float32")
-    backend = CudaBackend(loaded, BackendOptions(kernels="on"))
-    monkeypatch.setattr(backend, "free_bytes", lambda: 1 << 24)
-    block = backend.block_bytes(16)
-    options = EngineOptions(memory_fraction=0.5, max_running_requests=512)
-    copied = 2 * loaded.max_len * 2 * 16 * 4  # K and V of one head, twice
-    assert num_blocks(MemoryNeeds.of(backend, options), options) == (1 << 23) // block
-    monkeypatch.setattr(backend, "device", torch.device("cuda"))
-    count = num_blocks(MemoryNeeds.of(backend, options), options)
-    assert count == ((1 << 24) - copied) // 2 // block

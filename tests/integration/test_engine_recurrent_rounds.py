@@ -59,13 +59,13 @@ def test_rings_take_what_was_planned_for_them(folder: Path, speculate: int, draf
     needs, cache, rings = engine.memory.needs, engine.memory.cache, recurrent.rings[0]
     assert device.batch.max_drafts == drafts
     assert rings.inputs.shape[:2] == (3, max(2 * (drafts + 1), drafts + 1 + 3))
-    assert needs.round_bytes == recurrent.num_bytes > rings.inputs.nbytes > 0
+    assert 3 * needs.round_bytes == recurrent.num_bytes > rings.inputs.nbytes > 0
     assert isinstance(engine.backend, CudaBackend)
     states = sum(s.conv.nbytes + s.memory.nbytes for s in engine.backend.memory.states)
     assert states == cache.num_states * needs.state_bytes
     blocks = cache.num_blocks * needs.block_bytes
-    assert needs.round_bytes + states + blocks <= GIVEN
-    assert any("for the newest rows of requests in rounds" in note for note in engine.notes)
+    assert recurrent.num_bytes + states + blocks <= GIVEN
+    assert any("for the newest rows of each request in" in note for note in engine.notes)
 
 
 def test_only_kernels_have_rings_and_they_leave_less_to_the_others(folder: Path) -> None:
@@ -79,7 +79,7 @@ def test_only_kernels_have_rings_and_they_leave_less_to_the_others(folder: Path)
     rings = with_rounds.round_bytes(round_sizes(with_rounds, options))
     assert plain.needs.round_bytes == 0 < fused.needs.round_bytes == rings
     assert (plain.cache.num_states, fused.cache.num_states) == (8 * (2 + 4), 8 * 2 + 2 * 4)
-    few = EngineOptions(kv_bytes=rings, speculate=4, max_running_requests=8)
+    few = EngineOptions(kv_bytes=8 * rings, speculate=4, max_running_requests=8)
     with pytest.raises(
         EngineError, match=r"the newest rows of 8 requests need [\d,]+ bytes .* speculate"
     ):

@@ -57,7 +57,7 @@ def test_a_client_that_goes_away_ends_its_request(
 
 
 def test_a_full_queue_is_a_429_that_says_when_to_come_back(engine: Engine) -> None:
-    places = engine.options.max_running_requests + 2
+    places = engine.options.num_requests + 2
     with serving(engine, max_queue=2, max_n=places) as server:
         with HTTP.stream(
             "POST", f"{server.url}/v1/completions", json={**LONG, "n": places, "stream": True}
@@ -75,7 +75,7 @@ def test_a_full_queue_is_a_429_that_says_when_to_come_back(engine: Engine) -> No
 
 
 def test_more_answers_than_there_can_be_places_are_no_matter_of_waiting(engine: Engine) -> None:
-    places = engine.options.max_running_requests + 2
+    places = engine.options.num_requests + 2
     with serving(engine, max_queue=2, max_n=places + 1) as server:
         refused = ask(server, {**SHORT, "n": places + 1})
         assert refused.status_code == 400 and f"has {places} places" in refused.text

@@ -12,28 +12,34 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headstart.backends.base import Backend, BackendOptions, CacheSizes, slot_values
+from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.chooser import Told
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.fp8 import Fp8Linear
-from headstart.backends.cuda.int8 import add_int8, with_int8
+from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.rounds import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
+from headstart.backends.cuda.working_memory import captured_bytes
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.paged_memory import PagedMemory
 from headstart.backends.weights import convert_weights
+from headstart.backends.working_memory import (
+    WorkingBytes,
+    WorkSizes,
+    context_bytes,
+    pass_bytes,
+)
 from headstart.models.attention import MAX_GATHERED_SLOTS, Span
 from headstart.models.build import LoadedModel
 from headstart.models.delta_rule import Scan, scan_texts
 from headstart.models.linear import Linear
-from headstart.models.mla_config import MOST_UNFOLDED
 from headstart.sampling.params import Row
 
 
@@ -78,25 +84,20 @@ class CudaBackend(Backend):
         self.memory = PagedMemory.allocate(self.model, sizes)
 
     def round_bytes(self, sizes: RoundSizes) -> int:
-        batch = self._recurrent_batch(sizes, torch.device("meta"))
+        one = replace(sizes, max_requests=1)
+        batch = self._recurrent_batch(one, torch.device("meta"))
         return 0 if batch is None else batch.num_bytes
 
-    def prompt_bytes(self) -> int:
-        """K/V of one context gathered, and once more where it is filled up for a library.
-
-        Or what latents are unfolded to, for which no library is asked.
-        """
-        if self.device.type != "cuda" or self.options.exact:
-            return 0
-        config, mla = self.config, self.config.mla
-        attending = [kind for kind in config.layers if kind.mixer != "delta"]
-        widest = max((slot_values(config, kind) for kind in attending), default=0)
-        gathered = min(self.model.max_len, MAX_GATHERED_SLOTS) * widest
-        filled = gathered
-        if mla is not None:
-            whole = self.model.max_len * config.num_heads * (mla.nope_dim + mla.v_dim)
-            filled = min(MOST_UNFOLDED, whole)
-        return (gathered + filled) * self.dtype.itemsize
+    def working_bytes(self, sizes: WorkSizes) -> WorkingBytes:
+        if self.device.type == "cpu":
+            return WorkingBytes()
+        context = 0 if self.options.exact else context_bytes(self.model, MAX_GATHERED_SLOTS)
+        copies = 0
+        if self.head is not None and self._drafts_in_int8():
+            lm_head_rows = self.config.vocab + sizes.vocab_tokens
+            copies = int8_bytes(self.head) + lm_head_rows * (self.config.hidden + 4)
+        passes = pass_bytes(self.model, sizes) + WorkingBytes(context + copies)
+        return passes + captured_bytes(self.model, sizes)
 
     # Forward passes
 

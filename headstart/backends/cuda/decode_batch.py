@@ -17,9 +17,12 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.kernels.sampling import REJECTS, USES, Settings
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.sampling import empty_settings, move_row, set_row
-from headstart.backends.rounds import RoundRequest
+from headstart.backends.rounds import RoundRequest, RoundSizes
 from headstart.backends.rows import on_device
+from headstart.models.config import ModelConfig
 from headstart.models.recurrence import LayerStates
+
+WINDOW = 16  # tokens that the head may be behind while no request drafts
 
 
 class DecodeBatch:
@@ -56,6 +59,27 @@ class DecodeBatch:
         self.logprob_ids = numbers(torch.int32, max_drafts + 1, MAX_LOGPROBS).flatten(0, 1)
         self.recurrent = recurrent
         self._buffers = list(range(count))  # as `recurrent` has them
+
+    @classmethod
+    def for_rounds(
+        cls, sizes: RoundSizes, config: ModelConfig, *, window: int, block_size: int,
+        dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
+    ) -> DecodeBatch:  # fmt: skip
+        """Room for what rounds are made for; on the meta device nothing is taken."""
+        # A round under way and the next one may add tokens before the host knows of an end.
+        max_tokens = sizes.max_tokens + 2 * sizes.max_drafts + 2
+        return cls(
+            sizes.max_requests, max_drafts=sizes.max_drafts,
+            window=max(window, sizes.max_drafts + 1), max_blocks=-(-max_tokens // block_size),
+            hidden=config.hidden, vocab=config.vocab, dtype=dtype, device=device,
+            recurrent=recurrent,
+        )  # fmt: skip
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all tensors but those of recurrent layers."""
+        own = [*vars(self).values(), *vars(self.settings).values()]
+        return sum(value.nbytes for value in own if isinstance(value, Tensor))
 
     @property
     def window(self) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.decode_batch import DecodeBatch
+from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
@@ -33,22 +33,18 @@ from headstart.sampling.params import Row, SamplingParams
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
-WINDOW = 16  # tokens that the head may be behind while no request drafts
-
 
 class CapturedRounds(DeviceRounds):
     def __init__(self, backend: CudaBackend, sizes: RoundSizes, recurrent: RecurrentBatch | None):
         self.sizes, self.window, self.backend = sizes, WINDOW, backend
         self.cache, self.vocab = backend.sizes, backend.config.vocab
         block_size = backend.sizes.block_size
-        max_blocks = -(-(sizes.max_tokens + 2 * sizes.max_drafts + 2) // block_size)
-        self.batch = DecodeBatch(
-            sizes.max_requests, max_drafts=sizes.max_drafts,
-            window=max(WINDOW, sizes.max_drafts + 1), max_blocks=max_blocks,
-            hidden=backend.config.hidden, vocab=backend.config.vocab, dtype=backend.dtype,
+        self.batch = DecodeBatch.for_rounds(
+            sizes, backend.config, window=WINDOW, block_size=block_size, dtype=backend.dtype,
             device=backend.device, recurrent=recurrent,
         )  # fmt: skip
-        self.graphs = Graphs(backend.round_model(max_blocks * block_size), self.batch)
+        max_context = self.batch.tables.shape[1] * block_size
+        self.graphs = Graphs(backend.round_model(max_context), self.batch)
         self._vocabs: dict[str | None, int] = {}  # numbers of draft vocabularies
         self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
@@ -216,7 +212,9 @@ class CapturedRounds(DeviceRounds):
         shapes = profiled_shapes(self) if self.menu else usual
         if self.backend.device.type == "cuda":
             compile_all(self, shapes)
-        for shape in [] if self.menu else usual:  # those of the menu are captured while timed
+        # Those of the menu are captured while timed. The largest comes first: its scratch memory
+        # serves the others.
+        for shape in [] if self.menu else reversed(usual):
             for _ in range(2):  # as it is; then captured
                 self.graphs.run(shape)
         rehearse(self)

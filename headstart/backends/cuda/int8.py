@@ -45,8 +45,17 @@ def with_int8(layer: Linear) -> Linear:
 
 def add_int8(module: nn.Module) -> None:
     """Give every Linear below `module` an 8-bit copy; not among experts, which are read whole."""
+    for layer in _copied(module):
+        layer.int8 = Int8Rows(layer)
+
+
+def int8_bytes(module: nn.Module) -> int:
+    """What the copies of `add_int8` take."""
+    return sum(layer.weight.numel() + 4 * len(layer.weight) for layer in _copied(module))
+
+
+def _copied(module: nn.Module) -> list[Linear]:
     modules = list(module.modules())
     among = {layer for moe in modules if isinstance(moe, MoE) for layer in moe.modules()}
-    for child in modules:
-        if isinstance(child, Linear) and not isinstance(child, Int8Rows) and child not in among:
-            child.int8 = Int8Rows(child)
+    linear = [layer for layer in modules if isinstance(layer, Linear)]
+    return [each for each in linear if not isinstance(each, Int8Rows) and each not in among]

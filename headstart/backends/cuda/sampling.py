@@ -60,11 +60,6 @@ PLAIN = SamplingNeeds()
 _MOST = (1 << 31) - 1
 
 
-def num_bytes(count: int, vocab: int) -> int:
-    """Of the settings of `count` requests."""
-    return count * (8 * vocab + 4 * (kernels.NUM_NUMBERS + kernels.NUM_COUNTS) + 8)
-
-
 def empty_settings(count: int, vocab: int, device: torch.device) -> Settings:
     """Room for as many requests."""
 

@@ -38,7 +38,7 @@ def test_a_value_that_cannot_work_is_refused(fields: dict[str, Any], message: st
 def test_what_may_be_left_open_may_be_none() -> None:
     options = EngineOptions(
         kv_bytes=None, threads=None, max_model_len=None, speculate_off_above=None,
-        memory_fraction=None,
+        memory_fraction=None, max_running_requests=None,
     )  # fmt: skip
     assert options == EngineOptions()
 
@@ -69,3 +69,9 @@ def test_half_of_the_rows_of_a_cpu_are_left_for_prompts(options: dict[str, Any],
     given = EngineOptions(**options)
     assert given.num_rows == given.resolved("cpu").num_rows == rows
     assert EngineOptions().resolved("cuda").num_rows == 8192
+
+
+def test_a_gpu_decides_by_memory_how_many_requests_run() -> None:
+    assert EngineOptions().resolved("cpu").max_running_requests == 64
+    assert EngineOptions().resolved("cuda").max_running_requests is None
+    assert EngineOptions(max_running_requests=3).resolved("cuda").max_running_requests == 3

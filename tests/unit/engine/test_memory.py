@@ -8,18 +8,29 @@ from typing import Any, cast
 
 import pytest
 
-from headstart.backends.base import Backend
-from headstart.engine.memory import Memory, MemoryNeeds, plan_memory, round_sizes
+from headstart.backends.base import Backend, DeviceBytes, WorkingBytes
+from headstart.engine.memory import (
+    MOST_REQUESTS,
+    Memory,
+    MemoryNeeds,
+    plan_memory,
+    resolved_requests,
+    round_sizes,
+)
 from headstart.engine.options import EngineOptions
 from headstart.errors import EngineError
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 CPU = MemoryNeeds(
-    block_bytes=16 * KIB, state_bytes=0, round_bytes=0, prompt_bytes=0, free_bytes=64 * GIB,
-    max_len=4095, is_cpu=True, has_head=True, has_rounds=False,
+    block_bytes=16 * KIB, state_bytes=0, round_bytes=0, working=WorkingBytes(),
+    device=DeviceBytes(64 * GIB, 64 * GIB), max_len=4095, is_cpu=True, has_head=True,
+    has_rounds=False,
 )  # fmt: skip
-GPU = replace(CPU, is_cpu=False, has_rounds=True)
-RECURRENT = replace(GPU, state_bytes=MIB, round_bytes=2 * MIB)
+GPU = replace(
+    CPU, is_cpu=False, has_rounds=True, working=WorkingBytes(2 * GIB, 32 * MIB),
+    device=DeviceBytes(60 * GIB, 80 * GIB),
+)  # fmt: skip
+RECURRENT = replace(GPU, state_bytes=MIB, round_bytes=MIB // 2)
 FULL = 256  # blocks of 16 tokens for a request of full length
 
 
@@ -29,6 +40,10 @@ def options(**settings: Any) -> EngineOptions:
 
 def blocks(needs: MemoryNeeds, **settings: Any) -> int:
     return plan_memory(needs, options(**settings)).cache.num_blocks
+
+
+def with_free(needs: MemoryNeeds, free: int) -> MemoryNeeds:
+    return replace(needs, device=replace(needs.device, free=free))
 
 
 def test_a_cpu_has_enough_for_requests_of_usual_length() -> None:
@@ -43,7 +58,7 @@ def test_a_cpu_takes_a_gibibyte_at_most_unless_one_request_needs_more() -> None:
 
 
 def test_a_cpu_leaves_a_fifth_of_what_is_free() -> None:
-    assert blocks(replace(CPU, free_bytes=100 * CPU.block_bytes)) == 80
+    assert blocks(with_free(CPU, 100 * CPU.block_bytes)) == 80
 
 
 def test_short_models_have_no_more_blocks_than_their_requests_can_hold() -> None:
@@ -58,13 +73,57 @@ def test_memory_as_told() -> None:
     assert blocks(CPU, kv_bytes=1 << 50) == 4 * FULL, "more would be of no use"
 
 
-def test_a_fraction_is_of_what_is_free_beside_a_long_prompt() -> None:
-    needs = replace(GPU, free_bytes=400 * GPU.block_bytes, prompt_bytes=100 * GPU.block_bytes)
-    assert blocks(needs) == 150, "half of it on a GPU"
-    assert blocks(needs, memory_fraction=0.25) == 75
-    assert blocks(replace(needs, is_cpu=True), memory_fraction=0.25) == 75
-    with pytest.raises(EngineError, match="one K/V block needs 16,384 bytes and there are 0"):
-        blocks(replace(needs, prompt_bytes=GIB))
+def test_a_fraction_of_a_cpu_is_of_what_is_free() -> None:
+    assert blocks(with_free(CPU, 400 * CPU.block_bytes), memory_fraction=0.25) == 100
+
+
+def test_a_fraction_of_a_gpu_is_of_all_its_memory_for_everything() -> None:
+    """Of 80 GiB 20 are in use; computing will take 2 and, with 4 requests, an eighth."""
+    needs = replace(GPU, max_len=1 << 30)
+    block = needs.block_bytes
+    assert blocks(needs) == (int(80 * GIB * 0.9) - 20 * GIB - 2 * GIB - 128 * MIB) // block
+    assert blocks(needs, memory_fraction=0.5) == (40 * GIB - 22 * GIB - 128 * MIB) // block
+    assert blocks(needs, max_running_requests=32, memory_fraction=0.5) == 17 * GIB // block
+    assert blocks(needs, kv_bytes=50 * GIB) == 50 * GIB // block, "as told, whatever is to come"
+
+
+def test_weights_that_leave_no_room_are_refused_with_all_numbers() -> None:
+    with pytest.raises(EngineError) as caught:
+        blocks(with_free(GPU, 10 * GIB))
+    assert str(caught.value) == (
+        "one K/V block needs 16,384 bytes and there are 0: 85.9 GB on the GPU: 75.2 GB in use "
+        "(weights, other processes), 2.3 GB to come for rounds and passes "
+        "(max_running_requests 4), up to 0.0 GB for K/V (memory_fraction 0.9). Raise "
+        "memory_fraction, lower max_running_requests, max_batched_tokens or max_model_len, or give "
+        "kv_bytes."
+    )
+    assert blocks(with_free(GPU, 10 * GIB), memory_fraction=1.0) == 4 * FULL
+
+
+def requests(needs: MemoryNeeds, **settings: Any) -> int | None:
+    given = options(max_running_requests=None, **settings)
+    return resolved_requests(needs, given).max_running_requests
+
+
+def test_a_gpu_runs_as_many_requests_as_it_has_memory_for_at_1024_tokens() -> None:
+    """64 blocks of a MiB and 32 MiB to be computed, in what 72 GiB leave beside 22."""
+    needs = replace(GPU, block_bytes=MIB)
+    assert requests(needs, memory_fraction=0.5) == 18 * GIB // (96 * MIB)
+    assert requests(needs, kv_bytes=GIB) == 16, "computing is not in this memory"
+    assert requests(replace(needs, max_len=511), kv_bytes=GIB) == 32, "no request is longer"
+    assert requests(replace(needs, state_bytes=MIB, round_bytes=2 * MIB), kv_bytes=GIB) == 15
+    memory = planned(needs, max_running_requests=requests(needs, memory_fraction=0.5))
+    assert memory.cache.num_blocks * 16 >= 192 * 1024
+
+
+def test_a_gpu_runs_one_request_at_least_and_a_full_round_at_most() -> None:
+    assert requests(GPU) == MOST_REQUESTS
+    assert requests(with_free(GPU, 1)) == requests(GPU, kv_bytes=1) == 1
+
+
+def test_how_many_requests_run_is_left_as_told() -> None:
+    assert resolved_requests(GPU, options(max_running_requests=512)).max_running_requests == 512
+    assert requests(CPU) == 64
 
 
 def test_blocks_that_hold_nothing_are_as_many_as_requests_need() -> None:
@@ -93,17 +152,18 @@ def test_there_are_states_for_requests_prefixes_and_drafts_that_the_host_decides
 
 
 def test_states_take_half_at_most_of_what_rounds_leave() -> None:
+    """Rows of four requests in rounds are 2 MiB."""
     plan = planned(RECURRENT, kv_bytes=12 * MIB)
     assert plan.cache.num_states == 5, "half of 10 MiB"
     assert plan.cache.num_blocks == (12 - 2 - 5) * MIB // (16 * KIB)
 
 
 def test_states_of_a_cpu_go_by_what_is_free() -> None:
-    needs = replace(RECURRENT, is_cpu=True, has_rounds=False, round_bytes=0, free_bytes=10 * MIB)
+    needs = replace(CPU, state_bytes=MIB, device=DeviceBytes(10 * MIB, 10 * MIB))
     plan = planned(needs)
     assert plan.cache.num_states == 4, "half of four fifths"
     assert plan.cache.num_blocks == int(6 * MIB * 0.8) // (16 * KIB)
-    large = replace(needs, state_bytes=GIB, free_bytes=64 * GIB)
+    large = replace(needs, state_bytes=GIB, device=CPU.device)
     assert planned(large).cache.num_states == 2, "a request and a snapshot, however large"
 
 
@@ -120,9 +180,13 @@ def test_notes_tell_what_was_taken() -> None:
     assert planned(CPU, kv_bytes=100 * CPU.block_bytes).notes == [
         "100 K/V blocks of 16 tokens (2 MB)"
     ]
-    assert planned(RECURRENT, kv_bytes=12 * MIB).notes[1:] == [
-        "5 recurrent states of 1.0 MB", "2 MB for the newest rows of requests in rounds",
+    assert planned(RECURRENT, kv_bytes=12 * MIB).notes == [
+        "85.9 GB on the GPU: 21.5 GB in use (weights, other processes), 2.3 GB to come for rounds "
+        "and passes (max_running_requests 4), 0.0 GB for K/V (kv_bytes)",
+        "320 K/V blocks of 16 tokens (5 MB)", "5 recurrent states of 1.0 MB",
+        "0.5 MB for the newest rows of each request in rounds",
     ]  # fmt: skip
+    assert planned(GPU).notes[0].endswith("up to 53.6 GB for K/V (memory_fraction 0.9)")
 
 
 def test_rounds_without_a_head_have_no_menu_of_drafts() -> None:

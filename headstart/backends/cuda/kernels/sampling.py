@@ -26,6 +26,7 @@ from headstart.backends.cuda.kernels.ranking import (
     END_AFTER,
     FLOOR,
     FREQUENCY,
+    PRESENCE,
     REPETITION,
     TOP_K,
     TOP_P,

@@ -15,6 +15,7 @@ from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.graphs import Graphs
 from headstart.backends.cuda.sampling import SamplingNeeds
 from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
+from headstart.engine.memory import MOST_REQUESTS
 
 
 def graphs_for(count: int) -> Graphs:
@@ -32,6 +33,10 @@ def test_every_number_of_requests_has_a_captured_size(count: int, last: list[int
     graphs = graphs_for(count)
     assert graphs.sizes()[-3:] == last
     assert {graphs.bucket(number) for number in range(1, count + 1)} == set(graphs.sizes())
+
+
+def test_a_gpu_runs_no_more_requests_by_itself_than_the_largest_captured_round_has() -> None:
+    assert graphs_for(MOST_REQUESTS + 1).sizes()[-2] == MOST_REQUESTS
 
 
 def test_only_replays_are_timed(monkeypatch: pytest.MonkeyPatch) -> None:

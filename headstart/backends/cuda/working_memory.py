@@ -1,0 +1,34 @@
+"""Memory that captured rounds take for their batch and their scratch, by formulas."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
+from headstart.backends.working_memory import (
+    WorkingBytes,
+    WorkSizes,
+    activation_bytes,
+    logit_bytes,
+)
+from headstart.models.build import LoadedModel
+
+_CHOICE = 3  # arrays of logits: as they come, processed, and raw for log-probabilities
+# Graphs share their scratch, but what a smaller round was captured with is not joined to what a
+# larger one needs.
+_CAPTURED = 2
+
+
+def captured_bytes(model: LoadedModel, sizes: WorkSizes) -> WorkingBytes:
+    """Of the rounds of one engine, by request."""
+    rounds = replace(sizes.rounds, max_requests=1)
+    batch = DecodeBatch.for_rounds(
+        rounds, model.config, window=WINDOW, block_size=sizes.block_size, dtype=model.dtype,
+        device=torch.device("meta"),
+    )  # fmt: skip
+    rows = rounds.num_drafts + 1
+    widest = rows if model.head is None else batch.window  # a head that is late reads so many
+    scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
+    return WorkingBytes(per_request=batch.num_bytes + scratch)
