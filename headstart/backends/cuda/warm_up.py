@@ -63,7 +63,7 @@ def rehearse(rounds: CapturedRounds) -> None:
         for request in _blank_requests(rounds, newest, params):
             rounds.admit(request)
             for _ in range(_ROUNDS):
-                rounds.launch([rounds.sizes.num_drafts]).collect()
+                rounds.launch([min(rounds.sizes.num_drafts, rounds.sizes.max_drafts)]).collect()
             rounds.remove(0)
 
 
