@@ -49,7 +49,7 @@ def main() -> None:
             ignore_eos=True,
             seed=i,
             detokenize=False,
-        )  # fmt: skip
+        )
         for i in range(given.requests)
     ]
     began = time.perf_counter()
