@@ -114,7 +114,8 @@ def test_log_probabilities_are_those_of_the_reference(
 ) -> None:
     size, logits, asked = batch
     ids = [data.draw(TOKENS) for _ in asked]
-    found, wanted = (each.logprobs(logits, ids, asked) for each in (CHOOSERS[size], REFERENCE))
+    at = [data.draw(st.integers(0, len(asked) - 1)) for _ in asked]
+    found, wanted = (each.logprobs(logits, at, ids, asked) for each in (CHOOSERS[size], REFERENCE))
     for (value, best), (wanted_value, wanted_best) in zip(found, wanted, strict=True):
         if value != value or wanted_value != wanted_value:  # NaN: no token is allowed
             continue
