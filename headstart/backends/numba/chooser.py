@@ -89,11 +89,11 @@ class CompiledChooser(Chooser):
             np.maximum(np.array(ids), 0), told, best, best_values,
         )  # fmt: skip
         order = np.argsort(-best_values, axis=1, kind="stable")  # of equal ones the lowest id first
-        best, best_values = (np.take_along_axis(part, order, 1) for part in (best, best_values))
+        ids_told, values_told = (np.take_along_axis(p, order, 1) for p in (best, best_values))
         return [
             (value, dict(zip(names[:count], numbers[:count], strict=True)))
             for value, names, numbers, count in zip(
-                told.tolist(), best.tolist(), best_values.tolist(), counts, strict=True
+                told.tolist(), ids_told.tolist(), values_told.tolist(), counts, strict=True
             )
         ]
 

@@ -48,7 +48,8 @@ def _tell(space, count, is_cut, tokens, probs):
     factor = np.float32(1 / _sum(space.weights[:count]))
     fill(probs, _ZERO)
     for i in range(count):
-        probs[space.tokens[i] if is_cut else tokens[i]] = space.weights[i] * factor
+        if space.values[i] > _NOTHING:  # a weight is never nothing
+            probs[space.tokens[i] if is_cut else tokens[i]] = space.weights[i] * factor
 
 
 @njit()

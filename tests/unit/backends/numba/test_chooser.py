@@ -105,6 +105,8 @@ def test_drafts_are_those_of_the_reference(
     wanted = REFERENCE.draft_probs(logits, asked, ids, size)
     dead = wanted.isnan().any(-1)  # no token is allowed
     torch.testing.assert_close(probs[~dead], wanted[~dead], rtol=1e-4, atol=1e-6)
+    for i, row in enumerate(asked):
+        assert row.mask is None or not probs[i][~row.mask].any() or row.params.is_greedy
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
