@@ -60,8 +60,13 @@ class Chooser:
             return count, sampling.NOTHING_ALLOWED
         return count, int(following[0])
 
-    def logprobs(self, logits: Tensor, ids: Sequence[int], rows: Sequence[Row]) -> list[Told]:
-        """What each row's `params.logprobs` asks for, of the token that it gave."""
+    def logprobs(
+        self, logits: Tensor, at: Sequence[int], ids: Sequence[int], rows: Sequence[Row]
+    ) -> list[Told]:
+        """What the `params.logprobs` of rows ask for, of the tokens that they gave.
+
+        `at`: where each row's logits are. Rows of a request follow one another.
+        """
 
         def together(index: int) -> int:
             return index if self.chooses_one_by_one else id(rows[index].params)
@@ -69,13 +74,12 @@ class Chooser:
         told: list[Told] = []
         for _, group in groupby(range(len(rows)), together):
             own = list(group)
-            at, params = slice(own[0], own[-1] + 1), rows[own[0]].params
+            part, params = slice(own[0], own[-1] + 1), rows[own[0]].params
             assert params.logprobs is not None
-            # In memory of its own, a row alone is computed as any other row alone.
-            values = logits[at].clone() if self.chooses_one_by_one else logits[at]
-            tokens = torch.tensor(ids[at], device=logits.device)
+            values = logits[list(at[part])]  # a copy: a row alone is computed as any other alone
+            tokens = torch.tensor(ids[part], device=logits.device)
             found = sampling.logprobs(
-                values, tokens, params.logprobs, params.logprobs_mode, rows[at]
+                values, tokens, params.logprobs, params.logprobs_mode, rows[part]
             )
             numbers, names, best = (part.tolist() for part in found)
             told += [

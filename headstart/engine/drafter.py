@@ -248,10 +248,10 @@ class Drafter:
             ids = self._backend.draft_vocabs[vocab].ids if vocab else None
             rows = [_row(requests[i]) for i in at]
             chosen = self._backend.choose_drafts(logits, rows, ids)
-            for i, one, row, token in zip(at, logits[:, None], rows, chosen, strict=True):
+            for i, one, row, token in zip(at, logits, rows, chosen, strict=True):
                 if row.params.acceptance == "rejection":
-                    size = self._backend.config.vocab
-                    self._add_probs(requests[i], self._backend.draft_probs(one, [row], ids, size))
+                    given = (one[None], [row], ids, self._backend.config.vocab)
+                    self._add_probs(requests[i], self._backend.draft_probs(*given))
                 requests[i].drafts.append(token)
 
     def _add_probs(self, request: Request, probs: torch.Tensor | None) -> None:

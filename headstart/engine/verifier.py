@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 
@@ -62,16 +63,12 @@ def verify(
     """
     judged = _rows_of([work for work in works if work.needs_logits])
     chooser = chooser or Chooser()
-    _match([each for each in judged if not each.rejects], logits, chooser)
-    for each in judged:
-        if each.rejects:
+    for rejects, group in groupby(judged, lambda each: each.rejects):
+        if rejects:
             assert draft_probs is not None
-            count = len(each.drafts)
-            accepted, following = chooser.reject(
-                logits[each.logits][: count + 1], each.rows[: count + 1], each.drafts,
-                draft_probs(each.work.request)[:count],
-            )  # fmt: skip
-            each.tokens.extend([*each.drafts[:accepted], following])
+            _reject(list(group), logits, chooser, draft_probs)
+        else:
+            _match(list(group), logits, chooser)
     told = _logprobs(judged, logits, chooser)
     result = {}
     for each in judged:
@@ -84,11 +81,12 @@ def verify(
 
 
 def _match(judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser) -> None:
-    """The usual rule: drafts that the trunk would have chosen, then what it chooses instead."""
+    """The usual rule: drafts that the trunk would have chosen, then what it chooses instead.
+
+    Rows of `judged` lie side by side.
+    """
     rows = [row for each in judged for row in each.rows]
-    if not rows:
-        return
-    chosen = chooser.choose(_taken(logits, [each.logits for each in judged], len(rows)), rows)
+    chosen = chooser.choose(logits[judged[0].logits.start : judged[-1].logits.stop], rows)
     begin = 0
     for each in judged:
         own = chosen[begin : begin + len(each.rows)]
@@ -99,11 +97,17 @@ def _match(judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser) -> 
         each.tokens.extend(own[: accepted + 1])
 
 
-def _taken(logits: torch.Tensor, parts: Sequence[slice], count: int) -> torch.Tensor:
-    """Those rows, without a copy where they lie side by side."""
-    if parts[-1].stop - parts[0].start == count:
-        return logits[parts[0].start : parts[-1].stop]
-    return torch.cat([logits[part] for part in parts])
+def _reject(
+    judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser, draft_probs: DraftProbs
+) -> None:
+    """The classical rule: exact in distribution, but the text depends on what was drafted."""
+    for each in judged:
+        count = len(each.drafts)
+        accepted, following = chooser.reject(
+            logits[each.logits][: count + 1], each.rows[: count + 1], each.drafts,
+            draft_probs(each.work.request)[:count],
+        )  # fmt: skip
+        each.tokens.extend([*each.drafts[:accepted], following])
 
 
 def _rows_of(works: Sequence[Work]) -> list[Judged]:
@@ -148,10 +152,10 @@ def _logprobs(
     asking = [each for each in judged if each.work.request.params.logprobs is not None]
     if not asking:
         return {}
-    parts = [slice(e.logits.start, e.logits.start + len(e.tokens)) for e in asking]
+    at = [each.logits.start + i for each in asking for i in range(len(each.tokens))]
     tokens = [token for each in asking for token in each.tokens]
     rows = [row for each in asking for row in each.rows[: len(each.tokens)]]
-    told = iter(chooser.logprobs(_taken(logits, parts, len(rows)), tokens, rows))
+    told = iter(chooser.logprobs(logits, at, tokens, rows))
     return {
         each.work.request.id: [TokenLogprob(token, *next(told)) for token in each.tokens]
         for each in asking

@@ -10,13 +10,14 @@ from torch import Tensor
 
 from headstart.backends.chooser import Chooser, Told
 from headstart.backends.numba import sampling as kernels
+from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.settings import SettingsPacker
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.sampling.params import Row, SamplingParams
 
 _PER_TOKEN = 16  # what choosing among tokens costs, in products of `ThreadPool.run`
 
-_DRAWN = SamplingParams(logprobs=1)
+_PLAIN = Row(SamplingParams(logprobs=1), 0, 0)
 
 
 class CompiledChooser(Chooser):
@@ -29,11 +30,10 @@ class CompiledChooser(Chooser):
 
     def warm_up(self) -> None:
         """Compile, or load what was compiled."""
-        row = Row(_DRAWN, 0, 0)
-        logits = torch.zeros(2, self._num_tokens)
+        row, logits = _PLAIN, torch.zeros(2, self._num_tokens)
         self.choose(logits[:1], [row])
         self.reject(logits, [row, row], [0], self.draft_probs(logits[:1], [row], None, 0))
-        self.logprobs(logits[:1], [0], [row])
+        self.logprobs(logits, [0], [0], [row])
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         return [int(column) for column in self._choose(logits, rows, self._all)[0]]
@@ -75,26 +75,33 @@ class CompiledChooser(Chooser):
         )  # fmt: skip
         return int(accepted), int(following)
 
-    def logprobs(self, logits: Tensor, ids: Sequence[int], rows: Sequence[Row]) -> list[Told]:
+    def logprobs(
+        self, logits: Tensor, at: Sequence[int], ids: Sequence[int], rows: Sequence[Row]
+    ) -> list[Told]:
         counts = [min(row.params.logprobs or 0, self._num_tokens) for row in rows]
         told = np.empty(len(rows), np.float32)
         best = np.empty((len(rows), max(counts)), np.int64)
         best_values = np.empty(best.shape, np.float32)
         POOL.run(
             self._work(len(rows)), kernels.tell_rows, new_counters(1), logits.numpy(),
-            self.packer.pack(rows), self._all,
+            np.array(at), self._told_settings(rows), self._all,
             np.array([row.params.logprobs_mode == "processed" for row in rows]),
             np.maximum(np.array(ids), 0), told, best, best_values,
         )  # fmt: skip
         order = np.argsort(-best_values, axis=1, kind="stable")  # of equal ones the lowest id first
-        best = np.take_along_axis(best, order, 1)
-        best_values = np.take_along_axis(best_values, order, 1)
+        ids_told, values_told = (np.take_along_axis(p, order, 1) for p in (best, best_values))
         return [
             (value, dict(zip(names[:count], numbers[:count], strict=True)))
             for value, names, numbers, count in zip(
-                told.tolist(), best.tolist(), best_values.tolist(), counts, strict=True
+                told.tolist(), ids_told.tolist(), values_told.tolist(), counts, strict=True
             )
         ]
+
+    def _told_settings(self, rows: Sequence[Row]) -> Settings:
+        """Raw log-probabilities depend on none."""
+        if all(row.params.logprobs_mode == "raw" for row in rows):
+            return self.packer.pack([_PLAIN] * len(rows))
+        return self.packer.pack(rows)
 
     def _tokens_of(self, token_ids: Tensor | None) -> np.ndarray:
         return self._all if token_ids is None else token_ids.numpy().astype(np.int32)

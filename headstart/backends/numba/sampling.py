@@ -48,7 +48,8 @@ def _tell(space, count, is_cut, tokens, probs):
     factor = np.float32(1 / _sum(space.weights[:count]))
     fill(probs, _ZERO)
     for i in range(count):
-        probs[space.tokens[i] if is_cut else tokens[i]] = space.weights[i] * factor
+        if space.values[i] > _NOTHING:  # a weight is never nothing
+            probs[space.tokens[i] if is_cut else tokens[i]] = space.weights[i] * factor
 
 
 @njit()
@@ -168,12 +169,13 @@ def _tell_row(logits, settings, row, tokens, is_processed, token, space, best, b
 
 
 @njit()
-def tell_rows(counters, logits, settings, tokens, is_processed, ids, told, best, best_values):
+def tell_rows(counters, logits, at, settings, tokens, is_processed, ids, told, best, best_values):
     """told [rows]: log-probabilities of ids; best and best_values [rows, top], unsorted: one phase.
 
-    is_processed [rows]: of what the choice was made from, not of the logits as they are.
+    Logits of a row are at `at` [rows]. is_processed [rows]: of what the choice was made from, not
+    of the logits as they are.
     """
-    rows, none_yet = logits.shape[0], True
+    rows, none_yet = at.shape[0], True
     space = new_space(FIRST)
     while True:
         begin, end = claim(counters, 0, rows)
@@ -183,8 +185,8 @@ def tell_rows(counters, logits, settings, tokens, is_processed, ids, told, best,
             space, none_yet = new_space(tokens.shape[0]), False
         for row in range(begin, end):
             told[row] = _tell_row(
-                logits[row], settings, row, tokens, is_processed[row], ids[row], space, best[row],
-                best_values[row],
+                logits[at[row]], settings, row, tokens, is_processed[row], ids[row], space,
+                best[row], best_values[row],
             )  # fmt: skip
         finish(counters, 0, end - begin)
     wait(counters, 0, rows)

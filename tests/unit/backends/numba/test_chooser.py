@@ -105,6 +105,8 @@ def test_drafts_are_those_of_the_reference(
     wanted = REFERENCE.draft_probs(logits, asked, ids, size)
     dead = wanted.isnan().any(-1)  # no token is allowed
     torch.testing.assert_close(probs[~dead], wanted[~dead], rtol=1e-4, atol=1e-6)
+    for i, row in enumerate(asked):
+        assert row.mask is None or not probs[i][~row.mask].any() or row.params.is_greedy
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)
@@ -114,7 +116,8 @@ def test_log_probabilities_are_those_of_the_reference(
 ) -> None:
     size, logits, asked = batch
     ids = [data.draw(TOKENS) for _ in asked]
-    found, wanted = (each.logprobs(logits, ids, asked) for each in (CHOOSERS[size], REFERENCE))
+    at = [data.draw(st.integers(0, len(asked) - 1)) for _ in asked]
+    found, wanted = (each.logprobs(logits, at, ids, asked) for each in (CHOOSERS[size], REFERENCE))
     for (value, best), (wanted_value, wanted_best) in zip(found, wanted, strict=True):
         if value != value or wanted_value != wanted_value:  # NaN: no token is allowed
             continue
