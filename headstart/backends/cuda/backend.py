@@ -154,18 +154,17 @@ class CudaBackend(Backend):
         """
         return [int(token) for token in choose_rows(logits, rows).tokens.tolist()]
 
-    def logprobs(self, logits: Tensor, ids: Sequence[int], rows: Sequence[Row]) -> list[Told]:
-        if any((row.params.logprobs or 0) > MAX_LOGPROBS for row in rows):
-            return super().logprobs(logits, ids, rows)
-        values, names = (part.tolist() for part in logprobs_of_rows(logits, ids, rows))
+    def logprobs(
+        self, logits: Tensor, at: Sequence[int], ids: Sequence[int], rows: Sequence[Row]
+    ) -> list[Told]:
+        tops = [min(row.params.logprobs or 0, logits.shape[1]) for row in rows]
+        if max(tops) > MAX_LOGPROBS:
+            return super().logprobs(logits, at, ids, rows)
+        found = logprobs_of_rows(logits[self.to_device(at)], ids, rows)
+        values, names = (part.tolist() for part in found)
         return [
-            (
-                own,
-                dict(
-                    zip(row_names[: logits.shape[1]], others[: row.params.logprobs], strict=False)
-                ),
-            )
-            for (own, *others), row_names, row in zip(values, names, rows, strict=True)
+            (own, dict(zip(row_names[:top], others[:top], strict=True)))
+            for (own, *others), row_names, top in zip(values, names, tops, strict=True)
         ]
 
     # Rounds
