@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
@@ -33,21 +34,23 @@ class LaunchedRound:
         tokens = [row[1 : 1 + row[0]] for row in self.emitted.tolist()]
         if self.logprobs is None:
             return [Emitted(own) for own in tokens]
-        return [Emitted(own, self._logprobs(index, own)) for index, own in enumerate(tokens)]
+        return [
+            Emitted(own, told) for own, told in zip(tokens, self._logprobs(tokens), strict=True)
+        ]
 
-    def _logprobs(self, index: int, tokens: list[int]) -> list[TokenLogprob]:
-        top = self.tops[index]
-        if top is None or self.logprobs is None or self.emitted is None:
-            return []
-        values, ids = self.logprobs
-        first = index * (len(values) // len(self.emitted))
-        found = []
-        for row, token in enumerate(tokens, first):
-            own, *others = values[row, : 1 + top].tolist()
-            found.append(
-                TokenLogprob(token, own, dict(zip(ids[row].tolist(), others, strict=False)))
-            )
-        return found
+    def _logprobs(self, tokens: list[list[int]]) -> Iterator[list[TokenLogprob]]:
+        """Of each request's tokens, where it asks for them."""
+        assert self.logprobs is not None
+        most = max(top or 0 for top in self.tops)
+        values = self.logprobs[0][:, : 1 + most].tolist()
+        ids = self.logprobs[1][:, :most].tolist()
+        each = len(values) // len(tokens)  # rows of a request
+        for index, (own, top) in enumerate(zip(tokens, self.tops, strict=True)):
+            told = []
+            for row, token in enumerate(own if top is not None else (), index * each):
+                best = dict(zip(ids[row][:top], values[row][1:], strict=False))
+                told.append(TokenLogprob(token, values[row][0], best))
+            yield told
 
     def timing(self) -> RoundTiming | None:
         if self.shape is None or self.began is None or self.done is None:
