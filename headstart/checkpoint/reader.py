@@ -2,7 +2,8 @@
 
 Opening reads JSON files and headers only. Tensors come as slices of files;
 `checkpoint/values.py` loads them where values are needed. Symbolic links are followed, so
-folders of a hub cache work as they are.
+folders of a hub cache work as they are; what becomes part of a result is held to
+`checkpoint/links.py`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from headstart.checkpoint.config import Config, read_config, read_json_object
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.index import INDEX_NAME, Index, read_index
+from headstart.checkpoint.links import followed_links
 from headstart.checkpoint.source import TensorSource, stored
 from headstart.errors import CheckpointError, MissingTensor, some
 
@@ -83,6 +85,12 @@ class Checkpoint:
     def foreign_weights(self) -> list[str]:
         """Weights in other formats, which describe another head than a result has."""
         return [name for name, path in self._walk().items() if _is_foreign(path.name)]
+
+    def links(self) -> dict[str, Path]:
+        """Links among the files that a result may take from here; refused if they lead outside."""
+        read = ["config.json", INDEX_NAME, "headstart.json", *self.index.metadata]
+        present = [name for name in read if os.path.lexists(self.folder / name)]
+        return followed_links(self.folder, [*present, *self.files_below()])
 
     def _walk(self) -> dict[str, Path]:
         """Files by relative name, links followed; hidden ones and our own are left out."""
