@@ -66,9 +66,9 @@ def run(
         return
     document = report.as_json()
     document["engines"] = {
-        name: {"command": None, "reason": answer}
+        name: {"command": None, "reason": answer, "warnings": []}
         if isinstance(answer, str)
-        else {"command": answer.shell(), "reason": None}
+        else {"command": answer.shell(), "reason": None, "warnings": list(answer.warnings)}
         for name, answer in engines.items()
     }
     if found is not None:

@@ -12,7 +12,7 @@ from rich.table import Table
 from headstart.errors import some
 from headstart.heads.inspection import Report, StandaloneReport, TrunkReport
 from headstart.heads.operation import megabytes
-from headstart.launch.command import EngineCommand
+from headstart.launch.command import EngineCommand, code_warning
 
 if TYPE_CHECKING:
     from headstart.simulate.probe import ProbeReport
@@ -47,7 +47,12 @@ def show(
             refused.setdefault(reason, []).append(name)
     for reason, names in refused.items():
         console.print(f"\n[bold]{', '.join(names)}[/]  not available: {escape(reason)}")
-    for warning in report.warnings:
+    needing: dict[tuple[str, ...], list[str]] = {}
+    for name, command in usable.items():
+        if command.code_files:
+            needing.setdefault(command.code_files, []).append(name)
+    about_code = [code_warning(", ".join(names), files) for files, names in needing.items()]
+    for warning in [*about_code, *report.warnings]:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}")
 
 

@@ -7,7 +7,7 @@ An engine is usually one process. xLLM is one process per device; it brings its 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,15 @@ _IMAGES = {
     "sglang": ("lmsysorg/sglang:v{version}", "lmsysorg/sglang:dev"),
     "trtllm": ("nvcr.io/nvidia/tensorrt-llm/release:{version}", ""),
 }
+
+
+def code_warning(engines: str, code_files: Iterable[str]) -> str:
+    """Why a command is printed that cannot start as it is."""
+    return (
+        f"{engines} cannot read this config without running Python code that it names (auto_map: "
+        f"{', '.join(code_files)}). The command leaves --trust-remote-code out and will not start "
+        "as it is: read that code first, then use `headstart launch --trust-remote-code`"
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class EngineCommand:
     warnings: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()  # what drafting adds, in words
     preparation: Preparation | None = None  # the script has it too
-    code_files: tuple[str, ...] = ()  # Python of the checkpoint that runs without being allowed
+    code_files: tuple[str, ...] = ()  # Python that the config needs and nobody allowed
     script: str = ""  # replaces the plain command where one line is not enough
     mounts: tuple[Path, ...] = ()  # what a container has to see
     in_docker: bool = False
