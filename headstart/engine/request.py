@@ -22,6 +22,8 @@ from headstart.sampling.acceptance import Acceptance, Origin
 from headstart.sampling.history import History
 from headstart.sampling.params import SamplingParams, TokenLogprob, derive_seed
 
+MAX_PRIORITY = 10  # either way: few enough levels for waiting to make up for (scheduler.py)
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

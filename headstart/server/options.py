@@ -46,6 +46,10 @@ class ServerOptions:
     max_n: int = field(default=16, metadata={"help": "most answers per request, all prompts"})
     max_logprobs: int = field(default=20, metadata={"help": "most alternatives per token"})
     max_stops: int = field(default=64, metadata={"help": "most stop strings per request"})
+    allow_priority: bool = field(
+        default=False,
+        metadata={"help": "clients may say how important their requests are (priority)"},
+    )
     max_queue: int = field(
         default=256, metadata={"help": "answers that may wait for a place; more get a 429"}
     )
