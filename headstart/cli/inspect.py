@@ -11,6 +11,7 @@ import typer
 
 from headstart.cli.options import Json, Model, ModelType
 from headstart.errors import ConfigError, DataError
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
@@ -54,7 +55,7 @@ def run(
                 f"{shlex.quote(str(model))}."
             )
         if json_output:
-            print(json.dumps(standalone.as_json(), indent=2))
+            say(json.dumps(standalone.as_json(), indent=2))
         else:
             show_standalone(standalone)
         return
@@ -73,7 +74,7 @@ def run(
     }
     if found is not None:
         document["probe"] = found.as_json()
-    print(json.dumps(document, indent=2))
+    say(json.dumps(document, indent=2))
 
 
 def _probed(
