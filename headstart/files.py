@@ -1,10 +1,14 @@
-"""Single files that appear whole or not at all; folders of them are `checkpoint/atomic.py`'s."""
+"""Single files: written whole or not at all, and never through a link that lies in their place.
+
+Folders of them are `checkpoint/atomic.py`'s.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 
 def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> None:
@@ -17,7 +21,8 @@ def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> Non
     if not is_only_writer:
         partial = partial.parent / f"{partial.name}-{secrets.token_hex(4)}"
     try:
-        with open(partial, "wb") as file:
+        partial.unlink(missing_ok=True)
+        with open(partial, "xb") as file:  # a new file: not what a link leads to
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -25,6 +30,15 @@ def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> Non
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def open_no_link(path: Path, mode: Literal["rb", "ab"]) -> BinaryIO:
+    """Open a file; OSError (ELOOP) where a link is."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+    return open(path, mode, opener=opener)
 
 
 def partial_of(path: Path) -> Path:
