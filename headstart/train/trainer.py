@@ -50,9 +50,9 @@ class Outcome:
 
 def train(job: Job, watch: Watch | None = None) -> list[Outcome]:
     """Train as `job` says, or go on with what an earlier call began."""
-    with joined(job.shared.device) as (world, device):
+    with joined(job.shared.device) as (world, device), ExitStack() as locks:
         heard = watch if watch is not None and world.is_main else Watch()
-        session = open_session(job, world, device, heard)
+        session = open_session(job, world, device, heard, locks)
         return Trainer(session, watch or Watch()).run()
 
 
