@@ -6,6 +6,7 @@ anything large is imported or loaded, so that a busy one is an error at once.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass, field
 from typing import Literal
@@ -102,11 +103,6 @@ class ServerOptions:
         """Keys from the command line and the environment; without any, all clients may ask."""
         return (*(self.api_key or ()), *keys_from_environment())
 
-    @property
-    def is_public(self) -> bool:
-        """Whether other machines can reach the server."""
-        return self.host not in ("localhost", "::1") and not self.host.startswith("127.")
-
 
 _POSITIVE = (
     "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops", "max_connections",
@@ -132,6 +128,13 @@ def listen(options: ServerOptions) -> socket.socket:
             "--host or --port."
         ) from None
     return listener
+
+
+def is_public(listener: socket.socket) -> bool:
+    """Whether other machines can reach it: by the address it has, which --host need not show."""
+    address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return not (mapped or address).is_loopback
 
 
 def url_of(listener: socket.socket) -> str:
