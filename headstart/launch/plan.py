@@ -17,7 +17,7 @@ from headstart.families.engines import ENGINE_TITLES, Served, served_by
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
-from headstart.launch.command import EngineCommand, Preparation, Process, code_warning
+from headstart.launch.command import EngineCommand, Preparation, Process, as_word, code_warning
 from headstart.launch.options import LaunchOptions
 from headstart.launch.separate import SeparateHead, separate_head
 from headstart.launch.versions import is_at_least, require, require_oldest
@@ -80,7 +80,7 @@ class Plan:
             return
         self.args.append(flag)
         if value is not True:
-            self.args.append(str(value))
+            self.args.append(as_word(value) if isinstance(value, Path) else str(value))
 
     def refuse(self, option: str, why: str, instead: str) -> NoReturn:
         flag = option.replace("_", "-")

@@ -6,7 +6,7 @@ import json
 
 from headstart.errors import LaunchError
 from headstart.heads.inspection import Report
-from headstart.launch.command import EngineCommand, Process
+from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
@@ -23,7 +23,7 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
     _placement(plan)
     _limits(plan)
     _caches(plan)
-    program = ("vllm", "serve", str(report.path))
+    program = ("vllm", "serve", as_word(report.path))
     return plan.command(Process((*program, *plan.args, *options.extra_args)))
 
 
