@@ -5,8 +5,10 @@ Folders of them are `checkpoint/atomic.py`'s.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -39,6 +41,19 @@ def open_no_link(path: Path, mode: Literal["rb", "ab"]) -> BinaryIO:
         return os.open(name, flags | os.O_NOFOLLOW, 0o666)
 
     return open(path, mode, opener=opener)
+
+
+def read_plain(path: Path, most_bytes: int = 1 << 28) -> bytes:
+    """The content of a file of bounded size; OSError for pipes, devices and larger ones."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for a writer
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        data = b"" if found.st_size > most_bytes else file.read(most_bytes + 1)
+        if found.st_size > most_bytes or len(data) > most_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
+        return data
 
 
 def partial_of(path: Path) -> Path:

@@ -12,7 +12,7 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from headstart.checkpoint.config import Config, read_config, read_json_object
 from headstart.checkpoint.header import TensorInfo
@@ -47,6 +47,7 @@ class Checkpoint:
         if not os.path.isdir(path):
             kind = "is not a folder" if os.path.exists(path) else "does not exist"
             raise CheckpointError(f"{path} {kind}; expected the folder of a checkpoint.")
+        _check_kinds(path)
         return cls(path, read_config(path), read_index(path))
 
     @property
@@ -111,6 +112,21 @@ class Checkpoint:
         return not any(Path(os.path.realpath(p)).is_relative_to(real) for p in above)
 
 
+def _check_kinds(folder: Path) -> None:
+    """Refuse pipes and devices, which whoever reads the files here would wait for, or read on."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        _unreadable(error)
+    for path in (folder / name for name in names):
+        # A link to nothing is none of these: it is told of where it is needed.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(
+                f"{path} is neither a file nor a folder; a checkpoint has nothing else. Remove it, "
+                "or download the checkpoint again."
+            )
+
+
 def _is_side_file(name: str) -> bool:
     written_anew = ("config.json", INDEX_NAME, "headstart.json")
     return (
@@ -123,7 +139,7 @@ def _is_foreign(name: str) -> bool:
     return name.endswith((".bin", ".bin.index.json", ".pt", ".pth", ".gguf"))
 
 
-def _unreadable(error: OSError) -> None:
+def _unreadable(error: OSError) -> NoReturn:
     raise CheckpointError(
         f"{error.filename} cannot be listed ({error.strerror}); expected a folder that can be "
         "copied along. Change its permissions, or move it elsewhere."
