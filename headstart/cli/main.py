@@ -11,10 +11,12 @@ and a help text exist once.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -226,7 +228,7 @@ def main() -> None:
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
             _end_quietly(error)
-        say(f"error: {error}", file=sys.stderr)
+        say(f"error: {_words(error)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         say("interrupted", file=sys.stderr)
@@ -242,6 +244,16 @@ def _is_said_elsewhere() -> bool:
     """
     is_other = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
     return is_other and "headstart.train.parallel" not in sys.modules
+
+
+def _words(error: OSError) -> str:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return str(error)
+    disk = f"the disk of {error.filename}" if error.filename else "a disk that was written to"
+    return (
+        f"no space left on {disk} (--out, the caches, or {tempfile.gettempdir()}). Free some "
+        "space, or choose other folders: --out, HEADSTART_CACHE, TMPDIR."
+    )
 
 
 def _end_quietly(error: OSError) -> None:

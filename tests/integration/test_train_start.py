@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from contextlib import ExitStack
@@ -121,6 +122,17 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_one_runs(
     out = tmp_path / "run"
     assert trained(inputs, out, Second(1), **SHORT).step == 1
     assert trained(inputs, out, StopAt(2), **SHORT).step == 2  # nobody else is there any more
+
+
+def test_a_full_disk_is_named_with_what_to_do(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("headstart.train.run_folder.Metrics.add", full)
+    with pytest.raises(TrainError, match=r"no space left on the disk of .*run.* run the same"):
+        trained(inputs, tmp_path / "run", **SHORT)
 
 
 def test_of_two_runs_that_begin_at_once_one_is_refused(inputs: Path, tmp_path: Path) -> None:

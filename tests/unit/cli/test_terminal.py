@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import errno
 import io
 import logging
 import sys
@@ -78,6 +79,16 @@ def test_names_in_a_config_do_not_reach_the_terminal(tiny: Tiny, tmp_path: Path)
         done = run(*words)
         assert "\\x1b]0;owned\\x07" in done.stdout + done.stderr
         assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_full_disk_has_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(**given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("headstart.cli.families.family_rows", full)
+    done = run("families")
+    assert done.returncode == 1 and "Errno" not in done.stderr
+    assert "no space left on a disk that was written to" in done.stderr and "TMPDIR" in done.stderr
 
 
 def test_tracebacks_do_not_either(
