@@ -60,11 +60,14 @@ def test_a_chat_request_runs_the_files_of_the_architecture_page(
     assert len(files) <= 25
 
 
-def test_generate_runs_twenty_files(plain_chat: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_runs_twenty_two_files(
+    plain_chat: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     files = generate_files(plain_chat, **SETTINGS)
     assert "16 tokens" in capsys.readouterr().err
-    assert set(files) == ENGINE | {"cli/main.py", "cli/generate.py"}
-    assert len(files) <= 20
+    shown = {"cli/main.py", "cli/generate.py", "cli/console.py", "report/terminal.py"}
+    assert set(files) == ENGINE | shown
+    assert len(files) <= 22
 
 
 def test_imports_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
