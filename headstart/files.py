@@ -1,30 +1,89 @@
-"""Single files that appear whole or not at all; folders of them are `checkpoint/atomic.py`'s."""
+"""Single files: written whole or not at all, and never through a link that lies in their place.
+
+Folders of them are `checkpoint/atomic.py`'s.
+"""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
+import re
 import secrets
+import stat
 from pathlib import Path
+from typing import BinaryIO, Literal
 
 
 def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> None:
     """Write over an older file; on any failure, which is raised as it comes, that one stays.
 
-    is_only_writer: nobody else writes the file meanwhile. Then what a kill leaves has one name,
-    and the next write takes it away.
+    is_only_writer: nobody else writes the file meanwhile. What a kill leaves is taken away by the
+    next write: it has one name, or is locked by nobody any more.
     """
     partial = partial_of(path)
-    if not is_only_writer:
+    if is_only_writer:
+        partial.unlink(missing_ok=True)
+    else:
+        _clear_abandoned(partial)
         partial = partial.parent / f"{partial.name}-{secrets.token_hex(4)}"
     try:
-        with open(partial, "wb") as file:
+        with _new_file(partial) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(partial, path)
+            os.replace(partial, path)  # before the lock ends, which keeps others from removing it
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _new_file(path: Path) -> BinaryIO:
+    """A new file, not what a link leads to, and locked: another writer leaves it alone."""
+    while True:
+        file = open(path, "xb")  # noqa: SIM115  the caller's
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():  # else another writer took the still unlocked file for an abandoned one
+            return file
+        file.close()
+
+
+def _clear_abandoned(partial: Path) -> None:
+    """Remove what killed writers left; a file that is being written is locked."""
+    pattern = re.compile(rf"{re.escape(partial.name)}-[0-9a-f]{{8}}")
+    try:
+        names = [name for name in os.listdir(partial.parent) if pattern.fullmatch(name)]
+    except OSError:  # a folder that may be written and not listed
+        return
+    for stale in (partial.parent / name for name in names):
+        try:
+            with open_no_link(stale, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stale.unlink(missing_ok=True)
+        except OSError:
+            continue  # being written, removed by another run just now, or nothing that we made
+
+
+def open_no_link(path: Path, mode: Literal["rb", "ab"]) -> BinaryIO:
+    """Open a file; OSError (ELOOP) where a link is."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+    return open(path, mode, opener=opener)
+
+
+def read_plain(path: Path, most_bytes: int = 1 << 28) -> bytes:
+    """The content of a file of bounded size; OSError for pipes, devices and larger ones."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for a writer
+    with open(handle, "rb") as file:
+        found = os.fstat(handle)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+        data = b"" if found.st_size > most_bytes else file.read(most_bytes + 1)
+        if found.st_size > most_bytes or len(data) > most_bytes:
+            raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
+        return data
 
 
 def partial_of(path: Path) -> Path:

@@ -147,7 +147,7 @@ def _clear_abandoned(out: Path) -> None:
                 f"another run is writing {out} right now ({stale.name}). Wait for it to end."
             ) from None
         else:
-            shutil.rmtree(stale)
+            shutil.rmtree(stale, ignore_errors=True)  # its run, or another one, may be at it, too
         finally:
             os.close(lock)
 
@@ -155,9 +155,13 @@ def _clear_abandoned(out: Path) -> None:
 def _install(partial: Path, out: Path, overwrite: bool) -> None:
     """One atomic step, so that a kill leaves either the old state or the new one in place."""
     if not overwrite or not os.path.lexists(out):
-        if not _renamed(partial, out, _NO_REPLACE):
-            os.rename(partial, out)
-        return
+        try:
+            if not _renamed(partial, out, _NO_REPLACE):
+                os.rename(partial, out)
+            return
+        except FileExistsError:
+            if not overwrite:
+                raise
     check_target(out, overwrite=True)  # again: it may not be what it was before the long copy
     # What was replaced now carries the partial name and is removed with it.
     if _renamed(partial, out, _EXCHANGE):

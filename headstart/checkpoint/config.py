@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.errors import BadConfig
+from headstart.files import read_plain
 
 # Largest sensible values: counts are walked one by one, so a corrupted one must not be believed.
 _MAX_SIZE, _MAX_LAYERS, _MAX_EXPERTS, _MAX_MODULES = 2**31, 10_000, 10_000, 64
@@ -126,7 +127,7 @@ def check_fields(path: Path, part: dict[str, Any], prefix: str = "") -> None:
 def read_json_object(path: Path) -> dict[str, Any]:
     """The JSON object in `path`; BadConfig if it is anything else."""
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_plain(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BadConfig(f"{path} cannot be read as JSON ({error}). Download it again.") from error
     if not isinstance(document, dict):

@@ -16,6 +16,7 @@ from typing import Any
 from headstart.checkpoint.compare import same_bytes
 from headstart.checkpoint.header import Header, TensorInfo, read_header
 from headstart.errors import BrokenFile, BrokenIndex, CheckpointError, some
+from headstart.files import read_plain
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -76,7 +77,7 @@ def _read_weight_map(folder: Path) -> tuple[dict[str, str] | None, dict[str, Any
     if not os.path.lexists(path):  # a link that points nowhere is an index all the same
         return None, {}
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_plain(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise BrokenIndex(f"{path} cannot be read ({error}). Download the file again.") from error
     weight_map = document.get("weight_map") if isinstance(document, dict) else None

@@ -2,7 +2,8 @@
 
 Opening reads JSON files and headers only. Tensors come as slices of files;
 `checkpoint/values.py` loads them where values are needed. Symbolic links are followed, so
-folders of a hub cache work as they are.
+folders of a hub cache work as they are; what becomes part of a result is held to
+`checkpoint/links.py`.
 """
 
 from __future__ import annotations
@@ -11,11 +12,12 @@ import os
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from headstart.checkpoint.config import Config, read_config, read_json_object
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.index import INDEX_NAME, Index, read_index
+from headstart.checkpoint.links import followed_links
 from headstart.checkpoint.source import TensorSource, stored
 from headstart.errors import CheckpointError, MissingTensor, some
 
@@ -45,6 +47,7 @@ class Checkpoint:
         if not os.path.isdir(path):
             kind = "is not a folder" if os.path.exists(path) else "does not exist"
             raise CheckpointError(f"{path} {kind}; expected the folder of a checkpoint.")
+        _check_kinds(path)
         return cls(path, read_config(path), read_index(path))
 
     @property
@@ -84,6 +87,12 @@ class Checkpoint:
         """Weights in other formats, which describe another head than a result has."""
         return [name for name, path in self._walk().items() if _is_foreign(path.name)]
 
+    def links(self) -> dict[str, Path]:
+        """Links among the files that a result may take from here; refused if they lead outside."""
+        read = ["config.json", INDEX_NAME, "headstart.json", *self.index.metadata]
+        present = [name for name in read if os.path.lexists(self.folder / name)]
+        return followed_links(self.folder, [*present, *self.files_below()])
+
     def _walk(self) -> dict[str, Path]:
         """Files by relative name, links followed; hidden ones and our own are left out."""
         found: dict[str, Path] = {}
@@ -103,6 +112,21 @@ class Checkpoint:
         return not any(Path(os.path.realpath(p)).is_relative_to(real) for p in above)
 
 
+def _check_kinds(folder: Path) -> None:
+    """Refuse pipes and devices, which whoever reads the files here would wait for, or read on."""
+    try:
+        names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    except OSError as error:
+        _unreadable(error)
+    for path in (folder / name for name in names):
+        # A link to nothing is none of these: it is told of where it is needed.
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise CheckpointError(
+                f"{path} is neither a file nor a folder; a checkpoint has nothing else. Remove it, "
+                "or download the checkpoint again."
+            )
+
+
 def _is_side_file(name: str) -> bool:
     written_anew = ("config.json", INDEX_NAME, "headstart.json")
     return (
@@ -115,7 +139,7 @@ def _is_foreign(name: str) -> bool:
     return name.endswith((".bin", ".bin.index.json", ".pt", ".pth", ".gguf"))
 
 
-def _unreadable(error: OSError) -> None:
+def _unreadable(error: OSError) -> NoReturn:
     raise CheckpointError(
         f"{error.filename} cannot be listed ({error.strerror}); expected a folder that can be "
         "copied along. Change its permissions, or move it elsewhere."

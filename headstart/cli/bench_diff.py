@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from headstart.cli.options import Json
+from headstart.report.terminal import say
 
 _SHOWN = {
     "output_tokens_per_second": ("output tokens/s", 1.0),
@@ -38,7 +39,7 @@ def run(
 
     found = diff(read_document(old), read_document(new))
     if json_output:
-        print(json.dumps(found))
+        say(json.dumps(found))
     else:
         _show(found)
     return 1 if fail_on_worse and found["num_surely_worse"] else 0

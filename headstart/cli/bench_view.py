@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
@@ -24,6 +23,8 @@ from headstart.bench.rows import (
     xllm_rows,
 )
 from headstart.bench.task_tables import fastmtp_table, task_table
+from headstart.cli.console import Console
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.bench.study import Step, Study
@@ -38,7 +39,7 @@ def tell_plans(
     """What would be measured, for --dry-run; by task, "" where there are none."""
     plans = [_plan(task, study, base) for task, study in studies.items()]
     if json_output:
-        print(json.dumps({"plans": plans, "servers": servers, "dry_run": True}))
+        say(json.dumps({"plans": plans, "servers": servers, "dry_run": True}))
         return
     for plan in plans:
         names = [f"{name} (base)" if name == base.name else name for name in plan["variants"]]
@@ -50,10 +51,10 @@ def tell_plans(
             f"requests  {plan['requests']} in each of {plan['runs']} runs "
             f"({plan['repeats']} repeats), temperature {plan['temperature']:g}",
         ]
-        print("\n".join(lines))
+        say("\n".join(lines))
     for server in servers:
-        print(f"server    {server}")
-    print("dry run: nothing was measured", file=sys.stderr)
+        say(f"server    {server}")
+    say("dry run: nothing was measured", file=sys.stderr)
 
 
 def _plan(task: str, study: Study, base: Variant) -> dict[str, Any]:
@@ -103,11 +104,11 @@ def finish(
     if out is not None:
         write_folder(document, out, overwrite=overwrite)
     if json_output:
-        print(json.dumps(document, allow_nan=False))
+        say(json.dumps(document, allow_nan=False))
         return
     show(document)
     if out is not None:
-        print(f"wrote {out}")
+        say(f"wrote {out}")
 
 
 def show(document: dict[str, Any]) -> None:

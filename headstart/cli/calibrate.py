@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headstart.cli.options import DryRun, Json, Out, Overwrite
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.calibrate.given_tokenizer import GivenTokenizer
@@ -58,26 +59,26 @@ def run(
         )  # fmt: skip
     if json_output:
         done = {"out": None if out is None else str(out), "dry_run": dry_run}
-        print(json.dumps({**made, **done}))
+        say(json.dumps({**made, **done}))
         return
-    print(
+    say(
         f"{made['tensors']} tensors, {made['parameters']} parameters, "
         f"{_size(made['bytes'])}, {made['active']} tokens in use, acceptance "
         f"{acceptance} at every depth, decisions {made['margin']:.2f} apart over "
         f"{made['margin_tokens']} tokens tried"
     )
     if tokenizer is None:
-        print(f"its words are t2 to t{made['vocab'] - 1}; any other word is read as token 0")
+        say(f"its words are t2 to t{made['vocab'] - 1}; any other word is read as token 0")
     else:
-        print(
+        say(
             f"{len(made['tokenizer']['left_out'])} of {made['tokenizer']['ids']} ids of the "
             "tokenizer are never written (special tokens, parts of characters); the regex "
             f"{ANY_TEXT} permits all the others"
         )
     if dry_run:
-        print("dry run: nothing was written", file=sys.stderr)
+        say("dry run: nothing was written", file=sys.stderr)
     else:
-        print(f"wrote {out}")
+        say(f"wrote {out}")
 
 
 def _tokenizer(name: str) -> GivenTokenizer:

@@ -13,6 +13,7 @@ import typer
 from headstart.cli.options import Json
 from headstart.cli.spinning import limit_spinning
 from headstart.errors import ConfigError, WriteFailed
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.demo.race import Race
@@ -74,11 +75,11 @@ def run(
     write_page(out / _PAGE, races, facts)
     if json_output:
         mean = mean_speed_up(races)
-        print(json.dumps({**facts, "races": [r.as_json() for r in races], "speed_up": mean}))
+        say(json.dumps({**facts, "races": [r.as_json() for r in races], "speed_up": mean}))
         return
     summary(races, is_trained=is_trained)
     next_steps(out / _PAGE, is_trained=is_trained)
-    print(f"speed-up {mean_speed_up(races):.2f}x")
+    say(f"speed-up {mean_speed_up(races):.2f}x")
 
 
 def _prepare(out: Path) -> None:

@@ -12,16 +12,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from headstart.cli.console import Console
 from headstart.cli.generate import Tint
 from headstart.cli.main import COMMANDS
 from headstart.demo.page import NAMES
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up
 from headstart.heads.operation import megabytes
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
@@ -41,25 +42,25 @@ def setting_up(*, quiet: bool) -> Iterator[Callable[[str], None]]:
         with Console(stderr=True).status("setting up") as status:
             yield lambda text: status.update(text)
     else:
-        yield lambda text: print(f"set-up: {text}", file=sys.stderr, flush=True)
+        yield lambda text: say(f"set-up: {text}", file=sys.stderr, flush=True)
 
 
 def show_head(report: Report, folder: Path, seconds: float, *, is_trained: bool) -> None:
     """The model and its head, as `inspect` finds them."""
     head = report.head
     assert report.family is not None
-    print(f"ready after {seconds:.0f} s: {folder}")
-    print(
+    say(f"ready after {seconds:.0f} s: {folder}")
+    say(
         f"model     SmolLM2-135M-Instruct in the {report.family.name} layout; head {head.state}, "
         f"{megabytes(head.num_bytes)}{'' if is_trained else ', untrained'}"
     )
     if not is_trained:
-        print(
+        say(
             "note: this copy ships no trained head. An untrained one guesses nothing right: it "
             "shows that drafts change no text, and it cannot make anything faster."
         )
     for warning in report.warnings:
-        print(f"note: {warning}")
+        say(f"note: {warning}")
 
 
 class View:
@@ -115,9 +116,9 @@ class View:
             return
         same = found.answers["plain"].text == found.answers["drafted"].text
         for side in SIDES[same:]:
-            print(f"[{'both' if same else NAMES[side]}] {found.answers[side].text}")
+            say(f"[{'both' if same else NAMES[side]}] {found.answers[side].text}")
         rates = ", ".join(f"{NAMES[side]} {found.rates[side]:.1f}" for side in SIDES)
-        print(f"tokens/s: {rates}", flush=True)
+        say(f"tokens/s: {rates}", flush=True)
 
     def _table(self) -> Table:
         table = Table(expand=True, show_lines=False)
@@ -177,15 +178,13 @@ def next_steps(page: Path, *, is_trained: bool) -> None:
         "serve": f"demo {fast}",
         "inspect": "demo",
     }
-    print(f"\nwrote {page}; what to type next:")
+    say(f"\nwrote {page}; what to type next:")
     is_script = Path(sys.argv[0]).name == "headstart" and not shutil.which("headstart")
     program = shlex.quote(sys.argv[0]) if is_script else "headstart"
     for name, rest in wanted.items():
         if name in COMMANDS:
-            print(f"  {program} {name} {rest}")
+            say(f"  {program} {name} {rest}")
     if is_trained:
-        print("docs/training.md tunes the head of your own model, recipes/demo_head made this one")
+        say("docs/training.md tunes the head of your own model, recipes/demo_head made this one")
     else:
-        print(
-            "docs/training.md tunes the head of your own model; recipes/demo_head is for this one"
-        )
+        say("docs/training.md tunes the head of your own model; recipes/demo_head is for this one")

@@ -15,6 +15,7 @@ from headstart.distill.options import DistillOptions
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError
 from headstart.heads.operation import counted
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.distill.run import Outcome, Plan
@@ -65,11 +66,11 @@ def run(
         with counted_progress("answers", planned.num_left) as advance:
             outcome = distill(
                 planned, options, engine_options, head=head, report=kept,
-                warn=lambda text: print(f"note: {text}", file=sys.stderr),
+                warn=lambda text: say(f"note: {text}", file=sys.stderr),
             )  # fmt: skip
     except KeyboardInterrupt:
         said = f": {counted(num_kept, 'answer')} so far, kept in {out}" if num_kept else ""
-        print(f"interrupted{said}. Run the same command again to go on.", file=sys.stderr)
+        say(f"interrupted{said}. Run the same command again to go on.", file=sys.stderr)
         return 130
     _print_outcome(planned, outcome, as_json=json_output)
     return 0
@@ -77,14 +78,14 @@ def run(
 
 def _print_plan(planned: Plan, *, as_json: bool) -> None:
     if as_json:
-        print(json.dumps({**planned.as_json(), "dry_run": True}))
+        say(json.dumps({**planned.as_json(), "dry_run": True}))
         return
-    print(
+    say(
         f"{counted(len(planned.conversations), 'prompt')}, "
         f"{counted(planned.num_left, 'answer')} to ask for at most, {planned.num_known} known "
         "already"
     )
-    print("dry run: nothing was asked or written", file=sys.stderr)
+    say("dry run: nothing was asked or written", file=sys.stderr)
 
 
 def _print_outcome(planned: Plan, outcome: Outcome, *, as_json: bool) -> None:
@@ -98,19 +99,19 @@ def _print_outcome(planned: Plan, outcome: Outcome, *, as_json: bool) -> None:
             "acceptance": outcome.acceptance,
             "notes": outcome.advice,
         }
-        print(json.dumps(document))
+        say(json.dumps(document))
         return
     report, train, heldout = header.report, header.counts["train"], header.counts["heldout"]
-    print(f"answers   {report['answers']}, {outcome.num_new} of them new")
+    say(f"answers   {report['answers']}, {outcome.num_new} of them new")
     for name, part in (("train", train), ("held out", heldout)):
-        print(f"{name:<8}  {counted(part['records'], 'answer')}, {part['answer_tokens']} tokens")
+        say(f"{name:<8}  {counted(part['records'], 'answer')}, {part['answer_tokens']} tokens")
     for reason, found in report["dropped"].items():
-        print(f"dropped   {found['count']} {reason}, such as {found['examples'][0]}")
+        say(f"dropped   {found['count']} {reason}, such as {found['examples'][0]}")
     if report["refused"]["count"]:
         name, why = next(iter(report["refused"]["examples"].items()))
-        print(f"refused   {report['refused']['count']}, such as {name}: {why}")
+        say(f"refused   {report['refused']['count']}, such as {name}: {why}")
     if outcome.acceptance is not None and outcome.acceptance["drafted"]:
-        print(f"drafting  acceptance length {outcome.acceptance['acceptance_length']:.2f}")
+        say(f"drafting  acceptance length {outcome.acceptance['acceptance_length']:.2f}")
     for note in outcome.advice:
-        print(f"note: {note}", file=sys.stderr)
-    print(f"wrote {planned.out}")
+        say(f"note: {note}", file=sys.stderr)
+    say(f"wrote {planned.out}")

@@ -9,6 +9,7 @@ import typer
 
 from headstart.cli.options import Json
 from headstart.families.base import Family
+from headstart.report.terminal import say
 
 
 def run(
@@ -20,9 +21,9 @@ def run(
 ) -> None:
     rows = family_rows()
     if json_output:
-        print(json.dumps(rows, indent=2))
+        say(json.dumps(rows, indent=2))
     elif markdown:
-        print(markdown_table(rows))
+        say(markdown_table(rows))
     else:
         _show(rows)
 
@@ -114,8 +115,9 @@ def short_table(rows: list[dict[str, Any]]) -> str:
 
 
 def _show(rows: list[dict[str, Any]]) -> None:
-    from rich.console import Console
     from rich.table import Table
+
+    from headstart.cli.console import Console
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     titles = ("family", "models", "modules", "files", "CPU", "GPU", "training", "engines (since)")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.text import Text
+from rich.segment import Segment, Segments
 
 from headstart.cli.demo_defaults import with_shipped_vocab
 from headstart.cli.options import Head, Json, Model
@@ -19,6 +19,7 @@ from headstart.cli.spinning import limit_spinning
 from headstart.data.prompt_reader import Detokenizer, Prompt
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, RequestError
+from headstart.report.terminal import CONTROLS, say
 from headstart.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # torch may not be loaded before `limit_spinning`
@@ -64,16 +65,24 @@ class Tint:
 
 
 def answer(
-    engine: Engine, prompt: Prompt, params: SamplingParams, *, quiet: bool
+    engine: Engine, prompt: Prompt, params: SamplingParams, *, quiet: bool, raw: bool = False
 ) -> dict[str, Any]:
-    """Stream one answer; returns text, tokens and its own counters."""
+    """Stream one answer; returns text, tokens and its own counters.
+
+    raw: nothing but the text, with all its control characters; not for terminals.
+    """
     console = Console(highlight=False, soft_wrap=True)
     tint = Tint(engine.prompts.tokenizer, params) if engine.prompts.tokenizer else None
     request_id = engine.add(prompt, params)
     try:
         while engine.has_work:
             for update in engine.step():
-                if not quiet and tint is not None and update.request_id == request_id:
+                if quiet or tint is None or update.request_id != request_id:
+                    continue
+                if raw:
+                    sys.stdout.write(update.text)
+                    sys.stdout.flush()
+                else:
                     _show(console, tint, update)
     finally:
         engine.abort(request_id)  # nothing is left of it after Ctrl-C
@@ -88,7 +97,8 @@ def answer(
             file=sys.stderr,
         )
     if not quiet:
-        console.print()
+        if not raw:
+            console.print()
         print(
             f"{len(said.token_ids)} tokens in {stats.rounds} rounds, acceptance length "
             f"{stats.length:.2f}",
@@ -105,18 +115,20 @@ def answer(
 
 def _show(console: Console, tint: Tint, update: Update) -> None:
     for piece, colour in tint.pieces(update.text, update.token_ids, update.origins):
-        console.print(Text(piece, style=colour), end="")
+        # Not as rich's Text, which would make blanks of tabs and drop some control characters.
+        text = piece.translate(CONTROLS)
+        console.print(Segments([Segment(text, console.get_style(colour))]), end="")
 
 
 def converse(engine: Engine, params: SamplingParams) -> None:
     """A chat until the input ends."""
     messages: list[dict[str, str]] = []
-    print("chat; end with Ctrl-D", file=sys.stderr)
+    say("chat; end with Ctrl-D", file=sys.stderr)
     while True:
         try:
             asked = input("> ")
         except EOFError:
-            print(file=sys.stderr)
+            say(file=sys.stderr)
             return
         if not asked.strip():
             continue
@@ -125,7 +137,7 @@ def converse(engine: Engine, params: SamplingParams) -> None:
             said = answer(engine, messages, params, quiet=False)
         except RequestError as error:
             messages.pop()
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": str(said["text"])})
 
@@ -165,9 +177,12 @@ def run(
     seed: Annotated[int | None, typer.Option("--seed", help="Same seed, same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End at this text.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the end.")] = False,
+    raw: Annotated[
+        bool, typer.Option("--raw", help="Control characters as they are; into a pipe or file.")
+    ] = False,
     json_output: Json = False,
 ) -> None:
-    _check(prompt, options, compare=compare, json_output=json_output)
+    _check(prompt, options, compare=compare, json_output=json_output, raw=raw)
     if prompt == "-":
         prompt = _from_stdin()
     given = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
@@ -181,7 +196,7 @@ def run(
     with loading(model):
         engine = Engine(model, head, options=with_shipped_vocab(model, head, options))
     for note in engine.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", file=sys.stderr)
     params = engine.prompts.default_params(ignore_eos=ignore_eos, **changes)
     if compare and engine.model.head is None:
         raise ConfigError("--compare needs a head and the model has none; give one with --head.")
@@ -191,11 +206,11 @@ def run(
     asked = [{"role": "user", "content": prompt}] if chat else prompt
     if compare:
         report = compare_runs(engine, asked, params)
-        print(json.dumps(report.as_json()) if json_output else report.describe())
+        say(json.dumps(report.as_json()) if json_output else report.describe())
     elif json_output:
-        print(json.dumps(answer(engine, asked, params, quiet=True)))
+        say(json.dumps(answer(engine, asked, params, quiet=True)))
     else:
-        answer(engine, asked, params, quiet=False)
+        answer(engine, asked, params, quiet=False, raw=raw)
 
 
 def _from_stdin() -> str:
@@ -210,9 +225,18 @@ def _from_stdin() -> str:
     return text
 
 
-def _check(prompt: str | None, options: EngineOptions, *, compare: bool, json_output: bool) -> None:
+def _check(
+    prompt: str | None, options: EngineOptions, *, compare: bool, json_output: bool, raw: bool
+) -> None:
     """Refuse what cannot mean anything, before a model is loaded for it."""
-    for name, is_given in (("--compare", compare), ("--json", json_output)):
+    if raw and (compare or json_output):
+        raise ConfigError("--raw is for a plain answer; leave out --compare and --json, or --raw.")
+    if raw and sys.stdout.isatty():
+        raise ConfigError(
+            "--raw was given and the output is a terminal, which control characters would steer. "
+            "Pipe it, or write it to a file."
+        )
+    for name, is_given in (("--compare", compare), ("--json", json_output), ("--raw", raw)):
         if is_given and prompt is None:
             raise ConfigError(f"{name} was given without a prompt; a chat has no such result.")
     if compare and options.speculate == 0:

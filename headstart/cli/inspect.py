@@ -11,6 +11,7 @@ import typer
 
 from headstart.cli.options import Json, Model, ModelType
 from headstart.errors import ConfigError, DataError
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.checkpoint.reader import Checkpoint
@@ -54,7 +55,7 @@ def run(
                 f"{shlex.quote(str(model))}."
             )
         if json_output:
-            print(json.dumps(standalone.as_json(), indent=2))
+            say(json.dumps(standalone.as_json(), indent=2))
         else:
             show_standalone(standalone)
         return
@@ -66,14 +67,14 @@ def run(
         return
     document = report.as_json()
     document["engines"] = {
-        name: {"command": None, "reason": answer}
+        name: {"command": None, "reason": answer, "warnings": []}
         if isinstance(answer, str)
-        else {"command": answer.shell(), "reason": None}
+        else {"command": answer.shell(), "reason": None, "warnings": list(answer.warnings)}
         for name, answer in engines.items()
     }
     if found is not None:
         document["probe"] = found.as_json()
-    print(json.dumps(document, indent=2))
+    say(json.dumps(document, indent=2))
 
 
 def _probed(

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headstart.cli.console import Console
 from headstart.errors import some
 from headstart.heads.inspection import Report, StandaloneReport, TrunkReport
 from headstart.heads.operation import megabytes
-from headstart.launch.command import EngineCommand
+from headstart.launch.command import EngineCommand, code_warning
+from headstart.report.terminal import say
 
 if TYPE_CHECKING:
     from headstart.simulate.probe import ProbeReport
@@ -40,14 +41,19 @@ def show(
     for name, command in usable.items():
         console.print(f"\n[bold]{name}[/]")
         # Not wrapped and without markup, so that it can be copied.
-        print(command.shell())
+        say(command.shell())
     refused: dict[str, list[str]] = {}  # engines that say no for the same reason share a line
     for name, reason in engines.items():
         if isinstance(reason, str):
             refused.setdefault(reason, []).append(name)
     for reason, names in refused.items():
         console.print(f"\n[bold]{', '.join(names)}[/]  not available: {escape(reason)}")
-    for warning in report.warnings:
+    needing: dict[tuple[str, ...], list[str]] = {}
+    for name, command in usable.items():
+        if command.code_files:
+            needing.setdefault(command.code_files, []).append(name)
+    about_code = [code_warning(", ".join(names), files) for files, names in needing.items()]
+    for warning in [*about_code, *report.warnings]:
         console.print(f"\n[yellow]warning:[/] {escape(warning)}")
 
 

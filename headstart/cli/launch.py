@@ -10,6 +10,7 @@ import typer
 
 from headstart.cli.options import Json, Model, ModelType
 from headstart.launch.options import LaunchOptions
+from headstart.report.terminal import say
 
 
 def run(
@@ -50,11 +51,11 @@ def run(
     if json:
         document = command.as_json()
         document |= {"notes": doubts + document["notes"], "memory": costs}
-        print(json_text.dumps(document, indent=2))
+        say(json_text.dumps(document, indent=2))
     else:
-        print(command.shell())
+        say(command.shell())
         told = {"note": [*doubts, *command.notes], "memory": costs, "warning": command.warnings}
         for kind, lines in told.items():
             for line in lines:
-                print(f"{kind}: {line}", file=sys.stderr)
+                say(f"{kind}: {line}", file=sys.stderr)
     return run_engine(command) if start else None

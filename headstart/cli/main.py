@@ -11,15 +11,18 @@ and a help text exist once.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import inspect
 import os
 import signal
 import sys
+import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Annotated, Any, get_type_hints
 
 import typer
@@ -27,6 +30,7 @@ from typer.core import TyperGroup
 
 from headstart import __version__
 from headstart.errors import ConfigError, HeadstartError
+from headstart.report.terminal import say
 
 _TORCHRUN_SECONDS = 5.0
 _WIDE = {"max_content_width": 100}
@@ -59,7 +63,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:  # here, because typer would end without a word
-            print("interrupted", file=sys.stderr)
+            say("interrupted", file=sys.stderr)
             raise SystemExit(130) from None
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -180,7 +184,7 @@ app = typer.Typer(
 
 def _print_version(value: bool) -> None:
     if value:
-        print(f"headstart {__version__}")
+        say(f"headstart {__version__}")
         raise typer.Exit
 
 
@@ -199,6 +203,12 @@ def _terminate(signum: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + signum)
 
 
+def _show_traceback(
+    kind: type[BaseException], error: BaseException, trace: TracebackType | None
+) -> None:
+    say("".join(traceback.format_exception(kind, error, trace)).rstrip("\n"), file=sys.stderr)
+
+
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _terminate)
@@ -213,16 +223,18 @@ def main() -> None:
         if _is_said_elsewhere():
             time.sleep(_TORCHRUN_SECONDS)  # torchrun ends all when one ends: the first one prints
         else:
-            print(f"error: {error}", file=sys.stderr)
+            say(f"error: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)  # a bad option is misuse
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
             _end_quietly(error)
-        print(f"error: {error}", file=sys.stderr)
+        say(f"error: {_words(error)}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
+        say("interrupted", file=sys.stderr)
         sys.exit(130)
+    finally:
+        sys.excepthook = _show_traceback  # only now: typer has set its own
 
 
 def _is_said_elsewhere() -> bool:
@@ -232,6 +244,16 @@ def _is_said_elsewhere() -> bool:
     """
     is_other = "TORCHELASTIC_RUN_ID" in os.environ and os.environ.get("RANK", "0") != "0"
     return is_other and "headstart.train.parallel" not in sys.modules
+
+
+def _words(error: OSError) -> str:
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return str(error)
+    disk = f"the disk of {error.filename}" if error.filename else "a disk that was written to"
+    return (
+        f"no space left on {disk} (--out, the caches, or {tempfile.gettempdir()}). Free some "
+        "space, or choose other folders: --out, HEADSTART_CACHE, TMPDIR."
+    )
 
 
 def _end_quietly(error: OSError) -> None:

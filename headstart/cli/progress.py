@@ -44,8 +44,9 @@ def counted_progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
 def _shown(
     title: str, total: int, columns: tuple[ProgressColumn, ...]
 ) -> Iterator[Callable[[int], None]]:
-    from rich.console import Console
     from rich.progress import Progress
+
+    from headstart.cli.console import Console
 
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(title, total=total)

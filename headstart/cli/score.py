@@ -12,6 +12,7 @@ import typer
 from headstart.cli.demo_defaults import shipped_vocab_of
 from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model, TimedWeights
 from headstart.cli.spinning import limit_spinning
+from headstart.report.terminal import say
 
 
 def run(
@@ -62,7 +63,7 @@ def run(
 
     prediction = open_prediction(checkpoint, records, options)
     for note in prediction.notes:
-        print(f"note: {note}", file=sys.stderr)
+        say(f"note: {note}", file=sys.stderr)
     with counted_progress("tokens", sum(len(record.ids) for record in records)) as advance:
         found = prediction.run(advance)
     document: dict[str, Any] = {
@@ -70,6 +71,6 @@ def run(
         "data": str(data), "split": split, **found,
     }  # fmt: skip
     if json_output:
-        print(json.dumps(document))
+        say(json.dumps(document))
     else:
         show(document)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from headstart.cli.console import Console
 from headstart.heads.operation import counted
 
 _RULE_NAMES = {

@@ -11,6 +11,7 @@ import typer
 
 from headstart.cli.options import DryRun, Json, Model, Out, Overwrite
 from headstart.cli.spinning import limit_spinning
+from headstart.report.terminal import say
 from headstart.train.options import TrainOptions
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def _plan(job: Job, watch: CommandWatch, *, as_json: bool) -> int:
 
     if is_main_process():
         planned = plan(job, watch)
-        print(json.dumps(planned.as_json()) if as_json else planned.describe())
+        say(json.dumps(planned.as_json()) if as_json else planned.describe())
         watch.say("dry run: nothing was written")
     return 0
 
@@ -81,13 +82,13 @@ def _train(job: Job, watch: CommandWatch, *, as_json: bool) -> int:
     is_finished = outcomes[0].is_finished
     if is_main_process():
         if as_json:
-            print(json.dumps([asdict(outcome) for outcome in outcomes]))
+            say(json.dumps([asdict(outcome) for outcome in outcomes]))
         else:
-            print("\n".join(describe(outcome) for outcome in outcomes))
+            say("\n".join(describe(outcome) for outcome in outcomes))
         if "" not in job.options and not as_json:
-            print("\n".join(ranking(outcomes)))
+            say("\n".join(ranking(outcomes)))
             if is_finished:
-                print(f"wrote {job.out}/report.html, which compares them")
+                say(f"wrote {job.out}/report.html, which compares them")
         if not is_finished:
             watch.say(f"stopped and saved in {job.out}; run the same command to go on")
     return 0 if is_finished else INTERRUPTED

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
+from headstart.report.terminal import say
 from headstart.train.watching import Watch
 
 if TYPE_CHECKING:
@@ -58,13 +59,14 @@ class CommandWatch(Watch):
         if self._bar is not None:
             self._bar.console.print(text, markup=False, highlight=False)
         else:
-            print(text, file=sys.stderr)
+            say(text, file=sys.stderr)
 
     def started(self, step: int, num_steps: int) -> None:
         if not sys.stderr.isatty():
             return
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+        from headstart.cli.console import Console
 
         columns = (
             TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn(),

@@ -117,8 +117,9 @@ def run(
 
 def _shown(records: Sequence[Record]) -> Iterable[Record]:
     """The records, with a bar on a terminal while they are counted."""
-    from rich.console import Console
     from rich.progress import track
+
+    from headstart.cli.console import Console
 
     return track(
         records, "counting", console=Console(stderr=True), transient=True,

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headstart.report.terminal import say
+
 if TYPE_CHECKING:
     from headstart.vocab.draft_vocab import DraftVocab
     from headstart.vocab.making import Made
@@ -24,15 +26,15 @@ def tell(
     """Print what was made or converted; `made` is empty for a file that was converted."""
     if json_output:
         done = {"out": None if out is None else str(out), "dry_run": dry_run, "notes": notes}
-        print(json.dumps({"maps": [facts(vocab, made) for vocab in vocabs], **done}))
+        say(json.dumps({"maps": [facts(vocab, made) for vocab in vocabs], **done}))
         return
     for note in notes:
-        print(f"note: {note}", file=sys.stderr)
-    print("\n".join(table(made) if made else [f"{v.name}: {len(v.ids)} tokens" for v in vocabs]))
+        say(f"note: {note}", file=sys.stderr)
+    say("\n".join(table(made) if made else [f"{v.name}: {len(v.ids)} tokens" for v in vocabs]))
     if dry_run:
-        print("dry run: nothing was written", file=sys.stderr)
+        say("dry run: nothing was written", file=sys.stderr)
     else:
-        print(f"wrote {out}")
+        say(f"wrote {out}")
 
 
 def facts(vocab: DraftVocab, made: list[Made]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from headstart.checkpoint.atomic import check_parents
 from headstart.cli.progress import byte_progress
 from headstart.errors import ConfigError
 from headstart.heads.operation import Operation
+from headstart.report.terminal import say
 
 
 def carry_out(
@@ -32,10 +33,10 @@ def carry_out(
             operation.write(out, overwrite=overwrite, copying=copying, report=report)  # type: ignore[arg-type]
     if as_json:
         done = {"out": None if out is None else str(out), "dry_run": dry_run}
-        print(json.dumps({**operation.as_json(), **done}))
+        say(json.dumps({**operation.as_json(), **done}))
         return
-    print(operation.describe())
+    say(operation.describe())
     if dry_run:
-        print("dry run: nothing was written", file=sys.stderr)
+        say("dry run: nothing was written", file=sys.stderr)
     else:
-        print(f"wrote {out}")
+        say(f"wrote {out}")

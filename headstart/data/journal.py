@@ -7,6 +7,7 @@ ignored, and removed before anything is appended.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -142,7 +143,15 @@ class Journal:
 
 
 def _locked(path: Path) -> int:
-    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
+    try:
+        handle = os.open(path, flags, 0o666)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise DataError(
+            f"{path} is a link, whose target would be written. Remove it, or choose another --out."
+        ) from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -54,7 +54,7 @@ class RemoteAsker:
             timeout=httpx.Timeout(options.timeout_seconds, connect=30.0),
             limits=httpx.Limits(max_connections=options.concurrency),
         ) as client:
-            server = RetryingClient(client, options.retries)
+            server = RetryingClient(client, options.retries, seconds=options.timeout_seconds)
             name = options.server_model or await _first_model(server)
             waiting = iter(dialogues)
 

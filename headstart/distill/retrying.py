@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import httpx
 
 _FIRST_SECONDS, _LONGEST_SECONDS = 0.5, 60.0
+_MOST_BYTES = 1 << 26  # far more than the longest answer with its token ids
+_KEPT = ("retry-after", "content-type")  # headers of an answer that are looked at
 _TRANSIENT = (408, 409, 425, 429)
 _REMEDIES = {
     401: "Give --api-key, or set HEADSTART_API_KEY.",
@@ -33,8 +35,9 @@ class Refused(Exception):
 class RetryingClient:
     """One server; a request is tried again, ever later, while there is hope."""
 
-    def __init__(self, client: httpx.AsyncClient, retries: int):
-        self._client, self._retries = client, retries
+    def __init__(self, client: httpx.AsyncClient, retries: int, *, seconds: float = 600.0):
+        """seconds: longest time for one try, from the request to the last byte of the answer."""
+        self._client, self._retries, self._seconds = client, retries, seconds
 
     async def get(self, path: str) -> dict[str, Any]:
         return await self._request("GET", path, None)
@@ -49,9 +52,11 @@ class RetryingClient:
         for attempt in range(self._retries + 1):
             asked_for = None
             try:
-                response = await self._client.request(method, path, json=body)
+                response = await self._answer(method, path, body)
             except httpx.TransportError as error:  # refused, dropped, timed out
                 failure = f"{type(error).__name__} {error}".strip()
+            except TimeoutError:
+                failure = f"no whole answer in {self._seconds:g} s"
             else:
                 if response.is_success:
                     document = _document(response)
@@ -68,6 +73,27 @@ class RetryingClient:
         raise ServerError(
             f"{self._client.base_url} failed {self._retries + 1} times, last with {failure}. "
             "Answers received so far are kept: run the same command again when the server is well."
+        )
+
+    async def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> httpx.Response:
+        """One try, bounded in time and size: httpx bounds the time between two bytes alone."""
+        import httpx
+
+        data = bytearray()
+        async with (
+            asyncio.timeout(self._seconds),
+            self._client.stream(method, path, json=body) as response,
+        ):
+            async for part in response.aiter_bytes():
+                data += part
+                if len(data) > _MOST_BYTES:
+                    raise ServerError(
+                        f"{response.request.url} sends an answer of more than {_MOST_BYTES:,} "
+                        "bytes; expected a chat completion. Check the URL of --server."
+                    )
+        kept = {name: response.headers[name] for name in _KEPT if name in response.headers}
+        return httpx.Response(
+            response.status_code, headers=kept, content=bytes(data), request=response.request
         )
 
     def _give_up(self, response: httpx.Response) -> None:
@@ -102,7 +128,7 @@ def _retry_after(value: str | None) -> float | None:
 def _document(response: httpx.Response) -> dict[str, Any] | None:
     try:
         document = response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return document if isinstance(document, dict) else None
 

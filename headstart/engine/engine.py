@@ -23,7 +23,7 @@ from headstart.engine.draft_vocabs import DraftVocabs, Source
 from headstart.engine.grammar import Grammar, GuardedGrammar
 from headstart.engine.options import EngineOptions, EngineSettings, engine_options
 from headstart.engine.output import Groups, Result, Update
-from headstart.engine.request import Admission, State
+from headstart.engine.request import MAX_PRIORITY, Admission, State
 from headstart.errors import ConfigError, EngineError, RequestError
 from headstart.heads.formats import open_model
 from headstart.sampling.params import SamplingParams
@@ -151,10 +151,11 @@ class Engine:
         is_claimed: bool = False,
     ) -> str:
         """Queue what `read` gave; returns its id."""
-        if type(priority) is not int:
+        if type(priority) is not int or abs(priority) > MAX_PRIORITY:
             raise RequestError(
-                f"priority is {priority!r}; give a whole number, smaller is more important."
-            )
+                f"priority is {priority!r}; give a whole number from {-MAX_PRIORITY} to "
+                f"{MAX_PRIORITY}, smaller is more important.", field="priority",
+            )  # fmt: skip
         group = request_id or self._free_id()
         if group in self._groups:
             raise RequestError(f"request id {group!r} is in use; choose another one.")

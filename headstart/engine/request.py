@@ -23,6 +23,8 @@ from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.history import History
 from headstart.sampling.params import SamplingParams, derive_seed
 
+MAX_PRIORITY = 10  # either way: few enough levels for waiting to make up for (scheduler.py)
+
 FinishReason = Literal["stop", "length", "abort", "error"]
 
 

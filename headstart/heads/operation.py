@@ -10,6 +10,7 @@ from typing import Any
 from headstart.checkpoint.provenance import provenance
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import Copying, FolderPlan, Report, write_folder
+from headstart.errors import some
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,21 @@ class Operation:
     changes: tuple[str, ...] = ()  # what is not carried over byte for byte
     details: Mapping[str, Any] = field(default_factory=dict)  # kept in provenance
 
+    def links(self) -> dict[str, dict[str, str]]:
+        """By source folder, the links that are followed and where to; refused if outside it."""
+        found = {str(source.folder): source.links() for source in self.sources}
+        return {
+            folder: {name: target.as_posix() for name, target in links.items()}
+            for folder, links in found.items()
+            if links
+        }
+
     def describe(self) -> str:
         width = max(len(label) for label in self.facts)
         lines = [f"{label:<{width}}  {text}" for label, text in self.facts.items()]
+        for folder, links in self.links().items():
+            shown = some((f"{name} -> {target}" for name, target in links.items()), limit=5)
+            lines.append(f"links followed in {folder}: {shown}")
         return "\n".join(lines + [f"note: {change}" for change in self.changes])
 
     def as_json(self) -> dict[str, Any]:
@@ -38,6 +51,7 @@ class Operation:
                 "written": sorted([*self.plan.shards, *self.plan.documents]),
                 "copied": sorted(self.plan.copies),
             },
+            "links": self.links(),
         }
 
     def write(
@@ -49,6 +63,7 @@ class Operation:
         report: Report = lambda num_bytes: None,
     ) -> None:
         """Write the result to `out`, with its provenance beside it."""
+        self.links()
         write_folder(
             self.plan,
             out,

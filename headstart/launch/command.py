@@ -6,8 +6,9 @@ An engine is usually one process. xLLM is one process per device; it brings its 
 
 from __future__ import annotations
 
+import hashlib
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,15 @@ _IMAGES = {
     "sglang": ("lmsysorg/sglang:v{version}", "lmsysorg/sglang:dev"),
     "trtllm": ("nvcr.io/nvidia/tensorrt-llm/release:{version}", ""),
 }
+
+
+def code_warning(engines: str, code_files: Iterable[str]) -> str:
+    """Why a command is printed that cannot start as it is."""
+    return (
+        f"{engines} cannot read this config without running Python code that it names (auto_map: "
+        f"{', '.join(code_files)}). The command leaves --trust-remote-code out and will not start "
+        "as it is: read that code first, then use `headstart launch --trust-remote-code`"
+    )
 
 
 @dataclass(frozen=True)
@@ -53,7 +63,7 @@ class EngineCommand:
     warnings: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()  # what drafting adds, in words
     preparation: Preparation | None = None  # the script has it too
-    code_files: tuple[str, ...] = ()  # Python of the checkpoint that runs without being allowed
+    code_files: tuple[str, ...] = ()  # Python that the config needs and nobody allowed
     script: str = ""  # replaces the plain command where one line is not enough
     mounts: tuple[Path, ...] = ()  # what a container has to see
     in_docker: bool = False
@@ -101,12 +111,13 @@ class EngineCommand:
                 f"--docker: {self.engine} publishes no image of its development branch. Name a "
                 "release with --engine-version."
             )
-        folder = str(Path.cwd())
-        seen = [arg for path in self.mounts for arg in ("-v", f"{path}:{path}:ro")]
+        folder = Path.cwd()
+        files = [folder / name for name in self.files]
+        seen = [arg for path in (*self.mounts, *files) for arg in ("-v", f"{path}:{path}:ro")]
         names = [arg for name, value in self.env.items() for arg in ("-e", f"{name}={value}")]
         return (
             "docker", "run", "--rm", "--gpus", "all", "--ipc", "host", "--network", "host",
-            "-v", f"{folder}:{folder}", "-w", folder, *seen, *names,
+            "-w", str(folder), *seen, *names,
             # Images differ in their entry point; ours names the program itself.
             "--entrypoint", argv[0], image, *argv[1:],
         )  # fmt: skip
@@ -134,4 +145,11 @@ def _joined_head(lines: list[str]) -> list[str]:
 
 
 def _here_document(name: str, text: str) -> str:
-    return f"cat > {shlex.quote(name)} <<'END'\n{text.rstrip()}\nEND"
+    # No text holds its own digest: none can end the document and go on as commands.
+    end = f"END_{hashlib.sha256(text.encode('utf-8', 'surrogatepass')).hexdigest()[:16]}"
+    return f"cat > {shlex.quote(name)} <<'{end}'\n{text.rstrip()}\n{end}"
+
+
+def as_word(path: Path) -> str:
+    """A path as a word of a command, which no program takes for an option."""
+    return f"./{path}" if str(path).startswith("-") else str(path)

@@ -17,7 +17,7 @@ from headstart.families.engines import ENGINE_TITLES, Served, served_by
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
-from headstart.launch.command import EngineCommand, Preparation, Process
+from headstart.launch.command import EngineCommand, Preparation, Process, as_word, code_warning
 from headstart.launch.options import LaunchOptions
 from headstart.launch.separate import SeparateHead, separate_head
 from headstart.launch.versions import is_at_least, require, require_oldest
@@ -56,19 +56,13 @@ class Plan:
         return self.family.name if self.family else ""
 
     @property
-    def runs_code(self) -> bool:
-        """Whether Python code of the checkpoint runs: asked for, or needed to read its config."""
-        return self.options.trust_remote_code or bool(self.code_files)
-
-    @property
     def code_files(self) -> tuple[str, ...]:
         """Python files of the checkpoint that the engine needs and nobody allowed it to run."""
         code = self.report.config.get("auto_map")
         is_needed = self.family_name in _NEED_CODE and self.engine != "xllm"
         if not is_needed or not isinstance(code, dict) or self.options.trust_remote_code:
             return ()
-        files = [f"{str(where).rpartition('.')[0]}.py" for where in code.values()]
-        return tuple(dict.fromkeys(files))
+        return tuple(dict.fromkeys(_code_file(str(where)) for where in code.values()))
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -86,7 +80,7 @@ class Plan:
             return
         self.args.append(flag)
         if value is not True:
-            self.args.append(str(value))
+            self.args.append(as_word(value) if isinstance(value, Path) else str(value))
 
     def refuse(self, option: str, why: str, instead: str) -> NoReturn:
         flag = option.replace("_", "-")
@@ -141,10 +135,7 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
     else:
         plan = _drafting_plan(engine, report, options, version)
     if plan.code_files:
-        plan.warnings.append(
-            f"{ENGINE_TITLES[engine]} has no class for this config and will run Python code of the "
-            f"checkpoint (auto_map: {', '.join(plan.code_files)}): read it first"
-        )
+        plan.warnings.append(code_warning(ENGINE_TITLES[engine], plan.code_files))
     return plan
 
 
@@ -230,6 +221,13 @@ def _require_variant(engine: str, version: str, report: Report, family: Family) 
                 "another engine (`headstart inspect` lists them), or run without it: --speculate 0."
             )
         require(engine, version, since, what, "Upgrade, or run without it: --speculate 0.")
+
+
+def _code_file(where: str) -> str:
+    """`repository--module.Class` names a file of another repository, which engines fetch."""
+    repository, mark, module = where.rpartition("--")
+    file = f"{module.rpartition('.')[0]}.py"
+    return f"{file} of the hub's {repository}" if mark else file
 
 
 def _with_link_targets(path: Path) -> Path:

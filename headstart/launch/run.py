@@ -22,6 +22,7 @@ from headstart.errors import LaunchError
 from headstart.launch.command import EngineCommand, Preparation, Process
 from headstart.launch.probe import INSTALL
 from headstart.processes import python_command
+from headstart.report.terminal import say
 
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _POLL_SECONDS = 0.05
@@ -101,7 +102,7 @@ def _wait(running: list[subprocess.Popen[bytes]], processes: tuple[Process, ...]
         if ended:
             index = next((i for i in ended if codes[i]), ended[0])
             code = codes[index] or 0
-            print(
+            say(
                 f"process {index} ended with {code}, see {processes[index].log}; stopping the rest",
                 file=sys.stderr,
             )

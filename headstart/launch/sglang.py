@@ -6,7 +6,7 @@ import json
 from math import ceil
 
 from headstart.heads.inspection import Report
-from headstart.launch.command import EngineCommand, Process
+from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
@@ -25,7 +25,7 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
     _placement(plan)
     _limits(plan)
     _caches(plan)
-    program = ("python3", "-m", "sglang.launch_server", "--model-path", str(report.path))
+    program = ("python3", "-m", "sglang.launch_server", "--model-path", as_word(report.path))
     return plan.command(Process((*program, *plan.args, *options.extra_args)), files=files)
 
 
@@ -152,7 +152,7 @@ def _placement(plan: Plan) -> None:
 def _limits(plan: Plan) -> None:
     options = plan.options
     plan.add("--dtype", options.dtype)
-    plan.add("--trust-remote-code", plan.runs_code)
+    plan.add("--trust-remote-code", plan.options.trust_remote_code)
     if plan.k and plan.has("0.5.7") and _is_plain_head_of_quantized(plan):
         plan.add("--speculative-draft-model-quantization", "unquant")
     plan.add("--mem-fraction-static", options.memory_fraction)

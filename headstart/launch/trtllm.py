@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from headstart.heads.inspection import Report
-from headstart.launch.command import EngineCommand, Process
+from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
@@ -25,7 +25,7 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
     _caches(plan, config)
     if config:
         plan.add("--config" if plan.has("1.2.0") else "--extra_llm_api_options", CONFIG_FILE)
-    program = (*_launcher(plan), "trtllm-serve", str(report.path), "--backend", "pytorch")
+    program = (*_launcher(plan), "trtllm-serve", as_word(report.path), "--backend", "pytorch")
     files = {CONFIG_FILE: yaml(config)} if config else {}
     return plan.command(Process((*program, *plan.args, *options.extra_args)), files=files)
 
@@ -135,7 +135,7 @@ def _limits(plan: Plan, config: dict[str, Any]) -> None:
     options = plan.options
     if options.dtype:
         config["dtype"] = options.dtype
-    plan.add("--trust_remote_code", plan.runs_code)
+    plan.add("--trust_remote_code", plan.options.trust_remote_code)
     plan.add("--kv_cache_free_gpu_memory_fraction", options.memory_fraction)
     if options.memory_fraction is not None:
         plan.notes.append("the memory fraction is of what the weights leave free, for KV alone")

@@ -6,7 +6,7 @@ import json
 
 from headstart.errors import LaunchError
 from headstart.heads.inspection import Report
-from headstart.launch.command import EngineCommand, Process
+from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
@@ -23,7 +23,7 @@ def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand
     _placement(plan)
     _limits(plan)
     _caches(plan)
-    program = ("vllm", "serve", str(report.path))
+    program = ("vllm", "serve", as_word(report.path))
     return plan.command(Process((*program, *plan.args, *options.extra_args)))
 
 
@@ -123,7 +123,7 @@ def _placement(plan: Plan) -> None:
 def _limits(plan: Plan) -> None:
     options = plan.options
     plan.add("--dtype", options.dtype)
-    plan.add("--trust-remote-code", plan.runs_code)
+    plan.add("--trust-remote-code", plan.options.trust_remote_code)
     plan.add("--gpu-memory-utilization", options.memory_fraction)
     plan.add("--max-num-seqs", options.max_running_requests)
     plan.add("--max-model-len", options.max_model_len)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from headstart.errors import ConfigError
 from headstart.heads.inspection import Report
-from headstart.launch.command import EngineCommand, Preparation, Process, continued
+from headstart.launch.command import EngineCommand, Preparation, Process, as_word, continued
 from headstart.launch.options import LAST_PORT, LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
@@ -78,7 +78,7 @@ def _speculation(plan: Plan) -> Preparation | None:
     head = plan.options.head_path
     if head is None:
         head = plan.report.path.with_name(plan.report.path.name + "-mtp")
-        model, out = str(plan.report.path), str(head)
+        model, out = as_word(plan.report.path), as_word(head)
         words = ("headstart", "export", model, "--format", "xllm", "--out", out)
         preparation = Preparation(head, words)
         plan.notes.append(
@@ -156,6 +156,14 @@ def _own_args(plan: Plan, index: str, port: object, rank: object) -> tuple[str, 
     return (*where, "--port", str(port), "--node_rank", str(rank))
 
 
+def _expanded(value: str) -> str:
+    """Double quotes around the shell expression alone: a device before it is the user's text."""
+    device = value.removesuffix("$i")
+    if device == value:
+        return f'"{value}"'  # a sum of numbers
+    return f'{shlex.quote(device) if device else ""}"$i"'
+
+
 def _script(
     plan: Plan,
     common: tuple[str, ...],
@@ -165,14 +173,14 @@ def _script(
 ) -> str:
     first = _first_rank(plan.options)
     own = _own_args(plan, "$i", f"$(({plan.options.port} + i))", f"$(({first} + i))")
-    expressions = [f'{flag} "{value}"' for flag, value in zip(own[::2], own[1::2], strict=True)]
+    expressions = [f"{flag} {_expanded(v)}" for flag, v in zip(own[::2], own[1::2], strict=True)]
     folder = shlex.quote(str(log_dir))
     command = " \\\n    ".join([continued(common, indent="    "), *expressions])
     first_line = f"{preparation.shell()}\n" if preparation else ""
     return f"""\
 #!/bin/bash
 {first_line}# One xLLM process per device; all stop when one stops.
-mkdir -p {folder}
+mkdir -p -- {folder}
 pids=()
 trap 'kill "${{pids[@]}}" 2>/dev/null' EXIT
 trap 'exit 130' INT

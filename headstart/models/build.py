@@ -22,6 +22,7 @@ from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import load_trunk, materialize
 from headstart.models.mtp import MTPHead
+from headstart.models.rope import table_bytes
 from headstart.models.stored import Layout, load_stored_head, trunk_tensors
 from headstart.models.trunk import Trunk
 
@@ -29,6 +30,8 @@ _DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64,
     "float16": torch.float16,
 }  # fmt: skip
+
+_TABLE_BYTES = 1 << 30  # of rotary tables, where no length was asked for: about a million positions
 
 
 @dataclass(frozen=True)
@@ -68,13 +71,13 @@ def build(
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
     config = model_config(checkpoint.config.fields)
-    max_len = max_model_len or config.max_positions
+    notes: list[str] = []
+    max_len = max_model_len or _own_length(config, kind, notes)
     if max_len > config.max_positions:
         raise ConfigError(
             f"max_model_len is {max_len}; the model was made for {config.max_positions} positions "
             "(max_position_embeddings). Give at most that."
         )
-    notes: list[str] = []
     stored = _find(checkpoint, head_folder, notes, with_head=with_head)
     prefix, lm_head = _trunk_names(checkpoint, stored.family)
     config = _tied_as_stored(config, checkpoint, lm_head)
@@ -91,6 +94,19 @@ def build(
     if stored.head is not None:
         head = load_stored_head(stored.head, config, kind, place, layout, max_len)
     return LoadedModel(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
+
+
+def _own_length(config: ModelConfig, dtype: torch.dtype, notes: list[str]) -> int:
+    """The model's own, less where tables for it would take memory that nobody asked for."""
+    ropes = [config.rope] if config.sliding is None else [config.rope, config.sliding.rope]
+    most = _TABLE_BYTES // sum(table_bytes(rope, dtype) for rope in ropes)
+    if config.max_positions <= most:
+        return config.max_positions
+    notes.append(
+        f"{most} of the model's {config.max_positions} positions (max_position_embeddings): tables "
+        f"for more take over {_TABLE_BYTES / 2**30:g} GiB; --max-model-len allows them"
+    )
+    return most
 
 
 def has_head(checkpoint: Checkpoint, folder: Path | None = None) -> bool:

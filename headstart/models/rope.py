@@ -26,6 +26,7 @@ _REQUIRED = {
     "yarn": ("factor",),
 }  # fmt: skip
 KINDS = tuple(_REQUIRED)
+_ROWS = 1 << 16  # of a table, computed at once
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,11 @@ def in_halves(rotation: Rotation) -> Rotation:
     return Rotation(cos, sin, False)
 
 
+def table_bytes(config: RopeConfig, dtype: torch.dtype) -> int:
+    """Memory that a RotaryTable takes for each position."""
+    return 2 * config.dim * dtype.itemsize
+
+
 class RotaryTable(torch.nn.Module):
     """cos and sin for every position up to a length, computed once."""
 
@@ -183,21 +189,15 @@ class RotaryTable(torch.nn.Module):
 
     def __init__(self, config: RopeConfig, positions: int, dtype: torch.dtype):
         super().__init__()
-        precise = torch.float64 if dtype == torch.float64 else torch.float32
         # On the CPU even inside a meta module: arange there would import torch's compiler, which
         # takes longer than everything else at the start of a small model.
-        at = torch.arange(positions, dtype=precise, device="cpu")
-        angles = torch.outer(at, frequencies(config).to(precise))
-        signs = torch.tensor([-1.0, 1.0], dtype=precise, device="cpu")
-        # The first of each pair has its sin negated here once, so that applying needs no negation.
-        if config.is_interleaved:
-            both, sign = angles.repeat_interleave(2, dim=-1), signs.repeat(config.dim // 2)
-        else:
-            both, sign = angles.repeat(1, 2), signs.repeat_interleave(config.dim // 2)
+        cos, sin = (torch.empty(positions, config.dim, dtype=dtype, device="cpu") for _ in "ab")
+        for start in range(0, positions, _ROWS):  # intermediate values take more than the tables
+            stop = min(start + _ROWS, positions)
+            cos[start:stop], sin[start:stop] = _cos_and_sin(config, start, stop, dtype)
         self.is_interleaved = config.is_interleaved
-        scale = config.attention_factor
-        self.register_buffer("cos", (both.cos() * scale).to(dtype), persistent=False)
-        self.register_buffer("sin", (both.sin() * scale * sign).to(dtype), persistent=False)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
 
     @property
     def num_positions(self) -> int:
@@ -207,6 +207,23 @@ class RotaryTable(torch.nn.Module):
         """What turns rows at these positions [T]."""
         cos, sin = (part[positions].unsqueeze(1) for part in (self.cos, self.sin))
         return Rotation(cos, sin, self.is_interleaved)
+
+
+def _cos_and_sin(
+    config: RopeConfig, start: int, stop: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of positions [start, stop), in fp32 or better."""
+    precise = torch.float64 if dtype == torch.float64 else torch.float32
+    at = torch.arange(start, stop, dtype=precise, device="cpu")
+    angles = torch.outer(at, frequencies(config).to(precise))
+    signs = torch.tensor([-1.0, 1.0], dtype=precise, device="cpu")
+    # The first of each pair has its sin negated here once, so that applying needs no negation.
+    if config.is_interleaved:
+        both, sign = angles.repeat_interleave(2, dim=-1), signs.repeat(config.dim // 2)
+    else:
+        both, sign = angles.repeat(1, 2), signs.repeat_interleave(config.dim // 2)
+    scale = config.attention_factor
+    return both.cos() * scale, both.sin() * scale * sign
 
 
 def rotate(

@@ -34,7 +34,7 @@ def create_app(state: ServerState) -> FastAPI:
     """All routes of a server; the caller starts `state.worker`."""
     # FastAPI's own /docs loads scripts from elsewhere; ours loads nothing.
     app = FastAPI(title="Headstart", version=__version__, redoc_url=None, docs_url=None)
-    keys = [Depends(Access(state.options).check)]
+    keys = [Depends(Access(state.options, is_public=state.is_public).check)]
     _add_answers(app, state, keys)
     _add_tokens(app, state, keys)
     _add_operation(app, state)

@@ -27,7 +27,7 @@ from headstart.engine.options import MENU
 from headstart.errors import MissingExtra, RequestError
 from headstart.server.app import create_app
 from headstart.server.intake import ANY_NAME, give_back
-from headstart.server.options import ServerOptions, url_of
+from headstart.server.options import ServerOptions, is_public, url_of
 from headstart.server.refusals import STOPPED, unavailable
 from headstart.server.state import ServerState
 from headstart.server.wire import GuardedConnection
@@ -66,7 +66,7 @@ class Serving:
         """With `is_eager` the compiler of grammars starts before a request needs it."""
         self.options, self._is_eager = options, is_eager
         self._listener, self.url = listener, url_of(listener)
-        self.state = ServerState(model, options, make_engine)
+        self.state = ServerState(model, options, make_engine, is_public=is_public(listener))
         self._signals: list[int] = []
         self._was_ready = False
         self._code, self._reason = 0, ""
@@ -123,7 +123,7 @@ class Serving:
         """What was decided, and where to ask."""
         for line in startup_lines(engine, self.state.names[0]):
             _log.info(line)
-        if self.options.is_public and not self.options.api_keys:
+        if self.state.is_public and not self.options.api_keys:
             _log.warning("%s can be reached by others and there is no --api-key", self.options.host)
         self._warming = asyncio.create_task(self._warm_up())
 

@@ -6,6 +6,7 @@ anything large is imported or loaded, so that a busy one is an error at once.
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from dataclasses import dataclass, field
 from typing import Literal
@@ -46,6 +47,10 @@ class ServerOptions:
     max_n: int = field(default=16, metadata={"help": "most answers per request, all prompts"})
     max_logprobs: int = field(default=20, metadata={"help": "most alternatives per token"})
     max_stops: int = field(default=64, metadata={"help": "most stop strings per request"})
+    allow_priority: bool = field(
+        default=False,
+        metadata={"help": "clients may say how important their requests are (priority)"},
+    )
     max_queue: int = field(
         default=256, metadata={"help": "answers that may wait for a place; more get a 429"}
     )
@@ -98,11 +103,6 @@ class ServerOptions:
         """Keys from the command line and the environment; without any, all clients may ask."""
         return (*(self.api_key or ()), *keys_from_environment())
 
-    @property
-    def is_public(self) -> bool:
-        """Whether other machines can reach the server."""
-        return self.host not in ("localhost", "::1") and not self.host.startswith("127.")
-
 
 _POSITIVE = (
     "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops", "max_connections",
@@ -128,6 +128,13 @@ def listen(options: ServerOptions) -> socket.socket:
             "--host or --port."
         ) from None
     return listener
+
+
+def is_public(listener: socket.socket) -> bool:
+    """Whether other machines can reach it: by the address it has, which --host need not show."""
+    address = ipaddress.ip_address(listener.getsockname()[0].partition("%")[0])
+    mapped = getattr(address, "ipv4_mapped", None)
+    return not (mapped or address).is_loopback
 
 
 def url_of(listener: socket.socket) -> str:

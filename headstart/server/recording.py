@@ -225,7 +225,7 @@ class TextFormatter(logging.Formatter):
         words = [record.getMessage()]
         words += [f"{name}={_shown(value)}" for name, value in _fields(record).items()]
         line = f"{_time(record)} {record.levelname:<7} {record.name}  {_one_line(' '.join(words))}"
-        return "\n".join([line, *_traceback(record)])
+        return "\n".join([line, *map(_one_line, _traceback(record))])
 
 
 class JsonFormatter(logging.Formatter):

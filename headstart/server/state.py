@@ -46,8 +46,11 @@ class ServerState:
 
     model: ServedModel  # from the moment on that the worker is ready
 
-    def __init__(self, model: str, options: ServerOptions, make_engine: Callable[[], Engine]):
-        self.options = options
+    def __init__(
+        self, model: str, options: ServerOptions, make_engine: Callable[[], Engine], *,
+        is_public: bool,
+    ):  # fmt: skip
+        self.options, self.is_public = options, is_public
         self.root = model
         self.names: Sequence[str] = options.served_model_name or [model]
         series = Series(self.names[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,12 @@ def check_together(folders: Mapping[str, RunFolder], num_steps: int) -> None:
         )
 
 
-def begin(folders: Iterable[RunFolder], *, overwrite: bool) -> None:
-    """Make all folders, or leave all as they were."""
+def begin(folders: Iterable[RunFolder], locks: ExitStack, *, overwrite: bool) -> None:
+    """Make all folders, or leave all as they were; other runs are kept out until `locks` ends."""
     folders = list(folders)
     try:
         for folder in folders:
-            folder.start(overwrite=overwrite)
+            folder.start(overwrite=overwrite, locks=locks)
     except BaseException:
         for folder in folders:
             folder.replaced.put_back()

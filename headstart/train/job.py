@@ -40,6 +40,7 @@ class Job:
         for folder in (self.model, self.head):
             if folder is not None:
                 Checkpoint.open(folder)
+        Checkpoint.open(self.head or self.model).links()  # its files go along with the result
         Dataset.open(self.data)
         if self.out is None or self.overwrite:
             return

@@ -12,8 +12,11 @@ failed.json      instead of a head, where others went on without this one
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,7 @@ class RunFolder:
         self.metrics = Metrics(path / METRICS)
         self.tensorboard = path / _TENSORBOARD
         self.replaced = Replaced(path, _NAMES)
+        self._is_locked = False
 
     def check(self, *, overwrite: bool) -> None:
         """Refuse a folder that is something else, or another run."""
@@ -60,11 +64,34 @@ class RunFolder:
         if not overwrite:
             _compare(self.path, found, self.identity)
 
-    def start(self, *, overwrite: bool) -> None:
+    def lock(self, locks: ExitStack) -> None:
+        """Keep other runs out until `locks` ends; TrainError where one is at work here."""
+        if self._is_locked:
+            return
+        handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(handle)
+            raise TrainError(
+                f"another run is writing {self.path} right now. Wait for it to end, or choose "
+                "another --out."
+            ) from None
+        self._is_locked = True
+        locks.callback(self._unlock, handle)
+
+    def _unlock(self, handle: int) -> None:
+        self._is_locked = False
+        os.close(handle)
+
+    def start(self, *, overwrite: bool, locks: ExitStack) -> None:
         """Make the folder, or clear what a stopped run left half-written."""
+        if not self._is_locked:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self.lock(locks)
+            self.check(overwrite=overwrite)  # again: it may have been made meanwhile
         if overwrite or self.replaced.is_half_done:
             self.replaced.set_aside(has_begun=bool(self.checkpoints.steps()))
-        self.path.mkdir(parents=True, exist_ok=True)
         self.checkpoints.clear_partial()
         if overwrite or not (self.path / OPTIONS).exists():
             _write(self.path / OPTIONS, json.dumps(self.identity, indent=2) + "\n")

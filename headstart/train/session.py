@@ -5,6 +5,7 @@ The run's folder is made last: a run that cannot begin leaves nothing.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,9 +44,17 @@ class Session:
     steps_per_epoch: int
 
 
-def open_session(job: Job, world: World, device: str, watch: Watch) -> Session:
-    """Check everything that can be wrong, then load, then make the folders."""
+def open_session(job: Job, world: World, device: str, watch: Watch, locks: ExitStack) -> Session:
+    """Check everything that can be wrong, then load, then make the folders.
+
+    Other runs are kept out of these until `locks` ends.
+    """
     planned = plan(job, watch)
+    if world.is_main:
+        for folder in planned.folders.values():
+            if folder.path.is_dir():  # else nobody works there yet
+                folder.lock(locks)
+        planned.job.check()  # again: the lock's last holder may have finished
     job, options = planned.job, planned.job.shared
     frozen = load_frozen_model(planned.checkpoint, job.head, device=device, dtype=options.dtype)
     for note in frozen.built.notes:
@@ -60,7 +69,7 @@ def open_session(job: Job, world: World, device: str, watch: Watch) -> Session:
     source = _states(planned, frozen, world, watch)
     world.wait()  # until every process has checked its folders
     if world.is_main:
-        begin([run.folder for run in runs], overwrite=job.overwrite)
+        begin([run.folder for run in runs], locks, overwrite=job.overwrite)
     world.wait()
     return Session(
         job, world, watch, frozen, source, planned.records,

@@ -8,6 +8,7 @@ acceptance length.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -50,10 +51,11 @@ class Outcome:
 
 def train(job: Job, watch: Watch | None = None) -> list[Outcome]:
     """Train as `job` says, or go on with what an earlier call began."""
-    with joined(job.shared.device) as (world, device):
+    with joined(job.shared.device) as (world, device), ExitStack() as locks:
         heard = watch if watch is not None and world.is_main else Watch()
-        session = open_session(job, world, device, heard)
-        return Trainer(session, watch or Watch()).run()
+        with _disk_advice(job):
+            session = open_session(job, world, device, heard, locks)
+            return Trainer(session, watch or Watch()).run()
 
 
 class Trainer:
@@ -255,6 +257,21 @@ class Trainer:
             run.name, str(run.folder.path), is_finished, self.step, self.num_steps, best,
             found.get(0), found.get(best),
         )  # fmt: skip
+
+
+@contextmanager
+def _disk_advice(job: Job) -> Iterator[None]:
+    """Where there is no space, in place of what the system says of it."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = error.filename or f"{job.out} or --cache"
+        raise TrainError(
+            f"no space left on the disk of {where}. Checkpoints are whole: make room and run the "
+            "same command again, it goes on."
+        ) from error
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 
 from headstart.checkpoint.atomic import check_parents, write_failed
 from headstart.errors import ConfigError, DataError, HeadstartError, some
-from headstart.files import write_whole
+from headstart.files import read_plain, write_whole
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.engine_files import (
     AGAIN,
@@ -156,7 +156,7 @@ def _document(vocabs: Sequence[DraftVocab]) -> str:
 
 def _read_document(path: Path) -> list[DraftVocab]:
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(read_plain(path).decode("utf-8"))
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"cannot be read as JSON ({error}). {AGAIN}") from error
     version = document.get("draft_vocab_version") if isinstance(document, dict) else None

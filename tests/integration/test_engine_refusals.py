@@ -74,10 +74,10 @@ def test_drafts_asked_of_an_engine_without_a_head_are_refused(tiny: Tiny) -> Non
     assert engine.has_work
 
 
-@pytest.mark.parametrize("priority", ["high", 1.5, True, None])
-def test_a_priority_that_is_no_whole_number_is_refused(priority: Any, drafting: Engine) -> None:
+@pytest.mark.parametrize("priority", ["high", 1.5, True, None, 11, -11, -(2**63)])
+def test_a_priority_that_is_no_small_number_is_refused(priority: Any, drafting: Engine) -> None:
     """Regression: a text as priority stopped the scheduler for everybody."""
-    with pytest.raises(RequestError, match="give a whole number, smaller is more important"):
+    with pytest.raises(RequestError, match="give a whole number from -10 to 10, smaller is more"):
         drafting.add([3], seeded(), priority=priority)
     assert not drafting.has_work
 

@@ -8,12 +8,14 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from support.commands import headstart
 from support.head_edits import (
     WITH_HEAD,
     config,
@@ -510,6 +512,21 @@ def test_the_json_of_inspect_has_the_agreed_keys(
         answer = document["engines"][engine]
         assert answer["command"] or answer["reason"]
     assert str(model) in document["engines"]["vllm"]["command"]
+
+
+def test_code_that_a_config_names_is_told_and_not_trusted(tiny: Tiny, tmp_path: Path) -> None:
+    auto_map = {"AutoConfig": "someone/else--configuration_mimo.MiMoConfig"}
+    changed = partial(dict.update, auto_map=auto_map)
+    model = edited(tiny("mimo"), tmp_path / "model", change_config=changed)
+    shown = headstart("inspect", str(model))
+    assert "configuration_mimo.py of the hub's someone/else" in shown.stdout
+    commands = [line for line in shown.stdout.splitlines() if "warning:" not in line]
+    assert "vllm serve" in shown.stdout and not any("trust" in line for line in commands)
+    document = json.loads(headstart("inspect", str(model), "--json").stdout)
+    for engine in ("vllm", "sglang"):
+        answer = document["engines"][engine]
+        assert "trust" not in answer["command"]
+        assert any("someone/else" in text for text in answer["warnings"])
 
 
 def test_a_head_with_a_dense_block_beside_a_trunk_of_experts_is_complete(

@@ -276,7 +276,7 @@ def test_important_requests_are_answered_first(folder: Path) -> None:
         ask(server, {**SHORT, "max_tokens": tokens, "priority": priority})
         order.append(name)
 
-    with serving(own) as server, ThreadPoolExecutor() as pool:
+    with serving(own, allow_priority=True) as server, ThreadPoolExecutor() as pool:
         pool.submit(one, "running", 0, 150)
         wait_until(lambda: len(own.scheduler.running) == 1)
         pool.submit(one, "later", 5, 40)

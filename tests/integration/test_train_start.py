@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ import pytest
 from support.commands import headstart
 from support.training_data import random_records, write_data
 from support.training_runs import StopAt, flags, job, trained, write_inputs
+from support.training_runs import metrics as metrics_of
 
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.reader import Checkpoint
@@ -100,6 +103,46 @@ def test_the_command_line_refuses_k_below_1_and_plans_without_writing(
     assert result.returncode == 0 and "14 steps, 7 in each of 2 epochs" in result.stderr
     assert "loss lk, context prefix, K 2, learning rate 0.003 (cosine)" in result.stdout
     assert not list(tmp_path.iterdir())
+
+
+def test_a_second_run_in_the_same_folder_is_refused_while_the_first_one_runs(
+    inputs: Path, tmp_path: Path
+) -> None:
+    refused = r"another run is writing .*run right now"
+
+    class Second(StopAt):
+        def stepped(self, step: int, metrics: Any) -> None:
+            super().stepped(step, metrics)
+            before = metrics_of(out)
+            for overwrite in (False, True):
+                with pytest.raises(TrainError, match=refused):
+                    trained(inputs, out, overwrite=overwrite, **SHORT)
+            assert metrics_of(out) == before
+
+    out = tmp_path / "run"
+    assert trained(inputs, out, Second(1), **SHORT).step == 1
+    assert trained(inputs, out, StopAt(2), **SHORT).step == 2  # nobody else is there any more
+
+
+def test_a_full_disk_is_named_with_what_to_do(
+    inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("headstart.train.run_folder.Metrics.add", full)
+    with pytest.raises(TrainError, match=r"no space left on the disk of .*run.* run the same"):
+        trained(inputs, tmp_path / "run", **SHORT)
+
+
+def test_of_two_runs_that_begin_at_once_one_is_refused(inputs: Path, tmp_path: Path) -> None:
+    first, second = (plan(job(inputs, tmp_path / "run", **SHORT), Watch()) for _ in range(2))
+    with ExitStack() as locks:
+        first.folders[""].start(overwrite=False, locks=locks)
+        with pytest.raises(TrainError, match="another run is writing"):
+            second.folders[""].start(overwrite=False, locks=locks)
+    with ExitStack() as locks:
+        second.folders[""].start(overwrite=False, locks=locks)
 
 
 def test_a_dry_run_tells_what_is_resumed_and_refuses_what_the_run_would(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import resource
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -186,6 +187,6 @@ def test_validation_sees_all_categories(inputs: Path, tmp_path: Path) -> None:
     write_tiny("mimo", tmp_path / "model", dtype="F32")
     write_data(tmp_path / "model", tmp_path / "data", random_records(8), heldout)
     given = job(tmp_path, tmp_path / "run", eval_limit=8, **SHORT)
-    session = open_session(given, World(), "cpu", Watch())
+    session = open_session(given, World(), "cpu", Watch(), ExitStack())
     found = [one.category for one in session.heldout]
     assert len(found) == 8 and found.count("b") == 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -64,3 +66,33 @@ def test_writers_at_once_do_not_share_a_half(
     monkeypatch.setattr(os, "fsync", meanwhile)
     write_whole(path, b"ours")
     assert path.read_bytes() == b"ours" and list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_kill_left_is_removed_by_the_next_write(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    left, foreign = tmp_path / ".a.json.partial-0123abcd", tmp_path / ".a.json.partial-mine"
+    for each in (left, foreign):
+        each.write_text("half")
+    write_whole(path, b"new")
+    assert not left.exists() and foreign.exists() and path.read_bytes() == b"new"
+
+
+def test_what_another_one_is_writing_stays(tmp_path: Path) -> None:
+    path, busy = tmp_path / "a.json", tmp_path / ".a.json.partial-0123abcd"
+    with open(busy, "xb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        write_whole(path, b"new")
+        assert busy.exists()
+
+
+def test_many_writers_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    texts = [bytes([65 + number]) * 5000 for number in range(4)]
+
+    def write(data: bytes) -> None:
+        for _ in range(40):
+            write_whole(path, data)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, texts))
+    assert path.read_bytes() in texts and list(tmp_path.iterdir()) == [path]

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.cache import cache_folder
+from headstart.checkpoint.cache import cache_folder, make_private
 
 
 def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
@@ -21,10 +21,11 @@ def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
 
     def compiled(function: Callable[..., Any]) -> Any:
         before, folder = numba.config.CACHE_DIR, kept_in()
+        is_kept = make_private(folder)  # if not, every process compiles for itself
         numba.config.CACHE_DIR = str(folder)
         try:
             return numba.njit(
-                cache=_is_writable(folder), nogil=True, error_model="numpy",
+                cache=is_kept, nogil=True, error_model="numpy",
                 fastmath=fastmath or False, inline=inline,
             )(function)  # fmt: skip
         finally:  # a program may have kernels of its own
@@ -34,18 +35,9 @@ def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
 
 
 def kept_in() -> Path:
-    """The folder of compiled code."""
+    """The folder of compiled code, which numba loads as pickles: only the user may write there."""
     base = os.environ.get("NUMBA_CACHE_DIR")
     return (Path(base) if base else cache_folder()) / f"kernels-{_digest()}"
-
-
-def _is_writable(folder: Path) -> bool:
-    """If not, every process compiles for itself."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError:
-        return False
-    return os.access(folder, os.W_OK)
 
 
 @cache

@@ -12,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field
 
 from headstart.data.prompt_reader import PromptReader
+from headstart.engine.request import MAX_PRIORITY
 from headstart.errors import RequestError
 from headstart.sampling.params import SamplingParams
 from headstart.server.options import ServerOptions
@@ -65,7 +66,10 @@ class SamplingFields(Part):
     skip_special_tokens: bool | None = None
     n: Whole | None = None
     seed: Whole | None = None
-    priority: Whole = Field(default=0, description="smaller is more important")
+    priority: int = Field(
+        default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY,
+        description="smaller is more important; with --allow-priority",
+    )  # fmt: skip
     return_token_ids: bool = False
     response_format: dict[str, Any] | None = Field(
         default=None, description="text, json_object or json_schema"
@@ -124,6 +128,11 @@ class SamplingFields(Part):
             raise RequestError(
                 f"stop holds a text of over {LONGEST_STOP} characters; shorten it.", field="stop"
             )
+        if self.priority != 0 and not limits.allow_priority:
+            raise RequestError(
+                f"priority is {self.priority}, and this server treats all requests alike (it was "
+                "started without --allow-priority). Leave it out.", field="priority",
+            )  # fmt: skip
         if self.stream_options is not None and not self.stream:
             raise RequestError(
                 "stream_options is given without stream; leave it out.", field="stream_options"

@@ -27,6 +27,7 @@ from headstart.train.states.header import (
     disk_bill,
     read_object,
 )
+from headstart.train.states.journal import open_plain, shard_name
 
 _READ_BYTES = 2**24
 _NUM_THREADS = 4  # checksums release the interpreter's lock; more outruns most disks
@@ -55,6 +56,7 @@ class StateCache:
         checksum = index.pop("crc32", None)
         if checksum != zlib.crc32(canonical(index)):
             raise damaged(folder / INDEX_NAME, "does not agree with its checksum")
+        _check_shards(folder, index)
         cache = cls(folder, expected, index)
         cache._check_sizes()
         if verify:
@@ -110,6 +112,8 @@ class StateCache:
         # A map of a file that is too short would end the process when its end is touched.
         for shard in self._shards:
             path = self.folder / shard["file"]
+            if path.is_symlink():
+                raise damaged(path, "is a link, not a file of the cache")
             size = path.stat().st_size if path.exists() else 0
             if size != shard["bytes"]:
                 raise damaged(path, f"has {size} bytes, expected {shard['bytes']}")
@@ -124,9 +128,22 @@ class StateCache:
                     raise damaged(path, f"has checksum {found}, expected {shard['crc32']}")
 
 
+def _check_shards(folder: Path, index: dict[str, Any]) -> None:
+    """Refuse names that lead elsewhere: an index may come from a stranger, its checksum, too."""
+    shards, records = index.get("shards"), index.get("records")
+    if not isinstance(shards, list) or not isinstance(records, dict):
+        raise damaged(folder / INDEX_NAME, "lists no shards and records")
+    for number, shard in enumerate(shards):
+        name = shard.get("file") if isinstance(shard, dict) else shard
+        if name != shard_name(number):
+            raise damaged(
+                folder / INDEX_NAME, f"names shard {name!r}, expected {shard_name(number)}"
+            )
+
+
 def _checksum(path: Path) -> int:
     crc32 = 0
-    with open(path, "rb") as file:
+    with open_plain(path, "rb") as file:
         while data := file.read(_READ_BYTES):
             crc32 = zlib.crc32(data, crc32)
     return crc32

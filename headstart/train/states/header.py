@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from headstart.errors import ConfigError, DataError
+from headstart.files import read_plain
 from headstart.models.unroll import StateKind
 
 FORMAT_VERSION = 2
@@ -106,7 +107,7 @@ def other_text(here: str, wanted: str) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object of a cache folder."""
     try:
-        found = json.loads(path.read_bytes())
+        found = json.loads(read_plain(path))
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); expected a state cache. "

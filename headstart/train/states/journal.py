@@ -6,13 +6,16 @@ or a torn line; a power cut also lines without their bytes.
 
 from __future__ import annotations
 
+import errno
 import json
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO, Literal
 
-from headstart.files import write_whole
+from headstart.errors import DataError
+from headstart.files import open_no_link, write_whole
 from headstart.train.states.header import JOURNAL_NAME
 
 _READ_BYTES = 2**24
@@ -34,8 +37,17 @@ def shard_name(number: int) -> str:
     return f"shard-{number:05d}.bin"
 
 
-def shard_number(path: Path) -> int:
-    return int(path.stem.removeprefix("shard-"))
+def open_plain(path: Path, mode: Literal["rb", "ab"]) -> BinaryIO:
+    """Open a file of a cache; DataError for a link, whose target would be read or written."""
+    try:
+        return open_no_link(path, mode)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise DataError(
+            f"{path} is a link; expected a file of the cache itself. Remove it, or give another "
+            "--cache folder."
+        ) from None
 
 
 def journal_line(entry: Entry) -> str:
@@ -55,9 +67,10 @@ def recover(folder: Path) -> list[Entry]:
     replace_text(folder / JOURNAL_NAME, map(journal_line, kept))
     end = kept[-1] if kept else Entry("", 0, 0, 0, 0, 0)
     for path in folder.glob("shard-*.bin"):
-        if shard_number(path) > end.shard:
+        number = path.stem.removeprefix("shard-")
+        if number.isdecimal() and int(number) > end.shard:
             path.unlink()
-    with open(folder / shard_name(end.shard), "ab") as file:
+    with open_plain(folder / shard_name(end.shard), "ab") as file:
         file.truncate(end.end)
     return kept
 
@@ -67,16 +80,20 @@ def _read_journal(path: Path) -> Iterator[Entry]:
         return
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            yield Entry(**json.loads(line))
+            entry = Entry(**json.loads(line))
         except (ValueError, TypeError):
             return  # torn by a kill: nothing behind it counts
+        places = (entry.shard, entry.offset, entry.num_tokens, entry.end, entry.crc32)
+        if not all(type(number) is int and number >= 0 for number in places):
+            return
+        yield entry
 
 
 def _borne_out(path: Path, entries: list[Entry]) -> Iterator[Entry]:
     """Entries of one shard, up to the first whose bytes are not those that were checksummed."""
     if not path.exists():
         return
-    with open(path, "rb") as file:
+    with open_plain(path, "rb") as file:
         crc32, at = 0, 0
         for entry in entries:
             while at < entry.end and (data := file.read(min(_READ_BYTES, entry.end - at))):

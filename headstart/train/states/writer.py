@@ -33,6 +33,7 @@ from headstart.train.states.header import (
 from headstart.train.states.journal import (
     Entry,
     journal_line,
+    open_plain,
     recover,
     replace_text,
     shard_name,
@@ -159,7 +160,7 @@ class CacheWriter:
             os.fsync(file.fileno())
 
     def _open(self, name: str) -> BinaryIO:
-        return self._files.enter_context(open(self.folder / name, "ab"))
+        return self._files.enter_context(open_plain(self.folder / name, "ab"))
 
     def _lock(self) -> None:
         try:

@@ -3,6 +3,9 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import re
+import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -10,6 +13,7 @@ from support.checkpoint_files import leftovers
 
 from headstart.checkpoint import atomic
 from headstart.checkpoint.atomic import building, check_target
+from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.errors import CheckpointError, WriteFailed
 
 
@@ -223,3 +227,62 @@ def test_the_result_respects_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "out").stat().st_mode & 0o777 == 0o750
+
+
+def test_what_another_run_clears_at_the_same_time_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: of several runs that replaced one folder, some failed on vanished files."""
+    left, removed = tmp_path / ".out.partial-00000001", []
+    left.mkdir()
+
+    def twice(folder: Path, **options: bool) -> None:
+        rmtree(folder, ignore_errors=True)  # the other run was quicker
+        removed.append(folder)
+        rmtree(folder, **options)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", twice)
+    build(tmp_path / "out", overwrite=True)
+    assert left in removed and list(tmp_path.iterdir()) == [tmp_path / "out"]
+
+
+def test_a_folder_that_appears_meanwhile_is_replaced_where_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(old: Path, new: Path, flags: int) -> bool:
+        if not new.exists():
+            new.mkdir()
+            (new / "headstart.json").write_text("of another run")
+        return renamed(old, new, flags)
+
+    renamed = atomic._renamed
+    monkeypatch.setattr(atomic, "_renamed", late)
+    with pytest.raises(WriteFailed, match="It appeared meanwhile"):
+        build(tmp_path / "first")
+    build(tmp_path / "second", overwrite=True)
+    assert content(tmp_path / "first") == "of another run"
+    assert content(tmp_path / "second") == "new"
+
+
+def test_runs_that_replace_one_folder_at_once_finish_or_are_refused(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    said: set[str] = set()
+
+    def replace(number: int) -> int:
+        done = 0
+        for _ in range(10):
+            try:
+                with building(out, overwrite=True) as folder:
+                    for name in [PROVENANCE_NAME, *map(str, range(20))]:
+                        (folder / name).write_text(str(number))
+                done += 1
+            except CheckpointError as error:
+                said.add(re.sub(r".*(another run is writing).*", r"\1", str(error)))
+        return done
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(replace, range(4))) > 0
+    assert said <= {"another run is writing"}
+    assert len({path.read_text() for path in out.iterdir()}) == 1
+    assert list(tmp_path.iterdir()) == [out]

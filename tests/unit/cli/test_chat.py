@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
-from headstart.cli.generate import Tint, answer, converse, loading
+from headstart.cli.generate import Tint, answer, converse, loading, run
+from headstart.engine.options import EngineOptions
 from headstart.engine.output import Completion, Result, Update
 from headstart.engine.request import RequestStats
-from headstart.errors import RequestError
+from headstart.errors import ConfigError, RequestError
 from headstart.sampling.params import SamplingParams
 
 PIECES = ["Hel", "lo", " wor", "ld", "!", ""]
@@ -144,6 +145,26 @@ def test_a_quiet_answer_prints_nothing(capsys: pytest.CaptureFixture[str]) -> No
     assert said["origins"] == ["bonus", "accepted", "accepted", "recovered"]
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("", "")
+
+
+@pytest.mark.parametrize("raw", [True, False])
+def test_control_characters_of_an_answer_are_escapes_unless_raw_was_asked_for(
+    raw: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("test_chat.PIECES", ["a\x1b[2J", "\r\n\tb", "\x9b1m\x07"])
+    engine = ScriptedEngine([[([0], ["bonus"]), ([1, 2], ["accepted", "recovered"])]])
+    answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=False, raw=raw)  # type: ignore[arg-type]
+    out = capsys.readouterr().out
+    if raw:
+        assert out == "a\x1b[2J\r\n\tb\x9b1m\x07"
+    else:
+        assert out == "a\\x1b[2J\\x0d\n\tb\\x9b1m\\x07\n"
+
+
+def test_raw_is_not_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdout", Terminal())
+    with pytest.raises(ConfigError, match="the output is a terminal"):
+        run(model="none", prompt="hi", options=EngineOptions(), raw=True)
 
 
 class Terminal(io.StringIO):

@@ -127,3 +127,11 @@ def test_a_full_disk_leaves_no_half_line(path: Path, monkeypatch: pytest.MonkeyP
         assert path.read_bytes() == before
         journal.append(answer("e"))
     assert [a.prompt_id for a in read_journal(path)[1]] == ["a", "b", "c", "e"]
+
+
+def test_what_a_link_leads_to_is_not_written(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("a key")
+    (tmp_path / "journal.jsonl").symlink_to(tmp_path / "precious")
+    with pytest.raises(DataError, match=r"journal\.jsonl is a link"):
+        Journal(tmp_path / "journal.jsonl", ASKED)
+    assert (tmp_path / "precious").read_text() == "a key"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -13,6 +13,8 @@ import pytest
 
 from headstart.distill.retrying import Refused, RetryingClient, pause
 from headstart.errors import ServerError
+
+REAL_SLEEP = asyncio.sleep  # tests replace it
 
 
 @pytest.fixture
@@ -27,7 +29,9 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return waited
 
 
-def ask(*replies: httpx.Response | Exception, retries: int = 5) -> dict[str, Any]:
+def ask(
+    *replies: httpx.Response | Exception, retries: int = 5, seconds: float = 600.0
+) -> dict[str, Any]:
     left: Iterator[httpx.Response | Exception] = iter(replies)
 
     def handle(request: httpx.Request) -> httpx.Response:
@@ -39,7 +43,9 @@ def ask(*replies: httpx.Response | Exception, retries: int = 5) -> dict[str, Any
     async def go() -> dict[str, Any]:
         transport = httpx.MockTransport(handle)
         async with httpx.AsyncClient(transport=transport, base_url="http://s/v1/") as client:
-            return await RetryingClient(client, retries).post("chat/completions", {})
+            return await RetryingClient(client, retries, seconds=seconds).post(
+                "chat/completions", {}
+            )
 
     return asyncio.run(go())
 
@@ -87,3 +93,37 @@ def test_a_refusal_is_final(status: int, waits: list[float]) -> None:
         ask(httpx.Response(status, json={"error": {"message": "too\nlong"}}))
     assert caught.value.status == status
     assert waits == []
+
+
+class Endless(httpx.AsyncByteStream):
+    """An answer without an end: quick and large, or slow and small."""
+
+    def __init__(self, part: bytes, pause: float):
+        self.part, self.pause = part, pause
+        self.num_parts = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while True:
+            self.num_parts += 1
+            yield self.part
+            await REAL_SLEEP(self.pause)
+
+
+def test_an_answer_without_an_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("headstart.distill.retrying._MOST_BYTES", 10_000)
+    stream = Endless(b"x" * 1000, 0)
+    with pytest.raises(ServerError, match="more than 10,000 bytes"):
+        ask(httpx.Response(200, stream=stream))
+    assert stream.num_parts == 11
+
+
+def test_an_answer_that_takes_too_long_is_tried_again(waits: list[float]) -> None:
+    slow = httpx.Response(200, stream=Endless(b" ", 0.01))
+    assert ask(slow, GOOD, seconds=0.1) == {"fine": 1}
+    with pytest.raises(ServerError, match=r"last with no whole answer in 0\.1 s"):
+        ask(httpx.Response(200, stream=Endless(b" ", 0.01)), retries=0, seconds=0.1)
+
+
+def test_an_answer_that_nests_without_end_is_no_answer(waits: list[float]) -> None:
+    deep = httpx.Response(200, content=b"[" * 100_000)
+    assert ask(deep, GOOD) == {"fine": 1}

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from support.scheduler_steps import request, run, scheduler
 
-from headstart.engine.request import State
+from headstart.engine.request import MAX_PRIORITY, State
 
 
 def test_the_more_important_request_starts_first_then_the_older_one() -> None:
@@ -33,6 +33,15 @@ def test_waiting_makes_important_so_that_nobody_starves() -> None:
             break
     assert late.state is State.FINISHED
     assert turn > 200, "priority must count for something first"
+
+
+def test_waiting_makes_up_for_every_priority_there_is() -> None:
+    own = scheduler(max_running_requests=1)
+    late = request("z", 2, 0, priority=MAX_PRIORITY)
+    late.waited_steps = 20 * 256
+    own.add(late)
+    own.add(request("a", 2, 1, priority=-MAX_PRIORITY))
+    assert own.plan()[0].request is late
 
 
 def test_age_is_kept_so_that_the_aged_are_not_the_first_to_lose_their_memory_again() -> None:

@@ -54,6 +54,42 @@ def test_the_shell_gives_the_program_exactly_the_arguments(tmp_path: Path) -> No
     assert (tmp_path / "a file.yaml").read_text() == "x: 'y'\n"
 
 
+def test_no_text_ends_the_file_that_it_is_written_to(tmp_path: Path) -> None:
+    text = "a: 1\nEND\ntouch owned\n"
+    built = EngineCommand(
+        engine="vllm", version="1", processes=(Process(("true",)),), files={"-f.yaml": text}
+    )
+    subprocess.run(["bash", "-c", built.shell()], cwd=tmp_path, check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["-f.yaml"]
+    assert (tmp_path / "-f.yaml").read_text() == text
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_name_that_begins_with_a_dash_is_no_option(engine: str) -> None:
+    version = "main" if engine == "xllm" else ""
+    built = command(engine, r_path=Path("-model"), speculate=0, version=version)
+    words = [word for process in built.processes for word in process.argv]
+    assert "./-model" in words and "-model" not in words
+
+
+def test_a_script_runs_no_text_of_an_option(tmp_path: Path) -> None:
+    hostile = '$(touch owned)`touch owned`"; touch owned; "'
+    logs = tmp_path / "-logs"
+    built = command("xllm", version="0.9.0", device=hostile, speculate=0, log_dir=logs)
+    bare = "\n".join(["xllm() { :; }", built.shell()])
+    subprocess.run(["bash", "-c", bare], cwd=tmp_path, check=False, capture_output=True, timeout=20)
+    assert [path.name for path in tmp_path.iterdir()] == ["-logs"]
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+def test_docker_sees_the_model_and_its_own_files_and_cannot_write(engine: str) -> None:
+    built = command(engine, docker=True)
+    mounts = [built.argv[i + 1] for i, word in enumerate(built.argv) if word == "-v"]
+    files = [Path.cwd() / name for name in built.files]
+    assert mounts == [f"{path}:{path}:ro" for path in ("/models/a model", *files)]
+    assert bool(files) is (engine == "trtllm")
+
+
 @pytest.mark.parametrize(
     ("engine", "version", "image"),
     [

@@ -134,13 +134,18 @@ def test_host_memory_for_kv_is_given_in_gib() -> None:
         command("vllm", kv_offload_gb=64, disaggregation="decode")
 
 
-def test_a_config_that_only_its_own_code_can_read_runs_that_code_with_a_warning() -> None:
-    code = {"auto_map": {"AutoConfig": "configuration.X", "AutoModel": "modeling.Y"}}
-    built = command("vllm", "mimo", r_config=code)
-    assert "--trust-remote-code" in built.processes[0].argv
-    assert any("auto_map: configuration.py, modeling.py" in text for text in built.warnings)
-    assert built.code_files == ("configuration.py", "modeling.py")
-    assert "--trust-remote-code" not in command("vllm", "mimo").processes[0].argv
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_code_that_a_config_needs_runs_only_when_it_was_asked_for(engine: str) -> None:
+    code = {"auto_map": {"AutoConfig": "configuration.X", "AutoModel": "someone/else--modeling.Y"}}
+    built = command(engine, "mimo", r_config=code)
+    assert not any("trust" in word for word in built.argv)
+    files = ("configuration.py", "modeling.py of the hub's someone/else")
+    assert built.code_files == files
+    said = [text for text in built.warnings if "trust-remote-code" in text]
+    assert len(said) == 1 and f"auto_map: {', '.join(files)}" in said[0]
+    asked = command(engine, "mimo", r_config=code, trust_remote_code=True)
+    assert any("trust" in word for word in asked.argv)
+    assert not asked.code_files and not any("auto_map" in text for text in asked.warnings)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

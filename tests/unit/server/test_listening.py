@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from headstart.errors import ConfigError
-from headstart.server.options import ServerOptions, listen
+from headstart.server.options import ServerOptions, is_public, listen
 
 
 @pytest.mark.parametrize(
@@ -30,8 +30,27 @@ def test_options_that_cannot_work_are_refused(options: dict[str, object], said: 
 
 
 def test_a_server_is_for_this_machine_only_unless_told() -> None:
-    assert not ServerOptions().is_public
-    assert ServerOptions(host="0.0.0.0").is_public
+    with listen(ServerOptions(port=0)) as listener:
+        assert not is_public(listener)
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"),
+    [("127.1", False), ("LOCALHOST", False), ("0x7f.1", False), ("0.0.0.0", True), ("", True)],
+)
+def test_who_can_reach_a_server_goes_by_its_real_address(host: str, expected: bool) -> None:
+    """Regression: `--host LOCALHOST` was taken for public, and a request for any Host answered."""
+    with listen(ServerOptions(host=host, port=0)) as listener:
+        assert is_public(listener) is expected
+
+
+@pytest.mark.parametrize("address", ["::1", "::ffff:127.0.0.1", "0:0:0:0:0:0:0:1"])
+def test_addresses_of_ipv6_are_known_in_every_spelling(address: str) -> None:
+    class Listener:
+        def getsockname(self) -> tuple[str, int, int, int]:
+            return address, 8000, 0, 0
+
+    assert not is_public(Listener())  # type: ignore[arg-type]
 
 
 def test_the_listener_is_one_that_asyncio_knows_as_tcp() -> None:

@@ -33,7 +33,9 @@ def no_engine() -> Engine:
 
 @pytest.fixture
 def state() -> ServerState:
-    return ServerState("small", ServerOptions(port=0, api_key=["secret"]), no_engine)
+    return ServerState(
+        "small", ServerOptions(port=0, api_key=["secret"]), no_engine, is_public=False
+    )
 
 
 @pytest.fixture
