@@ -37,7 +37,7 @@ PARTS = {
     "PromptReader.tokenizer": "tokenizer",
     "EngineCore.create": "K/V memory and the other parts",
     "choose_library": "which library attends",
-    "CapturedRounds._compile": "kernels found or compiled",
+    "compile_all": "kernels found or compiled",
     "CapturedRounds.warm_up": "rounds captured",
     "profile_device_rounds": "rounds captured and timed",
     "profile_host_rounds": "rounds that the host drives, timed",

@@ -23,8 +23,7 @@ from headstart.bench.rows import (
     xllm_rows,
 )
 from headstart.bench.task_tables import fastmtp_table, task_table
-from headstart.cli.console import Console
-from headstart.report.terminal import say
+from headstart.report.terminal import Console, say
 
 if TYPE_CHECKING:
     from headstart.bench.study import Step, Study

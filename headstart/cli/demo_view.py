@@ -16,13 +16,12 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from headstart.cli.console import Console
 from headstart.cli.generate import Tint
 from headstart.cli.main import COMMANDS
 from headstart.demo.page import NAMES
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up
 from headstart.heads.operation import megabytes
-from headstart.report.terminal import say
+from headstart.report.terminal import Console, say
 
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine

@@ -117,7 +117,7 @@ def short_table(rows: list[dict[str, Any]]) -> str:
 def _show(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
-    from headstart.cli.console import Console
+    from headstart.report.terminal import Console
 
     table = Table(box=None, padding=(0, 2, 0, 0))
     titles = ("family", "models", "modules", "files", "CPU", "GPU", "training", "engines (since)")

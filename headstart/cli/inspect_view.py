@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 from rich.table import Table
 
-from headstart.cli.console import Console
 from headstart.errors import some
 from headstart.heads.inspection import Report, StandaloneReport, TrunkReport
 from headstart.heads.operation import megabytes
 from headstart.launch.command import EngineCommand, code_warning
-from headstart.report.terminal import say
+from headstart.report.terminal import Console, say
 
 if TYPE_CHECKING:
     from headstart.simulate.probe import ProbeReport

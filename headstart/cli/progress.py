@@ -46,7 +46,7 @@ def _shown(
 ) -> Iterator[Callable[[int], None]]:
     from rich.progress import Progress
 
-    from headstart.cli.console import Console
+    from headstart.report.terminal import Console
 
     bar = Progress(*columns, console=Console(stderr=True), transient=True)
     task = bar.add_task(title, total=total)

@@ -7,8 +7,8 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from headstart.cli.console import Console
 from headstart.heads.operation import counted
+from headstart.report.terminal import Console
 
 _RULE_NAMES = {
     "rejection": "rejection rule",

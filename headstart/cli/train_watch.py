@@ -66,7 +66,7 @@ class CommandWatch(Watch):
             return
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-        from headstart.cli.console import Console
+        from headstart.report.terminal import Console
 
         columns = (
             TextColumn("step {task.completed}/{task.total}"), BarColumn(), TimeRemainingColumn(),

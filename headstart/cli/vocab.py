@@ -119,7 +119,7 @@ def _shown(records: Sequence[Record]) -> Iterable[Record]:
     """The records, with a bar on a terminal while they are counted."""
     from rich.progress import track
 
-    from headstart.cli.console import Console
+    from headstart.report.terminal import Console
 
     return track(
         records, "counting", console=Console(stderr=True), transient=True,

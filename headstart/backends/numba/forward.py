@@ -223,7 +223,7 @@ class HeadKernels:
         embedded = self._embedded(ids, layout)
         _, normed, recycled = POOL.run(
             len(ids) * self._block.weights, kernels.run_head,
-            new_counters(kernels.num_phases(1)), 0, embedded, hidden.contiguous().numpy(),
+            new_counters(kernels.HEAD_PHASES), 0, embedded, hidden.contiguous().numpy(),
             np.empty_like(embedded), self._block.scratch(len(ids)), self._head, layout,
         )  # fmt: skip
         return torch.from_numpy(normed), torch.from_numpy(recycled)
@@ -251,7 +251,7 @@ class HeadKernels:
         )  # fmt: skip
         work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
         drafts, states = POOL.run(
-            work, kernels.run_chain, new_counters(kernels.num_phases(1) * len(active)), embedded,
+            work, kernels.run_chain, new_counters(kernels.HEAD_PHASES * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
             np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, room,

@@ -196,9 +196,7 @@ Head = namedtuple("Head", "model norms fuse out_norm swaps recycles_normed")
 Room = namedtuple("Room", "streams logits chosen probs")
 
 
-def num_phases(layers: int) -> int:
-    """Of one depth: fusing, the layers, the LM head, the choice."""
-    return PHASES * layers + 3
+HEAD_PHASES = PHASES + 3  # of one depth: fusing, the block, the LM head, the choice
 
 
 @njit()

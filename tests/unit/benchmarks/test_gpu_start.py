@@ -20,7 +20,9 @@ MODULES = (
     "data.prompt_reader", "engine.auto.profile", "engine.core", "engine.engine", "models.build",
     "models.loading", "models.stored",
 )  # fmt: skip
-GPU_MODULES = ("backends.cuda.device_rounds", "backends.cuda.libraries")
+GPU_MODULES = (
+    "backends.cuda.device_rounds", "backends.cuda.libraries", "backends.cuda.warm_up",
+)  # fmt: skip
 
 
 def names_in(modules: tuple[str, ...]) -> set[str]:

@@ -18,8 +18,7 @@ from support.head_edits import edited
 from support.tiny_fixture import Tiny
 
 import headstart
-from headstart.cli.console import Console
-from headstart.report.terminal import say, shown
+from headstart.report.terminal import Console, say, shown
 from headstart.server.recording import TextFormatter
 
 PACKAGE = Path(headstart.__file__).parent
@@ -69,7 +68,7 @@ def test_nothing_is_printed_in_another_way() -> None:
             is_console = isinstance(node, ast.ImportFrom) and node.module == "rich.console"
             if prints or is_console:
                 found.append(name)
-    assert set(found) == {"report/terminal.py", "cli/console.py"}
+    assert set(found) == {"report/terminal.py"}
 
 
 def test_names_in_a_config_do_not_reach_the_terminal(tiny: Tiny, tmp_path: Path) -> None:
