@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.segment import Segment, Segments
 
 from headstart.cli.demo_defaults import with_shipped_vocab
@@ -18,7 +19,7 @@ from headstart.cli.spinning import limit_spinning
 from headstart.data.prompt_reader import Detokenizer, Prompt
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, RequestError
-from headstart.report.terminal import Console, say
+from headstart.report.terminal import CONTROLS, say
 from headstart.sampling.params import SamplingParams
 
 if TYPE_CHECKING:  # torch may not be loaded before `limit_spinning`
@@ -90,7 +91,7 @@ def answer(
     stats = said.stats.acceptance
     asked = params.max_tokens or 0
     if said.finish_reason == "length" and len(said.token_ids) < asked:
-        say(
+        print(
             f"note: ended after {len(said.token_ids)} of {asked} tokens: prompt and "
             f"answer may have {engine.admission.longest} (max_model_len, or the K/V memory)",
             file=sys.stderr,
@@ -98,7 +99,7 @@ def answer(
     if not quiet:
         if not raw:
             console.print()
-        say(
+        print(
             f"{len(said.token_ids)} tokens in {stats.rounds} rounds, acceptance length "
             f"{stats.length:.2f}",
             file=sys.stderr,
@@ -115,7 +116,8 @@ def answer(
 def _show(console: Console, tint: Tint, update: Update) -> None:
     for piece, colour in tint.pieces(update.text, update.token_ids, update.origins):
         # Not as rich's Text, which would make blanks of tabs and drop some control characters.
-        console.print(Segments([Segment(piece, console.get_style(colour))]), end="")
+        text = piece.translate(CONTROLS)
+        console.print(Segments([Segment(text, console.get_style(colour))]), end="")
 
 
 def converse(engine: Engine, params: SamplingParams) -> None:

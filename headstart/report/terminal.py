@@ -15,12 +15,12 @@ from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
 
 _CODES = (*range(0x20), *range(0x7F, 0xA0))  # C0, DEL and C1
-_CONTROLS = {code: f"\\x{code:02x}" for code in _CODES if chr(code) not in "\n\t"}
+CONTROLS = {code: f"\\x{code:02x}" for code in _CODES if chr(code) not in "\n\t"}
 
 
 def shown(text: str) -> str:
     r"""Control characters as `\x1b`; newlines and tabs as they are."""
-    return text.translate(_CONTROLS)
+    return text.translate(CONTROLS)
 
 
 def say(text: str = "", *, file: TextIO | None = None, flush: bool = False) -> None:

@@ -31,7 +31,7 @@ ENGINE = {
     "engine/scheduler.py", "engine/kv_cache.py", "engine/auto/policy.py", "engine/drafter.py",
     "engine/verifier.py", "engine/output.py", "sampling/params.py", "sampling/acceptance.py",
     "backends/base.py", "backends/rows.py", "backends/numba/backend.py",
-    "backends/numba/forward.py", "backends/numba/thread_pool.py",
+    "backends/numba/forward.py", "backends/numba/layers.py", "backends/numba/thread_pool.py",
 }  # fmt: skip
 
 
@@ -63,7 +63,7 @@ def test_a_chat_request_runs_the_files_of_the_architecture_page(
 def test_generate_runs_twenty_files(plain_chat: str, capsys: pytest.CaptureFixture[str]) -> None:
     files = generate_files(plain_chat, **SETTINGS)
     assert "16 tokens" in capsys.readouterr().err
-    assert set(files) == ENGINE | {"cli/main.py", "cli/generate.py", "report/terminal.py"}
+    assert set(files) == ENGINE | {"cli/main.py", "cli/generate.py"}
     assert len(files) <= 20
 
 
