@@ -196,7 +196,7 @@ def run(
     with loading(model):
         engine = Engine(model, head, options=with_shipped_vocab(model, head, options))
     for note in engine.notes:
-        say(f"note: {note}", file=sys.stderr)
+        print(f"note: {note}".translate(CONTROLS), file=sys.stderr)
     params = engine.prompts.default_params(ignore_eos=ignore_eos, **changes)
     if compare and engine.model.head is None:
         raise ConfigError("--compare needs a head and the model has none; give one with --head.")

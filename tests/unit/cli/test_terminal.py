@@ -68,9 +68,9 @@ def test_nothing_is_printed_in_another_way() -> None:
             is_console = isinstance(node, ast.ImportFrom) and node.module == "rich.console"
             if prints or is_console:
                 found.append(name)
-    # `generate` escapes each piece of an answer itself, and prints only numbers beside it.
+    # `generate` escapes pieces of an answer and notes itself, and prints only numbers beside them.
     assert set(found) == {"report/terminal.py", "cli/generate.py"}
-    assert found.count("cli/generate.py") == 3
+    assert found.count("cli/generate.py") == 4
 
 
 def test_names_in_a_config_do_not_reach_the_terminal(tiny: Tiny, tmp_path: Path) -> None:
