@@ -66,8 +66,11 @@ def test_whatever_is_asked_is_answered_or_refused(
             sent["method"], sent["url"], params=sent.get("params"), headers=_headers(sent),
             content=_content(sent),
         )  # fmt: skip
-        statuses[answer.status_code] += 1
         check(answer, case)
+        # The document above asks for a prompt; messages in its place are wrong there, and right.
+        has_messages = isinstance(case.body, dict) and "messages" in case.body
+        if path != "/tokenize" or not has_messages:
+            statuses[answer.status_code] += 1
 
     statuses: Counter[int] = Counter()
     ask()
