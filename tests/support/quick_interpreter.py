@@ -15,7 +15,7 @@ import triton.language as tl
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from headstart.backends.cuda import forward, latent
+from headstart.backends.cuda import forward, latent, warm_up
 from headstart.backends.cuda.kernels.attention import Cut
 from support.quick_operands import interpreted, quicken_operands
 
@@ -41,6 +41,8 @@ def quicken_engines(patch: pytest.MonkeyPatch) -> None:
     # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
     patch.setattr(forward, "_cut", lambda requests, rows: Cut(pieces=2, least=1, step=16))
     patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
+    # Blank prompts of several sizes are for what libraries load on a GPU.
+    patch.setattr(warm_up, "_PROMPTS", (16,))
 
 
 def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:
