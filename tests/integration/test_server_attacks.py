@@ -58,6 +58,9 @@ def server(attacked: Server) -> Iterator[Server]:
     thread = threading.Thread(target=others)
     thread.start()
     yield attacked
+    deadline = time.monotonic() + 20  # a process that took over a single test asks only a little
+    while statuses.count(200) <= 3 and time.monotonic() < deadline:
+        time.sleep(0.05)
     is_over.set()
     thread.join()
     assert set(statuses) <= {200, 429} and statuses.count(200) > 3
