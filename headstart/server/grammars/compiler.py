@@ -48,6 +48,7 @@ class GrammarCompiler:
         """
         self._xgrammar = _xgrammar()
         self._info = _tokenizer_info(tokenizer, vocab_size, sorted(set(end_ids)), set(markers))
+        self._special = frozenset((*self._info.special_token_ids, *self._info.stop_token_ids))
         self._vocab_size = vocab_size
         self._max_bytes, self._cache_bytes = max_bytes, cache_bytes
         self._process = CompilerProcess(
@@ -74,7 +75,7 @@ class GrammarCompiler:
 
     def _at_start(self, compiled: Any) -> TokenGrammar:
         matcher = self._xgrammar.GrammarMatcher(compiled)
-        return TokenGrammar(matcher, self._vocab_size, _Allowance())
+        return TokenGrammar(matcher, self._vocab_size, self._special, _Allowance())
 
     def _compile(self, spec: GrammarSpec) -> Any:
         text = f'{{"type": "structural_tag", "format": {spec.text}}}'
@@ -110,8 +111,11 @@ class GrammarCompiler:
 class TokenGrammar:
     """Where one answer is in its grammar; the engine's grammar protocol."""
 
-    def __init__(self, matcher: Any, vocab_size: int, allowance: _Allowance):
+    def __init__(
+        self, matcher: Any, vocab_size: int, special: frozenset[int], allowance: _Allowance
+    ):
         self._matcher, self._vocab_size, self._allowance = matcher, vocab_size, allowance
+        self._special = special
 
     def allowed_words(self) -> np.ndarray | None:
         """Bits of the tokens that may come next; the end token's where the text may end."""
@@ -132,7 +136,11 @@ class TokenGrammar:
         return torch.from_numpy(flags.view(np.bool_))
 
     def accept(self, token: int) -> bool:
-        if self._matcher.is_terminated():  # asked about it, xgrammar would warn on standard error
+        # Asked about tokens behind the end, or special ones that do not fit, xgrammar would warn on
+        # standard error; drafts hold both.
+        if self._matcher.is_terminated():
+            return False
+        if token in self._special and not self._allows(token):
             return False
         started = time.thread_time()
         fits = bool(self._matcher.accept_token(token))
@@ -140,7 +148,11 @@ class TokenGrammar:
         return fits
 
     def fork(self) -> TokenGrammar:
-        return TokenGrammar(self._matcher.fork(), self._vocab_size, self._allowance)
+        return TokenGrammar(self._matcher.fork(), self._vocab_size, self._special, self._allowance)
+
+    def _allows(self, token: int) -> bool:
+        words = self.allowed_words()
+        return words is None or bool((int(words[token >> 5]) >> (token & 31)) & 1)
 
 
 class _Allowance:

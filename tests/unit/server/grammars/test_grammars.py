@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.grammar_walks import SPECIAL, ids, walk
+from support.grammar_walks import END, SPECIAL, ids, walk
 from support.tool_texts import TEMPLATES, TIME, WEATHER
 from transformers import PreTrainedTokenizerFast
 
@@ -214,4 +214,18 @@ def test_a_tokenizer_of_whole_words_is_refused_without_a_warning_of_the_library(
     assert words.decode([3, 4]) == "t3 t4"  # a blank that no token has
     with pytest.raises(RequestError, match="no decoder"):
         GrammarCompiler(words, 40, end_ids=[1])
+    assert capfd.readouterr() == ("", "")
+
+
+def test_drafts_that_do_not_fit_are_refused_without_a_warning_of_the_library(
+    compiler: GrammarCompiler, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: special tokens, and tokens behind the end, wrote lines into the JSON log."""
+    grammar = compiler.compile(regex("a"))
+    special = range(len(SPECIAL))
+    assert not any(grammar.fork().accept(token) for token in special)
+    for token in ids("a"):
+        assert grammar.accept(token)
+    assert [token for token in special if grammar.fork().accept(token)] == [END]
+    assert grammar.accept(END) and not grammar.accept(ids("a")[0])
     assert capfd.readouterr() == ("", "")
