@@ -54,7 +54,7 @@ __all__ = [
     "plan_stitch",
 ]
 
-# The one model that comes with the package; nothing is imported until somebody asks for it.
+# The one model that comes with the package; nothing is imported until it is asked for.
 named_models["demo"] = lambda: import_module("headstart.demo").folder()
 
 

@@ -18,8 +18,8 @@ from typing import BinaryIO, Literal
 def write_whole(path: Path, data: bytes, *, is_only_writer: bool = False) -> None:
     """Write over an older file; on any failure, which is raised as it comes, that one stays.
 
-    is_only_writer: nobody else writes the file meanwhile. What a kill leaves is taken away by the
-    next write: it has one name, or is locked by nobody any more.
+    is_only_writer: no other process writes the file meanwhile. What a kill leaves is taken away by
+    the next write: it has one name, or is not locked any more.
     """
     partial = partial_of(path)
     if is_only_writer:

@@ -18,7 +18,7 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> bool:
-    """Make a folder that nobody else can write, read or replace; False where it cannot be made.
+    """Make a folder that no other user can write, read or replace; False where it cannot be made.
 
     For files that are run when they are read. ConfigError where something lies there already that
     another user owns or may open.

@@ -117,7 +117,7 @@ def _ids(metadata: Mapping[str, Any]) -> dict[str, int]:
 
 
 def _generation(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Greedy unless asked otherwise: the same answer for everybody who tries the demo."""
+    """Greedy unless asked otherwise: the same answer in every run of the demo."""
     return {**_ids(metadata), "do_sample": False}
 
 

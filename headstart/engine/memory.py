@@ -21,7 +21,7 @@ from headstart.engine.options import MAX_DRAFTS, MENU, EngineOptions
 from headstart.errors import EngineError
 
 _GPU_SHARE = 0.9
-# Requests of a GPU, where nobody says how many: as many as there is memory for with so many tokens,
+# Requests of a GPU, where no number is given: as many as there is memory for with so many tokens,
 # up to the largest number that rounds are captured for in any case.
 _REQUEST_TOKENS = 1024
 MOST_REQUESTS = 256
@@ -119,7 +119,7 @@ def round_sizes(
 
 
 def resolved_requests(needs: MemoryNeeds, options: EngineOptions) -> EngineOptions:
-    """The same with `max_running_requests`, if nobody has said how many: on a GPU by its memory."""
+    """The same with `max_running_requests`, where no number is given: on a GPU by its memory."""
     if options.max_running_requests is not None or needs.is_cpu:
         return replace(options, max_running_requests=options.num_requests)
     tokens = min(_REQUEST_TOKENS, needs.max_len + 1)

@@ -80,7 +80,7 @@ def _usual_scale(infos: Mapping[str, Typed]) -> str:
 
 
 def stale_scales(infos: Mapping[str, Typed]) -> list[str]:
-    """Scales beside weights that are not quantised: somebody replaced the weight only."""
+    """Scales beside weights that are not quantised: the weight was replaced alone."""
     return [
         scale
         for name, info in infos.items()

@@ -51,7 +51,7 @@ def advised_k(
             f"K = {modules}: the head is fresh (headstart graft); before it is trained (headstart "
             "distill, then train) its drafts bring nothing"
         )
-    if made.get("operation") == "graft":  # somebody's own head: nothing is published about it
+    if made.get("operation") == "graft":  # a head of the user's own: nothing is published about it
         return modules, per_module
     if family.name == "glm_moe_dsa" and report.config.get("index_share_for_mtp_iteration"):
         return 5, "K = 5: the GLM-5.2 head was trained for up to 5 draft tokens (GLM-5.2 recipe)"

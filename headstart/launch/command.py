@@ -63,7 +63,7 @@ class EngineCommand:
     warnings: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()  # what drafting adds, in words
     preparation: Preparation | None = None  # the script has it too
-    code_files: tuple[str, ...] = ()  # Python that the config needs and nobody allowed
+    code_files: tuple[str, ...] = ()  # Python that the config needs and that was not allowed
     script: str = ""  # replaces the plain command where one line is not enough
     mounts: tuple[Path, ...] = ()  # what a container has to see
     in_docker: bool = False

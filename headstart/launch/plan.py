@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def code_files(self) -> tuple[str, ...]:
-        """Python files of the checkpoint that the engine needs and nobody allowed it to run."""
+        """Python files of the checkpoint that the engine needs and was not allowed to run."""
         code = self.report.config.get("auto_map")
         is_needed = self.family_name in _NEED_CODE and self.engine != "xllm"
         if not is_needed or not isinstance(code, dict) or self.options.trust_remote_code:

@@ -97,7 +97,7 @@ def build(
 
 
 def _own_length(config: ModelConfig, dtype: torch.dtype, notes: list[str]) -> int:
-    """The model's own, less where tables for it would take memory that nobody asked for."""
+    """The model's own, less where tables for it would take much memory unasked."""
     ropes = [config.rope] if config.sliding is None else [config.rope, config.sliding.rope]
     most = _TABLE_BYTES // sum(table_bytes(rope, dtype) for rope in ropes)
     if config.max_positions <= most:

@@ -52,7 +52,7 @@ def open_session(job: Job, world: World, device: str, watch: Watch, locks: ExitS
     planned = plan(job, watch)
     if world.is_main:
         for folder in planned.folders.values():
-            if folder.path.is_dir():  # else nobody works there yet
+            if folder.path.is_dir():  # else no run works there yet
                 folder.lock(locks)
         planned.job.check()  # again: the lock's last holder may have finished
     job, options = planned.job, planned.job.shared

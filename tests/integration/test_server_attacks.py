@@ -44,7 +44,7 @@ def ask(server: Server, path: str, body: bytes, **headers: str) -> httpx.Respons
 
 @pytest.fixture(scope="module")
 def server(attacked: Server) -> Iterator[Server]:
-    """Somebody else keeps asking; what he asks must never be seen elsewhere."""
+    """Another client keeps asking; its text must never be seen elsewhere."""
     is_over, statuses = threading.Event(), list[int]()
     body = json.dumps({"prompt": SECRET, "max_tokens": 20, "echo": True, "stop": [SECRET]}).encode()
 

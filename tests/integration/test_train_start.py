@@ -121,7 +121,7 @@ def test_a_second_run_in_the_same_folder_is_refused_while_the_first_one_runs(
 
     out = tmp_path / "run"
     assert trained(inputs, out, Second(1), **SHORT).step == 1
-    assert trained(inputs, out, StopAt(2), **SHORT).step == 2  # nobody else is there any more
+    assert trained(inputs, out, StopAt(2), **SHORT).step == 2  # no other run is there any more
 
 
 def test_a_full_disk_is_named_with_what_to_do(

@@ -53,7 +53,7 @@ BODIES: dict[str, tuple[str, bytes, set[int]]] = {
     "huge seed": (TEXT, text(seed=-(10**40)), {400}),
     "huge priority": (TEXT, text(priority=2**70), {400}),
     "largest priority": (TEXT, text(priority=-(2**63)), {400}),
-    "priority that nobody allowed": (TEXT, text(priority=-1), {400}),
+    "priority that is not allowed": (TEXT, text(priority=-1), {400}),
     "no priority": (TEXT, text(priority=0), {200}),
     "huge float": (TEXT, b'{"prompt": "a", "temperature": 1e999}', {400}),
     "tiny float": (TEXT, text(temperature=1e-300), {400}),

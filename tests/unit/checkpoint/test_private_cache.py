@@ -1,4 +1,4 @@
-"""Compiled kernels are loaded only from a folder that nobody else can write."""
+"""Compiled kernels are loaded only from a folder that no other user can write."""
 
 from __future__ import annotations
 
