@@ -1,12 +1,14 @@
 """Where the seconds of many requests go on a GPU: prompts, rounds, gaps; and a round's kernels.
 
 PYTHONPATH=. python3 benchmarks/gpu_timeline.py MODEL [--requests 80] [--speculate 3]
-    [--prompt 2500] [--answer 1500] [--profile-at 230]
+    [--prompt 2500] [--answer 1500] [--profile-at 230] [--mixed 1000]
 
-MODEL is a calibrated checkpoint. All requests come at once. The device's own events stand before
-and after each pass over prompts and each round, so the figures are of a run as it is, unlike those
-of benchmarks/gpu_round.py, which repeats one round. Then the same again, shorter, with the
-profiler over 30 rounds from step --profile-at on (0: not at all). The last line is JSON.
+MODEL is a calibrated checkpoint. All requests come at once, or with --mixed so many in all, of
+which --requests are under way at any time, with the lengths of benchmarks/gpu_http.py: what its
+servers do, without HTTP. The device's own events stand before and after each pass over prompts and
+each round, so the figures are of a run as it is, unlike those of benchmarks/gpu_round.py, which
+repeats one round. Then the same again, with the profiler over 30 rounds from step --profile-at on
+(0: not at all). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from over_http.load import Sizes, lengths
 
 from headstart.backends.base import Launched
 from headstart.backends.cuda.backend import CudaBackend
@@ -91,6 +94,8 @@ def _mark() -> Any:
 def play(engine: Engine, given: argparse.Namespace, answer: int, seed: int) -> float:
     """Seconds until all requests have been answered."""
     draw = random.Random(seed)
+    if given.mixed:
+        return play_mixed(engine, given, draw)
     asked = [draw.choices(given.tokens, k=given.prompt) for _ in range(given.requests)]
     params = SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True)
     began = time.perf_counter()
@@ -99,32 +104,56 @@ def play(engine: Engine, given: argparse.Namespace, answer: int, seed: int) -> f
     return time.perf_counter() - began
 
 
-def profiled(engine: Engine, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Kernels of some rounds in the middle of a run: milliseconds and launches per round."""
+def play_mixed(engine: Engine, given: argparse.Namespace, draw: random.Random) -> float:
+    """The same for requests of many lengths, of which some are always under way."""
+    pairs = lengths(given.mixed, f"{given.requests} 0", Sizes())
+    asked = [draw.choices(given.tokens, k=prompt) for prompt, _ in pairs]
+    waiting = list(zip(asked, [answer for _, answer in pairs], strict=True))
+    began, open_requests = time.perf_counter(), 0
+    while waiting or open_requests:
+        while waiting and open_requests < given.requests:
+            ids, answer = waiting.pop()
+            engine.add(ids, SamplingParams(temperature=0, max_tokens=answer, ignore_eos=True))
+            open_requests += 1
+        for update in engine.step():
+            if update.finish_reason is not None:
+                open_requests -= 1
+                engine.collect(update.request_id)
+    torch.cuda.synchronize()
+    return time.perf_counter() - began
+
+
+def profiled(engine: Engine, given: argparse.Namespace) -> dict[str, Any]:
+    """Some rounds in the middle of a run: kernels by round, and the share of time they take."""
     from torch.profiler import ProfilerActivity, profile
 
     recorder, count, step = profile(activities=[ProfilerActivity.CUDA]), 0, Loop.step
+    began = ended = 0.0
 
     def watched(loop: Loop) -> Any:
-        nonlocal count
+        nonlocal count, began, ended
         count += 1
         if count == given.profile_at:
             torch.cuda.synchronize()
             recorder.start()
+            began = time.perf_counter()
         updates = step(loop)
         if count == given.profile_at + PROFILED_ROUNDS - 1:
             torch.cuda.synchronize()
+            ended = time.perf_counter()
             recorder.stop()
         return updates
 
     with patch.object(Loop, "step", watched):
         play(engine, given, given.answer, seed=5)
     events = sorted(recorder.key_averages(), key=lambda e: -e.self_device_time_total)
-    return [
+    busy = sum(event.self_device_time_total for event in events) / 1e6
+    kernels = [
         {"kernel": event.key[:80], "launches": round(event.count / PROFILED_ROUNDS, 1),
          "ms": round(event.self_device_time_total / 1e3 / PROFILED_ROUNDS, 3)}
         for event in events[:_SHOWN] if event.self_device_time_total > 0
     ]  # fmt: skip
+    return {"busy_share": round(busy / (ended - began), 3), "kernels": kernels}
 
 
 def main() -> None:
@@ -137,25 +166,30 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=2500)
     parser.add_argument("--answer", type=int, default=1500)
     parser.add_argument("--profile-at", type=int, default=230)
+    parser.add_argument("--mixed", type=int, default=0, help="requests of many lengths in all")
     given = parser.parse_args()
     given.tokens = range(2, len(agreement_of(Path(given.model)).following))
     timeline = Timeline()
     timeline.watch()
     engine = Engine(
         given.model, speculate=given.speculate, max_running_requests=given.requests,
-        prefix_caching=False, max_model_len=given.prompt + given.answer + 64,
+        prefix_caching=False,
+        max_model_len=max(given.prompt + given.answer, 4000 * bool(given.mixed)) + 64,
     )  # fmt: skip
     play(engine, given, 20, seed=99)
     timeline.parts.clear()
+    engine.stats.clear()
     seconds = play(engine, given, given.answer, seed=0)
     found = timeline.summary()
     found |= {"seconds": round(seconds, 3), "speculate": given.speculate,
-              "tokens_per_second": round(given.requests * given.answer / seconds)}  # fmt: skip
+              "tokens_per_second": round(engine.stats.output_tokens / seconds),
+              "prompt_tokens": engine.stats.prompt_tokens}  # fmt: skip
     for kind, row in found["kinds"].items():
         print(f"{kind:16} {row['count']:5} x {row['median_ms']:8} ms, {row['ms']:9} ms in all")
     print(f"between them {found['gaps_ms']} ms; {found['tokens_per_second']} tokens/s", flush=True)
     if given.profile_at:
-        found["kernels"] = profiled(engine, given)
+        found |= profiled(engine, given)
+        print(f"kernels run {found['busy_share']:.1%} of the time")
         for row in found["kernels"]:
             print(f"  {row['ms']:8} ms in a round {row['launches']:6} x {row['kernel']}")
     print(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, **found}))

@@ -32,6 +32,7 @@ from headstart.backends.rows import (
     HeadRows,
     StateRows,
     TrunkBatch,
+    TrunkOutput,
     TrunkRows,
     on_device,
 )
@@ -50,8 +51,8 @@ from headstart.sampling.params import Row
 __all__ = [
     "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceBytes", "DeviceRounds",
     "DraftChain", "Emitted", "HeadOutput", "HeadRows", "Launched", "LoadedModel", "RoundRequest",
-    "RoundSizes", "RoundTiming", "SizeTimes", "StateRows", "TrunkRows", "Weights", "WorkSizes",
-    "WorkingBytes",
+    "RoundSizes", "RoundTiming", "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights",
+    "WorkSizes", "WorkingBytes",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 
@@ -178,12 +179,16 @@ class Backend(Chooser, ABC):
 
     # Forward passes
 
-    def trunk_pass(self, requests: Sequence[TrunkRows]) -> tuple[list[Tensor], Tensor]:
+    def trunk_pass(self, requests: Sequence[TrunkRows]) -> TrunkOutput:
         """Run all rows; per request the states that feed its head, and all wanted logits."""
         batch = TrunkBatch.of(requests, self.sizes.block_size, self.to_device)
         stream, normed, logits = self._run_trunk(batch)
-        before = self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
-        return batch.by_request(stream if before else normed), logits
+        return batch.by_request(stream if self.feeds_stream else normed), logits
+
+    @property
+    def feeds_stream(self) -> bool:
+        """Whether the head is fed with what comes before the final norm."""
+        return self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
 
     @abstractmethod
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:

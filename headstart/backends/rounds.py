@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
+from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.params import Row, SamplingParams
 
@@ -74,6 +75,11 @@ class Launched(Protocol):
         ...
 
     @property
+    def joined(self) -> TrunkOutput | None:
+        """Of rows that joined its trunk pass, as a pass of their own would give it."""
+        ...
+
+    @property
     def num_unread(self) -> int:
         """Tokens from before the round that the head has not read yet, at most."""
         ...
@@ -102,6 +108,7 @@ class DeviceRounds(ABC):
 
     sizes: RoundSizes
     window: int  # tokens that the head may be behind while no request drafts
+    joins_rows: bool  # whether `launch` takes rows of other requests into its trunk pass
 
     @abstractmethod
     def why_not(self, params: SamplingParams) -> str | None:
@@ -128,9 +135,10 @@ class DeviceRounds(ABC):
         """Tokens that the round under way and the next one, with these drafts, may add."""
 
     @abstractmethod
-    def launch(self, drafts: Sequence[int]) -> Launched:
+    def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         """Start a round with so many drafts for each request at most; by index.
 
+        `rows` of other requests, such as prompts, join its trunk pass: weights are read once.
         Where a request has a grammar the round waits for `choose` before its last part; meanwhile
         the device is busy with drafts and trunk.
         """

@@ -17,6 +17,8 @@ from headstart.models.recurrence import StateSpan
 from headstart.models.row_invariant import Slots
 
 ToDevice = Callable[[Sequence[int]], torch.Tensor]
+# Of a trunk pass: per request the states that feed its head, and all wanted logits.
+TrunkOutput = tuple[list[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import torch
 
-from headstart.backends.base import Backend
+from headstart.backends.base import Backend, TrunkRows
 from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.drafter import Drafter
 from headstart.engine.options import EngineOptions
@@ -45,24 +45,26 @@ class Loop:
     @torch.inference_mode()
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk."""
-        updates = self._step_rounds() if self.rounds is not None else []
         in_rounds = self.rounds.requests if self.rounds is not None else {}
         plan = self.scheduler.plan(in_rounds)  # which requests, how many rows each, which blocks
         self._forget_restarted()
+        self._resume_hits(plan)
+        rows = [work.rows(feeds_head=self.drafter is not None) for work in plan]
+        updates = self._step_rounds(rows) if self.rounds is not None else []
         if not plan:
             return updates
-        self._resume_hits(plan)
         started = time.perf_counter()
         # one pass over prompts, newest tokens and drafts
-        feeds_head = self.drafter is not None
-        states, logits = self.backend.trunk_pass([w.rows(feeds_head=feeds_head) for w in plan])
+        joined = self.rounds.joined if self.rounds is not None else None
+        states, logits = self.backend.trunk_pass(rows) if joined is None else joined
         # accepted drafts, then a recovered or bonus token
         verdicts = self._decide(plan, logits)
-        self._time_trunk(plan, time.perf_counter() - started)
+        if joined is None:
+            self._time_trunk(plan, time.perf_counter() - started)
         updates += [
             update
-            for work, rows in zip(plan, states, strict=True)
-            if (update := self._commit(work, rows, verdicts.get(work.request.id))) is not None
+            for work, own in zip(plan, states, strict=True)
+            if (update := self._commit(work, own, verdicts.get(work.request.id))) is not None
         ]
         decided = [work.request for work in plan if work.request.id in verdicts]
         self._enter_rounds()
@@ -101,11 +103,11 @@ class Loop:
 
     # Rounds on the device
 
-    def _step_rounds(self) -> list[Update]:
-        """Start the next round, and hand out the last one."""
+    def _step_rounds(self, rows: Sequence[TrunkRows]) -> list[Update]:
+        """Start the next round, which `rows` of others may join, and hand out the last one."""
         assert self.rounds is not None
         try:
-            outcomes, is_launched = self.rounds.advance(self._choose_for_rounds())
+            outcomes, is_launched = self.rounds.advance(self._choose_for_rounds(), rows)
             self._observe_round(self.rounds.measured)
             updates = [self._take(outcome) for outcome in outcomes]
         finally:

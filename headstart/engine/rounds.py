@@ -14,7 +14,14 @@ from dataclasses import dataclass, field
 import numpy as np
 from torch import Tensor
 
-from headstart.backends.base import DeviceRounds, Emitted, Launched, RoundRequest
+from headstart.backends.base import (
+    DeviceRounds,
+    Emitted,
+    Launched,
+    RoundRequest,
+    TrunkOutput,
+    TrunkRows,
+)
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
@@ -63,6 +70,7 @@ class Rounds:
         self._firsts: _Flight | None = None  # first tokens that the host has not seen
         self._entering: dict[Request, Tensor] = {}  # first tokens of this step, on the device
         self.measured: MeasuredRound | None = None  # by the last `advance`
+        self.joined: TrunkOutput | None = None  # of rows that joined the round it launched
 
     @property
     def requests(self) -> Mapping[Request, int]:
@@ -82,15 +90,18 @@ class Rounds:
         most = min(self._device.sizes.max_requests, self._pool.num_available // 2)
         return max(0, most - len(self._requests))
 
-    def advance(self, drafts: Mapping[Request, int]) -> tuple[list[RoundOutcome], bool]:
+    def advance(
+        self, drafts: Mapping[Request, int], rows: Sequence[TrunkRows] = ()
+    ) -> tuple[list[RoundOutcome], bool]:
         """Launch the next round; what the last one gave, and whether there was memory.
 
-        The device goes on at once; only then the host waits for the round before.
+        The device goes on at once; only then the host waits for the round before. `rows` of
+        requests that are not in join its trunk pass if they can: see `joined`.
         """
         before, firsts = self._flight, self._firsts
-        self._flight = self._firsts = self.measured = None
+        self._flight = self._firsts = self.measured = self.joined = None
         self._entering = {}  # of a step that failed
-        is_launched = self._launch([drafts.get(request, 0) for request in self._requests])
+        is_launched = self._launch([drafts.get(request, 0) for request in self._requests], rows)
         outcomes = [] if before is None else self._outcomes(before)
         if firsts is not None:  # tokens of prompts that were read after that round began
             for request, own in zip(firsts.requests, firsts.launched.collect(), strict=True):
@@ -98,12 +109,13 @@ class Rounds:
         here = [outcome for outcome in outcomes if outcome.request in self._index]
         return here, is_launched
 
-    def _launch(self, drafts: list[int]) -> bool:
+    def _launch(self, drafts: list[int], rows: Sequence[TrunkRows]) -> bool:
         if not self._requests:
             return True
         if not self._extend(self._device.max_ahead(drafts)):
             return False
-        launched = self._device.launch(drafts)
+        launched = self._device.launch(drafts, rows if self._device.joins_rows else ())
+        self.joined = launched.joined
         context = sum(len(request.tokens) for request in self._requests)
         self._flight = _Flight(list(self._requests), launched, context)
         return True

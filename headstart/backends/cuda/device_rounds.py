@@ -17,6 +17,7 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
+from headstart.backends.cuda.rounds import run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
@@ -27,6 +28,7 @@ from headstart.backends.rounds import (
     RoundSizes,
     SizeTimes,
 )
+from headstart.backends.rows import TrunkBatch, TrunkRows
 from headstart.models.linear_attention import DeltaNet
 from headstart.sampling.params import Row, SamplingParams
 
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 class CapturedRounds(DeviceRounds):
     def __init__(self, backend: CudaBackend, sizes: RoundSizes, recurrent: RecurrentBatch | None):
         self.sizes, self.window, self.backend = sizes, WINDOW, backend
+        self.joins_rows = not backend.options.exact  # where rows do not depend on others
         self.cache, self.vocab = backend.sizes, backend.config.vocab
         block_size = backend.sizes.block_size
         self.batch = DecodeBatch.for_rounds(
@@ -112,7 +115,7 @@ class CapturedRounds(DeviceRounds):
         # A first token, too, may not have arrived at the host yet.
         return (self._last_drafts + 1) + (max(drafts) + 1) + 1
 
-    def launch(self, drafts: Sequence[int]) -> Launched:
+    def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
         needs = reduce(or_, self._needs)
         shape = self.shapes.pick(count, max(drafts), self._pending, needs)
@@ -126,8 +129,8 @@ class CapturedRounds(DeviceRounds):
         launched = LaunchedRound(
             drafts=limits, num_unread=num_unread, tops=[self._top(p) for p in self._params]
         )
-        if needs.has_masks:
-            self._begin(launched, shape)
+        if rows or needs.has_masks:
+            self._launch_parts(launched, shape, rows)
             return launched
         launched.began = self._mark()
         is_replay = self.graphs.run(shape)
@@ -137,12 +140,27 @@ class CapturedRounds(DeviceRounds):
         self._end(launched, shape)
         return launched
 
-    def _begin(self, launched: LaunchedRound, shape: RoundShape) -> None:
-        """Drafts, which the host gets at once, and the trunk's pass."""
+    def _launch_parts(
+        self, launched: LaunchedRound, shape: RoundShape, rows: Sequence[TrunkRows]
+    ) -> None:
+        """Drafts, which the host gets at once where it makes masks, the trunk's pass, the choice.
+
+        A pass that other rows join is not a captured one.
+        """
         self.graphs.run_part(shape.drafts)
-        drafts = to_host(self.batch.ids[: len(launched.drafts)])
-        self._waiting = WaitingRound(launched, shape, drafts, self._mark())
-        self.graphs.run_part(shape.trunk)
+        if shape.needs.has_masks:
+            drafts = to_host(self.batch.ids[: len(launched.drafts)])
+            self._waiting = WaitingRound(launched, shape, drafts, self._mark())
+        if rows:
+            backend = self.backend
+            others = TrunkBatch.of(rows, self.cache.block_size, backend.to_device)
+            states = run_trunk(self.graphs.model, self.batch, shape.trunk, backend.rows_of(others))
+            launched.joined = backend.output_of(others, *states)
+        else:
+            self.graphs.run_part(shape.trunk)
+        if not shape.needs.has_masks:
+            self.graphs.run_part(shape.choice)
+            self._end(launched, shape)
 
     def _end(self, launched: LaunchedRound, shape: RoundShape) -> None:
         """Copies of the outcome for the host."""

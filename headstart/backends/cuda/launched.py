@@ -10,6 +10,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import Emitted, RoundTiming
+from headstart.backends.rows import TrunkOutput
 from headstart.sampling.choose import TokenLogprob
 
 
@@ -22,6 +23,7 @@ class LaunchedRound:
     num_unread: int = 0
     shape: RoundShape | None = None  # of a round whose time counts,
     began: torch.cuda.Event | None = None  # and since when
+    joined: TrunkOutput | None = None  # of rows that joined its trunk pass
     emitted: Tensor | None = None  # [B, 1 + R], when all has been launched
     logprobs: tuple[Tensor, Tensor] | None = None  # [B * R', ...], R' rows of each request
     done: torch.cuda.Event | None = None

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.forward import Kernels, Rows
+from headstart.backends.cuda.forward import Kernels, Rows, joined_rows
 from headstart.backends.cuda.kernels.inputs import newest_rows, noise_rows
 from headstart.backends.cuda.kernels.logprobs import logprobs_of
 from headstart.backends.cuda.kernels.rejection import (
@@ -88,8 +88,21 @@ def run_drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None
         ids[:, depth] = drafts
 
 
-def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
-    """One pass over newest tokens and drafts, whose states are left in the batch."""
+@dataclass(frozen=True)
+class OtherRows:
+    """Rows of requests that are not in rounds, such as prompts: token ids [M], and where."""
+
+    ids: Tensor
+    rows: Rows
+
+
+def run_trunk(
+    model: RoundModel, batch: DecodeBatch, shape: TrunkShape, others: OtherRows | None = None
+) -> tuple[Tensor, Tensor]:
+    """One pass over newest tokens and drafts, whose states are left in the batch.
+
+    Rows of others come behind them: their states before and after the final norm.
+    """
     count, rows = shape.count, shape.num_drafts + 1
     tables = batch.tables[:count]
     positions, kv_slots, seen = trunk_rows(
@@ -101,10 +114,14 @@ def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
         recur = round_recur(model.kernels, batch.recurrent, model.states, seen, rows)
         where = replace(where, recur=recur)
     ids = batch.ids[:count, :rows].flatten().contiguous()  # a single column would stay a view
+    if others is not None:
+        ids, where = torch.cat([ids, others.ids]), joined_rows(where, others.rows)
     stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
-    batch.normed[: count * rows] = normed
+    own = count * rows
+    batch.normed[:own] = normed[:own]
     if model.feeds_stream:
-        batch.stream[: count * rows] = stream
+        batch.stream[:own] = stream[:own]
+    return stream[own:], normed[own:]
 
 
 def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> None:

@@ -31,4 +31,5 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes) -> WorkingBytes:
     rows = rounds.num_drafts + 1
     widest = rows if model.head is None else batch.window  # a head that is late reads so many
     scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
+    scratch += activation_bytes(model, rows)  # beside prompts, in a pass that they join
     return WorkingBytes(per_request=batch.num_bytes + scratch)

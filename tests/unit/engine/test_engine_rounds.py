@@ -19,6 +19,8 @@ from headstart.backends.base import (
     RoundSizes,
     RoundTiming,
     SizeTimes,
+    TrunkOutput,
+    TrunkRows,
 )
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.kv_cache import BlockPool
@@ -38,6 +40,7 @@ class Result:
     drafts: list[int] = field(default_factory=list)
     num_unread: int = 0
     took: RoundTiming | None = None
+    joined: TrunkOutput | None = None
 
     def collect(self) -> list[Emitted]:
         return [Emitted(own) for own in self.tokens]
@@ -51,7 +54,7 @@ class Device(DeviceRounds):
 
     def __init__(self, max_requests: int = 4):
         self.sizes = RoundSizes(max_requests=max_requests, max_drafts=3, num_drafts=3, max_tokens=9)
-        self.window = 16
+        self.window, self.joins_rows = 16, True
         self.calls: list[tuple[Any, ...]] = []
         self.admitted: list[RoundRequest] = []
         self.gives: dict[int, list[int]] = {}  # by index; otherwise one token
@@ -79,10 +82,12 @@ class Device(DeviceRounds):
     def max_ahead(self, drafts: Sequence[int]) -> int:
         return AHEAD
 
-    def launch(self, drafts: Sequence[int]) -> Launched:
+    def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         self.calls.append(("launch", list(drafts)))
         given = [self.gives.get(index, [7]) for index in range(len(drafts))]
-        return Result(given, list(drafts), 1, self.took)
+        states = [torch.full((len(own.tokens), 2), float(own.start)) for own in rows]
+        joined = (states, torch.zeros(len(rows), 64)) if rows else None
+        return Result(given, list(drafts), 1, self.took, joined)
 
     def drafted(self) -> list[list[int]] | None:
         return self.drafts
@@ -352,3 +357,19 @@ def test_a_round_is_measured_once() -> None:
     assert host.rounds.measured is not None
     host.advance()
     assert host.rounds.measured is None
+
+
+def test_rows_of_others_join_a_round_where_there_is_one() -> None:
+    host, rows = Host(), [TrunkRows([1, 2], 4, [0], 1, feeds_head=True)]
+    host.rounds.advance({}, rows)
+    assert host.rounds.joined is None, "no request is in"
+    host.enter(request("a"))
+    host.rounds.advance({}, rows)
+    assert host.rounds.joined is not None
+    states, logits = host.rounds.joined
+    assert [own.tolist() for own in states] == [[[4.0, 4.0]] * 2] and logits.shape == (1, 64)
+    host.rounds.advance({})
+    assert host.rounds.joined is None, "none came with this one"
+    host.device.joins_rows = False
+    host.rounds.advance({}, rows)
+    assert host.rounds.joined is None, "they run by themselves"

@@ -1,0 +1,75 @@
+"""Prompts that come while others decode join their round's trunk pass; interpreted on the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from support.kernel_runs import SIZES, few_programs
+from support.kernel_sizes import LATENT
+
+from headstart.backends.cuda.backend import CudaBackend
+from headstart.backends.rows import TrunkOutput, TrunkRows
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+_few_programs = pytest.fixture(autouse=True)(few_programs)
+
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "dense": ("mimo", SIZES),
+    "latents": ("deepseek_v3", LATENT),
+    "recurrent": ("qwen3_5_text", {
+        **SIZES, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+        "linear_key_head_dim": 16, "linear_value_head_dim": 12, "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+    }),
+}  # fmt: skip
+FIRST, LATER = [5, 20, 31], [list(range(3, 16)), [9, 10, 11]]
+PARAMS = [
+    SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+    SamplingParams(temperature=0.6, seed=3, max_tokens=4, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=4, top_p=0.9, max_tokens=4, ignore_eos=True),
+]
+
+
+def answers(folder: Path, kernels: str) -> tuple[list[list[int]], Engine]:
+    """Two requests come when the first has begun to decode."""
+    engine = Engine(
+        folder, dtype="float32", kernels=kernels, speculate=2, block_size=4, kv_bytes=1 << 20,
+        max_batched_tokens=10, max_running_requests=3,
+    )  # fmt: skip
+    ids = [engine.add(FIRST, PARAMS[0])]
+    for _ in range(2):
+        engine.step()
+    ids += [engine.add(prompt, own) for prompt, own in zip(LATER, PARAMS[1:], strict=True)]
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check()
+    return [engine.collect(name).outputs[0].token_ids for name in ids], engine
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_their_texts_are_those_of_the_plain_engine(
+    kind: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variant, sizes = MODELS[kind]
+    folder = tiny(variant, rate=0.9, seed=1, dtype="F32", **sizes)
+    passes: list[int] = []  # rows of passes beside rounds
+    trunk_pass = CudaBackend.trunk_pass
+
+    def counted(backend: CudaBackend, requests: list[TrunkRows]) -> TrunkOutput:
+        passes.append(sum(len(rows.tokens) for rows in requests))
+        return trunk_pass(backend, requests)
+
+    wanted, _ = answers(folder, "off")
+    monkeypatch.setattr(CudaBackend, "trunk_pass", counted)
+    found, engine = answers(folder, "on")
+    assert engine.backend.name == "cuda" and found == wanted
+    assert passes[-1] == len(FIRST), "the later prompts, of two passes, were read within rounds"
+    assert engine.stats.slow_rounds == {} and engine.stats.prompt_tokens == 3 + 13 + 3
