@@ -22,7 +22,7 @@ from random_models import random_model
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.graphs import Graphs
-from headstart.backends.cuda.rounds import DraftTokens, RoundModel
+from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundRequest
 from headstart.calibrate.shape_config import shape_config
@@ -46,9 +46,9 @@ def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> R
         ids = torch.arange(draft_rows, device=DEVICE)
         lm_head = lm_head.only_rows(ids)
     return RoundModel(
-        trunk, head, [cache() for _ in range(config.num_layers)], cache(),
-        torch.zeros(slots // PAGE, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
-        [DraftTokens(lm_head, ids)], max_context, Kernels(),
+        trunk, head, [cache() for _ in range(config.num_layers)], [cache()],
+        torch.zeros(slots // PAGE, 1, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
+        [DraftTokens((lm_head,), ids)], max_context, Kernels(),
     )  # fmt: skip
 
 
@@ -56,10 +56,10 @@ def fill(batch: DecodeBatch, count: int, drafts: int, context: int, config: Any)
     each = -(-(context + 1024) // PAGE)
     for at in range(count):
         blocks = range(at * each, (at + 1) * each)
-        state = torch.randn(config.hidden, device=DEVICE, dtype=torch.bfloat16)
+        states = torch.randn(1, config.hidden, device=DEVICE, dtype=torch.bfloat16)
         request = RoundRequest(
-            num_tokens=context, remaining=10**6, newest=torch.tensor(5, device=DEVICE), state=state,
-            row=Row(SamplingParams(temperature=0), 1, context), blocks=blocks,
+            num_tokens=context, remaining=10**6, newest=torch.tensor(5, device=DEVICE),
+            states=states, row=Row(SamplingParams(temperature=0), 1, context), blocks=blocks,
         )  # fmt: skip
         batch.admit(at, request)
     batch.limit([drafts] * count)
@@ -69,12 +69,11 @@ def floor_bytes(model: RoundModel, count: int, drafts: int, context: int) -> int
     trunk = model.trunk
     weights = sum(p.numel() for n, p in trunk.named_parameters() if n != "embed")
     assert model.head is not None
-    head = (
-        sum(p.numel() for p in model.head.parameters()) + model.drafting[0].lm_head.weight.numel()
-    )
+    head = sum(p.numel() for p in model.head.parameters())
+    head += model.drafting[0].lm_head(1).weight.numel()
     entry = 2 * trunk.config.num_kv_heads * trunk.config.head_dim
     kv = count * context * entry * (trunk.config.num_layers + drafts)
-    return 2 * (weights + drafts * head + kv)
+    return int(2 * (weights + drafts * head + kv))
 
 
 def main() -> None:

@@ -21,6 +21,7 @@ from headstart.backends.options import BackendOptions, Weights
 from headstart.backends.rounds import (
     DeviceRounds,
     Emitted,
+    HeadStates,
     Launched,
     RoundRequest,
     RoundSizes,
@@ -50,9 +51,9 @@ from headstart.sampling.params import Row
 # All that an engine needs to know of backends.
 __all__ = [
     "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceBytes", "DeviceRounds",
-    "DraftChain", "Emitted", "HeadOutput", "HeadRows", "Launched", "LoadedModel", "RoundRequest",
-    "RoundSizes", "RoundTiming", "SizeTimes", "StateRows", "TrunkOutput", "TrunkRows", "Weights",
-    "WorkSizes", "WorkingBytes",
+    "DraftChain", "Emitted", "HeadOutput", "HeadRows", "HeadStates", "Launched", "LoadedModel",
+    "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes", "StateRows", "TrunkOutput",
+    "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 
@@ -240,8 +241,7 @@ class Backend(Chooser, ABC):
 
     def _lm_head(self, module: int) -> LmHead:
         """The module's own where it has one, else the trunk's."""
-        assert self.head is not None
-        own = self.head.modules_[module].lm_head
+        own = self.head.modules_[module].lm_head if self.head is not None else None
         return own if isinstance(own, Linear | Int8Linear) else self.trunk.lm_head
 
     def add_draft_vocab(self, name: str, ids: Sequence[int]) -> None:

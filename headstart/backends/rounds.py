@@ -41,12 +41,20 @@ class RoundRequest:
     num_tokens: int
     remaining: int  # tokens it may still get
     newest: Tensor  # the newest token, which only the device knows yet
-    state: Tensor | None  # [hidden] of the token before it, for the head
+    states: Tensor | None  # [modules, hidden] what each module of the head is fed with beside it
     row: Row  # what the choice behind it depends on; its outputs do not have the newest token
     blocks: Sequence[int]
     has_grammar: bool = False
     draft_vocab: str | None = None  # what its drafts are among; None: all tokens
     state_slot: int = -1  # of its recurrent states, where the model has any
+
+
+@dataclass(frozen=True)
+class HeadStates:
+    """What a head goes on with: states of tokens that it has not read, and what they follow."""
+
+    pending: Tensor  # [n, hidden] for the first module
+    carried: Tensor  # [modules - 1, hidden] that the first of these tokens feeds the others with
 
 
 @dataclass(frozen=True)
@@ -156,11 +164,10 @@ class DeviceRounds(ABC):
         """
 
     @abstractmethod
-    def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
+    def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         """All requests leave, when no round is under way; `lengths` are their tokens.
 
-        The states that their heads still have to read, [n, hidden] each; recurrent states are
-        brought up to date.
+        What their heads go on with; recurrent states are brought up to date.
         """
 
     @abstractmethod

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headstart.backends.base import Backend, HeadOutput, HeadRows
+from headstart.backends.base import Backend, HeadOutput, HeadRows, HeadStates
 from headstart.engine.request import Request
 from headstart.sampling.params import Row
 
@@ -104,14 +104,25 @@ class Drafter:
             at, self._backend.boundary(last), parallel=self._backend.is_parallel
         )
 
-    def restore(self, request: Request, states: torch.Tensor) -> None:
-        """Take up a request of a one-module head whose last tokens, with these states, wait."""
-        done = len(request.tokens) - len(states)
-        self._progress[request.id] = HeadProgress([done], [states])
+    def restore(self, request: Request, states: HeadStates) -> None:
+        """Take up a request whose last tokens, with these states, wait for every module."""
+        done = len(request.tokens) - len(states.pending)
+        progress = HeadProgress.start(self._num_modules, states.pending)
+        progress.states[0] = states.pending
+        for module in range(self._num_modules):
+            if module and done > module:  # a text that has reached the module's first slot
+                progress.states[module] = states.carried[module - 1 : module].clone()
+            progress.done[module] = max(done, module + 1)
+        self._progress[request.id] = progress
 
-    def newest_state(self, request: Request) -> torch.Tensor:
-        """[hidden] what the newest token will be fused with, in the first module."""
-        return self._progress[request.id].states[0][-1].clone()
+    def newest_states(self, request: Request) -> torch.Tensor:
+        """[modules, hidden] what the newest token will be fused with, when all is caught up.
+
+        Zeros for modules whose first slot is not reached.
+        """
+        states = self._progress[request.id].states
+        blank = states[0].new_zeros(states[0].shape[-1])
+        return torch.stack([own[-1] if len(own) else blank for own in states])
 
     def has_begun(self, request: Request) -> bool:
         return request.id in self._progress

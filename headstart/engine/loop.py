@@ -156,8 +156,8 @@ class Loop:
             return
         states: dict[Request, torch.Tensor] = {}
         if self.drafter is not None:
-            states = {request: self.drafter.newest_state(request) for request in entering}
             self.drafter.catch_up(entering, force=True)
+            states = {request: self.drafter.newest_states(request) for request in entering}
         for request in entering:
             self._register(request)
             if self.drafter is not None:

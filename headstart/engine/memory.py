@@ -103,7 +103,7 @@ def round_sizes(
 
     Without recurrent layers there is room for as many drafts as a request may ask for. What those
     layers keep of newest rows grows with that number, so it is made for what the engine drafts by
-    itself; a request that asks for more is decided by the host.
+    itself; a request that asks for more gets so many.
     """
     if backend.head is None:
         return RoundSizes(

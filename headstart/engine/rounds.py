@@ -17,6 +17,7 @@ from torch import Tensor
 from headstart.backends.base import (
     DeviceRounds,
     Emitted,
+    HeadStates,
     Launched,
     RoundRequest,
     TrunkOutput,
@@ -101,7 +102,9 @@ class Rounds:
         before, firsts = self._flight, self._firsts
         self._flight = self._firsts = self.measured = self.joined = None
         self._entering = {}  # of a step that failed
-        is_launched = self._launch([drafts.get(request, 0) for request in self._requests], rows)
+        most = self._device.sizes.max_drafts
+        wanted = [min(drafts.get(request, 0), most) for request in self._requests]
+        is_launched = self._launch(wanted, rows)
         outcomes = [] if before is None else self._outcomes(before)
         if firsts is not None:  # tokens of prompts that were read after that round began
             for request, own in zip(firsts.requests, firsts.launched.collect(), strict=True):
@@ -189,16 +192,16 @@ class Rounds:
         """Requests whose first token was chosen in this step."""
         return list(self._entering)
 
-    def admit(self, request: Request, state: Tensor | None) -> None:
+    def admit(self, request: Request, states: Tensor | None) -> None:
         """Let a request in; the head has read everything before the newest token.
 
-        state [hidden]: what that token will be fused with, where there is a head.
+        states [modules, hidden]: what that token will be fused with, where there is a head.
         """
         slot = request.states.slot
         self._device.admit(
             RoundRequest(
                 num_tokens=len(request.tokens) + 1, remaining=request.room - 1,
-                newest=self._entering.pop(request), state=state, row=_row(request, 1),
+                newest=self._entering.pop(request), states=states, row=_row(request, 1),
                 blocks=request.blocks, has_grammar=request.grammar is not None,
                 draft_vocab=request.draft_vocab,
                 state_slot=-1 if slot is None else slot,
@@ -218,10 +221,10 @@ class Rounds:
             self._requests[index] = last
             self._index[last] = index
 
-    def drain(self) -> dict[Request, Tensor | None]:
+    def drain(self) -> dict[Request, HeadStates | None]:
         """All leave, when no round is under way: the host goes on as if it had done everything.
 
-        With each request the states [n, hidden] that its head still has to read.
+        With each request what its head goes on with.
         """
         states = self._device.drain([len(request.tokens) for request in self._requests])
         drained = dict(zip(self._requests, states, strict=True))

@@ -23,7 +23,8 @@ from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
-from headstart.backends.cuda.rounds import DraftTokens, OtherRows, RoundModel
+from headstart.backends.cuda.round_model import DraftTokens, RoundModel
+from headstart.backends.cuda.rounds import OtherRows
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
 from headstart.backends.cuda.working_memory import captured_bytes
 from headstart.backends.rounds import DeviceRounds, RoundSizes
@@ -194,22 +195,22 @@ class CudaBackend(Backend):
             add_int8(self.head)
         return RoundModel(
             trunk=self.trunk, head=self.head, caches=self.memory.trunk,
-            head_cache=self.memory.head[0] if self.head is not None else None,
-            boundary=self._boundary[:, 0] if self.head is not None else self._boundary.flatten(1),
+            head_caches=self.memory.head, boundary=self._boundary,
             block_size=self.sizes.block_size, drafting=[], max_context=max_context,
             kernels=self.kernels, states=self.memory.states,
         )  # fmt: skip
 
     def draft_tokens(self, vocab: str | None) -> DraftTokens:
         """What drafts of a round are chosen among: a vocabulary, or all tokens."""
-        lm_head, ids = self.trunk.lm_head, None
+        lm_heads, ids = [self._lm_head(module) for module in range(max(1, self.num_modules))], None
         if vocab is not None:
             known = self.draft_vocabs[vocab]
-            assert isinstance(known.lm_heads[0], Linear)  # kernels run with no others
-            lm_head, ids = known.lm_heads[0], known.ids
+            lm_heads, ids = list(known.lm_heads), known.ids
+        kept = list({id(own): own for own in lm_heads}.values())  # one, where modules share it
+        found = [own for own in kept if isinstance(own, Linear)]  # kernels run with no others
         if self.head is not None and self._drafts_in_int8():
-            lm_head = with_int8(lm_head)
-        return DraftTokens(lm_head, ids, _columns_of(ids, self.config.vocab))
+            found = [with_int8(own) for own in found]
+        return DraftTokens(tuple(found), ids, _columns_of(ids, self.config.vocab))
 
     def _drafts_in_int8(self) -> bool:
         """Whether rounded copies of head and LM head draft: half the bytes, and the same text.

@@ -17,7 +17,7 @@ from triton import AsyncCompileMode
 from triton.runtime._async_compile import active_mode
 
 from headstart.backends.cuda.kernels.jit import compiling_only
-from headstart.backends.cuda.rounds import RoundModel
+from headstart.backends.cuda.round_model import RoundModel
 from headstart.models.config import LayerKind
 
 _THREADS = 8  # a compiler holds Python's lock for a part of its time only

@@ -31,6 +31,7 @@ class DecodeBatch:
     def __init__(
         self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int, vocab: int,
         dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
+        modules: int = 1,
     ):  # fmt: skip
         assert window > max_drafts
 
@@ -46,6 +47,8 @@ class DecodeBatch:
         self.settings = empty_settings(count, vocab, device)
         self.tokens = numbers(torch.int64, window)
         self.states = numbers(dtype, window, hidden)
+        # What each module but the last gave for the token before those.
+        self.carried = numbers(dtype, max(0, modules - 1), hidden)
         self.tables = numbers(torch.int32, max_blocks)
         self.emitted = numbers(torch.int64, max_drafts + 2)
         # What a part of a round leaves for the next: tokens, and states of all rows.
@@ -64,6 +67,7 @@ class DecodeBatch:
     def for_rounds(
         cls, sizes: RoundSizes, config: ModelConfig, *, window: int, block_size: int,
         dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
+        modules: int = 1,
     ) -> DecodeBatch:  # fmt: skip
         """Room for what rounds are made for; on the meta device nothing is taken."""
         # A round under way and the next one may add tokens before the host knows of an end.
@@ -72,7 +76,7 @@ class DecodeBatch:
             sizes.max_requests, max_drafts=sizes.max_drafts,
             window=max(window, sizes.max_drafts + 1), max_blocks=-(-max_tokens // block_size),
             hidden=config.hidden, vocab=config.vocab, dtype=dtype, device=device,
-            recurrent=recurrent,
+            recurrent=recurrent, modules=modules,
         )  # fmt: skip
 
     @property
@@ -91,8 +95,11 @@ class DecodeBatch:
 
     def of_vocab(self, settings: Settings, number: int) -> Settings:
         """The same, in which only requests with this draft vocabulary reject."""
+        return self.only(settings, self.vocabs[: settings.count] == number)
+
+    def only(self, settings: Settings, is_own: Tensor) -> Settings:
+        """The same, in which only these requests [B] reject."""
         uses = settings.counts[USES]
-        is_own = self.vocabs[: settings.count] == number
         counts = settings.counts.clone(memory_format=torch.contiguous_format)
         counts[USES] = torch.where(is_own, uses, uses & ~REJECTS)
         numbers = settings.numbers.contiguous()  # with the same stride
@@ -107,12 +114,13 @@ class DecodeBatch:
         states: of the recurrent layers, which hold the request's; vocab: its draft vocabulary.
         """
         self.vocabs[index].fill_(vocab)
-        num_pending = int(request.state is not None)
+        num_pending = int(request.states is not None)
         self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
         set_row(self.settings, index, request.row, request.newest, has_grammar=request.has_grammar)
         self.tokens[index, 0].fill_(request.newest)
-        if request.state is not None:
-            self.states[index, 0] = request.state
+        if request.states is not None:
+            self.states[index, 0] = request.states[0]
+            self.carried[index] = request.states[1:]
         self.extend(index, 0, request.blocks)
         if self.recurrent is not None:
             rows = request.num_tokens - 1  # the newest token has not been read
@@ -136,7 +144,7 @@ class DecodeBatch:
         """A request changes its index, so that a smaller captured round serves those left."""
         for tensor in (
             self.lengths, self.left, self.limits, self.pending, self.vocabs, self.tokens,
-            self.states, self.tables,
+            self.states, self.carried, self.tables,
         ):  # fmt: skip
             tensor[target] = tensor[source]
         move_row(self.settings, source, target)

@@ -23,6 +23,7 @@ from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
 from headstart.backends.rounds import (
     DeviceRounds,
+    HeadStates,
     Launched,
     RoundRequest,
     RoundSizes,
@@ -44,7 +45,7 @@ class CapturedRounds(DeviceRounds):
         block_size = backend.sizes.block_size
         self.batch = DecodeBatch.for_rounds(
             sizes, backend.config, window=WINDOW, block_size=block_size, dtype=backend.dtype,
-            device=backend.device, recurrent=recurrent,
+            device=backend.device, recurrent=recurrent, modules=backend.num_modules,
         )  # fmt: skip
         max_context = self.batch.tables.shape[1] * block_size
         self.graphs = Graphs(backend.round_model(max_context), self.batch)
@@ -65,8 +66,7 @@ class CapturedRounds(DeviceRounds):
     def why_not(self, params: SamplingParams) -> str | None:
         if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
             return f"log-probabilities of more than {MAX_LOGPROBS} alternatives"
-        drafts = params.speculate if isinstance(params.speculate, int) else 0
-        return f"{drafts} drafts" if drafts > self.sizes.max_drafts else None
+        return None
 
     def choose_first(self, logits: Tensor, rows: Sequence[Row]) -> tuple[list[Tensor], Launched]:
         chosen = choose_rows(logits, rows, with_logprobs=True)
@@ -86,7 +86,7 @@ class CapturedRounds(DeviceRounds):
         self._needs.append(SamplingNeeds.of(params, has_grammar=request.has_grammar, vocab=vocab))
         self.batch.admit(index, request, self.backend.memory.states, vocab=vocab)
         self._limits = []
-        if request.state is not None:
+        if request.states is not None:
             self._pending = max(self._pending, 1)
 
     def _vocab_number(self, name: str | None) -> int:
@@ -209,14 +209,15 @@ class CapturedRounds(DeviceRounds):
             part.record_stream(torch.cuda.current_stream())
         self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[at] = new
 
-    def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
+    def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         if self.batch.recurrent is not None and lengths:
             nets = [m for m in self.backend.trunk.modules() if isinstance(m, DeltaNet)]
             settle(nets, self.batch.recurrent, self.backend.memory.states, list(lengths))
-        states: list[Tensor | None] = []
+        states: list[HeadStates | None] = []
         for index in range(len(self._params)):
             pending = int(self.batch.pending[index])
-            states.append(self.batch.states[index, :pending].clone() if pending else None)
+            own = self.batch.states[index, :pending].clone(), self.batch.carried[index].clone()
+            states.append(HeadStates(*own) if pending else None)
             self.batch.remove(index)
         self._params, self._needs, self._limits, self._pending = [], [], [], 0
         return states

@@ -7,7 +7,7 @@ tensors, so nothing here waits for the device or decides anything on the host.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -30,7 +30,6 @@ from headstart.backends.cuda.kernels.rows import (
 )
 from headstart.backends.cuda.latent import (
     LatentAttend,
-    Queries,
     paged_latent,
     place_latents,
     queries_of,
@@ -67,39 +66,6 @@ class Rows:
     attend: Attend
     recur: Recur | None = None
     latent: LatentAttend | None = None
-
-
-def joined_rows(first: Rows, second: Rows) -> Rows:
-    """Rows of one kind and of another behind them in one pass; each attend in their own way."""
-    count, total = len(first.positions), len(first.positions) + len(second.positions)
-    joined = replace(
-        first,
-        positions=torch.cat([first.positions, second.positions]),
-        kv_slots=torch.cat([first.kv_slots, second.kv_slots]),
-    )
-
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
-        return torch.cat([first.attend(q[:count], cache), second.attend(q[count:], cache)])
-
-    joined = replace(joined, attend=attend)
-    if (latent := first.latent) is not None and (other_latent := second.latent) is not None:
-        own, others = torch.arange(total, device=joined.positions.device).split(
-            [count, total - count]
-        )
-
-        def attend_latents(queries: Queries, cache: LayerCache) -> Tensor:
-            parts = latent(queries.of(own), cache), other_latent(queries.of(others), cache)
-            return torch.cat(parts)
-
-        joined = replace(joined, latent=attend_latents)
-    if (recur := first.recur) is not None and (other_recur := second.recur) is not None:
-
-        def go_on(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
-            parts = recur(net, layer, x[:count]), other_recur(net, layer, x[count:])
-            return torch.cat([part.float().sum(0, keepdim=True) for part in parts], dim=1)
-
-        joined = replace(joined, recur=go_on)
-    return joined
 
 
 class Kernels:

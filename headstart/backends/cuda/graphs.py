@@ -16,7 +16,9 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.rounds import RoundModel, run_choice, run_drafts, run_trunk
+from headstart.backends.cuda.drafting import run_drafts
+from headstart.backends.cuda.round_model import RoundModel
+from headstart.backends.cuda.rounds import run_choice, run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 

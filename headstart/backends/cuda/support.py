@@ -40,8 +40,8 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
         return f"{config.model_type} models have latent attention, whose kernels are inexact"
     if options.exact and config.delta is not None:
         return f"{config.model_type} models have recurrent layers, whose kernels are inexact"
-    if head is not None and head.num_modules > 1:
-        return f"the head has {head.num_modules} modules"
+    if head is not None and head.num_modules > 1 and head.layout.topology == "parallel":
+        return f"the head has {head.num_modules} modules, which all read the trunk's states"
     reasons = map(why_unsupported, [config, *([head.config] if head is not None else [])])
     return next((reason for reason in reasons if reason is not None), None)
 

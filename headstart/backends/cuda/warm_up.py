@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from headstart.backends.cuda.compiling import compiled_together, thinned
-from headstart.backends.cuda.rounds import run_choice, run_drafts, run_round
+from headstart.backends.cuda.drafting import run_drafts
+from headstart.backends.cuda.rounds import run_choice, run_round
 from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundRequest
@@ -75,10 +76,11 @@ def _blank_requests(
     num_blocks = -(-tokens // sizes.block_size)
     fits = num_blocks <= sizes.num_blocks and tokens <= rounds.sizes.max_tokens
     if fits and not sizes.num_states:
-        state = rounds.batch.states.new_zeros(rounds.batch.states.shape[-1])
+        batch = rounds.batch
+        states = batch.states.new_zeros(batch.carried.shape[1] + 1, batch.states.shape[-1])
         yield RoundRequest(
             num_tokens=3, remaining=tokens, newest=newest, row=Row(params, 1, 3, [0], [], 1),
-            state=state if rounds.graphs.has_head else None, blocks=range(num_blocks),
+            states=states if rounds.graphs.has_head else None, blocks=range(num_blocks),
         )  # fmt: skip
 
 
@@ -90,5 +92,6 @@ def read_blank(rounds: CapturedRounds, count: int) -> None:
     blocks, tokens = range(-(-count // sizes.block_size)), [0] * count
     (states,), _ = backend.trunk_pass([TrunkRows(tokens, 0, blocks, 1, True)])
     if rounds.graphs.has_head and count > 1:
-        backend.head_pass(0, [HeadRows(tokens[1:], 1, blocks, states[:-1])])
-        backend.fill_head(0, [HeadRows(tokens[1:], 1, blocks, states[:-1])])
+        for module in range(backend.num_modules):
+            backend.head_pass(module, [HeadRows(tokens[1:], module + 1, blocks, states[:-1])])
+            backend.fill_head(module, [HeadRows(tokens[1:], module + 1, blocks, states[:-1])])

@@ -26,7 +26,7 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes) -> WorkingBytes:
     rounds = replace(sizes.rounds, max_requests=1)
     batch = DecodeBatch.for_rounds(
         rounds, model.config, window=WINDOW, block_size=sizes.block_size, dtype=model.dtype,
-        device=torch.device("meta"),
+        device=torch.device("meta"), modules=0 if model.head is None else model.head.num_modules,
     )  # fmt: skip
     rows = rounds.num_drafts + 1
     widest = rows if model.head is None else batch.window  # a head that is late reads so many

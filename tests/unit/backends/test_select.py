@@ -30,13 +30,15 @@ class Facts:
     device: str = "cpu"
     dtype: torch.dtype | None = None  # the device's own
     modules: int = 1
+    topology: str = "chained"
     changes: tuple[tuple[str, Any], ...] = ()
 
     def model(self) -> LoadedModel:
         config = self._config()
-        head = SimpleNamespace(num_modules=self.modules, config=config) if self.modules else None
+        layout = SimpleNamespace(topology=self.topology)
+        head = SimpleNamespace(num_modules=self.modules, config=config, layout=layout)
         return LoadedModel(
-            None, config, None, head, self.dtype or _DTYPES[self.device],  # type: ignore[arg-type]
+            None, config, None, head if self.modules else None, self.dtype or _DTYPES[self.device],  # type: ignore[arg-type]
             torch.device(self.device), 64, (),
         )  # fmt: skip
 
@@ -115,8 +117,10 @@ CHOICES: dict[str, tuple[Facts, dict[str, Any], str, list[str]]] = {
         facts(device="cuda", dtype=F32, changes=(("head_dim", 256), ("v_dim", 256))), {}, "torch",
         ["numbers are float32 and heads of size 256", "the device is cuda"],
     ),
-    "several modules on a GPU": (
-        facts(device="cuda", modules=3), {}, "torch", ["the head has 3 modules", "device"],
+    "several modules on a GPU": (facts(device="cuda", modules=3), {}, "cuda", []),
+    "several parallel modules on a GPU": (
+        facts(device="cuda", modules=3, topology="parallel"), {}, "torch",
+        ["the head has 3 modules, which all read the trunk's states", "device"],
     ),
     "sliding windows on a GPU": (
         facts("step3p5", "cuda"), {}, "torch", ["the model has sliding windows", "device"],
@@ -181,8 +185,8 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         "weights fp8 needs the kernels and glm4_moe models have experts",
     ),
     "fp8 where the kernels do not run": (
-        facts(device="cuda", modules=2), {"weights": "fp8"},
-        "weights fp8 needs the kernels and the head has 2 modules. Use weights as-dtype",
+        facts(device="cuda", modules=2, topology="parallel"), {"weights": "fp8"},
+        "weights fp8 needs the kernels and the head has 2 modules, .* states. Use weights as-dtype",
     ),
     "exact latents on a GPU": (
         facts("deepseek_v3", "cuda"), {"exact": True},

@@ -23,6 +23,7 @@ from headstart.backends.base import (
     DraftVocabRows,
     HeadOutput,
     HeadRows,
+    HeadStates,
 )
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.engine.drafter import Drafter
@@ -324,19 +325,28 @@ def test_after_a_prefix_hit_the_head_goes_on_from_the_last_block(
 def test_a_request_that_comes_back_from_the_device_goes_on_with_its_states() -> None:
     backend, drafter = begin()
     own = request(length=9)
-    drafter.restore(own, states(6, 8))
+    drafter.restore(own, HeadStates(states(6, 8), states(0, 0)))
     assert drafter.num_final(own) == 7
     drafter.propose({own: 1})
     assert backend.notes.passes == [(0, [Part([17, 18], 7, [6, 7])])]
 
 
-def test_the_newest_state_is_what_the_newest_token_will_be_fused_with() -> None:
+def test_newest_states_are_what_the_newest_token_will_be_fused_with() -> None:
     _, drafter = begin()
-    own = read(drafter, request())
-    newest = drafter.newest_state(own)
-    assert newest.tolist() == [3]
+    own = request()  # its newest token is known to the device alone
+    drafter.feed(own, 0, states(0, 4))
     drafter.catch_up([own], force=True)
-    assert newest.tolist() == [3], "a copy"
+    assert drafter.newest_states(own).tolist() == [[3]]
+
+
+def test_a_chained_head_comes_back_with_what_its_modules_follow() -> None:
+    backend, drafter = begin(modules=3)
+    own = request(length=3)  # tokens 10 to 12; the last module begins at slot 3
+    drafter.restore(own, HeadStates(states(1, 2), states(70, 72)))
+    assert drafter._progress[own.id].done == [2, 2, 3]
+    assert [part.flatten().tolist() for part in drafter._progress[own.id].states] == [[1], [70], []]
+    drafter.catch_up([own], force=True)
+    assert backend.notes.passes == [(0, [Part([12], 2, [1])]), (1, [Part([12], 2, [70])])]
 
 
 def test_a_request_that_is_forgotten_begins_anew() -> None:

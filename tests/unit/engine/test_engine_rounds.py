@@ -14,6 +14,7 @@ from torch import Tensor
 from headstart.backends.base import (
     DeviceRounds,
     Emitted,
+    HeadStates,
     Launched,
     RoundRequest,
     RoundSizes,
@@ -95,9 +96,10 @@ class Device(DeviceRounds):
     def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
         self.calls.append(("choose", {index: len(own) for index, own in masks.items()}))
 
-    def drain(self, lengths: Sequence[int]) -> list[Tensor | None]:
+    def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         self.calls.append(("drain", list(lengths)))
-        return [torch.full((1, 2), float(length)) for length in lengths]
+        blank = torch.zeros(0, 2)
+        return [HeadStates(torch.full((1, 2), float(length)), blank) for length in lengths]
 
     def warm_up(self) -> None:
         raise AssertionError("before the first request only")
@@ -196,7 +198,7 @@ def test_there_is_room_for_requests_that_have_two_blocks_each(
 
 
 def test_a_request_brings_what_the_device_has_to_know() -> None:
-    host, own, state = Host(), request("a", 3, max_tokens=9), torch.ones(2)
+    host, own, state = Host(), request("a", 3, max_tokens=9), torch.ones(1, 2)
     own.blocks, own.states.slot = [4, 2], 6
     host.rounds.choose_first([Work(own, 0, 3, ())], torch.eye(8)[[5]])
     assert host.device.calls == [("first", [(ord("a"), 3)])]
@@ -205,7 +207,7 @@ def test_a_request_brings_what_the_device_has_to_know() -> None:
     assert host.rounds.entering == [] and host.rounds.requests == {own: 0}
     (given,) = host.device.admitted
     assert (given.num_tokens, given.remaining, int(given.newest)) == (4, 8, 5)
-    assert (given.blocks, given.state_slot, given.state) == ([4, 2], 6, state)
+    assert (given.blocks, given.state_slot, given.states) == ([4, 2], 6, state)
     assert given.row.params is own.params and given.row.seed == own.seed
     assert (given.row.position, given.row.num_output) == (4, 1), "of the choice behind the newest"
 
@@ -334,7 +336,7 @@ def test_all_leave_with_the_states_that_their_heads_have_not_read() -> None:
     host.enter(first, second)
     states = host.rounds.drain()
     assert host.device.calls[-1] == ("drain", [3, 4])
-    assert {r.id: own.tolist() for r, own in states.items() if own is not None} == {
+    assert {r.id: own.pending.tolist() for r, own in states.items() if own is not None} == {
         "a": [[3.0, 3.0]], "b": [[4.0, 4.0]],
     }  # fmt: skip
     assert not host.rounds.requests and host.rounds.room() == 4

@@ -19,49 +19,55 @@ from headstart.backends.cuda.kernels.jit import jit
 
 
 def head_rows(
-    lengths: Tensor, left: Tensor, pending: Tensor, tables: Tensor, block_size: int, rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Rows that bring the head up to date: positions and kv_slots [B * rows], `seen` [B].
+    lengths: Tensor, pending: Tensor, tables: Tensor, block_size: int, rows: int, module: int,
+    drafts: int, left: Tensor, limits: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Rows that bring a module up to date: positions and kv_slots [B * rows], `seen` [B].
 
-    Row j of a request fills the slot of its j-th pending token; rows behind the last one have place
-    -1.
+    Row r of a request fills the slot of its r-th pending token, rows behind those the slots of its
+    first `drafts` drafts where it may have one more; others have place -1. A module has no entry in
+    slots up to its own number, and its rotary positions begin behind them.
     """
-    return _rows(lengths, left, pending, tables, block_size, rows, is_head=True)
+    return _rows(
+        lengths, left, pending, limits, tables, block_size, rows, is_head=True, module=module,
+        drafts=drafts,
+    )  # fmt: skip
 
 
 def trunk_rows(
     lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, rows: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of a verification: the newest token and its drafts, of which `limits` [B] count."""
-    return _rows(lengths, left, limits, tables, block_size, rows, is_head=False)
+    return _rows(lengths, left, limits, limits, tables, block_size, rows, is_head=False)
 
 
 def _rows(
-    lengths: Tensor, left: Tensor, counts: Tensor, tables: Tensor, block_size: int, rows: int,
-    *, is_head: bool,
+    lengths: Tensor, left: Tensor, counts: Tensor, limits: Tensor, tables: Tensor, block_size: int,
+    rows: int, *, is_head: bool, module: int = 0, drafts: int = 0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     requests = lengths.shape[0]
     positions = torch.empty(requests * rows, dtype=torch.int64, device=lengths.device)
     kv_slots = torch.empty(requests * rows, dtype=torch.int32, device=lengths.device)
     seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
     _place_rows[(requests,)](
-        lengths, left, counts, tables, positions, kv_slots, seen, tables.stride(0),
-        ROWS=rows, BLOCK=triton.next_power_of_2(rows), PAGE=block_size, IS_HEAD=is_head,
+        lengths, left, counts, limits, tables, positions, kv_slots, seen, tables.stride(0), module,
+        drafts, ROWS=rows, BLOCK=triton.next_power_of_2(rows), PAGE=block_size, IS_HEAD=is_head,
         num_warps=1,
     )  # fmt: skip
     return positions, kv_slots, seen
 
 
 def chain_rows(
-    lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, depth: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """One row per request: the draft of depth - 1 goes through the head to give that of `depth`."""
+    lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, depth: int,
+    module: int = 0,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """One row per request: the draft of depth - 1 goes through `module` to give that of `depth`."""
     requests = lengths.shape[0]
     positions = torch.empty(requests, dtype=torch.int64, device=lengths.device)
     kv_slots = torch.empty(requests, dtype=torch.int32, device=lengths.device)
     seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
     _place_chain[(requests,)](
-        lengths, left, limits, tables, positions, kv_slots, seen, tables.stride(0), depth,
+        lengths, left, limits, tables, positions, kv_slots, seen, tables.stride(0), depth, module,
         PAGE=block_size, num_warps=1,
     )  # fmt: skip
     return positions, kv_slots, seen
@@ -103,9 +109,24 @@ def keep_states(
     )  # fmt: skip
 
 
-@jit
-def _place_rows(lengths, left, counts, tables, positions, kv_slots, seen, table_stride,
-                ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
+def keep_boundaries(
+    rows: Tensor, boundary: Tensor, lengths: Tensor, left: Tensor, pending: Tensor, tables: Tensor,
+    block_size: int,
+) -> None:  # fmt: skip
+    """What a module gave [B, R, D] for pending tokens that are the last of a block, for the next.
+
+    boundary [blocks, D]: a prefix hit that ends there goes on with it.
+    """
+    requests, count, width = rows.shape
+    _keep_boundaries[(requests, count)](
+        rows, boundary, lengths, left, pending, tables, boundary.stride(0), tables.stride(0),
+        width, ROWS=count, PAGE=block_size, BLOCK=triton.next_power_of_2(width), num_warps=4,
+    )  # fmt: skip
+
+
+@jit(do_not_specialize=["module", "drafts"])
+def _place_rows(lengths, left, counts, limits, tables, positions, kv_slots, seen, table_stride,
+                module, drafts, ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
                 IS_HEAD: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     row = tl.arange(0, BLOCK)
@@ -116,8 +137,9 @@ def _place_rows(lengths, left, counts, tables, positions, kv_slots, seen, table_
     if IS_HEAD:
         is_active = is_active & (count > 0)
         first = length - count  # slot of the first token of the last round
-        position = first + row - 1
-        is_valid = row < count
+        position = first + row - 1 - module
+        limit = tl.minimum(tl.load(limits + request), room - 1)
+        is_valid = (row < count + tl.where(drafts < limit, drafts, 0)) & (position >= 0)
     else:
         first = length - 1
         position = first + row
@@ -132,9 +154,9 @@ def _place_rows(lengths, left, counts, tables, positions, kv_slots, seen, table_
     tl.store(seen + request, tl.where(is_active, first, -1).to(tl.int32))
 
 
-@jit(do_not_specialize=["depth"])
+@jit(do_not_specialize=["depth", "module"])
 def _place_chain(lengths, left, limits, tables, positions, kv_slots, seen, table_stride, depth,
-                 PAGE: tl.constexpr):  # fmt: skip
+                 module, PAGE: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     length = tl.load(lengths + request)
     room = tl.load(left + request)
@@ -145,7 +167,7 @@ def _place_chain(lengths, left, limits, tables, positions, kv_slots, seen, table
     block = tl.load(tables + request * table_stride + safe // PAGE)
     place = block * PAGE + safe % PAGE
     tl.store(kv_slots + request, tl.where(is_active, place, -1).to(tl.int32))
-    tl.store(positions + request, tl.where(is_active, safe - 1, 0).to(tl.int64))
+    tl.store(positions + request, tl.where(is_active, safe - 1 - module, 0).to(tl.int64))
     tl.store(seen + request, tl.where(is_active, slot, -1).to(tl.int32))
 
 
@@ -199,3 +221,19 @@ def _keep_states(rows, states, boundary, lengths, pending, emitted, tables, stat
         if (slot + 1) % PAGE == 0:
             block = tl.load(tables + request * table_stride + slot // PAGE)
             tl.store(boundary + block.to(tl.int64) * boundary_stride + at, value, mask)
+
+
+@jit
+def _keep_boundaries(rows, boundary, lengths, left, pending, tables, boundary_stride, table_stride,
+                     width, ROWS: tl.constexpr, PAGE: tl.constexpr,
+                     BLOCK: tl.constexpr):  # fmt: skip
+    request = tl.program_id(0)
+    row = tl.program_id(1)
+    count = tl.load(pending + request)
+    slot = tl.load(lengths + request) - count + row
+    if (row < count) & (tl.load(left + request) > 0) & ((slot + 1) % PAGE == 0):
+        at = tl.arange(0, BLOCK)
+        mask = at < width
+        value = tl.load(rows + (request * ROWS + row).to(tl.int64) * width + at, mask, 0.0)
+        block = tl.load(tables + request * table_stride + slot // PAGE)
+        tl.store(boundary + block.to(tl.int64) * boundary_stride + at, value, mask)

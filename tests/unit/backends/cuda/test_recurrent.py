@@ -45,7 +45,7 @@ def plain(net: DeltaNet, texts: list[Tensor]) -> tuple[list[Tensor], LayerStates
 
 def request(num_read: int, *, state_slot: int) -> RoundRequest:
     return RoundRequest(
-        num_tokens=num_read + 1, remaining=9, newest=torch.tensor(0, device=DEVICE), state=None,
+        num_tokens=num_read + 1, remaining=9, newest=torch.tensor(0, device=DEVICE), states=None,
         row=Row(SamplingParams(temperature=0), 0, num_read + 1), blocks=[0],
         state_slot=state_slot,
     )  # fmt: skip

@@ -14,7 +14,8 @@ pytest.importorskip("triton")
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.forward import Kernels
-from headstart.backends.cuda.rounds import DraftTokens, RoundModel, run_round
+from headstart.backends.cuda.round_model import DraftTokens, RoundModel
+from headstart.backends.cuda.rounds import run_round
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.cuda.support import why_unsupported
 from headstart.backends.rounds import RoundRequest
@@ -57,9 +58,9 @@ class Rig:
 
         self.model = RoundModel(
             trunk, head, [cache() for _ in range(config.num_layers)],
-            cache() if head is not None else None,
-            torch.zeros(shape[0] // PAGE, config.hidden, device=DEVICE), PAGE,
-            [DraftTokens(trunk.lm_head)], BLOCKS * PAGE, Kernels(),
+            [cache()] if head is not None else [],
+            torch.zeros(shape[0] // PAGE, 1, config.hidden, device=DEVICE), PAGE,
+            [DraftTokens((trunk.lm_head,))], BLOCKS * PAGE, Kernels(),
         )  # fmt: skip
         self.batch = DecodeBatch(
             4, max_drafts=num_drafts, window=4, max_blocks=BLOCKS, hidden=config.hidden,
@@ -82,16 +83,16 @@ class Rig:
         normed = model.trunk.final_norm(stream)
         row = Row(params=params, seed=seed, position=size)
         token = int(choose(model.trunk.logits(normed[-1:]), [row])[0])
-        if model.head is not None and model.head_cache is not None and size > 1:
+        if model.head is not None and size > 1:
             ahead = slice(first + 1, first + size)
             model.head.module(1)(
                 model.trunk.embed[prompt[1:]], normed[:-1], torch.arange(size - 1, device=DEVICE),
                 model.trunk.rotary,
-                PagedContext(model.head_cache, [Span(0, size - 1, ahead, ahead)]),
+                PagedContext(model.head_caches[0], [Span(0, size - 1, ahead, ahead)]),
             )  # fmt: skip
         request = RoundRequest(
             num_tokens=size + 1, remaining=TOKENS - 1, newest=torch.tensor(token, device=DEVICE),
-            state=normed[-1], row=Row(params, seed, size + 1, prompt, (), 1),
+            states=normed[-1:], row=Row(params, seed, size + 1, prompt, (), 1),
             blocks=range(at * BLOCKS, (at + 1) * BLOCKS),
         )  # fmt: skip
         self.batch.admit(at, request)

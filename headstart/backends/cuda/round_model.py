@@ -1,0 +1,59 @@
+"""What a round runs: weights, K/V memory, and the LM heads that draft."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from headstart.backends.cuda.forward import Kernels, Rows
+from headstart.models.attention import LayerCache
+from headstart.models.linear import Linear
+from headstart.models.mtp import MTPHead
+from headstart.models.recurrence import LayerStates
+from headstart.models.trunk import Trunk
+
+
+@dataclass(frozen=True)
+class DraftTokens:
+    """What drafts are chosen among."""
+
+    lm_heads: tuple[Linear, ...]  # N outputs each: one for all modules of a head, or one for each
+    ids: Tensor | None = None  # [N] where the draft vocabulary is reduced,
+    columns: Tensor | None = None  # and [V] where it has each token, -1: nowhere
+
+    def lm_head(self, depth: int) -> Linear:
+        """The one that drafts at `depth`, from 1."""
+        return self.lm_heads[min(depth, len(self.lm_heads)) - 1]
+
+
+@dataclass(frozen=True)
+class RoundModel:
+    trunk: Trunk
+    head: MTPHead | None
+    caches: list[LayerCache]
+    head_caches: list[LayerCache]  # by module
+    boundary: Tensor  # [blocks, modules, D]: the states that the slot after each block needs
+    block_size: int
+    drafting: list[DraftTokens]  # by number, as requests ask for them
+    max_context: int
+    kernels: Kernels = field(default_factory=Kernels)
+    states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
+
+    @property
+    def feeds_stream(self) -> bool:
+        """Whether the head is fed with what comes before the final norm."""
+        return self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
+
+    def rows(
+        self, placed: tuple[Tensor, Tensor, Tensor], tables: Tensor, rows: int, *, first_slot: int
+    ) -> Rows:
+        """`rows` new rows of each request: positions, slots of the cache, slots seen."""
+        positions, kv_slots, seen = placed
+        own: dict[str, int] = {
+            "block_size": self.block_size, "max_context": self.max_context,
+            "first_slot": first_slot,
+        }  # fmt: skip
+        attend = self.kernels.paged(tables, seen, rows, **own)
+        latent = self.kernels.paged_latent(tables, seen, rows, **own)
+        return Rows(positions, kv_slots, attend, latent=latent)

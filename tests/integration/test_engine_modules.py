@@ -1,0 +1,70 @@
+"""Heads of several modules in rounds: the text and the drafts of the plain engine; interpreted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_runs import assert_head_is_alive, ids_of
+from support.long_runs import unless_long
+from support.tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from support.kernel_runs import SIZES
+
+from headstart.engine.engine import Engine
+from headstart.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
+# One is shorter than the head has modules; two begin alike, for more than a block.
+PROMPTS = [[7], [3, 4, 5, 6, 7, 8, 9, 10, 11], [3, 4, 5, 6, 7, 8, 9, 10, 20, 21]]
+EACH: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0.6, "seed": 3},
+    {"temperature": 0.9, "seed": 4, "top_p": 0.9, "acceptance": "rejection"},
+]
+SETTINGS = [SamplingParams(max_tokens=5, ignore_eos=True, **own) for own in EACH]
+
+# Of 4 tokens: K and V of the trunk's layer and of three modules, and their states.
+BLOCK_BYTES = 4 * 2 * 16 * 4 * 4 + 3 * 64 * 4
+
+
+def model(tiny: Tiny, modules: int) -> Path:
+    return tiny("mimo", rate=0.9, seed=1, dtype="F32", num_nextn_predict_layers=modules, **SIZES)
+
+
+def start(folder: Path, kernels: str, **settings: Any) -> Engine:
+    settings = {"block_size": 4, "kv_bytes": 1 << 18, "max_running_requests": 3, **settings}
+    return Engine(folder, dtype="float32", kernels=kernels, **settings)
+
+
+@pytest.mark.parametrize(
+    ("modules", "drafts"), unless_long([(3, 2), (2, 4)], [(3, 1), (3, 2), (3, 3), (2, 4), (3, 5)])
+)
+def test_drafts_are_those_of_the_plain_engine(modules: int, drafts: int, tiny: Tiny) -> None:
+    folder = model(tiny, modules)
+    fused, plain = (start(folder, kernels, speculate=drafts) for kernels in ("on", "off"))
+    assert fused.backend.name == "cuda" and fused.backend.num_modules == modules
+    for _ in range(2):  # the second time prompts are found in the cache
+        found, wanted = (engine.generate(PROMPTS, SETTINGS) for engine in (fused, plain))
+        assert ids_of(found) == ids_of(wanted)
+        assert [r.stats.acceptance for r in found] == [r.stats.acceptance for r in wanted]
+    assert_head_is_alive(found)
+    assert found[2].num_cached_tokens > 0 and fused.stats.slow_rounds == {}
+
+
+def test_a_request_that_leaves_the_rounds_takes_all_modules_along(tiny: Tiny) -> None:
+    """Memory is short, so that requests go on with the host, and are preempted."""
+    folder = model(tiny, 3)
+    fused, plain = (
+        start(folder, kernels, speculate=2, kv_bytes=bytes_of)
+        for kernels, bytes_of in (("on", 12 * BLOCK_BYTES), ("off", 1 << 18))
+    )
+    asked = [*SETTINGS[:2], SETTINGS[0]]
+    found, wanted = (engine.generate(PROMPTS, asked) for engine in (fused, plain))
+    assert ids_of(found) == ids_of(wanted)
+    assert fused.stats.slow_rounds["K/V memory is short"] > 0
+    fused.scheduler.check()
