@@ -1,17 +1,20 @@
 """The engine on a GPU against the engine on the CPU: same tokens, whatever is drafted.
 
-python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next]
+python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next,mimo*3] [--mixtures 20]
 
-Exits 1 if a token differs in fp64 or fp32; for bf16 the first difference is reported.
+mimo*3 has three modules. Every setting by itself, then mixtures of them drawn at random; prompts
+are read a few at a time, beside those that decode. Exits 1 if a token differs in fp64 or fp32; for
+bf16 it is only said.
 """
 
 from __future__ import annotations
 
 import argparse
+import random
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -20,8 +23,8 @@ from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
 
 VARIANTS = (
-    "mimo", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next", "deepseek_v3",
-    "glm4_moe_lite",
+    "mimo", "mimo*3", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next",
+    "deepseek_v3", "glm4_moe_lite",
 )  # fmt: skip
 FIRST = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 WARM: dict[str, Any] = {"temperature": 0.8, "seed": 7}
@@ -39,13 +42,30 @@ EACH: list[dict[str, Any]] = [
     {**WARM, "logprobs": 5, "top_p": 0.95},
     {"temperature": 0, "logprobs": 20, "logprobs_mode": "processed"},
 ]
-SETTINGS = [SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **own}) for own in EACH]
-PROMPTS = [FIRST[number % len(FIRST)] for number in range(len(SETTINGS))]
+DRAFTS: tuple[int | Literal["auto"], ...] = (0, 1, 2, 3, 4, 5, "auto")
+_BATCHED = 96  # rows of a pass: some prompts are read while others decode
 
 
-def answers(folder: Path, device: str, dtype: str, drafts: int) -> tuple[list[list[int]], Engine]:
-    engine = Engine(folder, device=device, dtype=dtype, speculate=drafts, kv_bytes=1 << 26)
-    results = engine.generate(PROMPTS, SETTINGS)
+def settings(num_mixtures: int) -> list[SamplingParams]:
+    """Each by itself, then several at once; of two that name a field the later one counts."""
+    draw = random.Random(0)
+    mixed = [
+        {name: value for own in draw.sample(EACH, 4) for name, value in own.items()}
+        for _ in range(num_mixtures)
+    ]
+    return [SamplingParams(**{"max_tokens": 40, "ignore_eos": True, **own}) for own in EACH + mixed]
+
+
+def answers(
+    folder: Path, device: str, dtype: str, drafts: int | Literal["auto"],
+    params: list[SamplingParams],
+) -> tuple[list[list[int]], Engine]:  # fmt: skip
+    engine = Engine(
+        folder, device=device, dtype=dtype, speculate=drafts, kv_bytes=1 << 26,
+        max_batched_tokens=_BATCHED, max_running_requests=16,
+    )  # fmt: skip
+    prompts = [FIRST[number % len(FIRST)] for number in range(len(params))]
+    results = engine.generate(prompts, params)
     engine.scheduler.check()
     return [result.outputs[0].token_ids for result in results], engine
 
@@ -54,21 +74,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--mixtures", type=int, default=20)
     given = parser.parse_args()
-    device = given.device
+    device, params = given.device, settings(given.mixtures)
     failures = 0
     with tempfile.TemporaryDirectory() as work:
         for variant in given.variants.split(","):
-            folder = write_tiny(variant, Path(work) / variant, dtype="F32")
+            name, _, modules = variant.partition("*")
+            several = {"num_nextn_predict_layers": int(modules)} if modules else {}
+            folder = write_tiny(name, Path(work) / variant, dtype="F32", **several)
             for dtype in ("float64", "float32", "bfloat16"):
-                reference, _ = answers(folder, "cpu" if dtype != "bfloat16" else device, dtype, 0)
-                for drafts in (0, 1, 3, 5):
-                    got, engine = answers(folder, device, dtype, drafts)
+                source = "cpu" if dtype != "bfloat16" else device
+                reference, _ = answers(folder, source, dtype, 0, params)
+                for drafts in DRAFTS:
+                    got, engine = answers(folder, device, dtype, drafts, params)
                     same = got == reference
                     failures += not same and dtype != "bfloat16"
                     rates = [round(rate, 2) for rate in engine.stats.acceptance.cumulative]
                     verdict = "same" if same else "DIFFERENT"
-                    print(f"{variant:12} {dtype:9} K={drafts} {verdict:9} {rates}")
+                    print(f"{variant:12} {dtype:9} K={drafts!s:4} {verdict:9} {rates}")
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{failures} failures on {name}, torch {torch.__version__}")
     return 1 if failures else 0

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from headstart.backends.cuda.device_rounds import CapturedRounds
 
 _COMPILED_ROWS = 64  # of a prompt that only compiles
-_PROMPTS = (16, 200, 1000, 3000, 8192)  # tokens of blank prompts
+# Tokens of blank prompts: libraries load another kernel for every few hundred rows.
+_PROMPTS = (
+    16, 48, 96, 160, 224, 288, 352, 416, 480, 544, 640, 768, 896, 1024, 1280, 1536, 1792, 2048,
+    2560, 3072, 4096, 6144, 8192,
+)  # fmt: skip
 _ROUNDS = 4  # as it is, captured, replayed twice
 _SAMPLED = SamplingNeeds(processes=True, processes_drafts=True)
 _ALL = SamplingNeeds(True, True, has_logprobs=True, has_masks=True, rejects=True)
