@@ -26,7 +26,7 @@ from unittest.mock import patch
 import torch
 from over_http.load import Sizes, lengths
 
-from headstart.backends.base import Launched
+from headstart.backends.base import Launched, TrunkRows
 from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.calibrate.calibrated import agreement_of
@@ -48,10 +48,13 @@ class Timeline:
     def watch(self) -> None:
         launch, trunk_pass, step = CapturedRounds.launch, CudaBackend.trunk_pass, Loop.step
 
-        def timed_launch(rounds: CapturedRounds, drafts: Sequence[int]) -> Launched:
+        def timed_launch(
+            rounds: CapturedRounds, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()
+        ) -> Launched:
             before, size = _mark(), rounds.bucket(len(drafts))
-            launched = launch(rounds, drafts)
-            self.parts.append((f"rounds of {size}", before, _mark()))
+            launched = launch(rounds, drafts, rows)
+            kind = f"rounds of {size}, joined" if rows else f"rounds of {size}"
+            self.parts.append((kind, before, _mark()))
             return launched
 
         def watched_pass(backend: CudaBackend, requests: Any) -> Any:
@@ -185,7 +188,7 @@ def main() -> None:
               "tokens_per_second": round(engine.stats.output_tokens / seconds),
               "prompt_tokens": engine.stats.prompt_tokens}  # fmt: skip
     for kind, row in found["kinds"].items():
-        print(f"{kind:16} {row['count']:5} x {row['median_ms']:8} ms, {row['ms']:9} ms in all")
+        print(f"{kind:24} {row['count']:5} x {row['median_ms']:8} ms, {row['ms']:9} ms in all")
     print(f"between them {found['gaps_ms']} ms; {found['tokens_per_second']} tokens/s", flush=True)
     if given.profile_at:
         found |= profiled(engine, given)

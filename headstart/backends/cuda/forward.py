@@ -272,11 +272,12 @@ def _turn(rotary: RotaryTable, rows: Rows) -> Turn:
 def _cut(requests: int, rows: int) -> Cut:
     """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
     if requests <= 2:
-        return Cut(pieces=64, least=128, step=128, warps=4, stages=1)
-    if requests <= 8:
-        return Cut(pieces=32, least=192, step=64, warps=4, stages=3)
+        return Cut(pieces=32, least=128, step=128, warps=4, stages=1)
+    if requests <= 4:
+        return Cut(pieces=16, least=192, step=64, warps=4, stages=3)
     if requests <= 32:
-        return Cut(pieces=16, least=1024, step=64, warps=4, stages=3)
+        least = 256 if requests <= 8 else 1024 if requests <= 16 else 512
+        return Cut(pieces=8, least=least, step=64, warps=4, stages=3)
     if rows > 2:
         # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; where it
         # has room for 5, 80 requests with 8 key/value heads run all at once.

@@ -95,7 +95,7 @@ def read_blank(rounds: CapturedRounds, count: int) -> None:
     count = max(1, min(count, room // 2))
     blocks, tokens = range(-(-count // sizes.block_size)), [0] * count
     (states,), _ = backend.trunk_pass([TrunkRows(tokens, 0, blocks, 1, True)])
-    if rounds.graphs.has_head and count > 1:
-        for module in range(backend.num_modules):
-            backend.head_pass(module, [HeadRows(tokens[1:], module + 1, blocks, states[:-1])])
-            backend.fill_head(module, [HeadRows(tokens[1:], module + 1, blocks, states[:-1])])
+    for module in range(min(backend.num_modules, count - 1)):
+        rows = HeadRows(tokens[module + 1 :], module + 1, blocks, states[: -module - 1])
+        backend.head_pass(module, [rows])
+        backend.fill_head(module, [rows])

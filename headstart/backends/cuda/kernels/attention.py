@@ -20,7 +20,7 @@ from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.softmax import gathered
 
 # Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
-_COMBINING = ((4, (1, 32)), (32, (4, 4)), (1 << 30, (16, 1)))
+_COMBINING = ((4, (1, 32)), (8, (1, 16)), (32, (2, 8)), (1 << 30, (16, 1)))
 
 
 @dataclass(frozen=True)
