@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from support.engine_runs import ids_of
@@ -15,9 +14,11 @@ from support.tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 
-from headstart.backends.cuda import rounds
+from headstart.backends.cuda import graphs
+from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.device_rounds import CapturedRounds
-from headstart.backends.cuda.shapes import RoundShape
+from headstart.backends.cuda.round_model import RoundModel
+from headstart.backends.cuda.shapes import DraftShape, RoundShape
 from headstart.engine import core
 from headstart.engine.auto.costs import NEVER_PAYS
 from headstart.engine.engine import Engine
@@ -82,7 +83,7 @@ def play(folder: Path, ks: Sequence[int], *, num_blocks: int) -> Play:
     found, own, number, wanted = Play([]), engine.loop.rounds, 0, 0
     device = own._device
     assert isinstance(device, CapturedRounds)
-    run, draft = device.graphs.run, rounds._drafts
+    run, draft = device.graphs.run, graphs.run_drafts
 
     def choose(
         requests: list[Request], num_running: int, *, uniform: bool = False
@@ -103,20 +104,19 @@ def play(folder: Path, ks: Sequence[int], *, num_blocks: int) -> Play:
             found.falls.add((wanted, shape.num_drafts))
         return run(shape)
 
-    def guessing(model: Any, batch: Any, shape: RoundShape) -> Any:
-        drafts = draft(model, batch, shape)
+    def guessing(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None:
+        draft(model, batch, shape)
         for request, at in own.requests.items():
             end, most = int(batch.lengths[at]), min(int(batch.limits[at]), int(batch.left[at]) - 1)
             if most > 0:
-                guess = tuple(int(of_all[at]) for of_all in drafts[:most])
+                guess = tuple(batch.ids[at, 1 : 1 + most].tolist())
                 before = found.guesses.get((request.tokens[0], end), ())
                 found.guesses[request.tokens[0], end] = max(guess, before, key=len)
-        return drafts
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(engine.policy, "choose", choose)
         patched.setattr(device.graphs, "run", watched)
-        patched.setattr(rounds, "_drafts", guessing)
+        patched.setattr(graphs, "run_drafts", guessing)
         found.texts = ids_of(engine.generate(PROMPTS, params(len(PROMPTS))))
     assert engine.pool.num_used == 0 and engine.stats.preemptions
     return found

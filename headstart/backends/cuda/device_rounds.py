@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
 
+_LEAST_ROWS = 64  # that a round may have in any case
+
+
 class CapturedRounds(DeviceRounds):
     def __init__(self, backend: CudaBackend, sizes: RoundSizes, recurrent: RecurrentBatch | None):
         self.sizes, self.window, self.backend = sizes, WINDOW, backend
@@ -53,6 +56,8 @@ class CapturedRounds(DeviceRounds):
         self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
         self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
+        # Rows of a round that memory was planned for, and a few more of a small engine.
+        self._max_rows = max(sizes.max_requests * (sizes.num_drafts + 1), _LEAST_ROWS)
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
@@ -117,8 +122,8 @@ class CapturedRounds(DeviceRounds):
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
-        needs = reduce(or_, self._needs)
-        shape = self.shapes.pick(count, max(drafts), self._pending, needs)
+        needs, room = reduce(or_, self._needs), self._room_for_drafts(count)
+        shape = self.shapes.pick(count, min(max(drafts), room), self._pending, needs)
         limits = [min(number, shape.num_drafts) for number in drafts]
         most = self._last_drafts = max(limits)
         if limits != self._limits:
@@ -139,6 +144,11 @@ class CapturedRounds(DeviceRounds):
             launched.shape = shape
         self._end(launched, shape)
         return launched
+
+    def _room_for_drafts(self, count: int) -> int:
+        """Drafts of a request at most, where so many decode: many drafts of many take memory."""
+        room = self._max_rows // self.bucket(count) - 1
+        return max((number for number in self.menu if number <= room), default=room)
 
     def _launch_parts(
         self, launched: LaunchedRound, shape: RoundShape, rows: Sequence[TrunkRows]

@@ -2,7 +2,8 @@
 
 A captured part is one launch. The first round of a shape runs as it is, which also compiles what
 the start did not; the second is captured. Indices beyond those in use are free, which every kernel
-skips. There are few shapes, so that few are captured.
+skips. There are few shapes, so that few are captured; of very many, which requests with settings of
+all kinds can ask for, those used last are kept.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from headstart.backends.cuda.rounds import run_choice, run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 
+_MOST_GRAPHS = 512
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
 
@@ -70,9 +72,9 @@ class Graphs:
         if not self._runs[part] or not self._batch.lengths.is_cuda:
             self._launch(part)
         else:
-            if part not in self._graphs:
-                self._graphs[part] = self._capture(part)
-            self._graphs[part].replay()
+            graph = self._graphs.pop(part, None) or self._capture(part)
+            self._graphs[part] = graph  # the last used comes last
+            graph.replay()
         self._runs[part] += 1
 
     def _launch(self, part: _Part) -> None:
@@ -85,12 +87,20 @@ class Graphs:
                 run_choice(self.model, self._batch, part)
 
     def _capture(self, part: _Part) -> torch.cuda.CUDAGraph:
+        self._forget_oldest()
         graph = torch.cuda.CUDAGraph()
         # One pool for all: parts never run at the same time, so they may share scratch memory.
         pool = next((other.pool() for other in self._graphs.values()), None)
         with torch.cuda.graph(graph, pool=pool):
             self._launch(part)
         return graph
+
+    def _forget_oldest(self) -> None:
+        """Make room for one more; what is forgotten is captured again the next time."""
+        while len(self._graphs) >= _MOST_GRAPHS:
+            oldest = next(iter(self._graphs))
+            del self._graphs[oldest]
+            self._runs[oldest] = 1
 
 
 _PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,

@@ -64,3 +64,13 @@ def test_settings_of_requests_share_what_does_not_depend_on_them(
     assert len({part for part in ran if isinstance(part, TrunkShape)}) == 1
     assert len({part for part in ran if isinstance(part, DraftShape)}) == 1
     assert len({part for part in ran if isinstance(part, ChoiceShape)}) == 3
+
+
+def test_of_very_many_graphs_those_used_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(graphs_module, "_MOST_GRAPHS", 2)
+    graphs, parts = graphs_for(8), [TrunkShape(count, 1) for count in (1, 2, 3)]
+    for part in parts:
+        graphs._forget_oldest()
+        graphs._graphs[part], graphs._runs[part] = object(), 5  # type: ignore[assignment]
+    assert list(graphs._graphs) == parts[1:]
+    assert graphs._runs == {parts[0]: 1, parts[1]: 5, parts[2]: 5}, "captured again next time"

@@ -11,6 +11,7 @@ from headstart.backends.cuda.kernels.rounds import (
     accept,
     chain_rows,
     head_rows,
+    keep_boundaries,
     keep_states,
     trunk_rows,
 )
@@ -42,7 +43,8 @@ def test_rows_of_a_verification_lie_behind_the_newest_token() -> None:
 
 def test_head_rows_are_the_tokens_of_the_last_round() -> None:
     lengths, left, valid = ints(10, 0, 5), ints(99, 0, 2), ints(3, 0, 1)
-    positions, kv_slots, seen = head_rows(lengths, left, valid, TABLES, PAGE, 4)
+    limits = ints(3, 3, 3)
+    positions, kv_slots, seen = head_rows(lengths, valid, TABLES, PAGE, 4, 0, 0, left, limits)
     assert seen.tolist() == [7, -1, 4]
     assert kv_slots.tolist() == [
         *(place(0, s) for s in (7, 8, 9)),
@@ -51,6 +53,30 @@ def test_head_rows_are_the_tokens_of_the_last_round() -> None:
         *[-1] * 3,
     ]
     assert positions.tolist() == [6, 7, 8, 0, 0, 0, 0, 0, 3, 0, 0, 0]
+
+
+def test_a_later_module_goes_on_with_drafts_where_one_more_may_follow() -> None:
+    # request 0 may have three drafts, request 1 two, request 2 has reached slot 2
+    lengths, left, valid, limits = ints(10, 6, 3), ints(99, 99, 99), ints(2, 1, 2), ints(3, 2, 3)
+    given = lengths, valid, TABLES, PAGE, 4, 2, 2, left, limits
+    positions, kv_slots, seen = head_rows(*given)
+    assert seen.tolist() == [8, 5, 1]
+    assert kv_slots.tolist() == [
+        *(place(0, s) for s in (8, 9, 10, 11)),
+        *(place(1, 5), -1, -1, -1),
+        *(-1, -1, place(2, 3), place(2, 4)),  # module 2 has no entry in slots 0 to 2
+    ]
+    assert positions.tolist() == [5, 6, 7, 8, 2, 0, 0, 0, 0, 0, 0, 1]
+
+
+def test_what_a_module_gave_is_kept_at_ends_of_blocks() -> None:
+    rows = torch.arange(12.0, device=DEVICE).view(3, 4, 1)
+    boundary = torch.zeros(int(TABLES.max()) + 1, 2, 1, device=DEVICE)
+    # slots 6 and 7 of request 0; of request 1 none; request 2 has ended
+    keep_boundaries(rows, boundary[:, 1], ints(8, 6, 8), ints(9, 9, 0), ints(2, 1, 2), TABLES, PAGE)
+    found = {(block, at): value for block, own in enumerate(boundary.flatten(1).tolist())
+             for at, value in enumerate(own) if value}  # fmt: skip
+    assert found == {(place(0, 7) // PAGE, 1): 1.0}
 
 
 def test_a_chain_goes_on_while_the_limit_allows() -> None:
