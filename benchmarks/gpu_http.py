@@ -6,9 +6,10 @@ MODEL is a calibrated checkpoint (`headstart calibrate`; grammars and tools need
 Closed loops of 1, 8, 32 and 128 streams ask requests of mixed lengths, kind after kind: greedy;
 top_p and temperature (without top-k); frequency and repetition penalties; logprobs (of the chosen
 token) and logprobs5; json (a schema); tools (tool_choice required); regex (a grammar that permits
-all that the trunk writes); mixture (all of these); prefix (much of the prompt shared); turns (of a
-chat); arrivals (at random, --rates per second). Sampled kinds have a low temperature, so that
-drafts are accepted as in greedy ones.
+all that the trunk writes); mixture (all of these); prefix (much of the prompt shared); long
+(prompts of 24,000 tokens, for --max-len 25000); turns (of a chat); arrivals (at random, --rates per
+second). `--kinds greedy,long:1/8` gives a kind streams of its own. Sampled kinds have a low
+temperature, so that drafts are accepted as in greedy ones.
 
 Without --together one server is in memory at a time and answers all rows, then the other; with it
 both are there and take turns row by row. Tokens per second are those of the stretch in which all
@@ -222,7 +223,7 @@ def options() -> argparse.Namespace:
     if given.model is None and not given.self_test:
         parser.error("give a MODEL, or --self-test")
     kinds = [kind for kind in given.kinds.split(",") if kind]
-    if unknown := set(kinds) - set(KINDS):
+    if unknown := {kind.partition(":")[0] for kind in kinds} - set(KINDS):
         parser.error(f"--kinds: {', '.join(unknown)} is unknown; known are {', '.join(KINDS)}")
     streams = [int(number) for number in given.streams.split(",")]
     given.rows = rows(kinds, streams, [float(rate) for rate in given.rates.split(",")])

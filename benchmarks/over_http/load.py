@@ -62,6 +62,8 @@ class Sizes:
     shared: int = 2000
     own: int = 100
     prefix_answer: int = 128
+    long: int = 24000
+    long_answer: int = 600
     turns: int = 4
     later_turn: int = 64
 
@@ -121,7 +123,7 @@ def kinds(temperature: float, any_text: str) -> dict[str, Kind]:
 
 
 SINGLE = tuple(kinds(0.0, ""))
-KINDS = (*SINGLE, "mixture", "prefix", "turns", "arrivals")
+KINDS = (*SINGLE, "mixture", "prefix", "long", "turns", "arrivals")
 
 
 class Workload:
@@ -147,6 +149,11 @@ class Workload:
                              self.sizes.prefix_answer)
                 for _ in pairs
             ]  # fmt: skip
+        if kind == "long":
+            return [
+                self._single("greedy", self._ids(draw, self.sizes.long), self.sizes.long_answer)
+                for _ in pairs
+            ]
         if kind == "turns":
             return [self._conversation(draw, *pair) for pair in pairs]
         lasts = self._ids(random.Random(f"last {streams} {repeat}"), len(pairs))

@@ -45,10 +45,12 @@ class Limits:
 
 
 def rows(kinds: Sequence[str], streams: Sequence[int], rates: Sequence[float]) -> list[Row]:
-    """All rows, kind after kind."""
+    """All rows, kind after kind; `greedy:1/8` has streams of its own."""
     found = []
-    for kind in kinds:
-        loads = [(0, rate) for rate in rates] if kind == "arrivals" else [(n, 0) for n in streams]
+    for given in kinds:
+        kind, _, own = given.partition(":")
+        numbers = [int(number) for number in own.split("/")] if own else streams
+        loads = [(0, rate) for rate in rates] if kind == "arrivals" else [(n, 0) for n in numbers]
         found += [Row(kind, number, rate) for number, rate in loads]
     return found
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -50,7 +51,7 @@ def on_gpu(
     return backend
 
 
-@pytest.mark.parametrize("speculate", [0, 2, "auto"])
+@pytest.mark.parametrize("speculate", unless_long([0, 2], [0, 2, "auto"]))
 def test_a_batch_takes_what_was_computed_for_it(tiny: Tiny, speculate: int | str) -> None:
     engine = Engine(
         model(tiny), dtype="float32", block_size=4, kv_bytes=1 << 17, kernels="on",

@@ -67,6 +67,13 @@ def test_kinds_differ_in_prompts_and_agree_in_lengths_and_last_tokens(workload: 
     assert len({tuple(p[:30]) for p in prompts}) == 1 and len({tuple(p) for p in prompts}) == 3
 
 
+def test_rows_are_kinds_with_the_usual_streams_or_their_own() -> None:
+    found = rows(["greedy", "long:1/8", "arrivals"], [1, 32], [4.0])
+    assert [(row.kind, row.load) for row in found] == [
+        ("greedy", "1"), ("greedy", "32"), ("long", "1"), ("long", "8"), ("arrivals", "4/s"),
+    ]  # fmt: skip
+
+
 def test_a_later_turn_holds_all_that_was_said() -> None:
     job = Job(CHAT, {"messages": [{"role": "user", "content": "a"}]}, ("b", "c"))
     later = job.next_turn("x").next_turn("y")
@@ -169,7 +176,7 @@ def test_the_client_takes_what_a_server_streams() -> None:
 def test_our_server_is_measured_with_every_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    kinds = unless_long(["greedy", "logprobs5", "tools", "turns", "arrivals"], list(KINDS))
+    kinds = unless_long(["tools", "turns", "arrivals"], list(KINDS))
     write_tokenizer(tmp_path)
     shape = f"layers=1,hidden=512,intermediate=96,heads=4,kv_heads=2,vocab={VOCAB}"
     model, out = tmp_path / "model", tmp_path / "http.json"
@@ -178,7 +185,7 @@ def test_our_server_is_measured_with_every_kind(
         f"{model} --engines ours --streams 2 --rates 20 --requests 4 --warm 0 --max-len 2048 "
         "--prompt-tokens 12 --most-prompt-tokens 24 --answer-tokens 6 --most-answer-tokens 8 "
         "--shared-tokens 20 --own-tokens 4 --prefix-answer-tokens 4 --turns-tokens 2 "
-        "--later-turn-tokens 3 --max-requests 4 --together --kv-gib 0.05 "
+        "--later-turn-tokens 3 --long-tokens 30 --long-answer-tokens 4 --max-requests 4 --together --kv-gib 0.05 "
         f"--kinds {','.join(kinds)}"
     )
     flags = ["--ours-flags", "--threads 1 --dtype float32", "--out", str(out)]
