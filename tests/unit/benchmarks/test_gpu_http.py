@@ -185,7 +185,8 @@ def test_our_server_is_measured_with_every_kind(
         f"{model} --engines ours --streams 2 --rates 20 --requests 4 --warm 0 --max-len 2048 "
         "--prompt-tokens 12 --most-prompt-tokens 24 --answer-tokens 6 --most-answer-tokens 8 "
         "--shared-tokens 20 --own-tokens 4 --prefix-answer-tokens 4 --turns-tokens 2 "
-        "--later-turn-tokens 3 --long-tokens 30 --long-answer-tokens 4 --max-requests 4 --together --kv-gib 0.05 "
+        "--later-turn-tokens 3 --long-tokens 30 --long-answer-tokens 4 --max-requests 4 "
+        "--together --kv-gib 0.05 "
         f"--kinds {','.join(kinds)}"
     )
     flags = ["--ours-flags", "--threads 1 --dtype float32", "--out", str(out)]
