@@ -1,8 +1,9 @@
 """A server under load and in trouble, for minutes: nothing may be lost, wrong, leaked or left over.
 
-python benchmarks/server_soak.py [--minutes 5] [--streams 200] [--seed 0] [--exact]
+python benchmarks/server_soak.py [--minutes 5] [--streams 200] [--seed 0] [--exact] [--device cuda]
 
-1. Clients keep asking a server process with K/V memory for a fraction of them. Some go away midway;
+1. Clients keep asking a server process with K/V memory for a fraction of them, with settings of all
+   kinds: greedy, sampled, penalties, biases, log-probabilities, grammars. Some go away midway;
    everybody else must get the complete answer that an engine gave offline. Resident memory
    must stay flat, requests must have been preempted, and all blocks must be free at the end.
 2. Another process, whose engine can be made to fail by a signal: in the middle of as many streams
@@ -32,6 +33,7 @@ from server_process import ServerProcess, get, serving
 from server_soak_clients import Case, Tally, keep_asking, until_error
 
 from headstart.calibrate.tiny import write_tiny
+from headstart.engine.output import Result
 
 _NUM_CASES = 300
 _VOCAB = 512
@@ -85,26 +87,59 @@ def make_model(folder: Path) -> Path:
     return model
 
 
-def make_cases(model: Path, seed: int, *, exact: bool) -> list[Case]:
-    """Requests and what an engine with memory for all of them answers offline."""
-    from headstart.engine.engine import Engine
+# What requests ask for beside lengths, temperature and seed.
+_SETTINGS: tuple[dict[str, Any], ...] = (
+    {}, {"top_p": 0.9}, {"top_k": 20, "top_p": 0.95}, {"min_p": 0.05}, {"logprobs": 3},
+    {"frequency_penalty": 0.5, "presence_penalty": 0.3}, {"repetition_penalty": 1.2},
+    {"logit_bias": {5: 2.0, 9: -3.0}}, {"min_tokens": 8, "ignore_eos": False},
+    {"allowed_token_ids": list(range(300))},
+)  # fmt: skip
+_GRAMMAR = "[a-z ]{5,40}"
 
-    draw, engine = random.Random(seed), Engine(
-        model, speculate=0, threads=1, dtype="float32", exact=exact, kv_bytes=1 << 26
+
+def offline_answers(
+    model: Path, asked: list[tuple[list[int], dict[str, Any]]], given: argparse.Namespace
+) -> list[Result]:
+    """By an engine with memory for all of them, without drafts."""
+    from headstart.engine.engine import Engine
+    from headstart.server.grammars.compiler import GrammarCompiler
+    from headstart.server.grammars.specs import regex
+
+    engine = Engine(
+        model, speculate=0, threads=1, dtype="float32", exact=given.exact, kv_bytes=1 << 26,
+        device=given.device,
     )  # fmt: skip
+    prompts = engine.prompts
+    compiler = GrammarCompiler(prompts.tokenizer, _VOCAB, end_ids=prompts.end_ids)
+    try:
+        names = []
+        for prompt, fields in asked:
+            own = {name: value for name, value in fields.items() if name != "structured_outputs"}
+            grammar = compiler.compile(regex(_GRAMMAR)) if len(own) < len(fields) else None
+            names.append(engine.add(prompt, prompts.default_params(**own), grammar=grammar))
+        while engine.has_work:
+            engine.step()
+        return [engine.collect(name) for name in names]
+    finally:
+        compiler.close()
+
+
+def make_cases(model: Path, given: argparse.Namespace) -> list[Case]:
+    """Requests, and what they are answered offline."""
+    draw = random.Random(given.seed)
     asked = []
     for number in range(_NUM_CASES):
         shared = [2 + number % 7] * draw.choice((0, 40))  # prefixes that others have, too
         prompt = shared + [draw.randrange(2, _VOCAB) for _ in range(draw.randrange(4, 80))]
         fields = {
             "max_tokens": draw.randrange(8, 200), "temperature": draw.choice((0.0, 0.7, 1.2)),
-            "seed": number, "ignore_eos": draw.random() < 0.5,
+            "seed": number, "ignore_eos": draw.random() < 0.5, **draw.choice(_SETTINGS),
         }  # fmt: skip
+        if number % 8 == 0:
+            fields |= {"ignore_eos": False, "structured_outputs": {"regex": _GRAMMAR}}
         asked.append((prompt, fields))
-    params = [engine.prompts.default_params(**fields) for _, fields in asked]
-    results = engine.generate([prompt for prompt, _ in asked], params)
     cases = []
-    for (prompt, fields), result in zip(asked, results, strict=True):
+    for (prompt, fields), result in zip(asked, offline_answers(model, asked, given), strict=True):
         (output,) = result.outputs
         reason = str(output.finish_reason)
         cases.append(Case({"prompt": prompt, **fields}, output.token_ids, output.text, reason))
@@ -214,12 +249,13 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--exact", action="store_true", help="bit by bit, and several times slower")
+    parser.add_argument("--device", default="cpu")
     given = parser.parse_args()
     report: dict[str, Any] = {"load_average": [round(os.getloadavg()[0], 1)]}
     with tempfile.TemporaryDirectory() as folder:
         model = make_model(Path(folder))
-        cases = make_cases(model, given.seed, exact=given.exact)
-        flags = (*_FLAGS, "--exact") if given.exact else _FLAGS
+        cases = make_cases(model, given)
+        flags = (*_FLAGS, "--device", given.device, *(["--exact"] if given.exact else []))
         with serving(model, *flags) as server:
             report["soak"] = asyncio.run(soak(server, cases, given))
         with serving(model, *flags, script=(__file__, "--serve-failing")) as server:
