@@ -43,7 +43,7 @@ def test_the_text_is_that_of_unrounded_weights(tiny: Tiny, monkeypatch: pytest.M
     assert ids_of(found) == wanted
     assert_head_is_alive(found)
     drafting = rounded.loop.rounds._device.graphs.model
-    assert drafting.drafting[0].lm_head.int8.weight.dtype == torch.int8
+    assert drafting.drafting[0].lm_head(1).int8.weight.dtype == torch.int8
     assert drafting.head.module(1).fuse.int8.weight.dtype == torch.int8
     kept = [m for m in rounded.model.trunk.modules() if isinstance(m, Linear)]
     assert kept and all(layer.int8 is None for layer in kept), "only what drafts is rounded"
