@@ -15,9 +15,9 @@ from headstart.backends.numba.settings import SettingsPacker
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.sampling.params import Row, SamplingParams
 
-# What choosing among tokens costs, in products of `ThreadPool.run`: where exp of all is needed, and
-# where candidates are found without.
-_PER_TOKEN, _PER_TOKEN_CUT = 12, 5
+# What choosing among tokens costs, in products of `ThreadPool.run`: where exp of all is needed, for
+# a choice and for what is told of it, and where candidates are found without.
+_PER_TOKEN, _PER_TOKEN_TOLD, _PER_TOKEN_CUT = 12, 10, 5
 
 _PLAIN = Row(SamplingParams(logprobs=1), 0, 0)
 
@@ -113,16 +113,14 @@ class CompiledChooser(Chooser):
         """One row has nothing to share."""
         if len(rows) == 1:
             return 0
-        per_row = (_PER_TOKEN if _weighs_all(row.params, told) else _PER_TOKEN_CUT for row in rows)
-        return self._num_tokens * sum(per_row)
+        return self._num_tokens * sum(_per_token(row.params, told=told) for row in rows)
 
 
-def _weighs_all(params: SamplingParams, told: bool) -> bool:
-    """Whether exp of all tokens is needed, for a choice or for what is told of it."""
+def _per_token(params: SamplingParams, *, told: bool) -> int:
     if told and (params.logprobs_mode == "raw" or params.is_greedy):
-        return True
+        return _PER_TOKEN_TOLD
     is_cut = params.top_k > 0 or (params.top_p == 1 and params.min_p > 0)
-    return not (params.is_greedy or is_cut)
+    return _PER_TOKEN_CUT if params.is_greedy or is_cut else _PER_TOKEN
 
 
 def _ranked(ids: list[int], values: list[float], count: int) -> dict[int, float]:
