@@ -1,9 +1,11 @@
 """How many tokens per second the server passes on, alone: an engine that computes nothing.
 
 PYTHONPATH=. python3 benchmarks/server_alone.py MODEL [--streams 1,32,128] [--round-ms 0,4]
+                                                [--logprobs none,0,5] [--chat]
 
 The server runs as it is, with the model's tokenizer; only the engine's step is replaced: every
-request gets --per-round tokens of its own at once, turned into text as always. With --round-ms 0
+request gets --per-round tokens of its own at once, turned into text as always, with made-up
+log-probabilities that come as a GPU's round gives them where they are asked for. With --round-ms 0
 rounds follow each other as fast as they can: what comes through is the most that event loop and
 engine thread manage together. With more, the engine's thread sleeps in between, as one does that
 waits for a GPU: `event_loop_share` is then what the loop takes of its core at that speed. MODEL
@@ -23,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from over_http.client import closed_loop
-from over_http.load import COMPLETIONS, MODEL, Job
+from over_http.load import CHAT, COMPLETIONS, MODEL, Job
 from over_http.summary import summary
 from server_process import ServerProcess, serving
 
@@ -33,6 +35,9 @@ _PROMPT_TOKENS, _FIRST, _LAST = 32, 100, 5000  # ids below may be special
 
 def serve_without_computing() -> None:
     """`headstart serve` whose engine gives every request tokens that nothing was computed for."""
+    import torch
+
+    from headstart.backends.cuda.launched import LaunchedRound
     from headstart.cli.main import main
     from headstart.engine.loop import Loop
     from headstart.engine.output import Update, emit, update_since
@@ -42,16 +47,25 @@ def serve_without_computing() -> None:
     settings = json.loads(os.environ[_SETTINGS])
     seconds, count, width = settings["seconds"], settings["per_round"], settings["width"]
 
+    draw = torch.Generator().manual_seed(0)
+    values = -10 * torch.rand(1 << 12, 21, generator=draw)
+    ids = torch.randint(_FIRST, _FIRST + width, (1 << 12, 20), generator=draw)
+
     def step(loop: Loop) -> list[Update]:
         time.sleep(seconds)
-        updates = []
-        for request in list(loop.scheduler.waiting):  # none is ever admitted
+        updates, requests = [], list(loop.scheduler.waiting)  # none is ever admitted
+        # Tokens of its own: which they are does not matter, that texts differ does.
+        starts = [request.arrival * 7 + request.num_output for request in requests]
+        made = [[count, *(_FIRST + (at + i) % width for i in range(count))] for at in starts]
+        tops = [request.params.logprobs for request in requests]
+        rows, told = count * len(requests), any(top is not None for top in tops)
+        given = (values[:rows], ids[:rows]) if told else None
+        launched = LaunchedRound(tops=tops, emitted=torch.tensor(made), logprobs=given)
+        for request, emitted in zip(requests, launched.collect(), strict=True):
             before = request.num_output
-            # Tokens of its own: which they are does not matter, that texts differ does.
-            at = request.arrival * 7 + before
-            tokens = [_FIRST + (at + i) % width for i in range(count)]
             came_from = list(origins(count - 1, count - 1))
-            emit(request, Verdict(tokens, came_from, count - 1, count - 1, []))
+            verdict = Verdict(emitted.tokens, came_from, count - 1, count - 1, emitted.logprobs)
+            emit(request, verdict)
             updates.append(update_since(request, before))
             if request.finish_reason is not None:
                 loop.scheduler.remove(request)
@@ -62,20 +76,25 @@ def serve_without_computing() -> None:
     main()
 
 
-def jobs(count: int, tokens: int, width: int) -> list[Job]:
+def jobs(count: int, told: int | None, given: argparse.Namespace) -> list[Job]:
     draw = random.Random(0)
-    return [
-        Job(COMPLETIONS, {
-            "model": MODEL, "stream": True, "stream_options": {"include_usage": True},
-            "prompt": draw.choices(range(_FIRST, _FIRST + width), k=_PROMPT_TOKENS),
-            "temperature": 0, "ignore_eos": True, "max_tokens": tokens,
-        })
-        for _ in range(count)
-    ]  # fmt: skip
+    fields = {
+        "model": MODEL, "stream": True, "stream_options": {"include_usage": True},
+        "temperature": 0, "ignore_eos": True, "max_tokens": given.tokens,
+    }  # fmt: skip
+    if given.chat:
+        message = {"role": "user", "content": "Hello"}
+        more = {} if told is None else {"logprobs": True, "top_logprobs": told}
+        return [Job(CHAT, {**fields, **more, "messages": [message]}) for _ in range(count)]
+    among = range(_FIRST, _FIRST + given.width)
+    prompts = [draw.choices(among, k=_PROMPT_TOKENS) for _ in range(count)]
+    return [Job(COMPLETIONS, {**fields, "logprobs": told, "prompt": ids}) for ids in prompts]
 
 
-def measure(server: ServerProcess, streams: int, given: argparse.Namespace) -> dict[str, Any]:
-    asked = jobs(given.answers * streams, given.tokens, given.width)
+def measure(
+    server: ServerProcess, streams: int, told: int | None, given: argparse.Namespace
+) -> dict[str, Any]:
+    asked = jobs(given.answers * streams, told, given)
     asyncio.run(closed_loop(server.port, asked[:streams], streams, 60))  # warms up
     loop, used, mine = server.loop_seconds[0], server.processor_seconds, time.process_time()
     began = time.perf_counter()
@@ -86,6 +105,7 @@ def measure(server: ServerProcess, streams: int, given: argparse.Namespace) -> d
     tokens = found["tokens"]
     return {
         "streams": streams,
+        "logprobs": told,
         "tokens_per_second": round(found["tokens_per_second"]),
         "event_loop_us_per_token": round(1e6 * (server.loop_seconds[0] - loop) / tokens, 1),
         "event_loop_share": round((server.loop_seconds[0] - loop) / seconds, 3),
@@ -104,6 +124,8 @@ def main() -> None:
     parser.add_argument("--per-round", type=int, default=3, help="tokens of a request in a round")
     parser.add_argument("--tokens", type=int, default=300, help="of an answer")
     parser.add_argument("--answers", type=int, default=4, help="of every stream")
+    parser.add_argument("--logprobs", default="none", help="alternatives: none, 0, 5, or several")
+    parser.add_argument("--chat", action="store_true", help="chats instead of completions")
     given = parser.parse_args()
     vocab = json.loads((given.model / "config.json").read_text())["vocab_size"]
     given.width = min(vocab, _LAST) - _FIRST
@@ -118,9 +140,14 @@ def main() -> None:
             script=(__file__, "--serve"),
         ) as server:  # fmt: skip
             for streams in map(int, given.streams.split(",")):
-                row = {"round_ms": float(milliseconds), **measure(server, streams, given)}
-                print(json.dumps(row), flush=True)
-                found.append(row)
+                for name in given.logprobs.split(","):
+                    told = None if name == "none" else int(name)
+                    row = {
+                        "round_ms": float(milliseconds),
+                        **measure(server, streams, told, given),
+                    }
+                    print(json.dumps(row), flush=True)
+                    found.append(row)
     print(json.dumps({"per_round": given.per_round, "cores": os.cpu_count(), "rows": found}))
 
 

@@ -164,12 +164,16 @@ def slots_of(blocks: Sequence[int], size: int, begin: int, end: int, to_device: 
 def on_device(
     values: Sequence[int] | Sequence[float], device: torch.device, dtype: torch.dtype = torch.int64
 ) -> torch.Tensor:
-    """A tensor of `values` on the device, ready for whatever is launched after this.
+    """A tensor of `values` on the device, ready for whatever is launched after this."""
+    return pinned_to(torch.tensor(values, dtype=dtype), device)
+
+
+def pinned_to(made: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The host's tensor on the device, ready for whatever is launched after this.
 
     A copy to a GPU from ordinary memory would first wait for everything that it has to do; from
     pinned memory it takes its place in the queue.
     """
-    made = torch.tensor(values, dtype=dtype)
     if device.type != "cuda":
         return made.to(device)
     return made.pin_memory().to(device, non_blocking=True)

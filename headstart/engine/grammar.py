@@ -10,7 +10,7 @@ Masks are kept as words of 32 tokens, as device rounds want them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
@@ -43,6 +43,15 @@ class WordGrammar(Protocol):
         ...
 
 
+@runtime_checkable
+class ChainGrammar(Protocol):
+    """A grammar that looks ahead without a copy; several may do so at once, in any threads."""
+
+    def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
+        """`allowed_words` behind 0, 1, ... drafts, up to the first one that does not fit."""
+        ...
+
+
 class GuardedGrammar:
     """Passes on what a grammar says; where it fails, nothing is allowed and `error` says why."""
 
@@ -51,6 +60,8 @@ class GuardedGrammar:
         self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
         self._drafts: list[int] = []
         self._masks: list[np.ndarray | None] = []  # behind 0, 1, ... of `_drafts`
+        self._has_words = isinstance(grammar, WordGrammar)
+        self.is_threaded = isinstance(grammar, ChainGrammar)  # may be asked in any thread
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
         """What is allowed behind 0, 1, ... drafts, up to the first draft that does not fit.
@@ -63,6 +74,8 @@ class GuardedGrammar:
         """The same as int32 [ceil(V / 32)] each."""
         if self._drafts != list(drafts[: len(self._drafts)]):
             self._forget_drafts()
+        if not self._masks and drafts and self._looks_ahead(drafts):
+            return list(self._masks)
         if not self._masks:
             self._masks = [self._allowed()]
         for token in drafts[len(self._drafts) :]:
@@ -74,6 +87,22 @@ class GuardedGrammar:
             self._drafts.append(token)
             self._masks.append(ahead._allowed())
         return list(self._masks)
+
+    def _looks_ahead(self, drafts: Sequence[int]) -> bool:
+        """Masks of a whole chain at once; where that fails, a copy shows behind which draft."""
+        if not self.is_threaded or self.error is not None:
+            return False
+        try:
+            found = cast(ChainGrammar, self._grammar).chain_words(drafts)
+        except Exception:
+            return False
+        if not all(words is None or self._are_words(words) for words in found):
+            return False
+        self._masks, self._drafts = found, list(drafts[: len(found) - 1])
+        return True
+
+    def _are_words(self, words: np.ndarray) -> bool:
+        return words.dtype == np.int32 and words.shape == (self._num_words,)
 
     def _run_ahead(self) -> GuardedGrammar:
         ahead = self.fork()
@@ -102,9 +131,9 @@ class GuardedGrammar:
 
     def _asked(self, grammar: Grammar) -> np.ndarray | None:
         """What the grammar says, as words; `error` where that is no mask."""
-        if isinstance(grammar, WordGrammar):
-            words = grammar.allowed_words()
-            if words is None or (words.dtype == np.int32 and words.shape == (self._num_words,)):
+        if self._has_words:
+            words = cast(WordGrammar, grammar).allowed_words()
+            if words is None or self._are_words(words):
                 return words
             found = f"an array of {words.shape} {words.dtype}"
             self.error = f"the grammar's allowed_words() gave {found}; {self._expected}"

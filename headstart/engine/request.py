@@ -161,8 +161,8 @@ class Admission:
                 field="prompt",
             )
         allowed = params.allowed_token_ids or ()
-        free = set(allowed) - set(params.banned_token_ids or ()) - self.ends(params)
-        if params.min_tokens and allowed and not free:
+        closed = self.ends(params).union(params.banned_token_ids or ())
+        if params.min_tokens and allowed and closed.issuperset(allowed):
             raise RequestError(
                 f"only end tokens are allowed ({some(allowed)}), and min_tokens forbids them for "
                 f"{params.min_tokens} tokens. Allow another token, or leave min_tokens out.",

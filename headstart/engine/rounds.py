@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 from torch import Tensor
 
 from headstart.backends.base import (
@@ -24,6 +23,7 @@ from headstart.backends.base import (
     TrunkRows,
 )
 from headstart.engine.kv_cache import BlockPool
+from headstart.engine.mask_threads import MaskThreads
 from headstart.engine.request import Request
 from headstart.engine.scheduler import Work
 from headstart.sampling.params import Row
@@ -70,6 +70,7 @@ class Rounds:
         self._flight: _Flight | None = None
         self._firsts: _Flight | None = None  # first tokens that the host has not seen
         self._entering: dict[Request, Tensor] = {}  # first tokens of this step, on the device
+        self._masks = MaskThreads()
         self.measured: MeasuredRound | None = None  # by the last `advance`
         self.joined: TrunkOutput | None = None  # of rows that joined the round it launched
 
@@ -130,11 +131,14 @@ class Rounds:
         """
         if self._flight is None or (drafted := self._device.drafted()) is None:
             return
-        masks: dict[int, list[np.ndarray | None]] = {}
-        for index, request in enumerate(self._flight.requests):
-            if request.grammar is not None and request.finish_reason is None:
-                masks[index] = request.grammar.words(drafted[index])
-                self._flight.fitting[index] = len(masks[index]) - 1
+        asked = {
+            index: (request.grammar, drafted[index])
+            for index, request in enumerate(self._flight.requests)
+            if request.grammar is not None and request.finish_reason is None
+        }
+        masks = dict(zip(asked, self._masks.words(list(asked.values())), strict=True))
+        for index, found in masks.items():
+            self._flight.fitting[index] = len(found) - 1
         self._device.choose(masks)
 
     def _outcomes(self, flight: _Flight) -> list[RoundOutcome]:

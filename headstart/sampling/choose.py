@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,8 +25,7 @@ from headstart.sampling.truncation import Candidates, candidates, ranked, take
 NOTHING_ALLOWED = -1
 
 
-@dataclass(frozen=True)
-class TokenLogprob:
+class TokenLogprob(NamedTuple):  # made for every token, which takes a dataclass longer
     """Log-probability of an emitted token and of the best alternatives at its place."""
 
     token: int

@@ -7,8 +7,9 @@ depended on the step would make the text depend on how many tokens a step produc
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal, get_args
 
 from headstart.errors import ConfigError, some
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headstart.sampling.history import History
+    from headstart.sampling.restrictions import Restrictions
 
 
 LogprobsMode = Literal["raw", "processed"]
@@ -127,21 +129,33 @@ class SamplingParams:
         return self.has_penalties or self.min_tokens > 0
 
     @property
+    def is_restricted(self) -> bool:
+        """Whether some tokens are biased, or others are all that may be chosen."""
+        lists = self.logit_bias, self.banned_token_ids
+        return any(lists) or self.allowed_token_ids is not None
+
+    @cached_property
+    def restrictions(self) -> Restrictions:
+        """The lists as arrays."""
+        from headstart.sampling.restrictions import (
+            Restrictions,
+        )  # numpy, which `--help` goes without
+
+        return Restrictions(
+            self.logit_bias or {}, self.allowed_token_ids, self.banned_token_ids or ()
+        )
+
+    @property
     def is_plain_greedy(self) -> bool:
         """Greedy, and nothing (but a grammar, which is not ours) can change the arg-max."""
-        return (
-            self.is_greedy
-            and not self.needs_history
-            and not self.logit_bias
-            and self.allowed_token_ids is None
-            and not self.banned_token_ids
-        )
+        return self.is_greedy and not self.needs_history and not self.is_restricted
 
     def check_token_ids(self, num_tokens: int) -> None:
         """ConfigError if an id is outside a vocabulary of `num_tokens`."""
         for name in _ID_FIELDS:
-            bad = [i for i in getattr(self, name) or () if i >= num_tokens]
-            if bad:
+            ids = getattr(self, name) or ()
+            if max(ids, default=0) >= num_tokens:
+                bad = [i for i in ids if i >= num_tokens]
                 raise ConfigError(
                     f"{name} holds {some(bad)}; the model has tokens 0 to {num_tokens - 1}. "
                     f"Remove those ids or check the tokenizer.",
@@ -214,7 +228,8 @@ def _check_combinations(params: SamplingParams) -> None:
             field="temperature",
         )
     for token, value in (params.logit_bias or {}).items():
-        if not _is_number(value, whole=False) or not -100 <= value <= 100:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not -100 <= value <= 100:  # NaN is not, either
             raise ConfigError(
                 f"logit_bias of token {token} is {value!r}; give a number from -100 to 100. "
                 f"To forbid a token put it into banned_token_ids.",
@@ -236,7 +251,7 @@ def _check_combinations(params: SamplingParams) -> None:
             field="min_tokens",
         )
     allowed = params.allowed_token_ids
-    if allowed is not None and not set(allowed) - set(params.banned_token_ids or ()):
+    if allowed is not None and set(params.banned_token_ids or ()).issuperset(allowed):
         raise ConfigError(
             f"allowed_token_ids has {len(allowed)} ids and none is left after banned_token_ids; "
             f"allow at least one token",
@@ -244,7 +259,9 @@ def _check_combinations(params: SamplingParams) -> None:
         )
 
 
-def _check_ids(name: str, ids: Iterable[object]) -> None:
+def _check_ids(name: str, ids: Collection[object]) -> None:
+    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:  # type: ignore[type-var, operator]
+        return  # a list may hold a whole vocabulary
     bad = [i for i in ids if not (_is_number(i, whole=True) and i >= 0)]  # type: ignore[operator]
     if bad:
         raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
@@ -18,6 +18,23 @@ def special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset({*tokenizer.all_special_ids, *(i for i, token in added if token.special)})
 
 
+class Piece(NamedTuple):
+    """One token, in all ways in which answers show it."""
+
+    data: bytes
+    numbers: list[int]  # the same, for JSON
+    text: str  # bytes that are no character show as a replacement mark
+    spelled: str  # the text, or its bytes as numbers where they are no text, as OpenAI writes them
+    is_whole: bool  # whether its bytes are whole characters
+
+    @classmethod
+    def of(cls, data: bytes) -> Piece:
+        text = data.decode("utf-8", "replace")
+        is_whole = text.encode() == data
+        spelled = text if is_whole else "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+        return cls(data, list(data), text, spelled, is_whole)
+
+
 class Pieces:
     """The tokens of one tokenizer, by id."""
 
@@ -27,11 +44,17 @@ class Pieces:
         self._is_byte_level = "ByteLevel" in kind
         self._has_byte_pieces = "ByteFallback" in kind
         self._special = special_ids(tokenizer)
-        self.bytes_of = lru_cache(maxsize=1 << 16)(self._bytes)
+        self.of = lru_cache(maxsize=1 << 16)(self._piece)  # most are asked for again and again
+
+    def _piece(self, token: int) -> Piece:
+        return Piece.of(self._bytes(token))
+
+    def bytes_of(self, token: int) -> bytes:
+        return self.of(token).data
 
     def text_of(self, token: int) -> str:
         """A token as text; bytes that are no character show as a replacement mark."""
-        return self.bytes_of(token).decode("utf-8", "replace")
+        return self.of(token).text
 
     def is_special(self, token: int) -> bool:
         return token in self._special

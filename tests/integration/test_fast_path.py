@@ -17,6 +17,7 @@ from support.tiny_fixture import Tiny
 
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
+from headstart.sampling.restrictions import Restrictions
 from headstart.vocab.draft_vocab import DraftVocab
 
 VOCAB = SIZES["vocab_size"]
@@ -120,3 +121,25 @@ def test_no_setting_leaves_the_fast_path(
     assert len(ids_of(engine.generate(PROMPTS, rejecting))) == len(PROMPTS)
     assert engine.stats.slow_rounds == {} and engine.stats.fast_rounds > len(each)
     assert plain.stats.fast_rounds == 0 and sum(plain.stats.slow_rounds.values()) > len(each)
+
+
+@pytest.mark.parametrize("backend", list(BACKENDS))
+def test_lists_of_tokens_are_converted_once_per_request(
+    backend: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the first token, for rounds behind it, for drafts and for all samples together."""
+    pytest.importorskip({"cuda": "triton", "numba": "numba"}[backend])
+    if backend == "cuda":
+        request.getfixturevalue("quick_kernels")
+    engine, made = start(folder, **BACKENDS[backend]), list[Restrictions]()
+
+    class Counted(Restrictions):
+        def __init__(self, *lists: Any):
+            super().__init__(*lists)
+            made.append(self)
+
+    monkeypatch.setattr("headstart.sampling.restrictions.Restrictions", Counted)
+    lists = {"logit_bias": {5: 1.0}, "allowed_token_ids": tuple(range(0, VOCAB, 2))}
+    each = [params_of({**WARM, **lists, "n": 2, "logprobs": 1}) for _ in PROMPTS]
+    engine.generate(PROMPTS, each)
+    assert len(made) == len(PROMPTS)

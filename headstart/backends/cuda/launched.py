@@ -50,7 +50,7 @@ class LaunchedRound:
         for index, (own, top) in enumerate(zip(tokens, self.tops, strict=True)):
             told = []
             for row, token in enumerate(own if top is not None else (), index * each):
-                best = dict(zip(ids[row][:top], values[row][1:], strict=False))
+                best = dict(zip(ids[row][:top], values[row][1:], strict=False)) if top else {}
                 told.append(TokenLogprob(token, values[row][0], best))
             yield told
 

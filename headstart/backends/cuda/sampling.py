@@ -18,7 +18,7 @@ from torch import Tensor
 from headstart.backends.cuda.kernels import sampling as kernels
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS, logprobs_of
 from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw
-from headstart.backends.rows import on_device
+from headstart.backends.rows import on_device, pinned_to
 from headstart.sampling.params import Row, SamplingParams
 
 
@@ -165,12 +165,13 @@ def _write(
         if uses & (kernels.PENALTIES | kernels.ENDS):
             _set_history(settings.history[index], row)
         if uses & kernels.BIAS:
-            _set_bias(settings.bias[index], row.params)
+            given = torch.from_numpy(row.params.restrictions.row(vocab))
+            settings.bias[index] = pinned_to(given, device)
 
 
 def _uses(params: SamplingParams) -> int:
     uses = kernels.PENALTIES if params.has_penalties else 0
-    if params.logit_bias or params.allowed_token_ids is not None or params.banned_token_ids:
+    if params.is_restricted:
         uses |= kernels.BIAS
     if params.acceptance == "rejection":
         uses |= kernels.REJECTS
@@ -216,20 +217,6 @@ def _outputs(ids: Tensor) -> Tensor:
     return torch.full_like(ids, kernels.ONE_OUTPUT, dtype=torch.int32)
 
 
-def _set_bias(bias: Tensor, params: SamplingParams) -> None:
-    given = params.logit_bias or {}
-    if params.allowed_token_ids is None:
-        bias.zero_()
-    else:
-        bias.fill_(-math.inf)
-        bias[on_device(params.allowed_token_ids, bias.device)] = 0.0
-    if given:
-        ids = on_device(list(given), bias.device)
-        bias[ids] = bias[ids] + on_device(list(given.values()), bias.device, torch.float32)
-    if params.banned_token_ids:
-        bias[on_device(params.banned_token_ids, bias.device)] = -math.inf
-
-
 def _bits(rows: Sequence[Row], like: Tensor) -> Tensor | None:
     """Masks of grammars [n, words] as bits, where a row has one."""
     if all(row.mask is None for row in rows):
@@ -239,7 +226,5 @@ def _bits(rows: Sequence[Row], like: Tensor) -> Tensor | None:
     for own, row in zip(result, rows, strict=True):
         if row.mask is not None:
             own[: len(row.mask)] = row.mask
-    bits = torch.from_numpy(np.packbits(result.numpy(), axis=1, bitorder="little").view(np.int32))
-    if like.device.type != "cuda":
-        return bits.to(like.device)
-    return bits.pin_memory().to(like.device, non_blocking=True)
+    bits = np.packbits(result.numpy(), axis=1, bitorder="little").view(np.int32)
+    return pinned_to(torch.from_numpy(bits), like.device)

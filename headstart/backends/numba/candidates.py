@@ -2,7 +2,8 @@
 
 Candidates are kept side by side, in the order of the vocabulary. What top-k and top-p keep is found
 by halving the interval in which the last kept value lies. Shares are whole numbers, so that
-no order of adding changes a sum.
+no order of adding changes a sum. Only top-p and rows that nothing is cut from need exp of every
+value; elsewhere candidates are found among the row's own numbers, whose order temperature keeps.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.rows import bits_of, exp, fill, float_of, in_order, largest
+from headstart.backends.numba.rows import bits_of, copy, exp, fill, float_of, in_order, largest
 
 # Of one thread, each [tokens]: a row after penalties, bias and masks; then of each candidate its
 # value after temperature (the largest is 0), exp of that, its column, its token, what it counts.
@@ -24,7 +25,7 @@ _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
 _EACH = np.int64(1)  # the mass of a token that is counted
 _STRETCH = 64  # values that are compared together
-_FEW = 16  # values of which the largest stands for all in the search for the top k
+_FEW = 16  # columns of which the largest stands for all where candidates are looked for
 
 
 @njit()
@@ -36,20 +37,32 @@ def new_space(width):
     )
 
 
-@njit()
-def scale(row, temperature, space):
-    """Values and weights of a row, its largest value moved to 0 first; returns that one.
+@njit(inline="always")
+def scaled(number, highest, temperature):
+    """A value after temperature, the highest moved to 0 first; -0 becomes 0."""
+    return (number - highest) / temperature + _ZERO
 
-    -0 becomes 0. Weights below exp(-60) are that: too little to be drawn or to count.
+
+@njit()
+def weigh(row, temperature, space):
+    """Weights of all columns; returns the row's highest number, finite where none is.
+
+    Weights below exp(-60) are that: too little to be drawn or to count.
     """
-    found = largest(row)
-    highest = max(found, _LOWEST)
-    values, weights = space.values, space.weights
+    highest, weights = max(largest(row), _LOWEST), space.weights
     for i in range(row.shape[0]):
-        value = (row[i] - highest) / temperature + _ZERO
-        values[i] = value
-        weights[i] = exp(value)
-    return found
+        weights[i] = exp(scaled(row[i], highest, temperature))
+    return highest
+
+
+@njit()
+def _scale(row, temperature, space):
+    """Values and weights of all columns; whether any token is allowed."""
+    highest, values, weights = max(largest(row), _LOWEST), space.values, space.weights
+    for i in range(row.shape[0]):
+        values[i] = scaled(row[i], highest, temperature)
+        weights[i] = exp(values[i])
+    return highest > _LOWEST
 
 
 @njit()
@@ -76,11 +89,45 @@ def _edge(values, masses, goal):
     """The largest value from which on the masses reach the goal; -inf where all do not."""
     low, high = _key(_NOTHING), _key(largest(values))
     while low < high:
-        middle = (low + high + 1) // 2
+        middle = (low + high + 1) >> 1
         if _mass_from(values, masses, _of_key(middle)) >= goal:
             low = middle
         else:
             high = middle - 1
+    return _of_key(low)
+
+
+@njit()
+def _num_from(values, least):
+    count = np.int32(0)
+    for i in range(values.shape[0]):
+        count += np.int32(values[i] >= least)
+    return count
+
+
+@njit()
+def _nth(values, count):
+    """The value that so many are not below, of at least as many."""
+    low, high = _key(_NOTHING), _key(largest(values))
+    while low < high:
+        middle = (low + high + 1) >> 1
+        if _num_from(values, _of_key(middle)) >= count:
+            low = middle
+        else:
+            high = middle - 1
+    return _of_key(low)
+
+
+@njit()
+def _before(least, highest, temperature):
+    """The lowest number that is not below `least` after temperature."""
+    low, high = _key(_NOTHING), _key(highest)
+    while low < high:
+        middle = (low + high) >> 1
+        if scaled(_of_key(middle), highest, temperature) >= least:
+            high = middle
+        else:
+            low = middle + 1
     return _of_key(low)
 
 
@@ -93,21 +140,51 @@ def _move(space, place, kept):
 
 
 @njit()
-def _gather(by, least, space, tokens):
-    """Make candidates of those columns whose number in `by` is not less; how many they are."""
-    kept, width = 0, tokens.shape[0]
-    for begin in range(0, width, _STRETCH):
-        end = min(begin + _STRETCH, width)
-        if largest(by[begin:end]) < least:
+def _num_groups(width):
+    return (width + _FEW - 1) // _FEW
+
+
+@njit()
+def _largest_of_groups(row, out):
+    """out [groups]: of columns g, g + groups, g + 2 * groups, ... the largest number."""
+    width, groups = row.shape[0], out.shape[0]
+    copy(row[:groups], out)
+    for begin in range(groups, width, groups):
+        part = row[begin : min(begin + groups, width)]
+        for i in range(part.shape[0]):
+            out[i] = part[i] if part[i] > out[i] else out[i]
+
+
+@njit()
+def _gather(by, least, best, space):
+    """Columns whose number in `by` is not less, in order; how many. best: of groups of `by`."""
+    width, groups, listed, kept = by.shape[0], best.shape[0], 0, 0
+    for begin in range(0, groups, _STRETCH):
+        end = min(begin + _STRETCH, groups)
+        if largest(best[begin:end]) < least:
             continue
-        for i in range(begin, end):
-            if by[i] >= least:
-                space.values[kept] = space.values[i]
-                space.weights[kept] = space.weights[i]
-                space.columns[kept] = i
-                space.tokens[kept] = tokens[i]
+        for group in range(begin, end):
+            if best[group] >= least:
+                space.tokens[listed] = group
+                listed += 1
+    for begin in range(0, width, groups):
+        for i in range(listed):
+            column = begin + space.tokens[i]
+            if column < width and by[column] >= least:
+                space.columns[kept] = column
                 kept += 1
     return kept
+
+
+@njit()
+def _take(row, highest, temperature, tokens, count, space):
+    """Values, weights and tokens of the columns that were gathered."""
+    for i in range(count):
+        column = space.columns[i]
+        space.values[i] = scaled(row[column], highest, temperature)
+        space.tokens[i] = tokens[column]
+    for i in range(count):
+        space.weights[i] = exp(space.values[i])
 
 
 @njit()
@@ -129,25 +206,28 @@ def _cut(space, count, goal):
 
 
 @njit()
-def keep_top(space, found, tokens, count, is_cut):
-    """The `count` largest values become candidates, equal ones by lowest column.
-
-    Of the `found` candidates, or of all columns where none were made yet.
-    """
-    if is_cut:
-        fill(space.masses[:found], _EACH)
-        return _cut(space, found, count)
-    width = tokens.shape[0]
-    least, groups = _NOTHING, (width + _FEW - 1) // _FEW
-    if count <= groups:  # as many values are not below the last of so many groups' largest
-        highest = np.empty(groups, np.float32)
-        for group in range(groups):
-            highest[group] = largest(space.values[group * _FEW : min((group + 1) * _FEW, width)])
-        fill(space.masses[:groups], _EACH)
-        least = _edge(highest, space.masses[:groups], count)
-    found = _gather(space.values, least, space, tokens)
+def keep_few(space, found, count):
+    """Of so many candidates the `count` with the largest values, equal ones by lowest column."""
+    if found <= count:
+        return found
     fill(space.masses[:found], _EACH)
     return _cut(space, found, count)
+
+
+@njit()
+def keep_top(row, temperature, tokens, count, space):
+    """The same of all columns; none where no token is allowed."""
+    best = space.values[: _num_groups(row.shape[0])]
+    _largest_of_groups(row, best)
+    highest, least = largest(best), _LOWEST  # what is not allowed is no candidate
+    if highest == _NOTHING:
+        return 0
+    if count <= best.shape[0]:  # as many numbers are not below the last of so many groups' largest
+        edge = scaled(_nth(best, count), highest, temperature)
+        least = max(least, _before(edge, highest, temperature))
+    found = _gather(row, least, best, space)
+    _take(row, highest, temperature, tokens, found, space)
+    return keep_few(space, found, count)
 
 
 @njit()
@@ -166,30 +246,54 @@ def _keep_share(space, count, share, total):
 
 
 @njit()
-def truncate(space, tokens, row):
-    """Candidates of a scaled row after top-k, top-p and min-p: how many, and whether any went.
+def _keep_top_p(row, temperature, tokens, share, space):
+    width, weights = row.shape[0], space.weights
+    highest = weigh(row, temperature, space)
+    if highest == _LOWEST:
+        return 0
+    # All that weigh less than this are together less than what is left over.
+    total = _mass(weights[:width])
+    least = np.float32((1 - share) * total / (2 * width) / _UNIT)
+    best = space.values[: _num_groups(width)]
+    _largest_of_groups(weights[:width], best)
+    count = _gather(weights[:width], least, best, space)
+    _take(row, highest, temperature, tokens, count, space)
+    return _keep_share(space, count, share, total)
 
-    Where none went, values and weights are those of all columns, and columns are not set.
+
+@njit()
+def _keep_min_p(row, temperature, tokens, floor, space):
+    best = space.values[: _num_groups(row.shape[0])]
+    _largest_of_groups(row, best)
+    highest = largest(best)
+    if highest == _NOTHING:
+        return 0
+    count = _gather(row, _before(floor, highest, temperature), best, space)
+    _take(row, highest, temperature, tokens, count, space)
+    return count
+
+
+@njit()
+def truncate(row, tokens, asked, space):
+    """Candidates of a row after temperature, top-k, top-p and min-p: how many, whether any went.
+
+    None where no token is allowed. Where none went, values and weights are those of all columns,
+    and columns are not set.
     """
-    width, is_cut = tokens.shape[0], False
-    count, has_top_k, has_top_p = width, 0 < row.top_k < width, row.top_p < 1
-    if has_top_k:
-        count = keep_top(space, width, tokens, row.top_k, is_cut)
-        if has_top_p:
-            count = _keep_share(space, count, row.top_p, _mass(space.weights[:count]))
-    elif has_top_p:
-        # All that weigh less than this are together less than what is left over.
-        total = _mass(space.weights[:width])
-        least = np.float32((1 - row.top_p) * total / (2 * width) / _UNIT)
-        count = _gather(space.weights, least, space, tokens)
-        count = _keep_share(space, count, row.top_p, total)
-    elif row.floor > _NOTHING:
-        return _gather(space.values, row.floor, space, tokens), True
+    width, temperature = tokens.shape[0], asked.temperature
+    if 0 < asked.top_k < width:
+        count = keep_top(row, temperature, tokens, asked.top_k, space)
+        if asked.top_p < 1:
+            count = _keep_share(space, count, asked.top_p, _mass(space.weights[:count]))
+    elif asked.top_p < 1:
+        count = _keep_top_p(row, temperature, tokens, asked.top_p, space)
+    elif asked.floor > _NOTHING:
+        return _keep_min_p(row, temperature, tokens, asked.floor, space), True
     else:
-        return width, is_cut
+        return (width if _scale(row, temperature, space) else 0), False
     kept = 0
     for i in range(count):
-        if space.values[i] >= row.floor:
+        if space.values[i] >= asked.floor:
             _move(space, i, kept)
             kept += 1
     return kept, True

@@ -11,7 +11,14 @@ import math
 import numpy as np
 
 from headstart.backends.numba.adjusting import adjust
-from headstart.backends.numba.candidates import keep_top, new_space, scale, truncate
+from headstart.backends.numba.candidates import (
+    keep_few,
+    keep_top,
+    new_space,
+    scaled,
+    truncate,
+    weigh,
+)
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.noise import best_of, draw, row_key, uniform
 from headstart.backends.numba.rows import ONE, copy, fill, largest
@@ -37,8 +44,8 @@ def _adjusted(logits, settings, row, ahead, tokens, space):
 @njit(fastmath={"reassoc"})  # the order follows from the number
 def _sum(weights):
     total = np.float64(0)
-    for weight in weights:
-        total += np.float64(weight)
+    for i in range(weights.shape[0]):  # over the array itself no vectors would be made
+        total += np.float64(weights[i])
     return total
 
 
@@ -67,10 +74,10 @@ def choose_row(logits, settings, row, ahead, tokens, space, probs):
             fill(probs, _ZERO)
             probs[tokens[best]] = 1
         return best if values[best] > _NOTHING else NOTHING_ALLOWED
-    if scale(values, asked.temperature, space) == _NOTHING:
+    count, is_cut = truncate(values, tokens, asked, space)
+    if count == 0:
         fill(probs, _ZERO)
         return NOTHING_ALLOWED
-    count, is_cut = truncate(space, tokens, asked)
     if probs.shape[0]:
         _tell(space, count, is_cut, tokens, probs)
     key = row_key(asked.seed, asked.position + ahead, _CHOICE)
@@ -154,16 +161,20 @@ def _tell_row(logits, settings, row, tokens, is_processed, token, space, best, b
     if is_processed:
         logits = _adjusted(logits, settings, row, FIRST, tokens, space)
         temperature = asked.temperature if asked.temperature > 0 else ONE
-    scale(logits, temperature, space)
     if is_processed and asked.temperature > 0:
-        count, is_cut = truncate(space, tokens, asked)
-    shift = np.float32(math.log(_sum(space.weights[:count])))
-    own = _NOTHING if is_cut else space.values[token]
+        count, is_cut = truncate(logits, tokens, asked, space)
+        own = _NOTHING if is_cut or count == 0 else space.values[token]
+    else:
+        own = scaled(logits[token], weigh(logits, temperature, space), temperature)
     if is_cut:
         for i in range(count):
             own = space.values[i] if space.columns[i] == token else own
+    shift = np.float32(math.log(_sum(space.weights[:count]))) if count else _ZERO
     if top:
-        count = keep_top(space, count, tokens, top, is_cut)
+        if is_cut:
+            count = keep_few(space, count, top)
+        else:
+            count = keep_top(logits, temperature, tokens, top, space)
         _list(space, count, shift, best, best_values)
     return own - shift
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -138,7 +138,7 @@ class SettingsPacker:
         return Settings(np.array(records, ROW), lists.bounds, *lists.joined(), known)
 
     def _restrictions(self, params: SamplingParams) -> _Restrictions:
-        if not (params.logit_bias or params.banned_token_ids or params.allowed_token_ids):
+        if not params.is_restricted:
             return _NO_RESTRICTIONS
         known = self._known.get(id(params))
         if known is None or known.params is not params:
@@ -148,14 +148,14 @@ class SettingsPacker:
         return known
 
     def _convert(self, params: SamplingParams) -> _Restrictions:
-        bias, allowed = params.logit_bias or {}, None
+        asked, allowed = params.restrictions, None
         found = {
-            BIAS: _amounts(bias, bias.values()),
-            BANNED: _amounts(params.banned_token_ids or ()),
+            BIAS: (asked.biased, asked.amounts),
+            BANNED: (asked.banned, np.zeros(len(asked.banned), np.float32)),
         }
-        if params.allowed_token_ids:
+        if asked.allowed is not None:
             allowed = np.zeros(self._num_tokens, np.bool_)
-            allowed[list(params.allowed_token_ids)] = True
+            allowed[asked.allowed] = True
         return _Restrictions(
             params, {k: part for k, part in found.items() if len(part[0])}, allowed
         )
@@ -172,5 +172,5 @@ def _add_history(lists: _Lists, number: int, row: Row) -> None:
         lists.add(number, DRAFTS, id(row), _amounts(drafts))
 
 
-def _amounts(ids: Collection[int], numbers: Iterable[float] = ()) -> Amounts:
-    return np.array([*ids], np.int32), np.array([*numbers] or [0] * len(ids), np.float32)
+def _amounts(ids: Collection[int]) -> Amounts:
+    return np.array([*ids], np.int32), np.zeros(len(ids), np.float32)

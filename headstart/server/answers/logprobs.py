@@ -7,42 +7,39 @@ from collections.abc import Sequence
 from typing import Any
 
 from headstart.sampling.choose import TokenLogprob
-from headstart.server.pieces import Pieces
+from headstart.server.pieces import Piece, Pieces
+
+_LEAST = -9999.0  # JSON has no minus infinity; OpenAI writes this number for it
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], pieces: Pieces) -> dict[str, Any]:
-    return {
-        "content": [
-            {
-                **_entry(entry.token, entry.logprob, pieces),
-                "top_logprobs": [
-                    _entry(token, value, pieces) for token, value in entry.top.items()
-                ],
-            }
-            for entry in entries
-        ],
-        "refusal": None,
-    }
+    content = []
+    for entry in entries:
+        shown = _entry(pieces.of(entry.token), entry.logprob)
+        shown["top_logprobs"] = [_entry(pieces.of(i), value) for i, value in entry.top.items()]
+        content.append(shown)
+    return {"content": content, "refusal": None}
 
 
-def _entry(token: int, logprob: float, pieces: Pieces) -> dict[str, Any]:
-    return {
-        "token": pieces.text_of(token),
-        "logprob": _finite(logprob),
-        "bytes": list(pieces.bytes_of(token)),
-    }
+def _entry(piece: Piece, logprob: float) -> dict[str, Any]:
+    value = logprob if logprob > _LEAST else _LEAST
+    return {"token": piece.text, "logprob": value, "bytes": piece.numbers}
 
 
 def completion_logprobs(
     entries: Sequence[TokenLogprob], pieces: Pieces, offsets: TextOffsets
 ) -> dict[str, Any]:
     """The older shape; `offsets` has been given the sample's tokens before these ones."""
+    tokens, values, tops, begins = [], [], [], []
+    for token, logprob, top in entries:
+        text, value = pieces.of(token).spelled, max(logprob, _LEAST)
+        tokens.append(text)
+        values.append(value)
+        tops.append(_alternatives(token, logprob, top, pieces) if top else {text: value})
+        begins.append(offsets.add(token))
     return {
-        "tokens": [_spelled(entry.token, pieces) for entry in entries],
-        "token_logprobs": [_finite(entry.logprob) for entry in entries],
-        "top_logprobs": [_alternatives(entry, pieces) for entry in entries],
-        "text_offset": [offsets.add(entry.token) for entry in entries],
-    }
+        "tokens": tokens, "token_logprobs": values, "top_logprobs": tops, "text_offset": begins,
+    }  # fmt: skip
 
 
 class TextOffsets:
@@ -56,8 +53,20 @@ class TextOffsets:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._size = 0  # characters so far
         self._is_first = True
+        self._is_between = True  # no character has begun that has not ended
 
     def add(self, token: int) -> int:
+        piece = self._pieces.of(token)
+        if self._is_between and piece.is_whole and not self._is_first:
+            if self._skip_special and self._pieces.is_special(token):
+                return self._size
+            begin, self._size = self._size, self._size + len(piece.text)
+            return begin
+        begin = self._add_bytes(token)
+        self._is_between = not self._decoder.getstate()[0]
+        return begin
+
+    def _add_bytes(self, token: int) -> int:
         data = b""
         if not (self._skip_special and self._pieces.is_special(token)):
             data = (
@@ -73,24 +82,12 @@ class TextOffsets:
         return begin
 
 
-def _alternatives(entry: TokenLogprob, pieces: Pieces) -> dict[str, float]:
+def _alternatives(
+    token: int, logprob: float, top: dict[int, float], pieces: Pieces
+) -> dict[str, float]:
     """Log-probabilities by text, the chosen token's too; a text that comes again, by its id."""
     shown: dict[str, float] = {}
-    for token, value in {**entry.top, entry.token: entry.logprob}.items():
-        text = _spelled(token, pieces)
-        shown[text if text not in shown else f"token_id:{token}"] = _finite(value)
+    for other, value in {**top, token: logprob}.items():
+        text = pieces.of(other).spelled
+        shown[text if text not in shown else f"token_id:{other}"] = max(value, _LEAST)
     return shown
-
-
-def _spelled(token: int, pieces: Pieces) -> str:
-    """A token's text, or its bytes as numbers where they are no text, as OpenAI writes them."""
-    data = pieces.bytes_of(token)
-    try:
-        return data.decode()
-    except UnicodeDecodeError:
-        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
-
-
-def _finite(logprob: float) -> float:
-    """JSON has no minus infinity; OpenAI writes this number for it."""
-    return max(logprob, -9999.0)

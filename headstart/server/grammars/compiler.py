@@ -11,7 +11,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,8 +49,8 @@ class GrammarCompiler:
         """
         self._xgrammar = _xgrammar()
         self._info = _tokenizer_info(tokenizer, vocab_size, sorted(set(end_ids)), set(markers))
-        self._special = frozenset((*self._info.special_token_ids, *self._info.stop_token_ids))
-        self._vocab_size = vocab_size
+        special = frozenset((*self._info.special_token_ids, *self._info.stop_token_ids))
+        self._tokens = _Tokens(vocab_size, self._info.vocab_size, special)
         self._max_bytes, self._cache_bytes = max_bytes, cache_bytes
         self._process = CompilerProcess(
             self._info.serialize_json(), max_seconds=max_seconds, max_memory=max_memory
@@ -75,7 +76,7 @@ class GrammarCompiler:
 
     def _at_start(self, compiled: Any) -> TokenGrammar:
         matcher = self._xgrammar.GrammarMatcher(compiled)
-        return TokenGrammar(matcher, self._vocab_size, self._special, _Allowance())
+        return TokenGrammar(matcher, self._tokens, _Allowance())
 
     def _compile(self, spec: GrammarSpec) -> Any:
         text = f'{{"type": "structural_tag", "format": {spec.text}}}'
@@ -108,47 +109,95 @@ class GrammarCompiler:
         self._process.close()
 
 
+@dataclass(frozen=True)
+class _Tokens:
+    """Those of a model: `size` of them are known to xgrammar, the others never fit."""
+
+    vocab_size: int
+    size: int
+    special: frozenset[int]
+
+    def room(self, rows: int) -> np.ndarray:
+        """Masks in which nothing is allowed, int32 [rows, words]."""
+        return np.zeros((rows, -(-self.vocab_size // 32)), np.int32)
+
+    def end_of(self, words: np.ndarray) -> None:
+        """Clear what lies behind the last known token in its word."""
+        spare = -self.size % 32
+        if spare and self.size < self.vocab_size:
+            words[..., self.size >> 5] &= (1 << (32 - spare)) - 1
+
+
 class TokenGrammar:
     """Where one answer is in its grammar; the engine's grammar protocol."""
 
-    def __init__(
-        self, matcher: Any, vocab_size: int, special: frozenset[int], allowance: _Allowance
-    ):
-        self._matcher, self._vocab_size, self._allowance = matcher, vocab_size, allowance
-        self._special = special
+    def __init__(self, matcher: Any, tokens: _Tokens, allowance: _Allowance):
+        self._matcher, self._tokens, self._allowance = matcher, tokens, allowance
 
     def allowed_words(self) -> np.ndarray | None:
         """Bits of the tokens that may come next; the end token's where the text may end."""
-        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
-        if self._matcher.is_terminated():
-            return words
-        started = time.thread_time()
-        is_needed = self._matcher.fill_next_token_bitmask(words[None])
+        words, started = self._tokens.room(1), time.thread_time()
+        is_mask = self._fill(words)
         self._allowance.spend(time.thread_time() - started)
-        return words if is_needed else None
+        return words[0] if is_mask else None
+
+    def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
+        """The same behind 0, 1, ... drafts, up to the first one that does not fit."""
+        room, started = self._tokens.room(len(drafts) + 1), time.thread_time()
+        masks, num_accepted = [room[0] if self._fill(room[:1]) else None], 0
+        try:
+            for row, token in enumerate(drafts, 1):
+                if not self._accept(token):
+                    break
+                num_accepted = row
+                masks.append(room[row] if self._fill(room[row : row + 1]) else None)
+                now = time.thread_time()
+                self._allowance.spend(now - started - _SECONDS_PER_TOKEN)
+                started = now
+        finally:
+            if num_accepted:
+                self._matcher.rollback(num_accepted)
+        return masks
+
+    def _fill(self, words: np.ndarray) -> bool:
+        """Whether a mask [1, words] that allows nothing became one, or all tokens may come."""
+        if self._matcher.is_terminated():
+            return True
+        tokens = self._tokens
+        known = words[:, : -(-tokens.size // 32)]
+        if not self._matcher.fill_next_token_bitmask(known):
+            if tokens.size == tokens.vocab_size:
+                return False
+            known[:] = -1
+        tokens.end_of(words)
+        return True
 
     def allowed(self) -> torch.Tensor | None:
         """The same, bool [vocab_size]."""
         words = self.allowed_words()
         if words is None:
             return None
-        flags = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
+        count = self._tokens.vocab_size
+        flags = np.unpackbits(words.view(np.uint8), count=count, bitorder="little")
         return torch.from_numpy(flags.view(np.bool_))
 
     def accept(self, token: int) -> bool:
-        # Asked about tokens behind the end, or special ones that do not fit, xgrammar would warn on
-        # standard error; drafts hold both.
-        if self._matcher.is_terminated():
-            return False
-        if token in self._special and not self._allows(token):
-            return False
         started = time.thread_time()
-        fits = bool(self._matcher.accept_token(token))
+        fits = self._accept(token)
         self._allowance.spend(time.thread_time() - started - _SECONDS_PER_TOKEN)
         return fits
 
+    def _accept(self, token: int) -> bool:
+        # Asked about tokens behind the end, or special ones that do not fit, xgrammar would warn on
+        # standard error; drafts hold both.
+        if token >= self._tokens.size or self._matcher.is_terminated():
+            return False
+        if token in self._tokens.special and not self._allows(token):
+            return False
+        return bool(self._matcher.accept_token(token))
+
     def fork(self) -> TokenGrammar:
-        return TokenGrammar(self._matcher.fork(), self._vocab_size, self._special, self._allowance)
+        return TokenGrammar(self._matcher.fork(), self._tokens, self._allowance)
 
     def _allows(self, token: int) -> bool:
         words = self.allowed_words()
@@ -189,8 +238,12 @@ def _tokenizer_info(tokenizer: Any, vocab_size: int, end_ids: list[int], markers
     for token in special_ids(tokenizer) - set(ends):
         if token < len(texts) and texts[token].decode("utf-8", "replace") not in markers:
             texts[token] = b""  # xgrammar never allows a token without text
+    # It goes through all tokens without text for every mask, and for every token it accepts: those
+    # behind the tokenizer's last one, which a model may have many of, are left out.
+    known = max((token for token, text in enumerate(texts) if text), default=0)
+    size = min(vocab_size, max([known, *ends]) + 1)
     return xgrammar.TokenizerInfo(
-        texts, xgrammar.VocabType.RAW, vocab_size=vocab_size, stop_token_ids=ends,
+        texts[:size], xgrammar.VocabType.RAW, vocab_size=size, stop_token_ids=ends,
         add_prefix_space=found.add_prefix_space,
     )  # fmt: skip
 
