@@ -53,6 +53,10 @@ def _sum(weights):
 def _tell(space, count, is_cut, tokens, probs):
     """The distribution over all tokens that a choice is drawn from."""
     factor = np.float32(1 / _sum(space.weights[:count]))
+    if count == probs.shape[0]:  # columns are tokens, which vectors can be made of
+        for i in range(count):
+            probs[i] = space.weights[i] * factor if space.values[i] > _NOTHING else _ZERO
+        return
     fill(probs, _ZERO)
     for i in range(count):
         if space.values[i] > _NOTHING:  # a weight is never nothing
