@@ -108,6 +108,8 @@ class Engine:
             params = SamplingParams(temperature=0, max_tokens=_WARM_TOKENS // 2, ignore_eos=True)
             self.generate([[0, 0]], params)
         self.stats.clear()
+        if self.policy is not None:
+            self.policy.reset()
 
     def add(
         self,
