@@ -141,7 +141,7 @@ class EngineOptions:
             return self.max_batched_tokens
         if not self.chunked_prefill:
             return _CPU_WHOLE_ROWS
-        drafts = _USUAL_DRAFTS if self.speculate == "auto" else self.speculate
+        drafts = _AUTO_DRAFTS if self.speculate == "auto" else self.speculate
         return max(_CPU_ROWS, 2 * self.num_requests * (drafts + 1))
 
     @property
@@ -177,7 +177,7 @@ class EngineOptions:
 _CPU_ROWS, _GPU_ROWS = 512, 8192
 _CPU_REQUESTS = 64
 _CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until no other request runs
-_USUAL_DRAFTS = 3  # of `auto`, which may have more
+_AUTO_DRAFTS = 3  # that a row limit reckons with where `auto` decides, which may have more
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
     "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,
