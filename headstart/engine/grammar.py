@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from headstart.errors import RequestError
+from headstart.sampling.masks import num_words, packed, unpacked
 
 
 class Grammar(Protocol):
@@ -94,24 +95,21 @@ class GuardedGrammar:
             else:
                 if self.error is None:
                     return words
-        return np.zeros(self._num_words, np.int32)
-
-    @property
-    def _num_words(self) -> int:
-        return -(-self._num_tokens // 32)
+        return np.zeros(num_words(self._num_tokens), np.int32)
 
     def _asked(self, grammar: Grammar) -> np.ndarray | None:
         """What the grammar says, as words; `error` where that is no mask."""
         if isinstance(grammar, WordGrammar):
             words = grammar.allowed_words()
-            if words is None or (words.dtype == np.int32 and words.shape == (self._num_words,)):
+            shape = (num_words(self._num_tokens),)
+            if words is None or (words.dtype == np.int32 and words.shape == shape):
                 return words
             found = f"an array of {words.shape} {words.dtype}"
             self.error = f"the grammar's allowed_words() gave {found}; {self._expected}"
             return None
         mask = grammar.allowed()
         if mask is None or self._is_mask(mask):
-            return None if mask is None else _words(mask.cpu())
+            return None if mask is None else packed(mask)
         self.error = f"the grammar's allowed() gave {_shown(mask)}; {self._expected}"
         return None
 
@@ -120,10 +118,7 @@ class GuardedGrammar:
         return f"expected a bool tensor of {self._num_tokens} tokens."
 
     def _flags(self, words: np.ndarray | None) -> torch.Tensor | None:
-        if words is None:
-            return None
-        flags = np.unpackbits(words.view(np.uint8), count=self._num_tokens, bitorder="little")
-        return torch.from_numpy(flags.view(np.bool_))
+        return None if words is None else unpacked(words, self._num_tokens)
 
     def accept(self, token: int) -> bool:
         if self._drafts and self._drafts[0] == token:
@@ -162,12 +157,6 @@ class GuardedGrammar:
             self.error = str(error)
         else:
             self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
-
-
-def _words(mask: torch.Tensor) -> np.ndarray:
-    """Bits of a mask, int32 [ceil(V / 32)]."""
-    bits = np.packbits(mask.numpy(), bitorder="little")
-    return np.pad(bits, (0, -len(bits) % 4)).view(np.int32)
 
 
 def _shown(mask: torch.Tensor | None) -> str:

@@ -19,6 +19,7 @@ from headstart.backends.cuda.kernels import sampling as kernels
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS, logprobs_of
 from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw
 from headstart.backends.rows import on_device
+from headstart.sampling.masks import num_words, packed
 from headstart.sampling.params import Row, SamplingParams
 
 
@@ -129,7 +130,7 @@ def logprobs_of_rows(
 def _adjusted(logits: Tensor, rows: Sequence[Row]) -> tuple[Settings, Adjusted]:
     settings = settings_of(rows, logits.shape[1], logits.device)
     positions = on_device([row.position for row in rows], logits.device)
-    masks = _bits(rows, logits)
+    masks = bits_of(rows, logits)
     return settings, adjust(logits.unsqueeze(0), settings, positions, masks=masks)
 
 
@@ -230,16 +231,15 @@ def _set_bias(bias: Tensor, params: SamplingParams) -> None:
         bias[on_device(params.banned_token_ids, bias.device)] = -math.inf
 
 
-def _bits(rows: Sequence[Row], like: Tensor) -> Tensor | None:
+def bits_of(rows: Sequence[Row], like: Tensor) -> Tensor | None:
     """Masks of grammars [n, words] as bits, where a row has one."""
     if all(row.mask is None for row in rows):
         return None
-    words = -(-like.shape[1] // 32)
-    result = torch.zeros(len(rows), words * 32, dtype=torch.bool)
-    for own, row in zip(result, rows, strict=True):
+    words = np.zeros((len(rows), num_words(like.shape[1])), np.int32)
+    for own, row in zip(words, rows, strict=True):
         if row.mask is not None:
-            own[: len(row.mask)] = row.mask
-    bits = torch.from_numpy(np.packbits(result.numpy(), axis=1, bitorder="little").view(np.int32))
+            own[: num_words(len(row.mask))] = packed(row.mask)
+    bits = torch.from_numpy(words)
     if like.device.type != "cuda":
         return bits.to(like.device)
     return bits.pin_memory().to(like.device, non_blocking=True)

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from headstart.errors import MissingExtra, RequestError, install
+from headstart.sampling.masks import num_words, unpacked
 from headstart.server.grammars.client import CompilerProcess
 from headstart.server.grammars.specs import GrammarSpec
 from headstart.server.pieces import special_ids
@@ -119,7 +120,7 @@ class TokenGrammar:
 
     def allowed_words(self) -> np.ndarray | None:
         """Bits of the tokens that may come next; the end token's where the text may end."""
-        words = np.zeros(-(-self._vocab_size // 32), dtype=np.int32)
+        words = np.zeros(num_words(self._vocab_size), dtype=np.int32)
         if self._matcher.is_terminated():
             return words
         started = time.thread_time()
@@ -130,10 +131,7 @@ class TokenGrammar:
     def allowed(self) -> torch.Tensor | None:
         """The same, bool [vocab_size]."""
         words = self.allowed_words()
-        if words is None:
-            return None
-        flags = np.unpackbits(words.view(np.uint8), count=self._vocab_size, bitorder="little")
-        return torch.from_numpy(flags.view(np.bool_))
+        return None if words is None else unpacked(words, self._vocab_size)
 
     def accept(self, token: int) -> bool:
         # Asked about tokens behind the end, or special ones that do not fit, xgrammar would warn on
