@@ -21,7 +21,8 @@ def parse_speculate(text: str) -> Speculate:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"speculate is {text!r}; give auto or a number from 0 to {MAX_DRAFTS}."
+            f"speculate is {text!r}; give auto or a number from 0 to {MAX_DRAFTS}.",
+            field="speculate",
         ) from None
 
 
@@ -104,25 +105,34 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not is_speculate(self.speculate):
             raise ConfigError(
-                f"speculate is {self.speculate!r}; give auto or a number from 0 to {MAX_DRAFTS}."
+                f"speculate is {self.speculate!r}; give auto or a number from 0 to {MAX_DRAFTS}.",
+                field="speculate",
             )
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
             if type(value) is not int or value < least:
-                raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}.")
+                raise ConfigError(
+                    f"{name} is {value!r}; give a whole number of at least {least}.", field=name
+                )
         for name in _SWITCHES:
             if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; give true or false.")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; give true or false.", field=name
+                )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}; give one of {', '.join(choices)}."
+                    f"{name} is {getattr(self, name)!r}; give one of {', '.join(choices)}.",
+                    field=name,
                 )
         share = self.memory_fraction
         if share is not None and not (type(share) in (int, float) and 0 < share <= 1):
-            raise ConfigError(f"memory_fraction is {share!r}; give a value in (0, 1].")
+            raise ConfigError(
+                f"memory_fraction is {share!r}; give a number above 0, up to 1.",
+                field="memory_fraction",
+            )
         if self.exact and self.weights != "as-dtype":
             raise ConfigError(
                 f"exact and weights {self.weights} were both given; the arithmetic of "
