@@ -2,7 +2,7 @@
 
 A grammar is foreign code, so what it raises and returns is checked.
 
-Drafting and verification ask for the same masks, and the row behind the last accepted draft is the
+Drafting and verification ask for the same masks, and the row after the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
 Masks are kept as words of 32 tokens, as device rounds want them.
 """
@@ -51,10 +51,10 @@ class GuardedGrammar:
         self._grammar, self._num_tokens, self.error = grammar, num_tokens, error
         self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
         self._drafts: list[int] = []
-        self._masks: list[np.ndarray | None] = []  # behind 0, 1, ... of `_drafts`
+        self._masks: list[np.ndarray | None] = []  # after 0, 1, ... of `_drafts`
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
-        """What is allowed behind 0, 1, ... drafts, up to the first draft that does not fit.
+        """What is allowed after 0, 1, ... drafts, up to the first draft that does not fit.
 
         As bool [V] each; None where all tokens are.
         """
