@@ -201,6 +201,8 @@ class Group:
 
 
 class Groups:
+    """What users have submitted, by id: open requests, updates not taken, results not collected."""
+
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
         self._aborted: dict[str, None] = {}  # oldest first

@@ -45,6 +45,8 @@ from headstart.sampling.params import Row
 
 
 class CudaBackend(Backend):
+    """A model by fused kernels on a GPU, prompts by passes and decoding in captured rounds."""
+
     name = "cuda"
     has_rounds = True
 

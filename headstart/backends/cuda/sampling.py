@@ -23,7 +23,7 @@ from headstart.sampling.masks import num_words, packed
 from headstart.sampling.params import Row, SamplingParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingNeeds:
     """What the requests of a round need beside the best of all tokens."""
 
@@ -43,17 +43,20 @@ class SamplingNeeds:
         is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         is_truncated = is_cut and not params.is_greedy
         return cls(
-            bool(uses) or is_truncated or has_grammar,
-            bool(uses & ~kernels.PENALTIES) or is_truncated, params.logprobs is not None,
-            has_grammar, bool(uses & kernels.REJECTS), (vocab,),
+            processes=bool(uses) or is_truncated or has_grammar,
+            processes_drafts=bool(uses & ~kernels.PENALTIES) or is_truncated,
+            has_logprobs=params.logprobs is not None, has_masks=has_grammar,
+            rejects=bool(uses & kernels.REJECTS), vocabs=(vocab,),
         )  # fmt: skip
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
         """Of a round in which both are."""
         return SamplingNeeds(
-            self.processes or other.processes, self.processes_drafts or other.processes_drafts,
-            self.has_logprobs or other.has_logprobs, self.has_masks or other.has_masks,
-            self.rejects or other.rejects, tuple(sorted({*self.vocabs, *other.vocabs})),
+            processes=self.processes or other.processes,
+            processes_drafts=self.processes_drafts or other.processes_drafts,
+            has_logprobs=self.has_logprobs or other.has_logprobs,
+            has_masks=self.has_masks or other.has_masks, rejects=self.rejects or other.rejects,
+            vocabs=tuple(sorted({*self.vocabs, *other.vocabs})),
         )  # fmt: skip
 
 
