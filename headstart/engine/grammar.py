@@ -4,7 +4,7 @@ A grammar is foreign code, so what it raises and returns is checked.
 
 Drafting and verification ask for the same masks, and the row after the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
-Masks are kept as words of 32 tokens, as device rounds want them.
+Masks are kept as words of 32 tokens, as device rounds take them.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class WordGrammar(Protocol):
 
 
 class GuardedGrammar:
-    """Passes on what a grammar says; where it fails, nothing is allowed and `error` says why."""
+    """The masks of a grammar; where it fails, nothing is allowed and `error` has the reason."""
 
     def __init__(self, grammar: Grammar | None, num_tokens: int, error: str | None = None):
         self._grammar, self._num_tokens, self.error = grammar, num_tokens, error

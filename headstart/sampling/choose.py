@@ -96,7 +96,7 @@ def logprobs(
 def _choose_each(
     logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None, *, penalties: bool
 ) -> Tensor:
-    """Columns [R] of the choices; rows that want the arg-max do not pay for those that do not."""
+    """Columns [R] of the choices; rows whose choice is the arg-max are not processed with the others."""
     others = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
     own = [rows[i] for i in others]
     if len(own) == len(rows):

@@ -93,7 +93,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether a row must know what came before it."""
+        """Whether a choice depends on the tokens before it."""
         return self.has_penalties or self.min_tokens > 0
 
     @property
