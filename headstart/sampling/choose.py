@@ -96,7 +96,7 @@ def logprobs(
 def _choose_each(
     logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None, *, penalties: bool
 ) -> Tensor:
-    """Columns [R] of the choices; rows whose choice is the arg-max are not processed with the others."""
+    """Columns [R] of the choices; only rows that need more than the arg-max are processed."""
     others = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
     own = [rows[i] for i in others]
     if len(own) == len(rows):
