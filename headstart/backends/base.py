@@ -234,7 +234,7 @@ class Backend(Chooser, ABC):
     ) -> list[DraftChain]:  # fmt: skip
         """Drafts of each request, `counts` many, most first; heads of one module only.
 
-        `rows` say how each request's first draft is chosen; the next ones stand behind it. A row
+        `rows` say how each request's first draft is chosen; the next ones come after it. A row
         with a mask, which has to follow the drafts, has a count of 1.
         """
         raise NotImplementedError(f"{self.name} drafts one depth at a time")

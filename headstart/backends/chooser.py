@@ -15,7 +15,7 @@ from headstart.sampling import acceptance
 from headstart.sampling import choose as sampling
 from headstart.sampling.params import Row
 
-Told = tuple[float, dict[int, float]]  # a token's log-probability, and the best ones at its place
+RowLogprobs = tuple[float, dict[int, float]]  # of the token, and of the best ones at its place
 
 
 class Chooser:
@@ -62,7 +62,7 @@ class Chooser:
 
     def logprobs(
         self, logits: Tensor, at: Sequence[int], ids: Sequence[int], rows: Sequence[Row]
-    ) -> list[Told]:
+    ) -> list[RowLogprobs]:
         """What the `params.logprobs` of rows ask for, of the tokens that they gave.
 
         `at`: where each row's logits are. Rows of a request follow one another.
@@ -71,7 +71,7 @@ class Chooser:
         def together(index: int) -> int:
             return index if self.chooses_one_by_one else id(rows[index].params)
 
-        told: list[Told] = []
+        result: list[RowLogprobs] = []
         for _, group in groupby(range(len(rows)), together):
             own = list(group)
             part, params = slice(own[0], own[-1] + 1), rows[own[0]].params
@@ -82,8 +82,8 @@ class Chooser:
                 values, tokens, params.logprobs, params.logprobs_mode, rows[part]
             )
             numbers, names, best = (part.tolist() for part in found)
-            told += [
+            result += [
                 (number, dict(zip(row_names, row_best, strict=True)))
                 for number, row_names, row_best in zip(numbers, names, best, strict=True)
             ]
-        return told
+        return result

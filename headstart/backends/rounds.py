@@ -42,7 +42,7 @@ class RoundRequest:
     remaining: int  # tokens it may still get
     newest: Tensor  # the newest token, which only the device knows yet
     states: Tensor | None  # [modules, hidden] what each module of the head is fed with beside it
-    row: Row  # what the choice behind it depends on; its outputs do not have the newest token
+    row: Row  # what the choice after it depends on; its outputs do not have the newest token
     blocks: Sequence[int]
     has_grammar: bool = False
     draft_vocab: str | None = None  # what its drafts are among; None: all tokens
@@ -157,10 +157,10 @@ class DeviceRounds(ABC):
 
     @abstractmethod
     def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
-        """Go on with a round that waits: what is allowed behind 0, 1, ... drafts, by index.
+        """Go on with a round that waits: what is allowed after 0, 1, ... drafts, by index.
 
         Words of 32 tokens, int32 [ceil(V / 32)]; None for all tokens. Rows that have no mask are
-        behind a draft that does not fit.
+        after a draft that does not fit.
         """
 
     @abstractmethod

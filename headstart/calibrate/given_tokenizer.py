@@ -84,9 +84,18 @@ class GivenTokenizer:
             **self.files.get("tokenizer_config.json", {}),
         }
         named = {role: settings[role] for role in _ROLES if settings.get(role) is not None}
-        texts = {role: v["content"] if isinstance(v, dict) else v for role, v in named.items()}
-        ids = {role: self._own.token_to_id(text) for role, text in texts.items()}
+        ids = {role: self._own.token_to_id(self._token(role, v)) for role, v in named.items()}
         return {role: i for role, i in ids.items() if i is not None}
+
+    def _token(self, role: str, value: Any) -> str:
+        """A token as tokenizer_config.json has it: its text, or an object with it."""
+        text = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(text, str):
+            raise BrokenFile(
+                f"the tokenizer of {self.name} has the {role} {value!r}; expected its text, or an "
+                'object with "content". Give another --tokenizer.'
+            )
+        return text
 
     def config_with_ids(self, config: dict[str, Any]) -> dict[str, Any]:
         """The config with this tokenizer's first and last tokens instead of its own."""
@@ -125,18 +134,25 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
         raise ConfigError(
             f"--tokenizer: {folder} has no tokenizer.json. Give a folder that has one, or demo."
         )
-    files: dict[str, Any] = {"tokenizer.json": (folder / "tokenizer.json").read_text()}
+    files: dict[str, Any] = {"tokenizer.json": _read_text(folder / "tokenizer.json")}
     for name in _JSON_FILES:
         if (folder / name).is_file():
             files[name] = read_json_object(folder / name)
     if (folder / _TEMPLATE).is_file():
-        files[_TEMPLATE] = (folder / _TEMPLATE).read_text()
+        files[_TEMPLATE] = _read_text(folder / _TEMPLATE)
     return GivenTokenizer(str(folder), files)
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise BrokenFile(f"{path} is not text ({error}). Give another --tokenizer.") from error
 
 
 def _text_of(template: Any) -> str | None:
     """A template as tokenizer_config.json has it: a text, or several by name."""
     if isinstance(template, list):
-        named = {part.get("name"): part.get("template") for part in template}
+        named = {p.get("name"): p.get("template") for p in template if isinstance(p, dict)}
         template = named.get("default")
     return template if isinstance(template, str) else None

@@ -119,10 +119,11 @@ def _show(rows: list[dict[str, Any]]) -> None:
 
     from headstart.report.terminal import Console
 
-    table = Table(box=None, padding=(0, 2, 0, 0))
+    table = Table(box=None, padding=(0, 1, 0, 0))
     titles = ("family", "models", "modules", "files", "CPU", "GPU", "training", "engines (since)")
     for title in titles:
-        table.add_column(title, overflow="fold")
+        is_list = title in ("models", "engines (since)")  # the others are words
+        table.add_column(title, overflow="fold", no_wrap=not is_list)
     for row in rows:
         engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items())
         colour = "green" if row["files"] == "complete" else "yellow"

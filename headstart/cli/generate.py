@@ -87,6 +87,8 @@ def answer(
     finally:
         engine.abort(request_id)  # nothing is left of it after Ctrl-C
         result = engine.collect(request_id)
+        if not quiet and not raw:
+            console.print()  # what is said of the answer has lines of its own
     (said,) = result.outputs
     stats = said.stats.acceptance
     asked = params.max_tokens or 0
@@ -97,8 +99,6 @@ def answer(
             file=sys.stderr,
         )
     if not quiet:
-        if not raw:
-            console.print()
         print(
             f"{len(said.token_ids)} tokens in {stats.rounds} rounds, acceptance length "
             f"{stats.length:.2f}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headstart.cli.options import Json, Model, ModelType
+from headstart.cli.options import Json, Model, ModelType, head_option
 from headstart.errors import ConfigError, DataError
 from headstart.report.terminal import say
 
@@ -29,10 +29,7 @@ def run(
     probe_text: Annotated[
         Path | None, typer.Option("--probe-text", metavar="FILE", help="Text to probe with.")
     ] = None,
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", "--draft-model", help="A head to probe, not the model's own."),
-    ] = None,
+    head: Annotated[Path | None, head_option("A head to probe, not the model's own.")] = None,
     device: Annotated[str, typer.Option("--device", help="To probe on: cpu, cuda, auto.")] = "auto",
     dtype: Annotated[
         str, typer.Option("--dtype", help="To probe in: float32, bfloat16, float64, auto.")

@@ -223,7 +223,7 @@ def main() -> None:
         if _is_said_elsewhere():
             time.sleep(_TORCHRUN_SECONDS)  # torchrun ends all when one ends: the first one prints
         else:
-            say(f"error: {error}", file=sys.stderr)
+            say(f"error: {_as_typed(error)}", file=sys.stderr)
         sys.exit(2 if isinstance(error, ConfigError) else 1)  # a bad option is misuse
     except OSError as error:
         if debug or isinstance(error, BrokenPipeError):
@@ -235,6 +235,15 @@ def main() -> None:
         sys.exit(130)
     finally:
         sys.excepthook = _show_traceback  # only now: typer has set its own
+
+
+def _as_typed(error: HeadstartError) -> str:
+    """The message; a setting that it begins with is called by its flag where that was given."""
+    flag = f"--{error.field}".replace("_", "-")
+    is_typed = any(word.split("=")[0] == flag for word in sys.argv[1:])
+    if not is_typed or not str(error).startswith(f"{error.field} "):
+        return str(error)
+    return flag + str(error).removeprefix(str(error.field))
 
 
 def _is_said_elsewhere() -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -36,10 +36,21 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")
 ]
-Head = Annotated[
-    Path | None,
-    typer.Option("--head", "--draft-model", help="A head to use instead of the model's own."),
-]
+
+
+def _folder(head: Path | None) -> Path | None:
+    """A head may be given by name, as a model may."""
+    from headstart.checkpoint.hub import local_folder
+
+    return None if head is None else local_folder(head)
+
+
+def head_option(help_text: str) -> Any:
+    """The flag for a head, in the words of one command."""
+    return typer.Option("--head", "--draft-model", help=help_text, callback=_folder)
+
+
+Head = Annotated[Path | None, head_option("A head to use instead of the model's own.")]
 TimedWeights = Annotated[
     Literal["as-dtype", "int8", "fp8"],
     typer.Option(

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from headstart.cli.demo_defaults import shipped_vocab_of
-from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model, TimedWeights
+from headstart.cli.options import Bandwidth, Device, Dtype, Json, Model, TimedWeights, head_option
 from headstart.cli.spinning import limit_spinning
 from headstart.report.terminal import say
 
@@ -21,10 +21,7 @@ def run(
     data: Annotated[
         Path, typer.Option("--data", metavar="DATA", help="Answers that `distill` wrote.")
     ],
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", "--draft-model", help="A head to score instead of the model's own."),
-    ] = None,
+    head: Annotated[Path | None, head_option("A head to score instead of the model's own.")] = None,
     split: Annotated[str, typer.Option("--split", help="heldout or train.")] = "heldout",
     vocab: Annotated[
         Path | None, typer.Option("--vocab", metavar="FILE", help="Also with a draft vocabulary.")

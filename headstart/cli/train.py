@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from headstart.cli.options import DryRun, Json, Model, Out, Overwrite
+from headstart.cli.options import DryRun, Json, Model, Out, Overwrite, head_option
 from headstart.cli.spinning import limit_spinning
 from headstart.report.terminal import say
 from headstart.train.options import TrainOptions
@@ -29,10 +29,7 @@ def run(
     ],
     out: Out = None,
     options: TrainOptions,
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", "--draft-model", help="A head to start from, not the model's own."),
-    ] = None,
+    head: Annotated[Path | None, head_option("A head to start from, not the model's own.")] = None,
     variants: Annotated[
         Path | None,
         typer.Option("--variants", metavar="FILE", help="Heads to train side by side, as JSON."),

@@ -18,6 +18,7 @@ from headstart.cli.options import (
     Model,
     Overwrite,
     TimedWeights,
+    head_option,
 )
 from headstart.cli.spinning import limit_spinning
 from headstart.cli.vocab_view import tell
@@ -59,10 +60,7 @@ def run(
     source: Annotated[
         Path | None, typer.Option("--from", help="Convert this file instead of counting.")
     ] = None,
-    head: Annotated[
-        Path | None,
-        typer.Option("--head", "--draft-model", help="A head to try sizes with; else the model's."),
-    ] = None,
+    head: Annotated[Path | None, head_option("A head to try sizes with; else the model's.")] = None,
     bandwidth: Bandwidth = None,
     weights: TimedWeights = "as-dtype",
     device: Device = "auto",

@@ -7,6 +7,7 @@ only as far as it cannot change any more and cannot become part of a stop string
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Protocol
@@ -44,13 +45,17 @@ class PromptReader:
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
-        """Tokens that end an answer, from generation_config.json, config.json or the tokenizer."""
-        for part in (self._generation_config, self._config):
-            value = part.get("eos_token_id")
-            if value is not None:
-                return frozenset(value if isinstance(value, list) else [value])
-        found = getattr(self.tokenizer, "eos_token_id", None)
-        return frozenset() if found is None else frozenset([found])
+        """Tokens that end an answer, from generation_config.json, config.json or the tokenizer.
+
+        Without ids that the model does not have: some configs name tokens of a larger tokenizer.
+        """
+        given = (part.get("eos_token_id") for part in (self._generation_config, self._config))
+        found = next((value for value in given if value is not None), None)
+        if found is None:
+            found = getattr(self.tokenizer, "eos_token_id", None)
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        vocab = self._config.get("vocab_size", math.inf)
+        return frozenset(token for token in ids if 0 <= token < vocab)
 
     def default_params(self, **changes: Any) -> SamplingParams:
         """Sampling as generation_config.json asks for it."""

@@ -3,7 +3,7 @@
 After a step every accepted token has a trunk state. The head consumes (state, next token) pairs,
 which rewrites whatever it had guessed before; the row of the newest token is its first guess.
 Further depths use the next module, or the last one again on its own output; what those rows
-write is temporary and lies behind `HeadProgress.done`.
+write is temporary and comes after `HeadProgress.done`.
 """
 
 from __future__ import annotations
@@ -124,9 +124,6 @@ class Drafter:
         blank = states[0].new_zeros(states[0].shape[-1])
         return torch.stack([own[-1] if len(own) else blank for own in states])
 
-    def has_begun(self, request: Request) -> bool:
-        return request.id in self._progress
-
     def forget(self, request: Request) -> None:
         """The request has ended, starts again, or goes on elsewhere."""
         self._progress.pop(request.id, None)
@@ -144,7 +141,7 @@ class Drafter:
     def catch_up(self, requests: Sequence[Request], *, force: bool = False) -> None:
         """Fill head slots of requests that do not draft now, when enough of them wait."""
         limit = 1 if force else _LAZY_ROWS
-        waiting = [r for r in requests if self.has_begun(r) and self._pending(r) >= limit]
+        waiting = [r for r in requests if self._pending(r) >= limit]
         for module in range(self._num_modules):
             rows = {r: rows for r in waiting if (rows := self._final_rows(r, module)) is not None}
             if rows and self._feeds_next(module):
@@ -247,7 +244,7 @@ class Drafter:
         return output
 
     def _feeds_next(self, module: int) -> bool:
-        """Whether another module goes on with what this one says."""
+        """Whether another module goes on with the output of this one."""
         return not self._backend.is_parallel and module + 1 < self._num_modules
 
     def _guess(self, requests: list[Request], normed: torch.Tensor, module: int) -> None:
@@ -285,26 +282,19 @@ class Drafter:
 
     def is_behind(self, requests: Iterable[Request], by: int) -> bool:
         """Whether a head has more rows to read before a draft than a round leaves behind."""
-        return any(self.has_begun(request) and self._pending(request) > by for request in requests)
+        return any(self._pending(request) > by for request in requests)
 
     def _pending(self, request: Request) -> int:
-        progress = self._progress[request.id]
-        return max(
-            progress.ready(module, len(request.tokens)) for module in range(self._num_modules)
-        )
+        """Rows that the head could read now, in the module that has most of them."""
+        progress = self._progress.get(request.id)
+        if progress is None:
+            return 0
+        count = len(request.tokens)
+        return max(progress.ready(module, count) for module in range(self._num_modules))
 
 
 def _row(request: Request) -> Row:
     """How a request's next guess is drawn: with the noise that the trunk's choice will have."""
-    mask = None
-    if request.grammar is not None:
-        masks = request.grammar.masks(request.drafts)
-        mask = masks[-1] if len(masks) > len(request.drafts) else None
-    return Row(
-        params=request.params,
-        seed=request.seed,
-        position=len(request.tokens) + len(request.drafts),
-        num_output=request.num_output + len(request.drafts),
-        end_ids=request.end_ids,
-        mask=mask,
-    )
+    masks = request.grammar.masks(request.drafts) if request.grammar is not None else []
+    mask = masks[-1] if len(masks) > len(request.drafts) else None
+    return request.row(request.drafts, mask, penalties=False)

@@ -58,7 +58,7 @@ class Engine:
             raise ConfigError("a head was given with speculate 0, which runs none. Drop one.")
         if self.options.threads is not None:
             torch.set_num_threads(self.options.threads)
-        checkpoint = open_model(local_folder(model), "Give its model, and it as head.")
+        checkpoint = open_model(local_folder(model), "Give its model, and this folder with --head.")
         source = draft_vocab if draft_vocab is not None else self.options.draft_vocab
         self.draft_vocabs = DraftVocabs.open(source, checkpoint)
         self.backend = load_backend(
@@ -108,6 +108,8 @@ class Engine:
             params = SamplingParams(temperature=0, max_tokens=_WARM_TOKENS // 2, ignore_eos=True)
             self.generate([[0, 0]], params)
         self.stats.clear()
+        if self.policy is not None:
+            self.policy.reset()
 
     def add(
         self,

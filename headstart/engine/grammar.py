@@ -2,9 +2,9 @@
 
 A grammar is foreign code, so what it raises and returns is checked.
 
-Drafting and verification ask for the same masks, and the row behind the last accepted draft is the
+Drafting and verification ask for the same masks, and the row after the last accepted draft is the
 first one of the next round: each mask is computed once, by a copy that runs ahead with the drafts.
-Masks are kept as words of 32 tokens, as device rounds want them.
+Masks are kept as words of 32 tokens, as device rounds take them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from headstart.errors import RequestError
+from headstart.sampling.masks import num_words, packed, unpacked
 
 
 class Grammar(Protocol):
@@ -53,18 +54,18 @@ class ChainGrammar(Protocol):
 
 
 class GuardedGrammar:
-    """Passes on what a grammar says; where it fails, nothing is allowed and `error` says why."""
+    """The masks of a grammar; where it fails, nothing is allowed and `error` has the reason."""
 
     def __init__(self, grammar: Grammar | None, num_tokens: int, error: str | None = None):
         self._grammar, self._num_tokens, self.error = grammar, num_tokens, error
         self._ahead: GuardedGrammar | None = None  # a copy that has accepted `_drafts` as well
         self._drafts: list[int] = []
-        self._masks: list[np.ndarray | None] = []  # behind 0, 1, ... of `_drafts`
+        self._masks: list[np.ndarray | None] = []  # after 0, 1, ... of `_drafts`
         self._has_words = isinstance(grammar, WordGrammar)
         self.is_threaded = isinstance(grammar, ChainGrammar)  # may be asked in any thread
 
     def masks(self, drafts: Sequence[int]) -> list[torch.Tensor | None]:
-        """What is allowed behind 0, 1, ... drafts, up to the first draft that does not fit.
+        """What is allowed after 0, 1, ... drafts, up to the first draft that does not fit.
 
         As bool [V] each; None where all tokens are.
         """
@@ -102,7 +103,7 @@ class GuardedGrammar:
         return True
 
     def _are_words(self, words: np.ndarray) -> bool:
-        return words.dtype == np.int32 and words.shape == (self._num_words,)
+        return words.dtype == np.int32 and words.shape == (num_words(self._num_tokens),)
 
     def _run_ahead(self) -> GuardedGrammar:
         ahead = self.fork()
@@ -123,11 +124,7 @@ class GuardedGrammar:
             else:
                 if self.error is None:
                     return words
-        return np.zeros(self._num_words, np.int32)
-
-    @property
-    def _num_words(self) -> int:
-        return -(-self._num_tokens // 32)
+        return np.zeros(num_words(self._num_tokens), np.int32)
 
     def _asked(self, grammar: Grammar) -> np.ndarray | None:
         """What the grammar says, as words; `error` where that is no mask."""
@@ -140,7 +137,7 @@ class GuardedGrammar:
             return None
         mask = grammar.allowed()
         if mask is None or self._is_mask(mask):
-            return None if mask is None else _words(mask.cpu())
+            return None if mask is None else packed(mask)
         self.error = f"the grammar's allowed() gave {_shown(mask)}; {self._expected}"
         return None
 
@@ -149,10 +146,7 @@ class GuardedGrammar:
         return f"expected a bool tensor of {self._num_tokens} tokens."
 
     def _flags(self, words: np.ndarray | None) -> torch.Tensor | None:
-        if words is None:
-            return None
-        flags = np.unpackbits(words.view(np.uint8), count=self._num_tokens, bitorder="little")
-        return torch.from_numpy(flags.view(np.bool_))
+        return None if words is None else unpacked(words, self._num_tokens)
 
     def accept(self, token: int) -> bool:
         if self._drafts and self._drafts[0] == token:
@@ -191,12 +185,6 @@ class GuardedGrammar:
             self.error = str(error)
         else:
             self.error = f"the grammar's {name}() failed: {type(error).__name__}: {error}"
-
-
-def _words(mask: torch.Tensor) -> np.ndarray:
-    """Bits of a mask, int32 [ceil(V / 32)]."""
-    bits = np.packbits(mask.numpy(), bitorder="little")
-    return np.pad(bits, (0, -len(bits) % 4)).view(np.int32)
 
 
 def _shown(mask: torch.Tensor | None) -> str:

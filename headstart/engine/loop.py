@@ -26,7 +26,7 @@ from headstart.sampling.acceptance import origins
 
 
 class Loop:
-    """Scheduler, trunk, verifier and head, one after another; knows requests, not their users."""
+    """Scheduler, trunk, verifier and head, one after another, over all running requests."""
 
     def __init__(
         self,
@@ -76,28 +76,9 @@ class Loop:
 
     def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
         """The host's verdicts; first tokens of requests that enter rounds stay on the device."""
-        deciding = [work for work in plan if work.needs_logits]
-        entering = [w for w in deciding if not w.drafts and self._enters(w.request)]
-        # As many as fit, the most important first: the others must not wait for room.
-        entering = entering[: self.rounds.room()] if self.rounds is not None else []
-        if self.rounds is None or not entering:
-            return self._verify(deciding, logits)
-        others: list[Work] = []
-        own: list[int] = []
-        kept: list[int] = []
-        row = 0
-        for work in deciding:
-            rows = range(row, row + work.num_logits)
-            row = rows.stop
-            if work in entering:
-                own += rows
-            else:
-                kept += rows
-                others.append(work)
-        self.rounds.choose_first(entering, logits[own] if kept else logits)
-        return self._verify(others, logits[kept]) if kept else {}
-
-    def _verify(self, works: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
+        works = [work for work in plan if work.needs_logits]
+        if self.rounds is not None:
+            works, logits = self.rounds.enter(works, logits)
         draft_probs = self.drafter.probs if self.drafter is not None else None
         return verify(works, logits, chooser=self.backend, draft_probs=draft_probs)
 
@@ -146,9 +127,6 @@ class Loop:
         request.num_computed = len(request.tokens) - 1
         self.scheduler.register(request, min(num_final, request.num_computed))
         return update
-
-    def _enters(self, request: Request) -> bool:
-        return self.rounds is not None and self.rounds.takes(request)
 
     def _enter_rounds(self) -> None:
         """The head reads everything before the newest token; the rest is the device's."""
@@ -226,7 +204,7 @@ class Loop:
         new = request.num_output - before
         self.stats.output_tokens += new
         if before:
-            # Drafts behind a stop were right for nothing: they do not count as accepted.
+            # Drafts after a stop were right for nothing: they do not count as accepted.
             drafts, accepted = verdict.num_drafts, min(verdict.num_accepted, new)
             request.stats.acceptance.observe(drafts, accepted)
             self.stats.observe(drafts, accepted, why_slow)
@@ -263,7 +241,7 @@ class Loop:
         going = [r for r in decided if r.finish_reason is None]
         if self.rounds is None:
             return going
-        entering = [r for r in going if self._enters(r)][: self.rounds.room()]
+        entering = [r for r in going if self.rounds.takes(r)][: self.rounds.room()]
         return [r for r in going if r not in entering]
 
     def _register(self, request: Request) -> None:

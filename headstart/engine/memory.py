@@ -32,7 +32,7 @@ _CPU_BYTES = 1 << 30
 _MOST_OF_FREE = 0.8
 # Of memory that recurrent states share with K/V; those that are not needed are snapshots.
 _STATE_SHARE = 0.5
-_USUAL_DRAFTS = 4
+_AUTO_STATES = 4  # for drafts of a request where `auto` decides how many it has
 # One request of so many is expected to decode outside device rounds, with slots for its drafts.
 _HOST_PART = 4
 
@@ -166,7 +166,7 @@ def _most_states(needs: MemoryNeeds, options: EngineOptions) -> int:
     running = options.num_requests
     drafts = 0
     if needs.has_head:
-        drafts = _USUAL_DRAFTS if options.speculate == "auto" else int(options.speculate)
+        drafts = _AUTO_STATES if options.speculate == "auto" else int(options.speculate)
     return 2 * running + drafts * (-(-running // _HOST_PART) if needs.has_rounds else running)
 
 

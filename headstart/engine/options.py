@@ -21,7 +21,8 @@ def parse_speculate(text: str) -> Speculate:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"speculate is {text!r}; give auto or a number from 0 to {MAX_DRAFTS}."
+            f"speculate is {text!r}; give auto or a number from 0 to {MAX_DRAFTS}.",
+            field="speculate",
         ) from None
 
 
@@ -104,25 +105,34 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not is_speculate(self.speculate):
             raise ConfigError(
-                f"speculate is {self.speculate!r}; give auto or a number from 0 to {MAX_DRAFTS}."
+                f"speculate is {self.speculate!r}; give auto or a number from 0 to {MAX_DRAFTS}.",
+                field="speculate",
             )
         for name, least in _LEAST.items():
             value = getattr(self, name)
             if value is None and name in _OPTIONAL:
                 continue
             if type(value) is not int or value < least:
-                raise ConfigError(f"{name} is {value!r}; give a whole number of at least {least}.")
+                raise ConfigError(
+                    f"{name} is {value!r}; give a whole number of at least {least}.", field=name
+                )
         for name in _SWITCHES:
             if type(getattr(self, name)) is not bool:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; give true or false.")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; give true or false.", field=name
+                )
         for name, choices in _CHOICES.items():
             if getattr(self, name) not in choices:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)!r}; give one of {', '.join(choices)}."
+                    f"{name} is {getattr(self, name)!r}; give one of {', '.join(choices)}.",
+                    field=name,
                 )
         share = self.memory_fraction
         if share is not None and not (type(share) in (int, float) and 0 < share <= 1):
-            raise ConfigError(f"memory_fraction is {share!r}; give a value in (0, 1].")
+            raise ConfigError(
+                f"memory_fraction is {share!r}; give a number above 0, up to 1.",
+                field="memory_fraction",
+            )
         if self.exact and self.weights != "as-dtype":
             raise ConfigError(
                 f"exact and weights {self.weights} were both given; the arithmetic of "
@@ -141,7 +151,7 @@ class EngineOptions:
             return self.max_batched_tokens
         if not self.chunked_prefill:
             return _CPU_WHOLE_ROWS
-        drafts = _USUAL_DRAFTS if self.speculate == "auto" else self.speculate
+        drafts = _AUTO_DRAFTS if self.speculate == "auto" else self.speculate
         return max(_CPU_ROWS, 2 * self.num_requests * (drafts + 1))
 
     @property
@@ -177,7 +187,7 @@ class EngineOptions:
 _CPU_ROWS, _GPU_ROWS = 512, 8192
 _CPU_REQUESTS = 64
 _CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until no other request runs
-_USUAL_DRAFTS = 3  # of `auto`, which may have more
+_AUTO_DRAFTS = 3  # that a row limit reckons with where `auto` decides, which may have more
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
     "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,

@@ -1,6 +1,6 @@
 """What an engine hands back: emitted tokens, results, counters, and updates that wait.
 
-Tokens of a verdict are appended one by one until something ends the answer. Whatever lies behind a
+Tokens of a verdict are appended one by one until something ends the answer. Whatever comes after a
 stop is neither emitted nor kept, so an answer ends at the same token whether that token came alone
 or in the middle of a verified chunk.
 
@@ -140,7 +140,7 @@ def update_since(request: Request, num_before: int) -> Update:
 def _end_of_choices(request: Request) -> None:
     """No token may come next: the grammar is at its end, or what else was asked left none over."""
     request.finish_reason = "stop"
-    # The row was judged by a copy of the grammar: a failure shows again here.
+    # The row was masked by a copy of the grammar: a failure shows again here.
     fitting = request.grammar.allowed() if request.grammar is not None else None
     if fitting is None or (fitting.any() and not fitting[sorted(request.end_ids)].any()):
         request.finish_reason = "error"
@@ -201,6 +201,8 @@ class Group:
 
 
 class Groups:
+    """What users have submitted, by id: open requests, updates not taken, results not collected."""
+
     def __init__(self) -> None:
         self._groups: dict[str, Group] = {}
         self._aborted: dict[str, None] = {}  # oldest first

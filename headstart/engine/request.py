@@ -8,9 +8,12 @@ the head are the `Drafter`'s, requests that decode on a device the `Rounds`'.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal
+
+from torch import Tensor
 
 from headstart.backends.base import LoadedModel
 from headstart.data.prompt_reader import Detokenizer, PromptReader
@@ -21,7 +24,7 @@ from headstart.errors import PromptTooLong, RequestError, some
 from headstart.sampling.acceptance import Acceptance, Origin
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.history import History
-from headstart.sampling.params import SamplingParams, derive_seed
+from headstart.sampling.params import Row, SamplingParams, derive_seed
 
 MAX_PRIORITY = 10  # either way: few enough levels for waiting to make up for (scheduler.py)
 
@@ -114,6 +117,17 @@ class Request:
         self._history.add(self.tokens[len(self.prompt_ids) + self._history.num_output :])
         return self._history
 
+    def row(self, drafts: Sequence[int], mask: Tensor | None, *, penalties: bool = True) -> Row:
+        """What the choice of the token after `drafts` depends on; mask: what its grammar allows."""
+        history = self.history if penalties and self.params.has_penalties else None
+        return Row(
+            params=self.params, seed=self.seed, position=len(self.tokens) + len(drafts),
+            prompt_ids=self.prompt_ids if history is not None else (),
+            output_ids=[*self.output_ids, *drafts] if history is not None else (),
+            num_output=self.num_output + len(drafts), end_ids=self.end_ids, mask=mask,
+            history=history,
+        )  # fmt: skip
+
     @property
     def is_decoding(self) -> bool:
         """Whether only the last token (and drafts) are left to compute."""
@@ -133,7 +147,7 @@ class Request:
 
 
 class Admission:
-    """Knows what one engine can take: lengths, tokens, settings."""
+    """Which requests one engine can take, by lengths, tokens and settings; makes them."""
 
     def __init__(
         self, model: LoadedModel, prompts: PromptReader, options: EngineOptions, *, num_slots: int

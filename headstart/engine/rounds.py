@@ -179,6 +179,29 @@ class Rounds:
                 self._num_blocks[request] = len(request.blocks)
         return True
 
+    def enter(self, works: Sequence[Work], logits: Tensor) -> tuple[list[Work], Tensor]:
+        """Choose first tokens of works that enter; the other works, and their rows of `logits`.
+
+        As many enter as fit, the most important first: the others must not wait for room.
+        """
+        entering = [w for w in works if not w.drafts and self.takes(w.request)][: self.room()]
+        if not entering:
+            return list(works), logits
+        own: list[int] = []
+        kept: list[int] = []
+        others: list[Work] = []
+        row = 0
+        for work in works:
+            rows = range(row, row + work.num_logits)
+            row = rows.stop
+            if work in entering:
+                own += rows
+            else:
+                kept += rows
+                others.append(work)
+        self.choose_first(entering, logits[own] if kept else logits)
+        return others, logits[kept]
+
     def choose_first(self, works: Sequence[Work], logits: Tensor) -> None:
         """The first token of each of these, all of which `takes`; logits [n, V].
 
@@ -237,7 +260,7 @@ class Rounds:
 
 
 def _row(request: Request, ahead: int) -> Row:
-    """What the choice of the token `ahead` tokens behind those that the host knows depends on."""
+    """What the choice of the token `ahead` tokens after those that the host has depends on."""
     has_history = request.params.has_penalties
     return Row(
         params=request.params, seed=request.seed, position=len(request.tokens) + ahead,

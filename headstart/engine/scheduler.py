@@ -59,6 +59,8 @@ class Work:
 
 
 class Scheduler:
+    """Requests that wait and run, and the blocks of their K/V; `plan` says what a step computes."""
+
     def __init__(self, pool: BlockPool, options: EngineOptions, states: StatePlan | None = None):
         self.pool, self._options, self.states = pool, options, states
         self._max_rows, self._max_running = options.num_rows, options.num_requests

@@ -243,7 +243,7 @@ class StatePlan:
                 self.pool.release([slot])
         for count, slot in rows.snapshots:
             end = work.start + count
-            # Tokens behind a stop were computed and are not part of the text.
+            # Tokens after a stop were computed and are not part of the text.
             if count <= num_valid and end <= len(request.tokens):
                 self._keep(request, slot, end)
             else:

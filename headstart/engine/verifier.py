@@ -35,7 +35,7 @@ DraftProbs = Callable[[Request], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Judged:
+class RequestRows:
     """One request's rows among all that have logits."""
 
     work: Work
@@ -61,34 +61,34 @@ def verify(
     `chooser` is the backend, or the sampling package itself; `draft_probs` gives what a request's
     drafts were drawn from, for the rejection rule.
     """
-    judged = _rows_of([work for work in works if work.needs_logits])
+    parts = _rows_of([work for work in works if work.needs_logits])
     chooser = chooser or Chooser()
-    for rejects, group in groupby(judged, lambda each: each.rejects):
+    for rejects, group in groupby(parts, lambda each: each.rejects):
         if rejects:
             assert draft_probs is not None
             _reject(list(group), logits, chooser, draft_probs)
         else:
             _match(list(group), logits, chooser)
-    told = _logprobs(judged, logits, chooser)
+    logprobs = _logprobs(parts, logits, chooser)
     result = {}
-    for each in judged:
+    for each in parts:
         accepted, name = len(each.tokens) - 1, each.work.request.id
         result[name] = Verdict(
             each.tokens, list(origins(accepted, len(each.drafts))), accepted, len(each.drafts),
-            told.get(name, []),
+            logprobs.get(name, []),
         )  # fmt: skip
     return result
 
 
-def _match(judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser) -> None:
+def _match(parts: Sequence[RequestRows], logits: torch.Tensor, chooser: Chooser) -> None:
     """The usual rule: drafts that the trunk would have chosen, then what it chooses instead.
 
-    Rows of `judged` lie side by side.
+    Rows of `parts` lie side by side.
     """
-    rows = [row for each in judged for row in each.rows]
-    chosen = chooser.choose(logits[judged[0].logits.start : judged[-1].logits.stop], rows)
+    rows = [row for each in parts for row in each.rows]
+    chosen = chooser.choose(logits[parts[0].logits.start : parts[-1].logits.stop], rows)
     begin = 0
-    for each in judged:
+    for each in parts:
         own = chosen[begin : begin + len(each.rows)]
         begin += len(each.rows)
         accepted = 0
@@ -98,10 +98,10 @@ def _match(judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser) -> 
 
 
 def _reject(
-    judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser, draft_probs: DraftProbs
+    parts: Sequence[RequestRows], logits: torch.Tensor, chooser: Chooser, draft_probs: DraftProbs
 ) -> None:
     """The classical rule: exact in distribution, but the text depends on what was drafted."""
-    for each in judged:
+    for each in parts:
         count = len(each.drafts)
         accepted, following = chooser.reject(
             logits[each.logits][: count + 1], each.rows[: count + 1], each.drafts,
@@ -110,53 +110,44 @@ def _reject(
         each.tokens.extend([*each.drafts[:accepted], following])
 
 
-def _rows_of(works: Sequence[Work]) -> list[Judged]:
-    judged: list[Judged] = []
+def _rows_of(works: Sequence[Work]) -> list[RequestRows]:
+    parts: list[RequestRows] = []
     begin = 0
     for work in works:
         end = begin + work.num_logits
-        judged.append(_judge(work, slice(begin, end)))
+        parts.append(_request_rows(work, slice(begin, end)))
         begin = end
-    return judged
+    return parts
 
 
-def _judge(work: Work, logits: slice) -> Judged:
+def _request_rows(work: Work, logits: slice) -> RequestRows:
     """The rows of one work, and those of its drafts that the grammar lets through."""
-    request, params = work.request, work.request.params
-    # Rows behind a draft that the grammar refuses have no mask: they are dead.
+    request = work.request
+    # Rows after a draft that the grammar refuses have no mask: they are dead.
     masks = request.grammar.masks(work.drafts) if request.grammar is not None else None
-    history = request.history if params.has_penalties else None
-    output = request.output_ids if history is not None else []
     rows = [
-        Row(
-            params=params,
-            seed=request.seed,
-            position=len(request.tokens) + depth,
-            prompt_ids=request.prompt_ids if history is not None else (),
-            output_ids=[*output, *work.drafts[:depth]] if history is not None else (),
-            num_output=request.num_output + depth,
-            end_ids=request.end_ids,
-            history=history,
-            mask=masks[depth] if masks is not None and depth < len(masks) else None,
+        request.row(
+            work.drafts[:depth],
+            masks[depth] if masks is not None and depth < len(masks) else None,
         )
         for depth in range(work.num_logits)
     ]
     fitting = work.drafts if masks is None else work.drafts[: len(masks) - 1]
-    return Judged(work, rows, fitting, logits)
+    return RequestRows(work, rows, fitting, logits)
 
 
 def _logprobs(
-    judged: Sequence[Judged], logits: torch.Tensor, chooser: Chooser
+    parts: Sequence[RequestRows], logits: torch.Tensor, chooser: Chooser
 ) -> dict[str, list[TokenLogprob]]:
     """Those of emitted tokens, by request, where they are asked for."""
-    asking = [each for each in judged if each.work.request.params.logprobs is not None]
+    asking = [each for each in parts if each.work.request.params.logprobs is not None]
     if not asking:
         return {}
     at = [each.logits.start + i for each in asking for i in range(len(each.tokens))]
     tokens = [token for each in asking for token in each.tokens]
     rows = [row for each in asking for row in each.rows[: len(each.tokens)]]
-    told = iter(chooser.logprobs(logits, at, tokens, rows))
+    found = iter(chooser.logprobs(logits, at, tokens, rows))
     return {
-        each.work.request.id: [TokenLogprob(token, *next(told)) for token in each.tokens]
+        each.work.request.id: [TokenLogprob(token, *next(found)) for token in each.tokens]
         for each in asking
     }

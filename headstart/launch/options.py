@@ -126,7 +126,7 @@ class LaunchOptions:
             raise ConfigError(f"--speculate is {self.speculate}; expected 0 (off) or more.")
         if self.memory_fraction is not None and not 0 < self.memory_fraction <= 1:
             raise ConfigError(
-                f"--memory-fraction is {self.memory_fraction}; expected a value in (0, 1]."
+                f"--memory-fraction is {self.memory_fraction}; expected a number above 0, up to 1."
             )
         if self.kv_offload_gb is not None and self.kv_offload_gb <= 0:
             raise ConfigError(f"--kv-offload-gb is {self.kv_offload_gb}; expected more than 0.")

@@ -76,7 +76,8 @@ def build(
     if max_len > config.max_positions:
         raise ConfigError(
             f"max_model_len is {max_len}; the model was made for {config.max_positions} positions "
-            "(max_position_embeddings). Give at most that."
+            "(max_position_embeddings). Give at most that.",
+            field="max_model_len",
         )
     stored = _find(checkpoint, head_folder, notes, with_head=with_head)
     prefix, lm_head = _trunk_names(checkpoint, stored.family)
@@ -167,7 +168,9 @@ def resolve_device(name: str) -> torch.device:
     except RuntimeError:
         place = torch.device("meta")
     if place.type not in ("cpu", "cuda"):
-        raise ConfigError(f"device is {name!r}; give auto, cpu or cuda (cuda:1 for the second).")
+        raise ConfigError(
+            f"device is {name!r}; give auto, cpu or cuda (cuda:1 for the second).", field="device"
+        )
     count = torch.cuda.device_count()
     if place.type == "cuda" and (place.index or 0) >= count:
         raise ConfigError(
@@ -182,7 +185,9 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     if name not in _DTYPES:
-        raise ConfigError(f"dtype is {name!r}; expected auto or {', '.join(_DTYPES)}.")
+        raise ConfigError(
+            f"dtype is {name!r}; expected auto or {', '.join(_DTYPES)}.", field="dtype"
+        )
     if _DTYPES[name] == torch.float16 and device.type == "cpu":
         raise ConfigError(
             "dtype float16 is for GPUs; on the CPU it is slow and overflows. Use float32."

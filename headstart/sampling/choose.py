@@ -53,7 +53,10 @@ def choose_drafts(logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None 
 
 
 def target_probs(logits: Tensor, rows: Sequence[Row]) -> Tensor:
-    """The distribution that `choose` draws from, [R, V]; one-hot at temperature 0."""
+    """The distribution that `choose` draws from, [R, V].
+
+    At temperature 0 one-hot, or zeros where no token is allowed.
+    """
     return _probs(adjust(logits, rows), rows)
 
 
@@ -92,7 +95,7 @@ def logprobs(
 def _choose_each(
     logits: Tensor, rows: Sequence[Row], token_ids: Tensor | None, *, penalties: bool
 ) -> Tensor:
-    """Columns [R] of the choices; rows that want the arg-max do not pay for those that do not."""
+    """Columns [R] of the choices; only rows that need more than the arg-max are processed."""
     others = [i for i, row in enumerate(rows) if not row.is_plain_greedy]
     own = [rows[i] for i in others]
     if len(own) == len(rows):
@@ -143,6 +146,7 @@ def _probs(adjusted: Tensor, rows: Sequence[Row]) -> Tensor:
     probs = finish(adjusted, rows).softmax(-1)
     greedy = [i for i, row in enumerate(rows) if row.params.is_greedy]
     if greedy:
-        best = take(adjusted, greedy).argmax(-1, keepdim=True)
-        probs[greedy] = torch.zeros_like(take(probs, greedy)).scatter_(-1, best, 1.0)
+        best, where = take(adjusted, greedy).max(-1, keepdim=True)
+        is_any = (best > -math.inf).to(probs.dtype)  # a row without any allowed token has no best
+        probs[greedy] = torch.zeros_like(take(probs, greedy)).scatter_(-1, where, is_any)
     return probs

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Literal, TypeVar, get_args
 
 from headstart.errors import ConfigError, some
 
@@ -29,79 +29,49 @@ GAMMA = 0x9E3779B97F4A7C15  # odd, from the golden ratio: the step of splitmix64
 PROMPT_GAMMA = 0xD1B54A32D192ED03  # another odd step, so that prompts and samples cannot meet
 
 
+_T = TypeVar("_T")
+
+
+def _setting(default: _T, help_text: str) -> _T:
+    """A field of `SamplingParams`, with what users are told of it."""
+    return field(default=default, metadata={"help": help_text})
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
-    max_tokens: int | None = field(
-        default=None, metadata={"help": "tokens to generate at most; default: what fits"}
+    """What one request asks of the sampler, of the end of its answer and of drafting."""
+
+    max_tokens: int | None = _setting(None, "tokens to generate at most; default: what fits")
+    min_tokens: int = _setting(0, "tokens before which nothing ends the answer")
+    temperature: float = _setting(1.0, "0 takes the most likely token; higher is more varied")
+    top_k: int = _setting(0, "choose among this many most likely tokens; 0 or -1: all")
+    top_p: float = _setting(1.0, "choose among the fewest tokens that hold this share")
+    min_p: float = _setting(0.0, "drop tokens below this share of the most likely one")
+    repetition_penalty: float = _setting(1.0, "above 1: tokens of prompt and output less likely")
+    presence_penalty: float = _setting(0.0, "taken off the logit of every token of the output")
+    frequency_penalty: float = _setting(0.0, "taken off once per occurrence in the output")
+    logit_bias: Mapping[int, float] | None = _setting(None, "added to logits, by token id")
+    allowed_token_ids: tuple[int, ...] | None = _setting(None, "only these tokens are chosen")
+    banned_token_ids: tuple[int, ...] | None = _setting(None, "these tokens are never chosen")
+    stop: tuple[str, ...] = _setting((), "text that ends the answer")
+    stop_token_ids: tuple[int, ...] = _setting((), "tokens that end the answer, besides EOS")
+    ignore_eos: bool = _setting(False, "go on after the model's end token")
+    include_stop_str_in_output: bool = _setting(False, "keep the stop text or token in the answer")
+    n: int = _setting(1, "answers per prompt")
+    seed: int | None = _setting(None, "same seed, same text; default: one is drawn and reported")
+    logprobs: int | None = _setting(
+        None, "log-probabilities, with this many alternatives; 0: of the chosen token only"
     )
-    min_tokens: int = field(
-        default=0, metadata={"help": "tokens before which nothing ends the answer"}
+    logprobs_mode: LogprobsMode = _setting("raw", "raw (the model's own) or processed")
+    detokenize: bool = _setting(True, "give the text, not only token ids")
+    skip_special_tokens: bool = _setting(True, "leave special tokens out of the text")
+    speculate: int | Literal["auto"] | None = _setting(
+        None, "K, draft tokens per round; 0: none; default: the engine's"
     )
-    temperature: float = field(
-        default=1.0, metadata={"help": "0 takes the most likely token; higher is more varied"}
+    acceptance: AcceptanceRule = _setting(
+        "match", "match (text does not depend on K) or rejection (accepts a little more)"
     )
-    top_k: int = field(
-        default=0, metadata={"help": "choose among this many most likely tokens; 0 or -1: all"}
-    )
-    top_p: float = field(
-        default=1.0, metadata={"help": "choose among the fewest tokens that hold this share"}
-    )
-    min_p: float = field(
-        default=0.0, metadata={"help": "drop tokens below this share of the most likely one"}
-    )
-    repetition_penalty: float = field(
-        default=1.0, metadata={"help": "above 1: tokens of prompt and output less likely"}
-    )
-    presence_penalty: float = field(
-        default=0.0, metadata={"help": "taken off the logit of every token of the output"}
-    )
-    frequency_penalty: float = field(
-        default=0.0, metadata={"help": "taken off once per occurrence in the output"}
-    )
-    logit_bias: Mapping[int, float] | None = field(
-        default=None, metadata={"help": "added to logits, by token id"}
-    )
-    allowed_token_ids: tuple[int, ...] | None = field(
-        default=None, metadata={"help": "only these tokens are chosen"}
-    )
-    banned_token_ids: tuple[int, ...] | None = field(
-        default=None, metadata={"help": "these tokens are never chosen"}
-    )
-    stop: tuple[str, ...] = field(default=(), metadata={"help": "text that ends the answer"})
-    stop_token_ids: tuple[int, ...] = field(
-        default=(), metadata={"help": "tokens that end the answer, besides EOS"}
-    )
-    ignore_eos: bool = field(default=False, metadata={"help": "go on after the model's end token"})
-    include_stop_str_in_output: bool = field(
-        default=False, metadata={"help": "keep the stop text or token in the answer"}
-    )
-    n: int = field(default=1, metadata={"help": "answers per prompt"})
-    seed: int | None = field(
-        default=None, metadata={"help": "same seed, same text; default: one is drawn and reported"}
-    )
-    logprobs: int | None = field(
-        default=None,
-        metadata={
-            "help": "log-probabilities, with this many alternatives; 0: of the chosen token only"
-        },
-    )
-    logprobs_mode: LogprobsMode = field(
-        default="raw", metadata={"help": "raw (the model's own) or processed"}
-    )
-    detokenize: bool = field(default=True, metadata={"help": "give the text, not only token ids"})
-    skip_special_tokens: bool = field(
-        default=True, metadata={"help": "leave special tokens out of the text"}
-    )
-    speculate: int | Literal["auto"] | None = field(
-        default=None, metadata={"help": "K, draft tokens per round; 0: none; default: the engine's"}
-    )
-    acceptance: AcceptanceRule = field(
-        default="match",
-        metadata={"help": "match (text does not depend on K) or rejection (accepts a little more)"},
-    )
-    draft_vocab: str | None = field(
-        default=None, metadata={"help": "draft vocabulary to use, by name"}
-    )
+    draft_vocab: str | None = _setting(None, "draft vocabulary to use, by name")
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -125,7 +95,7 @@ class SamplingParams:
 
     @property
     def needs_history(self) -> bool:
-        """Whether a row must know what came before it."""
+        """Whether a choice depends on the tokens before it."""
         return self.has_penalties or self.min_tokens > 0
 
     @property
@@ -165,20 +135,23 @@ class SamplingParams:
 
 _ID_FIELDS = ("logit_bias", "allowed_token_ids", "banned_token_ids", "stop_token_ids")
 
-# field: (lowest, highest, open at the lower end). None stands for no bound.
-_RANGES: dict[str, tuple[float, float | None, bool]] = {
+_MOST = (1 << 63) - 1  # what backends count in 64 bits
+_MOST_ID = (1 << 31) - 1
+_MOST_ANSWERS = 1 << 16  # each is a request of its own
+# field: (lowest, highest, open at the lower end)
+_RANGES: dict[str, tuple[float, float, bool]] = {
     "temperature": (0, 100, False),
-    "top_k": (-1, None, False),
+    "top_k": (-1, _MOST, False),
     "top_p": (0, 1, True),
     "min_p": (0, 1, False),
     "repetition_penalty": (0.01, 100, False),
     "presence_penalty": (-2, 2, False),
     "frequency_penalty": (-2, 2, False),
-    "max_tokens": (1, None, False),
-    "min_tokens": (0, None, False),
-    "n": (1, None, False),
+    "max_tokens": (1, _MOST, False),
+    "min_tokens": (0, _MOST, False),
+    "n": (1, _MOST_ANSWERS, False),
     "seed": (-(1 << 63), MASK64, False),
-    "logprobs": (0, None, False),
+    "logprobs": (0, _MOST, False),
 }
 _WHOLE = ("top_k", "max_tokens", "min_tokens", "n", "seed", "logprobs")
 _OPTIONAL = ("max_tokens", "seed", "logprobs")
@@ -191,16 +164,15 @@ def _check(params: SamplingParams) -> None:
         if value is None and name in _OPTIONAL:
             continue
         kind = "whole number" if name in _WHOLE else "number"
-        if not _is_number(value, whole=name in _WHOLE) or not (
-            (low < value if is_open else low <= value) and (high is None or value <= high)
-        ):
-            raise ConfigError(
-                f"{name} is {value!r}; give a {kind} {_words(low, high, is_open)}", field=name
-            )
+        is_number = _is_number(value, whole=name in _WHOLE)
+        if not is_number or not low <= value <= high or (is_open and value == low):
+            most = "2**63 - 1" if high == _MOST else high
+            bounds = f"above {low}, up to {most}" if is_open else f"from {low} to {most}"
+            raise ConfigError(f"{name} is {_shown(value)}; give a {kind} {bounds}.", field=name)
     for name in _FLAGS:
         if not isinstance(getattr(params, name), bool):
             raise ConfigError(
-                f"{name} is {getattr(params, name)!r}; give true or false", field=name
+                f"{name} is {getattr(params, name)!r}; give true or false.", field=name
             )
     for name in _ID_FIELDS:
         _check_ids(name, getattr(params, name) or ())
@@ -210,7 +182,7 @@ def _check(params: SamplingParams) -> None:
     ):
         if getattr(params, name) not in choices:
             raise ConfigError(
-                f"{name} is {getattr(params, name)!r}; give one of {', '.join(choices)}",
+                f"{name} is {getattr(params, name)!r}; give one of {', '.join(choices)}.",
                 field=name,
             )
     _check_combinations(params)
@@ -218,66 +190,71 @@ def _check(params: SamplingParams) -> None:
 
 def _check_combinations(params: SamplingParams) -> None:
     k = params.speculate
-    if k is not None and k != "auto" and not (_is_number(k, whole=True) and k >= 0):
+    if k is not None and k != "auto" and not (_is_number(k, whole=True) and 0 <= k <= _MOST):
         raise ConfigError(
-            f"speculate is {k!r}; give a number of draft tokens, or `auto`", field="speculate"
+            f"speculate is {_shown(k)}; give a number of draft tokens, or `auto`.",
+            field="speculate",
         )
     if 0 < params.temperature < 1e-6:
         raise ConfigError(
-            f"temperature is {params.temperature}; give 0 for the most likely token, or 1e-6 up",
+            f"temperature is {params.temperature}; give 0 for the most likely token, or 1e-6 up.",
             field="temperature",
         )
     for token, value in (params.logit_bias or {}).items():
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not -100 <= value <= 100:  # NaN is not, either
             raise ConfigError(
-                f"logit_bias of token {token} is {value!r}; give a number from -100 to 100. "
+                f"logit_bias of token {token} is {_shown(value)}; give a number from -100 to 100. "
                 f"To forbid a token put it into banned_token_ids.",
                 field="logit_bias",
             )
     for text in params.stop:
         if not isinstance(text, str) or not text:
             raise ConfigError(
-                f"stop holds {text!r}; give texts of at least one character", field="stop"
+                f"stop holds {text!r}; give texts of at least one character.", field="stop"
             )
     if params.stop and not params.detokenize:
         raise ConfigError(
-            "stop texts are looked for in the text; leave detokenize on with them", field="stop"
+            "stop texts are looked for in the text; leave detokenize on with them.", field="stop"
         )
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise ConfigError(
             f"min_tokens is {params.min_tokens}, max_tokens is {params.max_tokens}; "
-            f"give a min_tokens of at most {params.max_tokens}",
+            f"give a min_tokens of at most {params.max_tokens}.",
             field="min_tokens",
         )
     allowed = params.allowed_token_ids
     if allowed is not None and set(params.banned_token_ids or ()).issuperset(allowed):
         raise ConfigError(
             f"allowed_token_ids has {len(allowed)} ids and none is left after banned_token_ids; "
-            f"allow at least one token",
+            f"allow at least one token.",
             field="allowed_token_ids",
         )
 
 
 def _check_ids(name: str, ids: Collection[object]) -> None:
-    if set(map(type, ids)) <= {int} and min(ids, default=0) >= 0:  # type: ignore[type-var, operator]
+    if not ids:
+        return
+    if set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) <= _MOST_ID:  # type: ignore[type-var, operator]
         return  # a list may hold a whole vocabulary
-    bad = [i for i in ids if not (_is_number(i, whole=True) and i >= 0)]  # type: ignore[operator]
+    bad = [i for i in ids if not (_is_number(i, whole=True) and 0 <= i <= _MOST_ID)]  # type: ignore[operator]
     if bad:
         raise ConfigError(
-            f"{name} holds {some(map(repr, bad))}; give token ids, 0 or above", field=name
+            f"{name} holds {some(map(_shown, bad))}; give token ids, 0 to 2**31 - 1.", field=name
         )
 
 
 def _is_number(value: object, *, whole: bool) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         return False
-    return math.isfinite(value)
+    return isinstance(value, int) or math.isfinite(value)
 
 
-def _words(low: float, high: float | None, is_open: bool) -> str:
-    lower = f"above {low}" if is_open else f"from {low}"
-    return f"{lower} up" if high is None else f"{lower} to {high}"
+def _shown(value: object) -> str:
+    """For messages: Python refuses to write out a whole number of thousands of digits."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"about {'-' if value < 0 else ''}2**{value.bit_length() - 1}"
+    return repr(value)
 
 
 def mix64(word: int) -> int:

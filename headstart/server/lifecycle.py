@@ -17,7 +17,6 @@ import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
 
 import uvicorn
 
@@ -31,9 +30,6 @@ from headstart.server.options import ServerOptions, is_public, url_of
 from headstart.server.refusals import STOPPED, unavailable
 from headstart.server.state import ServerState
 from headstart.server.wire import GuardedConnection
-
-if TYPE_CHECKING:
-    from headstart.engine.engine import Engine
 
 _log = logging.getLogger("headstart.server")
 _STOP_SECONDS = 10.0  # for the step that is running when the server ends

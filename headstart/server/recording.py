@@ -101,8 +101,12 @@ def _queue_seconds(stats: Sequence[RequestStats], first_token: float | None) -> 
 
 
 def log_request(record: RequestRecord) -> None:
-    """Write the line of one request; what went wrong on our side is a warning."""
-    level = logging.WARNING if record.status >= 500 or record.error else logging.INFO
+    """Write the line of one request; what went wrong on our side is a warning.
+
+    That is a status of 500 and more, and an answer that broke off after it had begun.
+    """
+    is_ours = record.status >= 500 or (record.status < 400 and record.error is not None)
+    level = logging.WARNING if is_ours else logging.INFO
     _log.log(level, "request", extra={_FIELDS: record.as_fields()})
 
 

@@ -53,6 +53,19 @@ def test_text_is_the_same_while_k_rises_and_falls(slots: int, heat: float, tiny:
     assert {"accepted", "recovered"} <= {o for r in results for o in r.outputs[0].origins}
 
 
+@pytest.mark.usefixtures("made_up_costs")
+def test_auto_learns_nothing_from_the_request_of_the_start(tiny: Tiny) -> None:
+    """Regression: six tokens that nobody asked for decided how requests began to draft."""
+    engine = start(soft(tiny), speculate="auto")
+    assert engine.policy is not None
+    before = engine.policy.rates.overall.priors(8)
+    engine.generate([[0, 0]], greedy(6))
+    assert engine.policy.rates.overall.priors(8) != before
+    engine.warm_up()
+    assert engine.policy.rates.overall.priors(8) == before
+    assert engine.policy.reason == "" and engine.stats.steps == 0
+
+
 @pytest.mark.parametrize("modules", [1, 3])
 def test_a_head_that_had_to_wait_drafts_as_one_that_never_did(modules: int, tiny: Tiny) -> None:
     """K is 0 for a while, prompts and answers alike: what follows is drafted from full memory."""

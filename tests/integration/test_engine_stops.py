@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from typing import Any
 
 import pytest
@@ -52,6 +54,19 @@ def test_min_tokens_with_nothing_but_end_tokens_allowed_is_refused(tiny: Tiny) -
         say(engine, min_tokens=3, **only)
     assert say(engine, **only).token_ids == [end]
     assert not engine.has_work
+
+
+@pytest.mark.parametrize("settings", [{}, {"dtype": "float32"}], ids=["torch", "numba"])
+def test_an_end_id_beyond_the_vocabulary_is_no_token(settings: Any, tiny: Tiny) -> None:
+    """Regression: with min_tokens the step of all requests failed."""
+    folder = checkpoint(tiny)
+    out = folder.parent / f"{folder.name}-far-end"
+    if not out.exists():
+        shutil.copytree(folder, out)
+        (out / "generation_config.json").write_text(json.dumps({"eos_token_id": [1, 500]}))
+    engine = start(out, **settings)
+    assert len(say(engine, min_tokens=3, ignore_eos=False).token_ids) > 3
+    assert engine.admission.ends(SamplingParams()) == {1}
 
 
 def test_more_drafts_than_an_engine_makes_are_refused(tiny: Tiny) -> None:

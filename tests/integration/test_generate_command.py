@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from headstart.calibrate.agreement import walk
 from headstart.calibrate.calibrated import agreement_of
+from headstart.checkpoint.hub import named_models
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.main import app, main
 from headstart.engine.engine import Engine
@@ -37,6 +38,37 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     assert result.returncode == 0, result.stderr
     return out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--top-p", "2"], "error: --top-p is 2.0; give a number above 0, up to 1.\n"),
+        (["--memory-fraction=2"], "error: --memory-fraction is 2.0; give a number above 0, up "),
+        (["--kv-bytes", "0"], "error: --kv-bytes is 0; give a whole number of at least 1.\n"),
+        (["--speculate", "many"], "error: --speculate is 'many'; give auto or a number from 0"),
+    ],
+)
+def test_a_bad_value_is_called_by_the_flag_that_was_typed(words: list[str], said: str) -> None:
+    result = headstart("generate", "nowhere", "t3", *words)
+    assert result.returncode == 2 and result.stderr.startswith(said)
+
+
+def test_a_head_may_be_given_by_a_name_of_ours(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: `demo` was the name of a model, and no name of a head."""
+    monkeypatch.setitem(named_models, "ours", lambda: made)
+    asked = ("t3", "--head", "ours", "--max-tokens", "3", "--temperature", "0")
+    result = headstart("generate", str(made), *asked, cwd=tmp_path)
+    assert result.returncode == 0 and "3 tokens in" in result.stderr
+
+
+def test_a_head_alone_is_no_model(made: Path, tmp_path: Path) -> None:
+    exported = headstart("export", str(made), "--out", str(tmp_path / "head"))
+    assert exported.returncode == 0, exported.stderr
+    result = headstart("generate", str(tmp_path / "head"), "t3")
+    assert "Give its model, and this folder with --head." in result.stderr
 
 
 def test_comparing_reports_both_speeds_and_identical_texts(made: Path) -> None:
@@ -119,8 +151,8 @@ def test_a_bad_calibration_is_refused_in_one_line(
         (("t3", "--device", "foo"), "device is 'foo'; give auto, cpu or cuda"),
         (("t3", "--threads", "0"), "threads is 0; give"),
         (("t3", "--weights", "int8", "--exact"), "exact and weights int8 were both given"),
-        (("t3", "--kv-bytes", "0"), "kv_bytes is 0; give"),
-        (("t3", "--max-model-len", "99999999"), "max_model_len is 99999999; the model was made"),
+        (("t3", "--kv-bytes", "0"), "--kv-bytes is 0; give"),
+        (("t3", "--max-model-len", "99999999"), "--max-model-len is 99999999; the model was made"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )

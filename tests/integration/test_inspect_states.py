@@ -522,6 +522,7 @@ def test_code_that_a_config_names_is_told_and_not_trusted(tiny: Tiny, tmp_path: 
     assert "configuration_mimo.py of the hub's someone/else" in shown.stdout
     commands = [line for line in shown.stdout.splitlines() if "warning:" not in line]
     assert "vllm serve" in shown.stdout and not any("trust" in line for line in commands)
+    assert "vLLM, SGLang cannot read" in " ".join(shown.stdout.split())
     document = json.loads(headstart("inspect", str(model), "--json").stdout)
     for engine in ("vllm", "sglang"):
         answer = document["engines"][engine]

@@ -86,13 +86,28 @@ def test_what_clients_send_cannot_break_a_line(log_format: LogFormat) -> None:
         assert json.loads(stream.getvalue())["model"] == NASTY
 
 
-def test_text_lines_are_words_and_refusals_are_warnings() -> None:
+def test_text_lines_are_words() -> None:
     stream = configured("text")
-    log_request(record(status=429, error="too many wait", first_token_seconds=None))
+    log_request(record(status=503, error="too many wait", first_token_seconds=None))
     line = stream.getvalue()
     assert " WARNING headstart.server.requests  request id=chatcmpl-1 " in line
-    assert "status=429" in line and 'error="too many wait"' in line
+    assert "status=503" in line and 'error="too many wait"' in line
     assert "first_token_seconds" not in line
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "level"),
+    [(200, None, "info"), (200, "the engine failed", "warning"), (400, "top_p is 2", "info"),
+     (404, "no such model", "info"), (429, "too many", "info"), (500, "failed", "warning"),
+     (503, None, "warning")],
+)  # fmt: skip
+def test_only_what_went_wrong_on_our_side_is_a_warning(
+    status: int, error: str | None, level: str
+) -> None:
+    """Regression: every refusal of a client's mistake was one."""
+    stream = configured("json")
+    log_request(record(status=status, error=error))
+    assert json.loads(stream.getvalue())["level"] == level
 
 
 def test_uvicorn_and_warnings_take_the_same_form() -> None:

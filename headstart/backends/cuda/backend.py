@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
-from headstart.backends.chooser import Told
+from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
@@ -45,6 +45,8 @@ from headstart.sampling.params import Row
 
 
 class CudaBackend(Backend):
+    """A model by fused kernels on a GPU, prompts by passes and decoding in captured rounds."""
+
     name = "cuda"
     has_rounds = True
 
@@ -171,7 +173,7 @@ class CudaBackend(Backend):
 
     def logprobs(
         self, logits: Tensor, at: Sequence[int], ids: Sequence[int], rows: Sequence[Row]
-    ) -> list[Told]:
+    ) -> list[RowLogprobs]:
         tops = [min(row.params.logprobs or 0, logits.shape[1]) for row in rows]
         if max(tops) > MAX_LOGPROBS:
             return super().logprobs(logits, at, ids, rows)

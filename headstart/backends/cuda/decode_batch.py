@@ -21,6 +21,7 @@ from headstart.backends.rounds import RoundRequest, RoundSizes
 from headstart.backends.rows import on_device
 from headstart.models.config import ModelConfig
 from headstart.models.recurrence import LayerStates
+from headstart.sampling.masks import num_words
 
 WINDOW = 16  # tokens that the head may be behind while no request drafts
 
@@ -57,7 +58,7 @@ class DecodeBatch:
         self.stream = numbers(dtype, max_drafts + 1, hidden).flatten(0, 1)
         self.draft_normed = numbers(dtype, max(1, max_drafts), hidden)
         self.draft_shares = numbers(torch.float32, max(1, max_drafts))
-        self.masks = numbers(torch.int32, max_drafts + 1, -(-vocab // 32)).flatten(0, 1)
+        self.masks = numbers(torch.int32, max_drafts + 1, num_words(vocab)).flatten(0, 1)
         self.logprobs = numbers(torch.float32, max_drafts + 1, 1 + MAX_LOGPROBS).flatten(0, 1)
         self.logprob_ids = numbers(torch.int32, max_drafts + 1, MAX_LOGPROBS).flatten(0, 1)
         self.recurrent = recurrent

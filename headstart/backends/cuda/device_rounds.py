@@ -41,6 +41,8 @@ _LEAST_ROWS = 64  # that a round may have in any case
 
 
 class CapturedRounds(DeviceRounds):
+    """Rounds of one engine's requests, as CUDA graphs; the host launches, and reads them later."""
+
     def __init__(self, backend: CudaBackend, sizes: RoundSizes, recurrent: RecurrentBatch | None):
         self.sizes, self.window, self.backend = sizes, WINDOW, backend
         self.joins_rows = not backend.options.exact  # where rows do not depend on others

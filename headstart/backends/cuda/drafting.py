@@ -37,14 +37,14 @@ def run_drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None
 
 
 def _read(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> Tensor:
-    """All modules read and draft; what the last one recycles [B, D] behind its draft."""
+    """All modules read and draft; what the last one recycles [B, D] after its draft."""
     assert model.head is not None
     count, rows, ids = shape.count, shape.head_rows, batch.ids[: shape.count]
     pending, tables = batch.pending[:count], batch.tables[:count]
     lengths, at = batch.lengths[:count], (batch.left[:count], batch.limits[:count])
     tokens, states = batch.tokens[:count, :rows], batch.states[:count, :rows]
     for module in range(model.head.num_modules):
-        drafts = module if module < shape.num_drafts else 0  # that it reads behind the tokens
+        drafts = module if module < shape.num_drafts else 0  # that it reads after the tokens
         placed = head_rows(
             lengths, pending, tables, model.block_size, rows + drafts, module, drafts, *at
         )
@@ -53,7 +53,7 @@ def _read(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> Tensor:
             model.head.module(module + 1), _with_drafts(tokens, pending, ids[:, 1 : drafts + 1]),
             states, where, model.trunk.embed, model.trunk.rotary, model.head_caches[module],
         )  # fmt: skip
-        last, newest = newest_rows(normed, recycled, pending, behind=drafts)
+        last, newest = newest_rows(normed, recycled, pending, after=drafts)
         if module < shape.num_drafts:  # only the last row guesses
             ids[:, module + 1] = _guess(model, batch, shape, last, module + 1)
         if module + 1 < model.head.num_modules:
@@ -62,7 +62,7 @@ def _read(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> Tensor:
 
 
 def _with_drafts(tokens: Tensor, pending: Tensor, drafts: Tensor) -> Tensor:
-    """Tokens [B, R], of which `pending` [B] count, and drafts [B, J] right behind those."""
+    """Tokens [B, R], of which `pending` [B] count, and drafts [B, J] right after those."""
     if drafts.shape[1] == 0:
         return tokens
     at = torch.arange(tokens.shape[1] + drafts.shape[1], device=tokens.device)
@@ -110,7 +110,7 @@ def _chain(
 def _guess(
     model: RoundModel, batch: DecodeBatch, shape: DraftShape, normed: Tensor, depth: int
 ) -> Tensor:
-    """[B] drafts of the tokens `depth` behind the end, with the noise of the trunk's choice."""
+    """[B] drafts of the tokens `depth` after the end, with the noise of the trunk's choice."""
     count, settings, ahead = shape.count, batch.settings.first(shape.count), depth - 1
     noise = noise_rows(batch.lengths[:count], settings.inv_temps, settings.seeds, 1, ahead)
     if shape.rejects:

@@ -28,7 +28,7 @@ TILE = 16  # rows
 _LOGITS = Shape(outputs=64, inputs=128, splits=1, warps=4, stages=3, rows=TILE)
 _GATED = Shape(outputs=64, inputs=128, splits=1, warps=4, stages=3, rows=TILE)
 _LEAST_CUT, _MOST_CUTS = 256, 32
-_SLACK = 64  # slots behind the last position that drafts without room may name
+_SLACK = 64  # slots after the last position that drafts without room may name
 _MOST_VALUES = 2**31  # that a product counts
 
 

@@ -133,8 +133,8 @@ def why_unusable(library: FlaScan, config: DeltaConfig, device: torch.device) ->
 def _edges(lengths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """Where texts begin and end, and (text, chunk of it) of all chunks [n, 2].
 
-    Once, not in every layer; and the library knows what it derived from a tensor by its identity.
-    Left to itself it would fetch the lengths from the device to count chunks.
+    Once, not in every layer: the library caches what it derives from a tensor by the tensor's
+    identity, and would otherwise fetch the lengths from the device to count chunks.
     """
     chunks = [
         number

@@ -170,7 +170,7 @@ class Kernels:
             kv_slots = rows.kv_slots
             if kept is not None and layer is layers[-1]:
                 stream, mixed, kv_slots = stream[kept], mixed[:, kept], kv_slots[kept]
-            partial = self._feed_behind(layer, stream, mixed, kv_slots)
+            partial = self._feed_after(layer, stream, mixed, kv_slots)
             normed = add_norm(stream, partial, norm.factor, trunk.config.eps)
         return stream, normed
 
@@ -182,7 +182,7 @@ class Kernels:
         layout, block = module.layout, module.block
         stream, normed = self._enter_head(module, ids, states, rows, embed)
         mixed = self._attend(block, normed, rows, cache, module.rotary or rotary)
-        partial = self._feed_behind(block, stream, mixed, rows.kv_slots)
+        partial = self._feed_after(block, stream, mixed, rows.kv_slots)
         if module.out_norm is None:
             stream += partial.sum(0).to(stream.dtype)
             return stream, stream
@@ -251,7 +251,7 @@ class Kernels:
         )  # fmt: skip
         return q, product
 
-    def _feed_behind(
+    def _feed_after(
         self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, kv_slots: Tensor
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""

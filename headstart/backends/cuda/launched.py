@@ -37,7 +37,7 @@ class LaunchedRound:
         if self.logprobs is None:
             return [Emitted(own) for own in tokens]
         return [
-            Emitted(own, told) for own, told in zip(tokens, self._logprobs(tokens), strict=True)
+            Emitted(own, found) for own, found in zip(tokens, self._logprobs(tokens), strict=True)
         ]
 
     def _logprobs(self, tokens: list[list[int]]) -> Iterator[list[TokenLogprob]]:
@@ -48,11 +48,11 @@ class LaunchedRound:
         ids = self.logprobs[1][:, :most].tolist()
         each = len(values) // len(tokens)  # rows of a request
         for index, (own, top) in enumerate(zip(tokens, self.tops, strict=True)):
-            told = []
+            found = []
             for row, token in enumerate(own if top is not None else (), index * each):
                 best = dict(zip(ids[row][:top], values[row][1:], strict=False)) if top else {}
-                told.append(TokenLogprob(token, values[row][0], best))
-            yield told
+                found.append(TokenLogprob(token, values[row][0], best))
+            yield found
 
     def timing(self) -> RoundTiming | None:
         if self.shape is None or self.began is None or self.done is None:

@@ -70,7 +70,7 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
 
 
 def joined_rows(first: Rows, second: Rows) -> Rows:
-    """Rows of one kind and of another behind them in one pass; each attend in their own way."""
+    """Rows of one kind and of another after them in one pass; each attend in their own way."""
     count, total = len(first.positions), len(first.positions) + len(second.positions)
     joined = replace(
         first,

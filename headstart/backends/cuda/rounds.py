@@ -47,7 +47,7 @@ def run_trunk(
 ) -> tuple[Tensor, Tensor]:
     """One pass over newest tokens and drafts, whose states are left in the batch.
 
-    Rows of others come behind them: their states before and after the final norm.
+    Rows of others come after them: their states before and after the final norm.
     """
     count, rows = shape.count, shape.num_drafts + 1
     tables = batch.tables[:count]

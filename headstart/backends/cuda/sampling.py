@@ -19,10 +19,11 @@ from headstart.backends.cuda.kernels import sampling as kernels
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS, logprobs_of
 from headstart.backends.cuda.kernels.sampling import Adjusted, Settings, adjust, draw
 from headstart.backends.rows import on_device, pinned_to
+from headstart.sampling.masks import num_words, packed
 from headstart.sampling.params import Row, SamplingParams
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingNeeds:
     """What the requests of a round need beside the best of all tokens."""
 
@@ -42,17 +43,20 @@ class SamplingNeeds:
         is_cut = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         is_truncated = is_cut and not params.is_greedy
         return cls(
-            bool(uses) or is_truncated or has_grammar,
-            bool(uses & ~kernels.PENALTIES) or is_truncated, params.logprobs is not None,
-            has_grammar, bool(uses & kernels.REJECTS), (vocab,),
+            processes=bool(uses) or is_truncated or has_grammar,
+            processes_drafts=bool(uses & ~kernels.PENALTIES) or is_truncated,
+            has_logprobs=params.logprobs is not None, has_masks=has_grammar,
+            rejects=bool(uses & kernels.REJECTS), vocabs=(vocab,),
         )  # fmt: skip
 
     def __or__(self, other: SamplingNeeds) -> SamplingNeeds:
         """Of a round in which both are."""
         return SamplingNeeds(
-            self.processes or other.processes, self.processes_drafts or other.processes_drafts,
-            self.has_logprobs or other.has_logprobs, self.has_masks or other.has_masks,
-            self.rejects or other.rejects, tuple(sorted({*self.vocabs, *other.vocabs})),
+            processes=self.processes or other.processes,
+            processes_drafts=self.processes_drafts or other.processes_drafts,
+            has_logprobs=self.has_logprobs or other.has_logprobs,
+            has_masks=self.has_masks or other.has_masks, rejects=self.rejects or other.rejects,
+            vocabs=tuple(sorted({*self.vocabs, *other.vocabs})),
         )  # fmt: skip
 
 
@@ -129,7 +133,7 @@ def logprobs_of_rows(
 def _adjusted(logits: Tensor, rows: Sequence[Row]) -> tuple[Settings, Adjusted]:
     settings = settings_of(rows, logits.shape[1], logits.device)
     positions = on_device([row.position for row in rows], logits.device)
-    masks = _bits(rows, logits)
+    masks = bits_of(rows, logits)
     return settings, adjust(logits.unsqueeze(0), settings, positions, masks=masks)
 
 
@@ -217,14 +221,12 @@ def _outputs(ids: Tensor) -> Tensor:
     return torch.full_like(ids, kernels.ONE_OUTPUT, dtype=torch.int32)
 
 
-def _bits(rows: Sequence[Row], like: Tensor) -> Tensor | None:
+def bits_of(rows: Sequence[Row], like: Tensor) -> Tensor | None:
     """Masks of grammars [n, words] as bits, where a row has one."""
     if all(row.mask is None for row in rows):
         return None
-    words = -(-like.shape[1] // 32)
-    result = torch.zeros(len(rows), words * 32, dtype=torch.bool)
-    for own, row in zip(result, rows, strict=True):
+    words = np.zeros((len(rows), num_words(like.shape[1])), np.int32)
+    for own, row in zip(words, rows, strict=True):
         if row.mask is not None:
-            own[: len(row.mask)] = row.mask
-    bits = np.packbits(result.numpy(), axis=1, bitorder="little").view(np.int32)
-    return pinned_to(torch.from_numpy(bits), like.device)
+            own[: num_words(len(row.mask))] = packed(row.mask)
+    return pinned_to(torch.from_numpy(words), like.device)

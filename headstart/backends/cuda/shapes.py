@@ -21,12 +21,16 @@ class DraftShape:
 
 @dataclass(frozen=True)
 class TrunkShape:
+    """What makes the trunk pass of one round a different program than that of another."""
+
     count: int
     num_drafts: int
 
 
 @dataclass(frozen=True)
 class ChoiceShape:
+    """What makes the choices of one round, and their acceptance, a different program."""
+
     count: int
     num_drafts: int
     has_read: bool  # whether the head has read what was pending
@@ -55,8 +59,8 @@ class RoundShape:
     def drafts(self) -> DraftShape:
         needs = self.needs if self.num_drafts else PLAIN
         return DraftShape(
-            self.count, self.num_drafts, self.head_rows, needs.processes_drafts, needs.rejects,
-            needs.vocabs if self.num_drafts else (),
+            self.count, self.num_drafts, self.head_rows, is_processed=needs.processes_drafts,
+            rejects=needs.rejects, vocabs=needs.vocabs if self.num_drafts else (),
         )  # fmt: skip
 
     @property
@@ -65,9 +69,10 @@ class RoundShape:
 
     @property
     def choice(self) -> ChoiceShape:
-        needs, has_read = self.needs, self.head_rows > 0
+        needs = self.needs
         rejects = needs.rejects and self.num_drafts > 0
         return ChoiceShape(
-            self.count, self.num_drafts, has_read, needs.processes, needs.has_logprobs,
-            needs.has_masks, rejects, needs.vocabs if rejects else (),
+            self.count, self.num_drafts, has_read=self.head_rows > 0,
+            is_processed=needs.processes, has_logprobs=needs.has_logprobs,
+            has_masks=needs.has_masks, rejects=rejects, vocabs=needs.vocabs if rejects else (),
         )  # fmt: skip

@@ -49,7 +49,7 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
 def why_unsupported(config: ModelConfig) -> str | None:
     """What in a trunk or a head the kernels cannot run, or None."""
     if config.o_bias or config.mlp_bias:
-        return "the model has biases behind attention or in the MLP"
+        return "the model has biases after attention or in the MLP"
     if any(window is not None for window in config.windows) or config.sliding is not None:
         return "the model has sliding windows"
     if config.v_dim != config.head_dim or config.v_scale != 1 or config.head_gate:

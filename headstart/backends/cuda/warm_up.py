@@ -32,7 +32,9 @@ _PROMPTS = (
 )  # fmt: skip
 _ROUNDS = 4  # as it is, captured, replayed twice
 _SAMPLED = SamplingNeeds(processes=True, processes_drafts=True)
-_ALL = SamplingNeeds(True, True, has_logprobs=True, has_masks=True, rejects=True)
+_ALL = SamplingNeeds(
+    processes=True, processes_drafts=True, has_logprobs=True, has_masks=True, rejects=True
+)
 _KINDS = (
     SamplingParams(temperature=0),
     SamplingParams(

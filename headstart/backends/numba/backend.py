@@ -56,6 +56,8 @@ def _notice_if_it_takes_long() -> Iterator[None]:
 
 
 class NumbaBackend(CompiledChooser, Backend):
+    """A model on a CPU: every pass, chain of drafts and choice is one compiled call."""
+
     name = "numba"
 
     def __init__(self, model: LoadedModel, options: BackendOptions):

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.chooser import Chooser, Told
+from headstart.backends.chooser import Chooser, RowLogprobs
 from headstart.backends.numba import sampling as kernels
 from headstart.backends.numba.adjusting import Settings
 from headstart.backends.numba.settings import SettingsPacker
@@ -80,7 +80,7 @@ class CompiledChooser(Chooser):
 
     def logprobs(
         self, logits: Tensor, at: Sequence[int], ids: Sequence[int], rows: Sequence[Row]
-    ) -> list[Told]:
+    ) -> list[RowLogprobs]:
         counts = [min(row.params.logprobs or 0, self._num_tokens) for row in rows]
         told = np.empty(len(rows), np.float32)
         best = np.empty((len(rows), max(counts)), np.int64)

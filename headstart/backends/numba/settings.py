@@ -117,6 +117,7 @@ class SettingsPacker:
             own = self._restrictions(p)
             for kind, part in own.lists.items():
                 lists.add(number, kind, id(p), part)
+            top_k = p.top_k if p.top_k < self._num_tokens else 0
             held_back = max(0, p.min_tokens - row.num_output) if row.end_ids else 0
             if held_back:
                 lists.add(number, ENDS, id(row.end_ids), _amounts(row.end_ids))
@@ -128,7 +129,7 @@ class SettingsPacker:
             is_adjusted = bool(own.lists or held_back or is_penalised) or max(allowed, mask) >= 0
             records.append(
                 (
-                    row.seed & MASK64, row.position, p.temperature, p.top_k, p.top_p,
+                    row.seed & MASK64, row.position, p.temperature, top_k, p.top_p,
                     math.log(p.min_p) if p.min_p else -math.inf, p.repetition_penalty,
                     p.presence_penalty, p.frequency_penalty, held_back, allowed, mask,
                     is_penalised, is_adjusted,

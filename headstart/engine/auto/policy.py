@@ -40,12 +40,16 @@ class DraftPolicy:
         self._costs = LiveCosts(costs) if costs is not None else None
         self._greedy_costs = self._costs if greedy_costs is None else LiveCosts(greedy_costs)
         self.uniform_costs: LiveCosts | None = None  # of rounds that have one K for all requests
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what requests have shown; what rounds cost stays known."""
         self.rates = AcceptanceRates()
-        self._exploration = Exploration(self.rates, options.max_drafts)
+        self._exploration = Exploration(self.rates, self._options.max_drafts)
         self._last_k: dict[str, int] = {}  # by request
         self._typical_k = 0  # that of most requests in the last round, where a new request begins
         self.reason = ""
-        self.decided_by: DecidedBy = "fastest" if options.speculate == "auto" else "fixed"
+        self.decided_by: DecidedBy = "fastest" if self._options.speculate == "auto" else "fixed"
         self.expected_speedup: float | None = None  # over no drafts, where `auto` chose last
 
     def use_rounds(self, costs: RoundCosts, captured_size: Callable[[int], int]) -> None:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from headstart.errors import MissingExtra, RequestError, install
+from headstart.sampling.masks import num_words, unpacked
 from headstart.server.grammars.client import CompilerProcess
 from headstart.server.grammars.specs import GrammarSpec
 from headstart.server.pieces import special_ids
@@ -119,7 +120,7 @@ class _Tokens:
 
     def room(self, rows: int) -> np.ndarray:
         """Masks in which nothing is allowed, int32 [rows, words]."""
-        return np.zeros((rows, -(-self.vocab_size // 32)), np.int32)
+        return np.zeros((rows, num_words(self.vocab_size)), np.int32)
 
     def end_of(self, words: np.ndarray) -> None:
         """Clear what lies behind the last known token in its word."""
@@ -164,7 +165,7 @@ class TokenGrammar:
         if self._matcher.is_terminated():
             return True
         tokens = self._tokens
-        known = words[:, : -(-tokens.size // 32)]
+        known = words[:, : num_words(tokens.size)]
         if not self._matcher.fill_next_token_bitmask(known):
             if tokens.size == tokens.vocab_size:
                 return False
@@ -175,11 +176,7 @@ class TokenGrammar:
     def allowed(self) -> torch.Tensor | None:
         """The same, bool [vocab_size]."""
         words = self.allowed_words()
-        if words is None:
-            return None
-        count = self._tokens.vocab_size
-        flags = np.unpackbits(words.view(np.uint8), count=count, bitorder="little")
-        return torch.from_numpy(flags.view(np.bool_))
+        return None if words is None else unpacked(words, self._tokens.vocab_size)
 
     def accept(self, token: int) -> bool:
         started = time.thread_time()

@@ -32,11 +32,15 @@ class PreparedChat:
     tools: tuple[Tool, ...] = ()
     max_calls: int | None = None
     is_forced: bool = False  # calls come out of a grammar, so they are well formed
+    only_calls: bool = False  # and there is nothing else in the answer
 
     def new_parser(self) -> ToolParser:
         """A parser for the text of one answer."""
         schemas = {tool.name: tool.parameters for tool in self.tools}
-        return ToolParser(self.format, schemas, max_calls=self.max_calls, is_forced=self.is_forced)
+        return ToolParser(
+            self.format, schemas, max_calls=self.max_calls, is_forced=self.is_forced,
+            only_calls=self.only_calls,
+        )  # fmt: skip
 
 
 def prepare(
@@ -84,6 +88,7 @@ def prepare(
         known,
         max_calls=1 if is_one else None,
         is_forced=grammar is not None,
+        only_calls=not is_free,
     )
 
 

@@ -46,9 +46,12 @@ class ToolParser:
         *,
         max_calls: int | None = None,
         is_forced: bool = False,
+        only_calls: bool = False,
     ):
+        """`is_forced`: a grammar holds calls to their format; `only_calls`: and allows no text."""
         self._format, self._schemas = format, schemas or {}
         self._max_calls, self._is_forced = max_calls, is_forced
+        self._only_calls = only_calls
         self.num_calls = 0
         self._text = ""  # not decided yet; inside of a call it begins with the space before it
         self._body: int | None = None  # where in `_text` the open call's body begins
@@ -70,7 +73,7 @@ class ToolParser:
         return events
 
     def finish(self) -> list[ToolEvent]:
-        """No more text: a call that is still open is none."""
+        """No more text: a call that is still open is none, and content unless all is calls."""
         events: list[ToolEvent] = []
         is_bare = self._format is not None and not self._format.begin
         calls = read_bare(self._text) if is_bare and not self._is_after_call else None
@@ -78,7 +81,7 @@ class ToolParser:
             for call in calls:
                 self._call(events, call)
             self._text = ""
-        elif self._arguments is None:
+        elif self._arguments is None and not self._only_calls:
             self._give(events, len(self._text))
         return events
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -136,6 +138,36 @@ def test_what_does_not_go_together_is_refused(given: Path, tmp_path: Path) -> No
     (tmp_path / "tokenizer.json").write_text((given / "tokenizer.json").read_text())
     with pytest.raises(ConfigError, match="has the end token None"):
         run(shape=SHAPE, acceptance=0.8, tokenizer=str(tmp_path), dry_run=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", b"\xff\xfe{}", r"tokenizer\.json is not text"),
+        ("chat_template.jinja", b"\xff", r"chat_template\.jinja is not text"),
+        ("tokenizer_config.json", b'{"eos_token": ["x"]}', r"has the eos_token \['x'\]; expected"),
+        ("tokenizer_config.json", b'{"eos_token": {"foo": "x"}}', r"eos_token \{'foo': 'x'\}; exp"),
+        ("tokenizer_config.json", b'{"eos_token": {"content": 3}}', r"eos_token .* expected its"),
+        ("tokenizer_config.json", b'{"eos_token": 3}', r"has the eos_token 3; expected its text"),
+        ("generation_config.json", b'{"eos_token_id": {"a": 1}}', r"has the end token .*; expect"),
+        ("generation_config.json", b'{"eos_token_id": [[1]]}', r"has the end token \[\[1\]\]; exp"),
+    ],
+)  # fmt: skip
+def test_a_broken_tokenizer_is_refused_in_one_line(
+    name: str, content: bytes, words: str, given: Path, tmp_path: Path
+) -> None:
+    """Regression: these ended in tracebacks."""
+    shutil.copytree(given, tmp_path / "broken")
+    (tmp_path / "broken" / name).write_bytes(content)
+    with pytest.raises(BrokenFile if "eos_token_id" not in str(content) else ConfigError) as found:
+        run(shape=SHAPE, acceptance=0.8, tokenizer=str(tmp_path / "broken"), dry_run=True)
+    assert re.search(words, str(found.value)) and "\n" not in str(found.value)
+
+
+def test_templates_that_are_no_texts_are_passed_over(given: Path) -> None:
+    read = read_tokenizer(given)
+    changed = {**read.files, "tokenizer_config.json": {"chat_template": ["x", 3]}}
+    assert "message.content" in GivenTokenizer("x", changed).documents(64)["chat_template.jinja"]
 
 
 def test_parts_of_characters_are_left_out(given: Path) -> None:

@@ -75,6 +75,9 @@ class ScriptedEngine:
     origins: list[str] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     aborted: list[str] = field(default_factory=list)
+    finish_reason: str = "stop"
+    interrupts_at: int | None = None  # rounds that are left then
+    admission: Any = field(default_factory=lambda: type("A", (), {"longest": 40})())
 
     def add(self, prompt: Any, params: SamplingParams) -> str:
         self.asked.append([dict(message) for message in prompt])
@@ -89,6 +92,8 @@ class ScriptedEngine:
         return bool(self.rounds)
 
     def step(self) -> list[Update]:
+        if len(self.rounds) == self.interrupts_at:
+            raise KeyboardInterrupt
         ids, origins = self.rounds.pop(0)
         self.said += ids
         self.origins += origins
@@ -102,7 +107,9 @@ class ScriptedEngine:
 
     def collect(self, request_id: str) -> Result:
         text = Pieces().decode(self.said, skip_special_tokens=True)
-        done = Completion(0, self.said, text, "stop", None, self.origins, None, self.stats)  # type: ignore[arg-type]
+        done = Completion(  # type: ignore[arg-type]
+            0, self.said, text, self.finish_reason, None, self.origins, None, self.stats
+        )
         return Result("r", [], [done])
 
 
@@ -136,6 +143,22 @@ def test_an_interrupted_answer_leaves_nothing_behind() -> None:
     with pytest.raises(KeyboardInterrupt):
         answer(engine, [{"role": "user", "content": "hi"}], SamplingParams(), quiet=True)  # type: ignore[arg-type]
     assert engine.aborted == ["r"]
+
+
+def test_what_is_said_of_an_answer_has_lines_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: a note, and the word of an interrupt, were glued to the answer."""
+    both = io.StringIO()
+    monkeypatch.setattr("sys.stdout", both)
+    monkeypatch.setattr("sys.stderr", both)
+    asked = [{"role": "user", "content": "hi"}]
+    engine = ScriptedEngine([HELLO[:], HELLO[:]], finish_reason="length")
+    answer(engine, asked, SamplingParams(max_tokens=9), quiet=False)  # type: ignore[arg-type]
+    assert "Hello world\nnote: ended after 4 of 9 tokens" in both.getvalue()
+
+    engine.interrupts_at = 1
+    with pytest.raises(KeyboardInterrupt):
+        answer(engine, asked, SamplingParams(), quiet=False)  # type: ignore[arg-type]
+    assert both.getvalue().endswith("Hel\n")
 
 
 def test_a_quiet_answer_prints_nothing(capsys: pytest.CaptureFixture[str]) -> None:

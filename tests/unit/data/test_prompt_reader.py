@@ -130,8 +130,9 @@ def test_a_model_that_asks_for_no_sampling_keeps_its_penalty(tiny: Tiny, tmp_pat
 @pytest.mark.parametrize(
     ("generation", "config", "ends"),
     [({"eos_token_id": [7, 8]}, {}, {7, 8}), ({"eos_token_id": 7}, {}, {7}),
-     ({}, {"eos_token_id": 9}, {9}), ({}, {"eos_token_id": None}, {1})],
-    ids=["several", "one", "from config", "from tokenizer"],
+     ({}, {"eos_token_id": 9}, {9}), ({}, {"eos_token_id": None}, {1}),
+     ({"eos_token_id": [1, 100_000]}, {}, {1})],
+    ids=["several", "one", "from config", "from tokenizer", "beyond the vocabulary"],
 )  # fmt: skip
 def test_end_tokens_come_from_the_first_file_that_names_them(
     generation: dict[str, Any], config: dict[str, Any], ends: set[int], tiny: Tiny, tmp_path: Path

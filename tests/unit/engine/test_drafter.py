@@ -251,7 +251,7 @@ def test_a_head_that_is_told_to_catches_up_with_everything() -> None:
     assert backend.notes.fills == [(1, [Part([12, 13, 14], 2, [1001, 1002, 1003])])]
     drafter.catch_up([own], force=True)
     assert len(backend.notes.passes) == len(backend.notes.fills) == 1, "nothing is left"
-    assert not drafter.has_begun(unknown)
+    assert drafter.num_final(unknown) == 0
 
 
 def test_it_is_behind_where_more_waits_than_a_round_leaves() -> None:
@@ -355,7 +355,7 @@ def test_a_request_that_is_forgotten_begins_anew() -> None:
     drafter.propose({own: 1})
     drafter.forget(own)
     drafter.forget(own)  # more than once, or never known
-    assert not drafter.has_begun(own) and drafter.num_final(own) == 0
+    assert drafter.num_final(own) == 0
     with pytest.raises(KeyError):
         drafter.probs(own)
     drafter.feed(own, 0, states(0, 4))

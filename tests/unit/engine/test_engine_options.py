@@ -22,7 +22,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"kv_bytes": 0}, "kv_bytes is 0; give a whole number of at least 1"),
     ({"threads": 0}, "threads is 0; give"),
     ({"max_model_len": 1}, "max_model_len is 1; give a whole number of at least 2"),
-    ({"memory_fraction": 0}, "memory_fraction is 0; give a value in"),
+    ({"memory_fraction": 0}, "memory_fraction is 0; give a number above 0, up to 1"),
     ({"memory_fraction": True}, "memory_fraction is True; give"),
     ({"prefix_caching": 1}, "prefix_caching is 1; give true or false"),
     ({"exact": True, "weights": "int8"}, "exact and weights int8 were both given"),

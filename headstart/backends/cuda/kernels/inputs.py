@@ -46,11 +46,11 @@ def pair_rows(
 
 
 def newest_rows(
-    normed: Tensor, recycled: Tensor, pending: Tensor, behind: int = 0
+    normed: Tensor, recycled: Tensor, pending: Tensor, after: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Of each request's R rows the one of its last pending token: [B, N] of both [B * R, N].
 
-    Or the one so many rows `behind` it.
+    Or the one so many rows `after` it.
     """
     requests, width = pending.shape[0], normed.shape[1]
     rows = normed.shape[0] // requests
@@ -58,7 +58,7 @@ def newest_rows(
         torch.empty(requests, width, dtype=x.dtype, device=x.device) for x in (normed, recycled)
     ]
     _newest_rows[(requests,)](
-        normed, recycled, pending, *results, width, behind, ROWS=rows,
+        normed, recycled, pending, *results, width, after, ROWS=rows,
         BLOCK=triton.next_power_of_2(width), num_warps=4,
     )  # fmt: skip
     return results[0], results[1]
@@ -67,7 +67,7 @@ def newest_rows(
 def noise_rows(
     lengths: Tensor, inv_temps: Tensor, seeds: Tensor, rows: int, ahead: int = 0
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Heat, seed and position of what every row chooses, [B * rows] each.
+    """Inverse temperature, seed and position of what every row chooses, [B * rows] each.
 
     Row r of a request chooses the token at its length + ahead + r.
     """
@@ -122,13 +122,13 @@ def _pair_rows(ids, states, embed, embed_norm, state_norm, positions, pair, id_s
     tl.store(target + other, _normed(state, mask, state_norm, at, width, eps), mask)
 
 
-@jit(do_not_specialize=["behind"])
-def _newest_rows(normed, recycled, pending, normed_out, recycled_out, width, behind,
+@jit(do_not_specialize=["after"])
+def _newest_rows(normed, recycled, pending, normed_out, recycled_out, width, after,
                  ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
-    row = tl.maximum(tl.load(pending + request) - 1, 0) + behind
+    row = tl.maximum(tl.load(pending + request) - 1, 0) + after
     source = (request * ROWS + row) * width + at
     tl.store(normed_out + request * width + at, tl.load(normed + source, mask, 0.0), mask)
     tl.store(recycled_out + request * width + at, tl.load(recycled + source, mask, 0.0), mask)

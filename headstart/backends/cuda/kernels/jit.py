@@ -17,7 +17,7 @@ _only_compiles: ContextVar[bool] = ContextVar("_only_compiles", default=False)
 
 
 class Kernel(triton.JITFunction):  # type: ignore[misc]
-    """A kernel that knows whether it is to run, or only to be compiled."""
+    """A kernel whose launches run, or only compile it inside of `compiling_only`."""
 
     def run(self, *given: Any, grid: Any, warmup: bool = False, **options: Any) -> Any:
         only_compiles = warmup or _only_compiles.get()

@@ -7,8 +7,8 @@ the rows of its expert by itself, and leaves a list for the second. From some nu
 sorting pays: then a program gets a tile of pairs that were sorted by expert.
 
 The shared experts are those from number E on: parts of one wide MLP, as wide as an expert each.
-What a pair's expert says is left as a term of its own, already weighed: what adds up the terms
-does so in the order of a row's choices, so a result does not depend on timing.
+The output of a pair's expert is left as a term of its own, already weighted: the terms are added up
+in the order of a row's choices, so a result does not depend on timing.
 
 M rows, C choices of a row, E routed experts, H model width, W width of an expert.
 """

@@ -112,7 +112,7 @@ def _second(inner, weight, shared, chosen, weights, terms, rows, hidden, width, 
     at = tl.arange(0, BLOCK_K)
     is_output = columns[:, None] < hidden
     where = columns[:, None] * stride
-    # The first weights are loaded before the first product is waited for, the others behind it.
+    # The first weights are loaded before the first product is waited for, the others after it.
     w = tl.load(base + where + at[None, :], is_output & (at[None, :] < inputs), 0.0)
     share = tl.load(weights + pair)
     if IS_EARLY:

@@ -10,7 +10,7 @@ import triton.language as tl
 
 from headstart.backends.cuda.kernels.jit import jit
 
-NONE = tl.constexpr(0x7FFFFFFF)  # a column behind all others
+NONE = tl.constexpr(0x7FFFFFFF)  # a column after all others
 UNIT = tl.constexpr(2.0**40)  # of weights
 # Rows of `Settings.numbers` and `Settings.counts`, in sampling.py.
 TOP_P, FLOOR, REPETITION, PRESENCE, FREQUENCY = (tl.constexpr(row) for row in range(1, 6))
@@ -40,9 +40,9 @@ def weight_before(own, value, column, largest, inv_temp, columns, STEP: tl.const
 
 @jit
 def next_ranked(own, peaks, value, column, columns, TILE: tl.constexpr, TILES: tl.constexpr):
-    """The token that ranks first behind (value, column), and the peaks without it.
+    """The token that ranks first after (value, column), and the peaks without it.
 
-    peaks [TILES]: of each tile the largest value that ranks behind (value, column).
+    peaks [TILES]: of each tile the largest value that ranks after (value, column).
     """
     tile = tl.arange(0, TILES)
     top = tl.max(peaks, 0)

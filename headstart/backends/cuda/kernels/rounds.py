@@ -24,9 +24,9 @@ def head_rows(
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Rows that bring a module up to date: positions and kv_slots [B * rows], `seen` [B].
 
-    Row r of a request fills the slot of its r-th pending token, rows behind those the slots of its
+    Row r of a request fills the slot of its r-th pending token, rows after those the slots of its
     first `drafts` drafts where it may have one more; others have place -1. A module has no entry in
-    slots up to its own number, and its rotary positions begin behind them.
+    slots up to its own number, and its rotary positions begin after them.
     """
     return _rows(
         lengths, left, pending, limits, tables, block_size, rows, is_head=True, module=module,

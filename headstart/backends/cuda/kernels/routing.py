@@ -1,6 +1,6 @@
 """Which experts a row goes to, and with what weight: one program per row.
 
-The experts that every row passes through count as experts behind the routed ones: with them each
+The experts that every row passes through count as experts after the routed ones: with them each
 row has a fixed number of choices, and the products need not tell the two apart.
 
 M rows, E routed experts, C choices of a row (those of the router, then the shared ones), S splits.

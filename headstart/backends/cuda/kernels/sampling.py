@@ -93,7 +93,7 @@ def adjust(
 ) -> Adjusted:  # fmt: skip
     """logits [S, M, N], whose sum over S counts.
 
-    drafts [B, each - 1]: row r of a request comes behind r of them, which penalties count. masks
+    drafts [B, each - 1]: row r of a request comes after r of them, which penalties count. masks
     [M, words] int32: bits of tokens that a grammar allows, for rows of requests that have one.
     Without `processes` logits stay as they are.
     """

@@ -24,7 +24,7 @@ _TILES = (16, 32, 64)  # pairs
 _STEP = 1024
 # Every expert's program reads all pairs; of more than these a library sorts them.
 _MOST_PAIRS = 1 << 16
-_BEHIND = tl.constexpr(0x7FFFFFFF)  # an expert behind all others
+_BEHIND = tl.constexpr(0x7FFFFFFF)  # an expert after all others
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor
 from headstart.backends.chooser import Chooser
 from headstart.backends.numba import support
 from headstart.sampling import noise
+from headstart.sampling.choose import NOTHING_ALLOWED
 from headstart.sampling.history import History
 from headstart.sampling.params import Row, SamplingParams
 
@@ -127,6 +128,23 @@ def test_log_probabilities_are_those_of_the_reference(
         for token, other in zip(best, wanted_best, strict=True):
             if best[token] > -1e30 and token != other:
                 assert best[token] == pytest.approx(wanted_best.get(token), abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_rejection_rule_accepts_nothing_where_nothing_is_allowed(temperature: float) -> None:
+    """Regression: at temperature 0 a draft that mask and list together forbid was accepted."""
+    size = 64
+    params = SamplingParams(
+        temperature=temperature, allowed_token_ids=(3, 4), acceptance="rejection"
+    )
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[7:9] = True
+    rows = [Row(params, 1, 5 + depth, mask=mask) for depth in range(2)]
+    logits = torch.zeros(2, size)
+    for draft in (0, 3, 7):
+        probs = torch.eye(size)[draft : draft + 1]
+        for chooser in (REFERENCE, CHOOSERS[size]):
+            assert chooser.reject(logits, rows, [draft], probs) == (0, NOTHING_ALLOWED)
 
 
 @settings(max_examples=60, derandomize=True, deadline=None)

@@ -90,6 +90,16 @@ def test_forced_arguments_are_given_out_as_they_come(name: str) -> None:
     assert sum(len(held.feed(piece)) for piece in text) == 2, "the control: name and arguments"
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_of_a_required_call_that_is_cut_nothing_is_content(name: str) -> None:
+    """Regression: max_tokens left a piece of the marker as the answer's content."""
+    text = written(name, CALLS[0])
+    for size in range(1, len(text)):
+        parser = prepared(name, tool_choice="required").new_parser()
+        content, _ = assembled([*parser.feed(text[:size]), *parser.finish()])
+        assert not content
+
+
 PIECES = {
     name: ["<", "{", "}", '"', "\n", " ", "text", "\\", *TOOL_FORMATS[name].markers,
            written(name, CALLS[0]), written(name, CALLS[1]), written(name, CALLS[0])[:-3],

@@ -13,7 +13,7 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.kernels import rejection, sampling
-from headstart.backends.cuda.sampling import settings_of
+from headstart.backends.cuda.sampling import bits_of, settings_of
 from headstart.sampling.acceptance import reject
 from headstart.sampling.choose import draft_probs, target_probs
 from headstart.sampling.params import Row, SamplingParams
@@ -121,3 +121,29 @@ def test_drafts_are_accepted_and_followed_as_by_the_sampler(is_reduced: bool, se
         assert choices[i, : count + 1].tolist() == emitted
         kinds.add("bonus" if count == own.limits[i] else "recovered")
     assert kinds == {"bonus", "recovered"}
+
+
+@pytest.mark.filterwarnings("ignore:invalid value")  # of NaN, which accepts nothing
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_nothing_is_accepted_where_nothing_is_allowed(temperature: float) -> None:
+    params = SamplingParams(
+        temperature=temperature, acceptance="rejection", allowed_token_ids=(3,),
+        banned_token_ids=(4,), logit_bias={5: 1.0},
+    )  # fmt: skip
+    mask = torch.zeros(VOCAB, dtype=torch.bool)
+    mask[7] = True
+    logits = torch.zeros(2, VOCAB, device=DEVICE)
+    row = Row(params, 1, 5, mask=mask)
+    settings, masks = settings_of([row], VOCAB, logits.device), bits_of([row, row], logits)
+    positions = torch.tensor([5, 6], device=DEVICE)
+    one, lengths = (torch.tensor([n], dtype=torch.int32, device=DEVICE) for n in (1, 5))
+    for token in (0, 3, 7):
+        drafts = torch.tensor([[token]], device=DEVICE)
+        adjusted = sampling.adjust(logits[None], settings, positions, drafts=drafts, masks=masks)
+        choices = sampling.draw(adjusted, settings).view(1, 2)
+        target = rejection.shares_of(adjusted, settings)
+        shares = torch.ones(1, 1, device=DEVICE)
+        accepted = rejection.accept_drafts(
+            target, settings, drafts, shares, one, torch.full_like(one, 9), lengths
+        )
+        assert accepted.tolist() == [0] and choices[0, 0] == -1
