@@ -116,7 +116,6 @@ class DeviceRounds(ABC):
 
     sizes: RoundSizes
     window: int  # tokens that the head may be behind while no request drafts
-    joins_rows: bool  # whether `launch` takes rows of other requests into its trunk pass
 
     @abstractmethod
     def why_not(self, params: SamplingParams) -> str | None:
@@ -141,6 +140,10 @@ class DeviceRounds(ABC):
     @abstractmethod
     def max_ahead(self, drafts: Sequence[int]) -> int:
         """Tokens that the round under way and the next one, with these drafts, may add."""
+
+    @abstractmethod
+    def joins(self, rows: Sequence[TrunkRows]) -> bool:
+        """Whether `launch` takes these rows of other requests into its trunk pass."""
 
     @abstractmethod
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:

@@ -118,7 +118,7 @@ class Rounds:
             return True
         if not self._extend(self._device.max_ahead(drafts)):
             return False
-        launched = self._device.launch(drafts, rows if self._device.joins_rows else ())
+        launched = self._device.launch(drafts, rows if self._device.joins(rows) else ())
         self.joined = launched.joined
         context = sum(len(request.tokens) for request in self._requests)
         self._flight = _Flight(list(self._requests), launched, context)

@@ -1,4 +1,7 @@
-"""Prompts that come while others decode join their round's trunk pass; interpreted on the CPU."""
+"""Prompts that come while others decode join their round's trunk pass; interpreted on the CPU.
+
+Not where layers attend to latents or go on from states: there they have passes of their own.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
         "linear_num_value_heads": 2,
     }),
 }  # fmt: skip
-FIRST, LATER = [5, 20, 31], [list(range(3, 16)), [9, 10, 11]]
+FIRST, LATER = [5, 20, 31], [list(range(3, 40)), [9, 10, 11]]  # more than a group
 PARAMS = [
     SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
     SamplingParams(temperature=0.6, seed=3, max_tokens=4, ignore_eos=True),
@@ -42,7 +45,7 @@ def answers(folder: Path, kernels: str) -> tuple[list[list[int]], Engine]:
     """Two requests come when the first has begun to decode."""
     engine = Engine(
         folder, dtype="float32", kernels=kernels, speculate=2, block_size=4, kv_bytes=1 << 20,
-        max_batched_tokens=10, max_running_requests=3,
+        max_batched_tokens=36, max_running_requests=3,
     )  # fmt: skip
     ids = [engine.add(FIRST, PARAMS[0])]
     for _ in range(2):
@@ -71,5 +74,6 @@ def test_their_texts_are_those_of_the_plain_engine(
     monkeypatch.setattr(CudaBackend, "trunk_pass", counted)
     found, engine = answers(folder, "on")
     assert engine.backend.name == "cuda" and found == wanted
-    assert passes[-1] == len(FIRST), "the later prompts, of two passes, were read within rounds"
-    assert engine.stats.slow_rounds == {} and engine.stats.prompt_tokens == 3 + 13 + 3
+    joins = kind == "dense"
+    assert (passes[-1] == len(FIRST)) is joins, "the later prompts were read within rounds"
+    assert engine.stats.slow_rounds == {} and engine.stats.prompt_tokens == 3 + 37 + 3

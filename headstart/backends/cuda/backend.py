@@ -24,11 +24,10 @@ from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
-from headstart.backends.cuda.rounds import OtherRows
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
 from headstart.backends.cuda.working_memory import captured_bytes
 from headstart.backends.rounds import DeviceRounds, RoundSizes
-from headstart.backends.rows import HeadBatch, TrunkBatch, TrunkOutput
+from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.paged_memory import PagedMemory
 from headstart.backends.weights import convert_weights
 from headstart.backends.working_memory import (
@@ -105,33 +104,19 @@ class CudaBackend(Backend):
     # Forward passes
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
-        given = self.rows_of(batch)
+        rows = self._trunk_rows(batch.spans, self.to_device(batch.positions))
+        if self.memory.states:
+            recur = ragged_recur(self.memory.states, batch.state_spans, self._scan)
+            rows = replace(rows, recur=recur)
         kept, chosen = None, batch.logits
         if not self.options.exact and len(batch.wanted) < len(batch.ids):
             kept = self.to_device(batch.wanted or [0])  # a kernel wants a row at least
             chosen = batch.logits_among
         stream, normed = self.kernels.trunk(
-            self.trunk, given.ids, given.rows, self.memory.trunk, kept
+            self.trunk, self.to_device(batch.ids), rows, self.memory.trunk, kept
         )
-        return stream, normed, self._logits_of(normed, chosen)
-
-    def rows_of(self, batch: TrunkBatch) -> OtherRows:
-        """Rows that the host drives, for a pass of their own or as part of a round's."""
-        rows = self._trunk_rows(batch.spans, self.to_device(batch.positions))
-        if self.memory.states:
-            recur = ragged_recur(self.memory.states, batch.state_spans, self._scan)
-            rows = replace(rows, recur=recur)
-        return OtherRows(self.to_device(batch.ids), rows)
-
-    def output_of(self, batch: TrunkBatch, stream: Tensor, normed: Tensor) -> TrunkOutput:
-        """What a round's pass gave such rows, with their logits."""
-        states = batch.by_request(stream if self.feeds_stream else normed)
-        return states, self._logits_of(normed, batch.logits)
-
-    def _logits_of(self, normed: Tensor, chosen: list[int]) -> Tensor:
-        """Of some rows."""
         wanted = normed if len(chosen) == len(normed) else normed[self.to_device(chosen)]
-        return self._logits(wanted)
+        return stream, normed, self.logits(wanted)
 
     def _trunk_rows(self, spans: list[Span], positions: Tensor) -> Rows:
         if isinstance(self.kernels, ExactKernels):
@@ -143,7 +128,8 @@ class CudaBackend(Backend):
             return latent_rows(spans, positions)
         return ragged_rows(spans, positions, self._library)
 
-    def _logits(self, normed: Tensor) -> Tensor:
+    def logits(self, normed: Tensor) -> Tensor:
+        """The trunk's, of states after the final norm."""
         if isinstance(self.kernels, ExactKernels):
             return self.kernels.whole(normed, self.trunk.lm_head)
         return self.trunk.logits(normed)

@@ -13,6 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headstart.backends.cuda.joined import JoinedRows
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.kernels.sampling import REJECTS, USES, Settings
 from headstart.backends.cuda.recurrent import RecurrentBatch
@@ -61,6 +62,7 @@ class DecodeBatch:
         self.masks = numbers(torch.int32, max_drafts + 1, num_words(vocab)).flatten(0, 1)
         self.logprobs = numbers(torch.float32, max_drafts + 1, 1 + MAX_LOGPROBS).flatten(0, 1)
         self.logprob_ids = numbers(torch.int32, max_drafts + 1, MAX_LOGPROBS).flatten(0, 1)
+        self.joined = JoinedRows(max_blocks, hidden, dtype, device)
         self.recurrent = recurrent
         self._buffers = list(range(count))  # as `recurrent` has them
 

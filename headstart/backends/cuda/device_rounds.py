@@ -13,11 +13,11 @@ from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
+from headstart.backends.cuda.joined import MOST_GROUPS, num_groups, starts_of
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
-from headstart.backends.cuda.rounds import run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
@@ -29,7 +29,7 @@ from headstart.backends.rounds import (
     RoundSizes,
     SizeTimes,
 )
-from headstart.backends.rows import TrunkBatch, TrunkRows
+from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.models.linear_attention import DeltaNet
 from headstart.sampling.params import Row, SamplingParams
 
@@ -45,7 +45,10 @@ class CapturedRounds(DeviceRounds):
 
     def __init__(self, backend: CudaBackend, sizes: RoundSizes, recurrent: RecurrentBatch | None):
         self.sizes, self.window, self.backend = sizes, WINDOW, backend
-        self.joins_rows = not backend.options.exact  # where rows do not depend on others
+        # Rows that depend on no others, and layers that attend to latents or go on from states,
+        # have passes of their own.
+        config = backend.config
+        self._joins = not backend.options.exact and config.mla is None and config.delta is None
         self.cache, self.vocab = backend.sizes, backend.config.vocab
         block_size = backend.sizes.block_size
         self.batch = DecodeBatch.for_rounds(
@@ -124,6 +127,9 @@ class CapturedRounds(DeviceRounds):
         # A first token, too, may not have arrived at the host yet.
         return (self._last_drafts + 1) + (max(drafts) + 1) + 1
 
+    def joins(self, rows: Sequence[TrunkRows]) -> bool:
+        return self._joins and num_groups(rows) <= MOST_GROUPS
+
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
         needs, room = reduce(or_, self._needs), self._room_for_drafts(count)
@@ -157,24 +163,32 @@ class CapturedRounds(DeviceRounds):
     def _launch_parts(
         self, launched: LaunchedRound, shape: RoundShape, rows: Sequence[TrunkRows]
     ) -> None:
-        """Drafts, which the host gets at once where it makes masks, the trunk's pass, the choice.
-
-        A pass that other rows join is not a captured one.
-        """
+        """Drafts, which the host gets at once if it makes masks, the trunk's pass, the choice."""
         self.graphs.run_part(shape.drafts)
         if shape.needs.has_masks:
             drafts = to_host(self.batch.ids[: len(launched.drafts)])
             self._waiting = WaitingRound(launched, shape, drafts, self._mark())
         if rows:
-            backend = self.backend
-            others = TrunkBatch.of(rows, self.cache.block_size, backend.to_device)
-            states = run_trunk(self.graphs.model, self.batch, shape.trunk, backend.rows_of(others))
-            launched.joined = backend.output_of(others, *states)
+            groups = self.batch.joined.fill(rows, self.cache.block_size)
+            self.graphs.run_part(self.graphs.joined_shape(shape.trunk, groups))
+            launched.joined = self._joined(rows)
         else:
             self.graphs.run_part(shape.trunk)
         if not shape.needs.has_masks:
             self.graphs.run_part(shape.choice)
             self._end(launched, shape)
+
+    def _joined(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        """What the pass gave rows that joined it; the next one writes to the same tensors."""
+        places = [(at, at + len(own.tokens)) for at, own in zip(starts_of(rows), rows, strict=True)]
+        wanted = [
+            row for (_, end), own in zip(places, rows, strict=True)
+            for row in range(end - own.num_logits, end)
+        ]  # fmt: skip
+        joined, backend = self.batch.joined, self.backend
+        states = joined.stream if backend.feeds_stream else joined.normed
+        logits = backend.logits(joined.normed[backend.to_device(wanted)])
+        return [states[begin:end].clone() for begin, end in places], logits
 
     def _end(self, launched: LaunchedRound, shape: RoundShape) -> None:
         """Copies of the outcome for the host."""

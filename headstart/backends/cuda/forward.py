@@ -47,6 +47,7 @@ from headstart.models.trunk import Trunk
 # Up to so many rows each weight is multiplied as it comes; more want larger tiles (`streamed`), and
 # from some point on arithmetic takes the time, which libraries do best.
 MAX_SKINNY_ROWS = 16
+GROUP_ROWS = 32  # of a prompt that attend together where it joins a round
 
 Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
 # a recurrent layer, its number among them, its rows [M, D] -> partial sums [S, M, D]
@@ -271,6 +272,8 @@ def _turn(rotary: RotaryTable, rows: Rows) -> Turn:
 
 def _cut(requests: int, rows: int) -> Cut:
     """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
+    if rows >= GROUP_ROWS:  # not timed by itself: one kernel for all numbers of groups
+        return Cut(pieces=4, least=512, step=64, warps=8, stages=2)
     if requests <= 2:
         return Cut(pieces=32, least=128, step=128, warps=4, stages=1)
     if requests <= 4:

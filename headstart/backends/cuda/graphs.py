@@ -24,6 +24,7 @@ from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 
 _MOST_GRAPHS = 512
+_COARSE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
 
@@ -52,6 +53,11 @@ class Graphs:
         """How many requests the captured round for `count` of them has room for."""
         at = bisect_left(_SIZES, count)
         return min(_SIZES[at] if at < len(_SIZES) else self._batch.count, self._batch.count)
+
+    def joined_shape(self, part: TrunkShape, groups: int) -> TrunkShape:
+        """The same with groups of other rows, for few numbers of requests."""
+        count = next((size for size in _COARSE_SIZES if size >= part.count), self._batch.count)
+        return TrunkShape(min(count, self._batch.count), part.num_drafts, groups)
 
     def is_captured(self, shape: RoundShape) -> bool:
         """Whether the next round of this shape is a replay."""

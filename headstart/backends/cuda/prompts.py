@@ -24,7 +24,6 @@ from headstart.backends.cuda.latent import LatentAttend, Queries, paged_latent
 from headstart.backends.cuda.libraries import Library
 from headstart.backends.rows import on_device
 from headstart.models.attention import MAX_LONE_ROWS, LayerCache, Span
-from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla_config import MOST_UNFOLDED
 from headstart.models.row_invariant import Slots
 
@@ -67,38 +66,6 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
         return result.flatten(1)
 
     return Rows(positions, kv_slots.to(torch.int32), attend)
-
-
-def joined_rows(first: Rows, second: Rows) -> Rows:
-    """Rows of one kind and of another after them in one pass; each attend in their own way."""
-    count, total = len(first.positions), len(first.positions) + len(second.positions)
-    joined = replace(
-        first,
-        positions=torch.cat([first.positions, second.positions]),
-        kv_slots=torch.cat([first.kv_slots, second.kv_slots]),
-    )
-
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
-        return torch.cat([first.attend(q[:count], cache), second.attend(q[count:], cache)])
-
-    joined = replace(joined, attend=attend)
-    if (latent := first.latent) is not None and (other_latent := second.latent) is not None:
-        device = joined.positions.device
-        own, others = torch.arange(count, device=device), torch.arange(count, total, device=device)
-
-        def attend_latents(queries: Queries, cache: LayerCache) -> Tensor:
-            parts = latent(queries.of(own), cache), other_latent(queries.of(others), cache)
-            return torch.cat(parts)
-
-        joined = replace(joined, latent=attend_latents)
-    if (recur := first.recur) is not None and (other_recur := second.recur) is not None:
-
-        def go_on(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
-            parts = recur(net, layer, x[:count]), other_recur(net, layer, x[count:])
-            return torch.cat([part.float().sum(0, keepdim=True) for part in parts], dim=1)
-
-        joined = replace(joined, recur=go_on)
-    return joined
 
 
 def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:

@@ -8,20 +8,19 @@ hand over in tensors of the batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import adjusted_drafts, run_drafts
-from headstart.backends.cuda.forward import Rows
+from headstart.backends.cuda.joined import joined
 from headstart.backends.cuda.kernels.inputs import noise_rows
 from headstart.backends.cuda.kernels.logprobs import logprobs_of
 from headstart.backends.cuda.kernels.rejection import accept_drafts, follow, shares_of
 from headstart.backends.cuda.kernels.rounds import accept, keep_states, trunk_rows
 from headstart.backends.cuda.kernels.sampling import Adjusted, adjust, draw, remember
-from headstart.backends.cuda.prompts import joined_rows
 from headstart.backends.cuda.recurrent import round_recur
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.shapes import ChoiceShape, RoundShape, TrunkShape
@@ -34,20 +33,10 @@ def run_round(model: RoundModel, batch: DecodeBatch, shape: RoundShape) -> None:
     run_choice(model, batch, shape.choice)
 
 
-@dataclass(frozen=True)
-class OtherRows:
-    """Rows of requests that are not in rounds, such as prompts: token ids [M], and where."""
+def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
+    """One pass over newest tokens and drafts, and groups of prompts' rows that join it.
 
-    ids: Tensor
-    rows: Rows
-
-
-def run_trunk(
-    model: RoundModel, batch: DecodeBatch, shape: TrunkShape, others: OtherRows | None = None
-) -> tuple[Tensor, Tensor]:
-    """One pass over newest tokens and drafts, whose states are left in the batch.
-
-    Rows of others come after them: their states before and after the final norm.
+    Their states are left in the batch.
     """
     count, rows = shape.count, shape.num_drafts + 1
     tables = batch.tables[:count]
@@ -60,14 +49,17 @@ def run_trunk(
         recur = round_recur(model.kernels, batch.recurrent, model.states, placed[2], rows)
         where = replace(where, recur=recur)
     ids = batch.ids[:count, :rows].flatten().contiguous()  # a single column would stay a view
-    if others is not None:
-        ids, where = torch.cat([ids, others.ids]), joined_rows(where, others.rows)
+    if shape.groups:
+        other_ids, others = batch.joined.rows(model, shape.groups)
+        ids, where = torch.cat([ids, other_ids]), joined(where, others)
     stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
     own = count * rows
     batch.normed[:own] = normed[:own]
     if model.feeds_stream:
         batch.stream[:own] = stream[:own]
-    return stream[own:], normed[own:]
+    if shape.groups:
+        batch.joined.normed[: len(other_ids)] = normed[own:]
+        batch.joined.stream[: len(other_ids)] = stream[own:]
 
 
 def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> None:

@@ -25,6 +25,7 @@ class TrunkShape:
 
     count: int
     num_drafts: int
+    groups: int = 0  # of prompts' rows that join
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 
 from headstart.backends.cuda.compiling import compiled_together, thinned
 from headstart.backends.cuda.drafting import run_drafts
-from headstart.backends.cuda.rounds import run_choice, run_round
+from headstart.backends.cuda.rounds import run_choice, run_round, run_trunk
 from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape
 from headstart.backends.rounds import RoundRequest
@@ -31,6 +31,7 @@ _PROMPTS = (
     2560, 3072, 4096, 6144, 8192,
 )  # fmt: skip
 _ROUNDS = 4  # as it is, captured, replayed twice
+_GROUPS = (1, 8, 32)  # of rows that join; numbers between are put together by the same kernels
 _SAMPLED = SamplingNeeds(processes=True, processes_drafts=True)
 _ALL = SamplingNeeds(
     processes=True, processes_drafts=True, has_logprobs=True, has_masks=True, rejects=True
@@ -58,6 +59,8 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
             run_choice(model, batch, sampled.choice)
         for shape in shapes[:1]:
             run_round(model, batch, replace(shape, needs=_ALL))
+            for groups in _GROUPS if rounds.joins(()) else ():
+                run_trunk(model, batch, replace(shape.trunk, groups=groups))
 
 
 def rehearse(rounds: CapturedRounds) -> None:
@@ -69,8 +72,12 @@ def rehearse(rounds: CapturedRounds) -> None:
         (newest,), _ = rounds.choose_first(blank, [Row(params, 1, 1, [0], [], 0)])
         for request in _blank_requests(rounds, newest, params):
             rounds.admit(request)
+            drafts = [min(rounds.sizes.num_drafts, rounds.sizes.max_drafts)]
             for _ in range(_ROUNDS):
-                rounds.launch([min(rounds.sizes.num_drafts, rounds.sizes.max_drafts)]).collect()
+                rounds.launch(drafts).collect()
+            joining = [TrunkRows([0], 0, request.blocks, 1, feeds_head=True)]
+            for _ in range(2 if rounds.joins(joining) else 0):
+                rounds.launch(drafts, joining).collect()
             rounds.remove(0)
 
 
@@ -78,7 +85,7 @@ def _blank_requests(
     rounds: CapturedRounds, newest: torch.Tensor, params: SamplingParams
 ) -> Iterator[RoundRequest]:
     """One, where there is memory for it."""
-    sizes, tokens = rounds.cache, 4 + _ROUNDS * (rounds.sizes.max_drafts + 1)
+    sizes, tokens = rounds.cache, 4 + (_ROUNDS + 2) * (rounds.sizes.max_drafts + 1)
     num_blocks = -(-tokens // sizes.block_size)
     fits = num_blocks <= sizes.num_blocks and tokens <= rounds.sizes.max_tokens
     if fits and not sizes.num_states:

@@ -154,6 +154,7 @@ LONG_JOBS: list[Job] = [
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16, "IS_WHOLE": False}, {}),
     attend(4, 16, **WIDE),  # all the rows that one program has room for
+    attend(8, 32, dim=128, group=4),  # a group of rows that join a round
     attend_latents(1, 1),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,

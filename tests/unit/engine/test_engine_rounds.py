@@ -55,7 +55,7 @@ class Device(DeviceRounds):
 
     def __init__(self, max_requests: int = 4):
         self.sizes = RoundSizes(max_requests=max_requests, max_drafts=3, num_drafts=3, max_tokens=9)
-        self.window, self.joins_rows = 16, True
+        self.window, self.takes_rows = 16, True
         self.calls: list[tuple[Any, ...]] = []
         self.admitted: list[RoundRequest] = []
         self.gives: dict[int, list[int]] = {}  # by index; otherwise one token
@@ -82,6 +82,9 @@ class Device(DeviceRounds):
 
     def max_ahead(self, drafts: Sequence[int]) -> int:
         return AHEAD
+
+    def joins(self, rows: Sequence[TrunkRows]) -> bool:
+        return self.takes_rows
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         self.calls.append(("launch", list(drafts)))
@@ -372,6 +375,6 @@ def test_rows_of_others_join_a_round_where_there_is_one() -> None:
     assert [own.tolist() for own in states] == [[[4.0, 4.0]] * 2] and logits.shape == (1, 64)
     host.rounds.advance({})
     assert host.rounds.joined is None, "none came with this one"
-    host.device.joins_rows = False
+    host.device.takes_rows = False
     host.rounds.advance({}, rows)
     assert host.rounds.joined is None, "they run by themselves"
