@@ -58,8 +58,13 @@ def _facts(family: Family) -> dict[str, Any]:
             f"{ENGINE_TITLES.get(name, name)}: {entry.note}"
             for name, entry in served.items()
             if entry.note
+        ]
+        + [
+            f"{ENGINE_TITLES[caution.engine]}{caution.releases()}: {caution.text}"
+            for caution in family.cautions
         ],
-        "deviations": {name: dict(changes) for name, changes in layout.deviations.items()},
+        "deviations": {name: dict(changes) for name, changes in layout.deviations.items()}
+        | {f"{name} before {end}": dict(old) for name, (end, old) in layout.former.items()},
         "notes": list(family.notes),
     }
 

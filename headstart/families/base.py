@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from headstart.families.cautions import Caution
 from headstart.families.dims import Fields, at, dims, size
 from headstart.families.names import KeyMap, Naming
 from headstart.families.runtime import Runtime
+from headstart.families.versions import MAIN, is_at_least
 
 _NOT_WRITTEN = "its decoder layers, which are not written for it yet"
 
@@ -81,10 +83,14 @@ class HeadLayout:
     shares: tuple[str, ...] = ("embed_tokens", "lm_head")  # taken from the trunk when running
     # engine -> the fields in which that engine departs from the above
     deviations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # engine -> the first release without them, and further departures of those before it
+    former: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
-    def as_(self, engine: str) -> HeadLayout:
+    def as_(self, engine: str, version: str = MAIN) -> HeadLayout:
         """The layout as `engine` runs it, to reproduce its acceptance counters."""
-        return replace(self, **self.deviations.get(engine, {}))
+        end, older = self.former.get(engine, (version, {}))
+        changes = {} if is_at_least(version, end) else older
+        return replace(self, **{**self.deviations.get(engine, {}), **changes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +146,7 @@ class Family:
     # engine -> model_type or architecture that came later than the family, or never (None)
     variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     variant_titles: Mapping[str, str] = field(default_factory=dict)  # as people call them
+    cautions: tuple[Caution, ...] = ()  # faults of some releases of engines
     # its releases are quantised as part of the layout, which no quantisation config describes
     is_quantized_by_layout: bool = False
     # where transformers lacks its config class: `auto_map` of a config, and the files that it names

@@ -35,7 +35,9 @@ _DEFAULTS = {
     "n_group": 8,
     "topk_group": 4,
 }
-LAYOUT = HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}})
+# vLLM's class of DeepSeek heads (its pull request 45895)
+FORMER = {"vllm": ("0.24.0", {"recycled_hidden": "before_out_norm"})}
+LAYOUT = HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}, former=FORMER)
 
 V3 = Family(
     name="deepseek_v3",

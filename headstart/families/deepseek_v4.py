@@ -106,5 +106,6 @@ FAMILY = Family(
     notes=(
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",
         "scales are E8M0 beside FP4 experts: copied bit for bit",
+        "the base release stores copies of embedding and LM head in the head (emb.tok_emb, head)",
     ),
 )

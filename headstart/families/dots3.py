@@ -39,7 +39,9 @@ FAMILY = Family(
     },
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
-    served={"vllm": "0.28.0rc1", "sglang": "main"},
+    # configs need no count: engines take one module where there is none
+    count_field=None,
+    served={"vllm": "0.28.0rc1", "sglang": "0.5.19"},
     notes=(
         "the embedding of the head is trained, not a copy: it must be kept",
         "the fusion projection may be FP8",

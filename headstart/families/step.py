@@ -7,6 +7,7 @@ from typing import Any
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, NORMS, QK_NORM, ROLES
+from headstart.families.cautions import Caution
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
 from headstart.families.parameters import parameters
@@ -155,6 +156,24 @@ FAMILY = Family(
             mlp.shared.down.weight       share_expert.down_proj.weight
         """),
         has_gpu_kernels=False,
+    ),
+    cautions=(
+        Caution(
+            engine="vllm",
+            before="0.23.0",
+            text="the first module drafts every token, as there is no proposer that runs each; "
+            "use 0.23.0 or later",
+        ),
+        *(
+            Caution(
+                engine="vllm",
+                since=since,
+                before=before,
+                text="the model's LM head takes the place of the modules' trained ones, with "
+                f"which hardly a draft is accepted; use {before} or later",
+            )
+            for since, before in (("0.16.0", "0.23.0"), ("0.27.0", "0.28.0rc2"))
+        ),
     ),
     notes=("per-layer config lists have one trailing entry for each module",),
 )

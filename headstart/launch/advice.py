@@ -13,6 +13,7 @@ from headstart.checkpoint.provenance import read_provenance, training_of
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
+from headstart.families.versions import is_at_least
 from headstart.heads.formats.headstart import MODEL_TYPE as HEAD_MODEL_TYPE
 from headstart.heads.inspection import Report
 from headstart.launch.options import LaunchOptions
@@ -88,13 +89,14 @@ def about_k(family: Family, modules: int, k: int) -> list[str]:
     return notes
 
 
-def caveats(engine: str) -> list[str]:
+def caveats(engine: str, version: str) -> list[str]:
     """Where an engine with MTP does not give exactly what it gives without."""
+    by_argmax = "CPU, NPU and XPU" if is_at_least(version, "0.5.23") else "ROCm, CPU, NPU and XPU"
     return {
         "vllm": ["requests with min_p or logit_bias are rejected while speculation is on"],
         "sglang": [
-            "exact sampling holds on CUDA; ROCm, CPU, NPU and XPU verify by arg-max whatever the "
-            "temperature (sgl-project/sglang#31214)",
+            f"exact sampling holds on CUDA; {by_argmax} verify by arg-max whatever the "
+            "temperature (sgl-project/sglang#31214; ROCm samples from 0.5.23 on)",
             "min_p is ignored and penalties are approximate while speculation is on",
         ],
         "trtllm": [

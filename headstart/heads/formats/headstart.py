@@ -24,7 +24,7 @@ _TRUNK = "trunk."  # tensors of the trunk that another format carried along
 
 def plan(head: Head) -> Export:
     layout = asdict(head.family.layout)
-    del layout["deviations"]  # what engines do is the reader's knowledge, not the head's
+    del layout["deviations"], layout["former"]  # what engines do is no part of the head
     config = {
         "headstart_format": FORMAT_VERSION,
         "model_type": MODEL_TYPE,
