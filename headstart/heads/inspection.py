@@ -15,7 +15,7 @@ from headstart.heads.detection import FoundHead, State, declared_count, find_fam
 from headstart.heads.experts import has_fused_experts
 from headstart.heads.formats import format_of, open_head
 from headstart.heads.pitfalls import pitfalls
-from headstart.heads.quantization import is_scale
+from headstart.heads.quantization import is_quantized, is_scale
 from headstart.heads.sharing import Sharing, sharing
 
 # Settings in generation_config.json that change what speculation brings or whether it is allowed.
@@ -51,6 +51,8 @@ class HeadReport:
     shares: dict[str, Sharing]
     kv_bytes_per_token: int
     experts: str  # "", "per expert" or "fused"
+    root: str = ""  # prefix of the names of its tensors
+    is_quantized: bool = False  # whether any of its weights is
 
     @property
     def is_usable(self) -> bool:
@@ -98,6 +100,7 @@ class Report:
                 "shares": self.head.shares,
                 "kv_bytes_per_token": self.head.kv_bytes_per_token,
                 "experts": self.head.experts or None,
+                "quantized": self.head.is_quantized,
             },
             "generation": self.generation,
             "warnings": list(self.warnings),
@@ -118,6 +121,7 @@ class StandaloneReport:
     num_bytes: int
     dtype: str
     experts: str
+    is_quantized: bool
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -140,6 +144,7 @@ class StandaloneReport:
                 "shares": {},
                 "kv_bytes_per_token": None,
                 "experts": self.experts or None,
+                "quantized": self.is_quantized,
             },
             "generation": {},
             "warnings": list(self.notes),
@@ -162,8 +167,9 @@ def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
         head.num_modules,
         len(head.tensors),
         head.num_bytes,
-        _main_dtype([source for name, source in head.tensors.items() if not is_scale(name)]),
+        _head_dtype(head.tensors),
         _experts(head.tensors),
+        head.is_quantized,
         head.config_notes(),
     )
 
@@ -218,10 +224,12 @@ def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
         len(infos),
         head.missing,
         sum(info.num_bytes for info in infos.values()),
-        _main_dtype([info for name, info in infos.items() if not is_scale(name)]),
+        _head_dtype(infos),
         sharing(checkpoint, head) if infos else {},
         elements * _KV_BYTES * head.num_modules,
         _experts(infos),
+        head.naming.root,
+        any(is_quantized(name, info) for name, info in infos.items()),
     )
 
 
@@ -229,6 +237,13 @@ def _experts(names: Mapping[str, object]) -> str:
     if has_fused_experts(names):
         return "fused"
     return "per expert" if any(".experts.0." in name for name in names) else ""
+
+
+def _head_dtype(tensors: Mapping[str, Any]) -> str:
+    """The dtype of the blocks' weights: copies of tables may have more bytes than all of them."""
+    weights = {name: info for name, info in tensors.items() if not is_scale(name)}
+    blocks = [info for name, info in weights.items() if ".block." in name]
+    return _main_dtype(blocks or list(weights.values()))
 
 
 def _main_dtype(infos: list[Any]) -> str:

@@ -17,6 +17,7 @@ from headstart.heads.detection import (
     expected_of,
     find_family,
     is_dspark,
+    quoted,
     restore_command,
 )
 from headstart.heads.ignore_lists import is_listed, lookups
@@ -40,6 +41,7 @@ def pitfalls(checkpoint: Checkpoint, head: FoundHead | None) -> Iterator[str]:
     yield from _config(checkpoint, head)
     if head.tensors:
         infos = {ours: checkpoint.info(name) for ours, name in head.tensors.items()}
+        yield from _names(checkpoint, head)
         yield from _files(checkpoint, head)
         yield from _shapes(checkpoint, head, infos)
         yield from _quantization(checkpoint, head, infos)
@@ -112,6 +114,17 @@ def _config(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
         yield (
             'quantization_config is "" (as xLLM exports write it); readers that expect an object '
             "fail on it. Remove the field for engines other than xLLM."
+        )
+
+
+def _names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
+    keys, folder = head.family.keys, quoted(checkpoint.folder)
+    if head.naming.root in keys.unread:
+        name = next(iter(head.tensors.values()))
+        yield (
+            f"head tensors begin with {head.naming.root!r} ({name}); vLLM and SGLang skip such "
+            f"names and serve without the head, or with one that was never loaded. `headstart "
+            f"stitch {folder} {folder} --out DIR` writes names that they read."
         )
 
 

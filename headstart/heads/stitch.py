@@ -76,13 +76,18 @@ def plan_stitch(
     head = _fresh_copies(head, model)
     _check_fit(head, model)
     check_scheme(head, model)
-    naming = existing.naming if existing.tensors else _naming(owner, model, head)
+    stored = existing.naming if existing.tensors else _naming(owner, model, head)
+    naming = owner.keys.readable(stored)
     tensors = {owner.keys.to_published(ours, naming): s for ours, s in head.tensors.items()}
     kept_copies = _kept_copies(head, existing)
     removed = set(existing.tensors.values()) - set(tensors) - kept_copies
     placed = placement(model, {**tensors, **(extra or {})}, removed)
     config = _config(head, model)
     lists, notes = relist(head, model, naming, config)
+    if naming != stored:
+        notes.append(
+            f"the head is stored below {naming.root}mtp., which engines read, not {stored.root}mtp."
+        )
     if name == "stitch":
         notes += _from_elsewhere(head, model)
     facts = {

@@ -37,6 +37,7 @@ class SeparateHead:
     num_modules: int
     num_bytes: int
     is_quantized: bool
+    root: str = ""  # prefix of the names of its tensors, as they are stored
 
 
 def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHead | None:
@@ -60,8 +61,10 @@ def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHea
             f"--head: {path} has hidden size {hidden}, and {report.path} has "
             f"{report.trunk.hidden_size}. Give a head that was trained with this model."
         )
-    _require_format(engine, path, format_of(checkpoint), report)
-    return SeparateHead(head.family, head.num_modules, head.num_bytes, head.is_quantized)
+    found = format_of(checkpoint)
+    _require_format(engine, path, found, report)
+    root = head.root if found is None else ""  # formats for engines have names that these read
+    return SeparateHead(head.family, head.num_modules, head.num_bytes, head.is_quantized, root)
 
 
 def _assistant(checkpoint: Checkpoint, report: Report) -> SeparateHead:

@@ -103,6 +103,12 @@ def test_a_whole_head_gives_no_cause_for_worry(tiny: Tiny, variant: str) -> None
     assert others == []
 
 
+@pytest.mark.parametrize("variant", ["qwen3_5_text", "qwen3_next"])
+def test_names_that_engines_skip_are_reported(tiny: Tiny, variant: str) -> None:
+    model = tiny(variant, root="model.")
+    assert warned(model, f"stitch {model} {model} --out DIR` writes names that they read")
+
+
 @pytest.mark.parametrize("variant", [v for v in WITH_EXPERTS if v not in UNFUSED])
 def test_a_fused_head_is_complete_too(tiny: Tiny, variant: str) -> None:
     head = report(tiny(variant, fused_experts=True)).head

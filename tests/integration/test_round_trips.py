@@ -41,7 +41,7 @@ from headstart.errors import (
     UnexpectedTensor,
     UnsupportedFamily,
 )
-from headstart.heads.detection import COUNT_FIELDS
+from headstart.heads.detection import COUNT_FIELDS, find_head
 from headstart.heads.export import plan_export
 from headstart.heads.formats import FORMATS, format_of, open_head
 from headstart.heads.stitch import plan_stitch
@@ -129,6 +129,14 @@ def exported(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Exported:
     return get
 
 
+def readable(model: Path) -> dict[str, torch.Tensor]:
+    """The tensors of a model with its head under names that engines read, as `stitch` writes."""
+    found = find_head(Checkpoint.open(model))
+    keys, naming = found.family.keys, found.family.keys.readable(found.naming)
+    renamed = {name: keys.to_published(ours, naming) for ours, name in found.tensors.items()}
+    return {renamed.get(name, name): tensor for name, tensor in tensors(model).items()}
+
+
 def undeclared(tiny: Tiny, name: str) -> Path:
     """The trunk alone, whose config does not declare a head."""
     bare = make(tiny, name, with_head=False)
@@ -149,7 +157,7 @@ def test_stitch_gives_a_bare_trunk_its_exported_head_back(
 ) -> None:
     model = make(tiny, name)
     result = stitch(exported(name, form), undeclared(tiny, name), tmp_path / "result")
-    assert differing(tensors(model), tensors(result)) == set()
+    assert differing(readable(model), tensors(result)) == set()
     assert config(result) == config(model)
 
 
@@ -159,7 +167,7 @@ def test_stitch_of_an_export_into_the_same_model_changes_nothing(
 ) -> None:
     model = make(tiny, name)
     result = stitch(exported(name, form), model, tmp_path / "result")
-    assert differing(tensors(model), tensors(result)) == set()
+    assert differing(readable(model), tensors(result)) == set()
     assert config(result) == config(model)
 
 
@@ -196,7 +204,7 @@ def test_a_head_that_went_through_every_format_still_fits(
         needs_trunk = form == "xllm" and "qwen" in name
         head = convert(head, form, tmp_path / str(number), model if needs_trunk else None)
     result = stitch(head, make(tiny, name, with_head=False), tmp_path / "result")
-    assert differing(tensors(model), tensors(result)) == set()
+    assert differing(readable(model), tensors(result)) == set()
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -205,7 +213,7 @@ def test_restore_gives_a_trunk_the_head_of_its_original(
 ) -> None:
     model = make(tiny, name)
     result = restore(make(tiny, name, with_head=False), model, tmp_path / "result")
-    assert differing(tensors(model), tensors(result)) == set()
+    assert differing(readable(model), tensors(result)) == set()
     assert config(result) == config(model)
 
 
@@ -230,10 +238,10 @@ def test_another_head_changes_the_head_and_nothing_else(
 ) -> None:
     model, other = make(tiny, name), make(tiny, name, seed=1)
     result = stitch(other, model, tmp_path / "result")
-    names = head_names(model)
+    names = head_names(result)
     family = open_head(model).family
     copies = {p for ours, p in names.items() if ours.split(".")[2] in family.copies}
-    before, after, theirs = tensors(model), tensors(result), tensors(other)
+    before, after, theirs = readable(model), tensors(result), readable(other)
     changed = differing(before, after)
     assert changed == differing(before, theirs) & set(names.values()) - copies
     assert len(changed) > 0.9 * len(names) - len(copies)
@@ -300,6 +308,31 @@ def test_fused_experts_hold_gate_rows_before_up_rows(tiny: Tiny, tmp_path: Path)
         at = f"mtp.layers.0.mlp.experts.{expert}."
         both = [stored[f"{at}gate_proj.weight"], stored[f"{at}up_proj.weight"]]
         assert torch.equal(fused[expert], torch.cat(both))
+
+
+@pytest.mark.parametrize("variant", ["qwen3_5_text", "qwen3_next"])
+def test_names_that_engines_skip_are_never_written(
+    tiny: Tiny, tmp_path: Path, variant: str
+) -> None:
+    """vLLM and SGLang take `mtp.*` and pass over `model.mtp.*`, which some trainers save."""
+    model, bare = tiny(variant, root="model."), tiny(variant, with_head=False)
+    assert all(name.startswith("model.mtp.") for name in head_names(model).values())
+    head = export(model, "sglang", tmp_path / "head")
+    assert all(name.startswith("mtp.") for name in tensors(head))
+    assert any("mtp., which SGLang reads" in note for note in config_changes(head))
+    for number, (source, target) in enumerate([(head, bare), (model, model), (head, model)]):
+        result = stitch(source, target, tmp_path / str(number))
+        assert all(name.startswith("mtp.") for name in head_names(result).values())
+        assert not any(name.startswith("model.mtp.") for name in tensors(result))
+    restored = restore(bare, model, tmp_path / "restored")
+    assert all(name.startswith("mtp.") for name in head_names(restored).values())
+    assert any("which engines read" in note for note in config_changes(restored))
+
+
+def config_changes(folder: Path) -> list[str]:
+    changes = json.loads((folder / "headstart.json").read_text())["changes"]
+    assert isinstance(changes, list)
+    return changes
 
 
 def test_the_speculators_format_puts_the_embedding_half_first_for_mimo(
