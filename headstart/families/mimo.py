@@ -168,9 +168,10 @@ V2 = Family(
         parameters=parameters("mlp_norm.weight   pre_mlp_layernorm.weight"),  # of its heads
         has_gpu_kernels=False,
     ),
-    lacks="the fused qkv_proj of V2-Pro and V2.5, stored for eight ranks",
+    lacks="the fused qkv_proj of V2-Pro and V2.5, stored for several ranks",
     notes=(
-        "V2.5-Pro stores a fused qkv_proj, pre-sharded for eight ranks: copied as it is",
+        "V2.5 stores a fused qkv_proj in four chunks, V2.5-Pro in eight, one for each K/V head of "
+        "the trunk and rank: copied as it is",
         "vLLM uses the first of the three modules only",
     ),
 )
