@@ -109,7 +109,7 @@ NEXT = Family(
         kind_of=next_layer_type,
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
-    served={"vllm": "0.10.2", "sglang": "0.5.2"},
+    served={"vllm": "0.10.2", "sglang": "0.5.2", "trtllm": "1.3.0rc14"},
     is_complete=True,
     runtime=replace(_RUNTIME, parameters={**_SHARED_EXPERT, **_JOINED_INPUTS}),
     notes=("the config carries no count that engines rely on; they assume one module",),
@@ -137,10 +137,16 @@ QWEN3_5 = Family(
         kind_of=layer_type,
     ),
     looked_up_as=_LOOKED_UP,
-    served={"vllm": "0.17.0", "sglang": "0.5.9", "xllm": "0.9.0"},
+    served={"vllm": "0.17.0", "sglang": "0.5.9", "trtllm": "1.3.0rc14", "xllm": "0.9.0"},
     # by architecture: the text part of every Qwen3.5 has the model_type of a text-only one
-    variants={"sglang": {"Qwen3_5ForCausalLM": "0.5.17"}},
-    variant_titles={"Qwen3_5ForCausalLM": "text-only checkpoints"},
+    variants={
+        "sglang": {"Qwen3_5ForCausalLM": "0.5.17"},
+        "trtllm": {"Qwen3_5ForConditionalGeneration": None},
+    },
+    variant_titles={
+        "Qwen3_5ForCausalLM": "text-only checkpoints",
+        "Qwen3_5ForConditionalGeneration": "a dense model with a vision part",
+    },
     is_complete=True,
     runtime=_RUNTIME,
 )
