@@ -54,6 +54,8 @@ def _facts(family: Family) -> dict[str, Any]:
         "files": "complete" if family.is_complete else "known",
         **_runs(family),
         "engines": {name: entry.since for name, entry in served.items()},
+        "llama_cpp": family.llama_cpp or None,
+        "published": family.is_published,
         "engine_notes": [
             f"{ENGINE_TITLES.get(name, name)}: {entry.note}"
             for name, entry in served.items()
@@ -86,6 +88,8 @@ def _runs(family: Family) -> dict[str, Any]:
 
 def markdown_table(rows: list[dict[str, Any]]) -> str:
     """One row a family; the README and docs/families.md hold exactly this."""
+    from headstart.families.engines import LLAMA_CPP
+
     lines = [
         "| family | models | modules | fuse | state fed / recycled | files | engine on CPU | "
         "on GPU | training | other engines (since) |",
@@ -93,7 +97,8 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         norms = ", norms 1+w" if row["zero_centred_norms"] else ""
-        engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items()) or "-"
+        others = {**row["engines"], **({LLAMA_CPP: row["llama_cpp"]} if row["llama_cpp"] else {})}
+        engines = ", ".join(f"{name} {since}" for name, since in others.items()) or "-"
         states = f"{row['trunk_hidden']} / {row['recycled_hidden']}".replace("_", " ")
         chain = "" if row["topology"] == "recursive" else f" {row['topology']}"
         lines.append(

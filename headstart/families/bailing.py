@@ -44,6 +44,7 @@ def _block(fields: Fields) -> tuple[Part, ...]:
 _KEYS = appended_layer(out_norm="final_layernorm")
 _TRUNK = Trunk(embed="word_embeddings.weight", kind_of=dense_then_moe)
 _NORM_HEAD = "with norm_head SGLang normalises lm_head.weight while loading; it is stored raw"
+_TRANSFORMERS = "transformers 5.22.2 declares generate(use_mtp=True) for bailing_hybrid, and raises"
 
 V2 = Family(
     name="bailing_moe",
@@ -69,6 +70,7 @@ V2 = Family(
     notes=(
         "some checkpoints call mlp.gate.expert_bias mlp.gate.e_score_correction_bias",
         _NORM_HEAD,
+        _TRANSFORMERS,
     ),
 )
 
@@ -87,9 +89,11 @@ V3 = Family(
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
     served={"vllm": "0.28.0rc1", "sglang": "0.5.19"},
+    llama_cpp="b10470",
     notes=(
         "the fusion projection may be quantised",
         "Ling-3.0-tiny declares 0 modules: it has no head",
         _NORM_HEAD,
+        _TRANSFORMERS,
     ),
 )

@@ -99,6 +99,7 @@ FAMILY = Family(
         "trtllm": "1.3.0rc20 Blackwell GPUs only",
         "xllm": "0.10.0",
     },
+    llama_cpp="b10228",
     is_complete=True,
     is_quantized_by_layout=True,
     lacks="several residual streams with hyper-connections, K/V compressed by layer, "

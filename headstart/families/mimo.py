@@ -147,6 +147,7 @@ V2 = Family(
         "vllm": "0.21.0 only the first module is loaded and reused for every draft",
         "sglang": "0.5.7 one draft runner per module",
     },
+    llama_cpp="b10184",
     variants={"sglang": {"mimo_v2": "0.5.11"}},
     variant_titles={"mimo_v2": "V2-Pro and V2.5"},
     is_complete=True,

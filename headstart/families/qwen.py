@@ -110,6 +110,7 @@ NEXT = Family(
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
     served={"vllm": "0.10.2", "sglang": "0.5.2", "trtllm": "1.3.0rc14"},
+    llama_cpp="b10238",
     is_complete=True,
     runtime=replace(_RUNTIME, parameters={**_SHARED_EXPERT, **_JOINED_INPUTS}),
     notes=("the config carries no count that engines rely on; they assume one module",),
@@ -138,6 +139,7 @@ QWEN3_5 = Family(
     ),
     looked_up_as=_LOOKED_UP,
     served={"vllm": "0.17.0", "sglang": "0.5.9", "trtllm": "1.3.0rc14", "xllm": "0.9.0"},
+    llama_cpp="b9180",
     # by architecture: the text part of every Qwen3.5 has the model_type of a text-only one
     variants={
         "sglang": {"Qwen3_5ForCausalLM": "0.5.17"},
@@ -174,6 +176,7 @@ QWEN3_5_MOE = Family(
     ),
     looked_up_as=_LOOKED_UP,
     served={"vllm": "0.17.0", "sglang": "0.5.9", "trtllm": "1.3.0rc14", "xllm": "0.9.0"},
+    llama_cpp="b9180",
     variants={"sglang": {"Qwen3_5MoeForCausalLM": "0.5.17"}},
     variant_titles={"Qwen3_5MoeForCausalLM": "text-only checkpoints"},
     is_complete=True,

@@ -134,6 +134,7 @@ FAMILY = Family(
     ),
     looked_up_as={"vllm": "model.layers.{layer}.mtp_block.", "sglang": "model.mtp_block."},
     served={"vllm": "0.15.1", "sglang": "0.5.9 one draft runner per module", "trtllm": "1.3.0rc20"},
+    llama_cpp="b9480",
     variants={"vllm": {"step3p7": "0.23.0"}, "sglang": {"step3p7": "0.5.13"}},
     is_complete=True,
     runtime=Runtime(

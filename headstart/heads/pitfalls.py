@@ -67,7 +67,13 @@ def _unknown_family(checkpoint: Checkpoint) -> str:
 
 def _lost(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
     remedy = restore_command(checkpoint)
-    if head.state == "declared-but-missing":
+    if head.state == "declared-but-missing" and not head.family.is_published:
+        yield (
+            f"the config declares {counted(head.declared or 0, 'module')}, no head tensor is "
+            f"stored and no release of {head.family.title} has a head. Do not trust the config; a head "
+            "that was made for this model is put in with `headstart stitch`."
+        )
+    elif head.state == "declared-but-missing":
         yield (
             f"the config declares {counted(head.declared or 0, 'module')} but no head tensor is "
             "stored. Saving "
@@ -126,6 +132,17 @@ def _names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"names and serve without the head, or with one that was never loaded. `headstart "
             f"stitch {folder} {folder} --out DIR` writes names that they read."
         )
+    beside = [
+        name
+        for table in ("lm_head", "embed_tokens")
+        if (name := f"{head.naming.root}mtp.{table}.weight") in checkpoint.tensors
+        and keys.to_ours(name, head.naming) is None
+    ]
+    if beside:
+        yield (
+            f"{some(beside)} is stored beside the head, and engines draft with the trunk's "
+            "instead (vllm-project/vllm#52013): a head trained with its own accepts little."
+        )
 
 
 def _files(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
@@ -168,6 +185,13 @@ def _quantization(
         yield (
             f"{len(stale)} scales stand beside weights that are not quantised ({some(names)}): "
             "the weights were replaced without them. Stitch the head again to remove them."
+        )
+    fusions = [i.name for n, i in infos.items() if ".fuse." in n and is_quantized(n, i)]
+    if fusions:
+        yield (
+            f"the fusion projection is quantised ({some(fusions)}); most of vLLM's MTP classes "
+            "build it unquantised and read such bytes as plain ones (vllm-project/vllm#48492). "
+            "`headstart stitch` with --dequantize writes it plain."
         )
     quantization = quantization_of(checkpoint)
     four_bit = [i.name for n, i in infos.items() if has_four_bits(n, i, quantization)]
