@@ -26,14 +26,12 @@ from headstart.families.registry import (
     family,
     match_family,
 )
+from headstart.heads.drafters import find_drafter, refuse_drafter
 from headstart.heads.operation import counted
 from headstart.heads.quantization import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
 COUNT_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
-DSPARK_FIELDS = (
-    "dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids",
-)  # fmt: skip
 _ROLES = ("embed_norm.", "hidden_norm.", "fuse.", "fuse_embed.", "fuse_hidden.", "out_norm.")
 
 
@@ -66,6 +64,8 @@ def find_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family
 
 
 def require_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family:
+    """The family; UnsupportedFamily if it is not known, HeadNotFound for a drafter's checkpoint."""
+    refuse_drafter(checkpoint)
     found = find_family(checkpoint, model_type)
     if found is None:
         name = checkpoint.config.model_type
@@ -102,11 +102,6 @@ def declared_count(config: Config) -> int | None:
     return None
 
 
-def is_dspark(config: Config) -> bool:
-    """DSpark drafters hide under the same tensor names as MTP heads but are something else."""
-    return any(config.get(field) is not None for field in DSPARK_FIELDS)
-
-
 def find_head(checkpoint: Checkpoint, model_type: str | None = None) -> FoundHead:
     """Look for the head of the checkpoint's family."""
     return find_head_of(checkpoint, require_family(checkpoint, model_type))
@@ -120,8 +115,8 @@ def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
         ours: name for name in names if (ours := owner.keys.to_ours(name, naming)) is not None
     }
     has_roles = any(part in name for name in tensors for part in _ROLES)
-    has_dspark = is_dspark(checkpoint.config)
-    if has_dspark or not has_roles:
+    has_drafter = find_drafter(checkpoint) is not None  # under the same names, and no head
+    if has_drafter or not has_roles:
         tensors = {}
     declared = declared_count(checkpoint.config)
     modules = {name.split(".")[1] for name in tensors if ".fuse" in name}
@@ -131,7 +126,7 @@ def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
     return FoundHead(
         owner,
         naming,
-        "absent" if has_dspark else _state(bool(tensors), bool(missing), declared),
+        "absent" if has_drafter else _state(bool(tensors), bool(missing), declared),
         declared,
         num_modules,
         tensors,
@@ -157,13 +152,9 @@ def require_head(
 
     `found`: what `find_head` gave for this checkpoint before.
     """
+    refuse_drafter(checkpoint)
     head = find_head(checkpoint, model_type) if found is None else found
     where = f"{checkpoint.folder} ({head.family.name})"
-    if is_dspark(checkpoint.config):
-        raise HeadNotFound(
-            f"{where} holds a DSpark drafter (the config has dspark_* fields), which is not a "
-            "head. Take the original release."
-        )
     if head.state == "partial":
         raise HeadNotFound(
             f"{where}: the head is not whole, {counted(len(head.missing), 'tensor')} missing: "

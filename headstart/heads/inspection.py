@@ -12,6 +12,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.families.base import Family
 from headstart.families.dims import dims, size
 from headstart.heads.detection import FoundHead, State, declared_count, find_family, find_head_of
+from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.experts import has_fused_experts
 from headstart.heads.formats import format_of, open_head
 from headstart.heads.pitfalls import pitfalls
@@ -70,6 +71,7 @@ class Report:
     generation: dict[str, Any]
     warnings: tuple[str, ...]
     config: dict[str, Any]
+    drafter: FoundDrafter | None = None  # one that is no head
 
     def as_json(self) -> dict[str, Any]:
         """The machine-readable view; engines are added by the caller that knows them."""
@@ -102,6 +104,7 @@ class Report:
                 "experts": self.head.experts or None,
                 "quantized": self.head.is_quantized,
             },
+            "drafter": self.drafter.as_json() if self.drafter else None,
             "generation": self.generation,
             "warnings": list(self.warnings),
         }
@@ -146,6 +149,7 @@ class StandaloneReport:
                 "experts": self.experts or None,
                 "quantized": self.is_quantized,
             },
+            "drafter": None,
             "generation": {},
             "warnings": list(self.notes),
             "engines": {},
@@ -178,23 +182,27 @@ def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
     """Look at names, dtypes, copies and configuration; no tensor is loaded whole."""
     owner = find_family(checkpoint, model_type)
     head = find_head_of(checkpoint, owner) if owner else None
+    drafter = find_drafter(checkpoint)
     return Report(
         checkpoint.folder,
         owner,
         checkpoint.config.model_type,
         checkpoint.config.architectures,
-        _trunk(checkpoint, head),
+        _trunk(checkpoint, head, drafter),
         _head(checkpoint, head),
         {k: v for k, v in checkpoint.generation_config.items() if k in _SAMPLING},
         tuple(pitfalls(checkpoint, head)),
         checkpoint.config.raw,
+        drafter,
     )
 
 
-def _trunk(checkpoint: Checkpoint, head: FoundHead | None) -> TrunkReport:
+def _trunk(
+    checkpoint: Checkpoint, head: FoundHead | None, drafter: FoundDrafter | None
+) -> TrunkReport:
     fields = checkpoint.config.fields
     known = dims(fields)
-    own = set(head.tensors.values()) if head else set()
+    own = {*(head.tensors.values() if head else ()), *(drafter.tensors if drafter else ())}
     infos = [info for name, info in checkpoint.tensors.items() if name not in own]
     return TrunkReport(
         known.get("layers"),

@@ -16,10 +16,10 @@ from headstart.heads.detection import (
     FoundHead,
     expected_of,
     find_family,
-    is_dspark,
     quoted,
     restore_command,
 )
+from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.operation import counted
 from headstart.heads.quantization import is_quantized, is_scale, stale_scales
@@ -29,13 +29,12 @@ from headstart.heads.sharing import sharing
 
 def pitfalls(checkpoint: Checkpoint, head: FoundHead | None) -> Iterator[str]:
     """Every warning that applies to this checkpoint."""
-    if is_dspark(checkpoint.config):
-        yield (
-            "the config has dspark_* fields: mtp.* tensors here are a DSpark drafter, not a head. "
-            "Served as MTP it starts and accepts nothing; take the original release."
-        )
-    if head is None:
+    drafter = find_drafter(checkpoint)
+    if drafter is not None:
+        yield from _drafter(drafter)
+    elif head is None:
         yield _unknown_family(checkpoint)
+    if head is None:
         return
     yield from _lost(checkpoint, head)
     yield from _config(checkpoint, head)
@@ -49,6 +48,16 @@ def pitfalls(checkpoint: Checkpoint, head: FoundHead | None) -> Iterator[str]:
         yield from _norm_style(head, infos)
         yield from _family(checkpoint, head, infos)
     yield from _generation(checkpoint)
+
+
+def _drafter(found: FoundDrafter) -> Iterator[str]:
+    name = found.kind.name
+    holds = f"holds a {name} drafter" if found.is_inside else f"is a {name} drafter"
+    yield (
+        f"this checkpoint {holds} ({found.evidence}), which is no MTP head: served as MTP it "
+        f"starts and accepts nothing. {found.serving()}. Its tensors are carried as they are; "
+        "export, convert, stitch and graft refuse them."
+    )
 
 
 def _unknown_family(checkpoint: Checkpoint) -> str:
@@ -70,8 +79,8 @@ def _lost(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
     if head.state == "declared-but-missing" and not head.family.is_published:
         yield (
             f"the config declares {counted(head.declared or 0, 'module')}, no head tensor is "
-            f"stored and no release of {head.family.title} has a head. Do not trust the config; a head "
-            "that was made for this model is put in with `headstart stitch`."
+            f"stored and no release of {head.family.title} has a head: do not trust the "
+            f"config. If one was made for this model, get it back: {remedy}"
         )
     elif head.state == "declared-but-missing":
         yield (
@@ -85,7 +94,7 @@ def _lost(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"{counted(len(head.missing), 'head tensor')} missing: {some(head.missing)}. Engines "
             f"may load uninitialised memory in their place. Get them back: {remedy}"
         )
-    if head.state == "absent" and not is_dspark(checkpoint.config):
+    if head.state == "absent" and find_drafter(checkpoint) is None:
         yield from _absent(checkpoint, head)
 
 

@@ -33,7 +33,6 @@ from headstart.heads.detection import (
     declared_count,
     expected_of,
     find_head_of,
-    is_dspark,
     lacking,
     quoted,
     require_family,
@@ -63,11 +62,6 @@ def plan_stitch(
         raise UnsupportedFamily(
             f"the head is a {head.family.name} head, {model.folder} is {owner.name}. A head only "
             "fits the family and model it was made for; compare both with `headstart inspect`."
-        )
-    if is_dspark(model.config):
-        raise CheckpointError(
-            f"{model.folder} holds a DSpark drafter under the names of a head (the config has "
-            "dspark_* fields); a head would overwrite half of it. Take the original release."
         )
     existing = find_head_of(model, owner)
     if dequantized:

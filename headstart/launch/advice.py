@@ -12,8 +12,10 @@ from pathlib import Path
 from headstart.checkpoint.provenance import read_provenance, training_of
 from headstart.errors import LaunchError
 from headstart.families.base import Family
+from headstart.families.engines import ENGINE_TITLES
 from headstart.families.registry import GRAFTED_AS
 from headstart.families.versions import is_at_least
+from headstart.heads.drafters import FoundDrafter
 from headstart.heads.formats.headstart import MODEL_TYPE as HEAD_MODEL_TYPE
 from headstart.heads.inspection import Report
 from headstart.launch.options import LaunchOptions
@@ -110,8 +112,10 @@ def caveats(engine: str, version: str) -> list[str]:
     }[engine]
 
 
-def require_head(report: Report) -> None:
+def require_head(report: Report, engine: str) -> None:
     """LaunchError, with what to do, unless the checkpoint has a head an engine can load."""
+    if report.drafter is not None:
+        raise LaunchError(_about_drafter(report.drafter, engine))
     if report.family is not None and report.head.is_usable:
         return
     state, name = report.head.state, report.path
@@ -139,6 +143,20 @@ def require_head(report: Report) -> None:
     raise LaunchError(
         f"{found}. Check the published original with `headstart inspect`; if it never had one, an "
         f"EAGLE-3 draft for this model is the way, given to the engine directly. {plain}"
+    )
+
+
+def _about_drafter(found: FoundDrafter, engine: str) -> str:
+    kind, title = found.kind.name, ENGINE_TITLES[engine]
+    if engine not in found.flags:
+        others = ", ".join(ENGINE_TITLES[name] for name in found.flags)
+        return (
+            f"{title} does not serve {kind} drafters, which are no MTP heads. These do: {others}."
+        )
+    since = found.kind.served[engine][0]
+    return (
+        f"the drafter is {kind} ({found.evidence}), no MTP head. {title} {since} or later serves "
+        f"it with {found.flags[engine]}: start the engine directly."
     )
 
 

@@ -144,7 +144,7 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
 
 def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version: str) -> Plan:
     head = separate_head(engine, options.head_path, report)
-    family = _family(report, options, head)
+    family = _family(engine, report, options, head)
     served = _served(engine, family)
     _require_read_names(engine, report, options, head)
     require(
@@ -192,10 +192,12 @@ def _former_contract(family: Family, engine: str, version: str) -> Iterator[str]
         )
 
 
-def _family(report: Report, options: LaunchOptions, head: SeparateHead | None) -> Family:
+def _family(
+    engine: str, report: Report, options: LaunchOptions, head: SeparateHead | None
+) -> Family:
     """Whose head will draft; LaunchError if there is none."""
     if options.head_path is None:
-        advice.require_head(report)
+        advice.require_head(report, engine)
     family = report.family if head is None else head.family
     if family is None:
         raise LaunchError(
