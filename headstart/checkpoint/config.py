@@ -31,7 +31,8 @@ _INT_FIELDS = {
         _MAX_EXPERTS,
     ),
     **dict.fromkeys(
-        ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"), _MAX_MODULES
+        ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "num_mtp_layers"),
+        _MAX_MODULES,
     ),
     **dict.fromkeys(_NEVER_LISTS, _MAX_LAYERS),
 }  # fmt: skip

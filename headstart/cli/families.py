@@ -64,7 +64,8 @@ def _facts(family: Family) -> dict[str, Any]:
         + [
             f"{ENGINE_TITLES[caution.engine]}{caution.releases()}: {caution.text}"
             for caution in family.cautions
-        ],
+        ]
+        + [f"also drafts with it: {program}" for program in family.elsewhere],
         "deviations": {name: dict(changes) for name, changes in layout.deviations.items()}
         | {f"{name} before {end}": dict(old) for name, (end, old) in layout.former.items()},
         "notes": list(family.notes),

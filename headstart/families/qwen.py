@@ -32,7 +32,7 @@ _NEXT_DELTA_NET = _DELTA_NET + parts("""
     linear_attn.in_proj_qkvz.weight   2*lin_k_heads*lin_k_dim+2*lin_v_heads*lin_v_dim   hidden
     linear_attn.in_proj_ba.weight     2*lin_v_heads   hidden
 """)
-_SPLIT_DELTA_NET = _DELTA_NET + parts("""
+SPLIT_DELTA_NET = _DELTA_NET + parts("""
     linear_attn.in_proj_qkv.weight   2*lin_k_heads*lin_k_dim+lin_v_heads*lin_v_dim   hidden
     linear_attn.in_proj_z.weight     lin_v_heads*lin_v_dim   hidden
     linear_attn.in_proj_b.weight     lin_v_heads   hidden
@@ -79,9 +79,9 @@ _SHARED_EXPERT = parameters("""
 _JOINED_INPUTS = parameters("attention.inputs.weight   linear_attn.in_proj_{qkvz,ba}.weight")
 _LAYOUT = HeadLayout(zero_centred_norms=True)
 _LOOKED_UP = {"vllm": "mtp.layers.{module}.", "sglang": "mtp.layers.{module}."}
-_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
-_VISION = ("model.visual.", "visual.")
-_LM_HEADS = (
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+VISION = ("model.visual.", "visual.")
+LM_HEADS = (
     "lm_head.weight",
     "model.lm_head.weight",
     "language_model.lm_head.weight",
@@ -128,12 +128,12 @@ QWEN3_5 = Family(
     block=lambda fields: _DENSE,
     block_kind="full_attention",
     trunk=Trunk(
-        prefixes=_PREFIXES,
-        lm_heads=_LM_HEADS,
-        beside=_VISION,
+        prefixes=PREFIXES,
+        lm_heads=LM_HEADS,
+        beside=VISION,
         kinds={
             "full_attention": _DENSE,
-            "linear_attention": NORMS + _SPLIT_DELTA_NET + DENSE_MLP,
+            "linear_attention": NORMS + SPLIT_DELTA_NET + DENSE_MLP,
         },
         kind_of=layer_type,
     ),
@@ -165,12 +165,12 @@ QWEN3_5_MOE = Family(
     block=lambda fields: _MOE,
     block_kind="full_attention",
     trunk=Trunk(
-        prefixes=_PREFIXES,
-        lm_heads=_LM_HEADS,
-        beside=_VISION,
+        prefixes=PREFIXES,
+        lm_heads=LM_HEADS,
+        beside=VISION,
         kinds={
             "full_attention": _MOE,
-            "linear_attention": NORMS + _SPLIT_DELTA_NET + QWEN_MOE,
+            "linear_attention": NORMS + SPLIT_DELTA_NET + QWEN_MOE,
         },
         kind_of=layer_type,
     ),
@@ -198,7 +198,7 @@ INTERN_S2 = Family(
     head=ROLES,
     block=lambda fields: _MOE if fields.get("num_experts") else _DENSE,
     head_fields={"num_experts": "mtp_num_experts"},
-    trunk=Trunk(prefixes=_PREFIXES, lm_heads=_LM_HEADS, beside=_VISION),
+    trunk=Trunk(prefixes=PREFIXES, lm_heads=LM_HEADS, beside=VISION),
     served={"vllm": "0.22.0", "sglang": "0.5.12"},
     variants={"vllm": {"interns2_mobius": "0.28.0rc1"}, "sglang": {"interns2_mobius": "0.5.18"}},
 )

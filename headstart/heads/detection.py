@@ -16,7 +16,7 @@ from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
 from headstart.families.base import Family
-from headstart.families.dims import Fields
+from headstart.families.dims import Fields, at
 from headstart.families.experts import stand_ins
 from headstart.families.names import Naming
 from headstart.families.registry import (
@@ -31,7 +31,12 @@ from headstart.heads.operation import counted
 from headstart.heads.quantization import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
-COUNT_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
+COUNT_FIELDS = (
+    "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers",
+)  # fmt: skip
+_NESTED_COUNTS = (
+    "mtp_config.num_nextn_predict_layers", "mtp.num_hidden_layers", "mtp.num_nextn_predict_layers",
+)  # fmt: skip
 _ROLES = ("embed_norm.", "hidden_norm.", "fuse.", "fuse_embed.", "fuse_hidden.", "out_norm.")
 
 
@@ -94,9 +99,9 @@ def _looks_like(checkpoint: Checkpoint, candidate: Family) -> bool:
 def declared_count(config: Config) -> int | None:
     """How many modules the config claims; None if it says nothing."""
     text_paths = [config.text.get(field) for field in COUNT_FIELDS]
-    nested = config.at("mtp_config.num_nextn_predict_layers")
+    nested = [at(part, path) for part in (config.text, config.raw) for path in _NESTED_COUNTS]
     top = [config.raw.get(field) for field in COUNT_FIELDS]
-    for value in (*text_paths, nested, *top):
+    for value in (*text_paths, *nested, *top):
         if type(value) is int:
             return value
     return None

@@ -45,7 +45,7 @@ def pitfalls(checkpoint: Checkpoint, head: FoundHead | None) -> Iterator[str]:
         yield from _shapes(checkpoint, head, infos)
         yield from _quantization(checkpoint, head, infos)
         yield from _copies(checkpoint, head)
-        yield from _norm_style(head, infos)
+        yield from _norm_style(checkpoint, head, infos)
         yield from _family(checkpoint, head, infos)
     yield from _generation(checkpoint)
 
@@ -249,9 +249,12 @@ def _copies(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             yield f"the head should have its own {role} and has none."
 
 
-def _norm_style(head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
+def _norm_style(
+    checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]
+) -> Iterator[str]:
     import numpy as np
 
+    is_centred = head.family.has_centred_norms(checkpoint.config.fields)
     for role in ("embed_norm", "hidden_norm"):
         info = infos.get(f"modules.0.{role}.weight")
         if info is None or info.dtype not in ("BF16", "F32", "F16"):
@@ -262,17 +265,13 @@ def _norm_style(head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
         else:
             values = raw.view(np.float32 if info.dtype == "F32" else np.float16)
         mean = float(values.astype(np.float64).mean()) if values.size else 0.0
-        expected = (
-            "near 0 (effective weight 1 + w)"
-            if head.family.layout.zero_centred_norms
-            else ("near 1")
-        )
+        expected = "near 0 (effective weight 1 + w)" if is_centred else ("near 1")
         looks_zero_centred = mean < 0.25
         if not np.isfinite(values).all():
             yield f"{info.name} holds values that are not finite."
-        elif mean > 0.9 and head.family.layout.zero_centred_norms:
+        elif mean > 0.9 and is_centred:
             yield f"{info.name} has mean {mean:.2f}; this family stores it {expected}. Was 1 added?"
-        elif looks_zero_centred and not head.family.layout.zero_centred_norms and mean < 0.02:
+        elif looks_zero_centred and not is_centred and mean < 0.02:
             yield f"{info.name} has mean {mean:.2f}; this family stores it {expected}."
 
 
@@ -296,10 +295,9 @@ def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo
             "embeddings are tied, so there is no lm_head tensor; standalone exports mark the tie "
             "or carry the embedding."
         )
-    kinds = (
-        {head.family.trunk.kind_of(checkpoint.config.fields, 0)} if head.family.trunk.kinds else ()
-    )
-    if "linear_attention" in kinds or "mamba" in kinds:
+    fields, trunk = checkpoint.config.fields, head.family.trunk
+    kind = trunk.kind_of(fields, 0) if trunk.layer_kinds(fields) else ""
+    if any(word in kind for word in ("linear_attention", "mamba", "recurrent")):
         yield (
             "the trunk is a hybrid with recurrent state: rejected drafts must roll it back, which "
             "costs part of the gain; in vLLM prefix caching needs --mamba-cache-mode align."

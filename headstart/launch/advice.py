@@ -33,6 +33,9 @@ _ADVISED = {
     "qwen3_next": (3, "vllm-project/speculators#366: 0.87 / 0.78 / 0.68 accepted by position"),
     "qwen3_5": (3, "ggml-org/llama.cpp#22673: about 75 % accepted at 3, over 2x single stream"),
     "qwen3_5_moe": (3, "as Qwen3.5"),
+    "qwen4_exp": (3, "the Qwen3.8-Flash-Next example of vLLM"),
+    "glm5_next": (5, "the GLM-5.3-Flash recipe for vLLM"),
+    "hy_v4": (3, "the Hy4-preview recipe for vLLM"),
     "mimo": (1, "the stock head: 70 / 11 / 2 % accepted by position (FastMTP paper)"),
     "mimo_v2": (3, "MiMo-V2-Flash report: acceptance length 2.8 to 3.6 with three heads"),
 }  # fmt: skip

@@ -216,9 +216,11 @@ def _served(engine: str, family: Family) -> Served:
     by_engine = served_by(family.name)
     if not by_engine:
         # Without the engine's name: `inspect` says a common reason once.
+        runs = ("`headstart generate`",) if family.runtime is not None else ()
+        others = "; ".join((*runs, *family.elsewhere)) or "none known here"
         raise LaunchError(
-            f"no engine serves the head of {family.title}; `headstart generate` does. Or run "
-            "without it: --speculate 0."
+            f"no engine that is launched here serves the head of {family.title}. Others that do: "
+            f"{others}. Or run without it: --speculate 0."
         )
     if engine not in by_engine:
         others = ", ".join(ENGINE_TITLES[name] for name in by_engine)

@@ -18,7 +18,7 @@ _CHUNK = 8192
 # data-parallel attention by a size instead of a switch; pipeline parallel where no token is drafted
 _ATTENTION_SIZE = _STAGED_PREFILL = "0.5.23"
 # One draft runner per module, switched on by SGLang itself.
-_MULTI_LAYER = ("mimo_v2", "step3p5")
+_MULTI_LAYER = ("mimo_v2", "step3p5", "gigachat3_5")
 
 
 def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand:

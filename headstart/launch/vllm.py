@@ -12,7 +12,10 @@ from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
 # Trunks with recurrent layers; their prefix cache needs states at block boundaries.
-HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "intern_s2", "nemotron_h")
+HYBRID = (
+    "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "intern_s2", "nemotron_h", "glm5_next",
+    "bailing_moe_v3",
+)  # fmt: skip
 # Before 0.11.0 the method was named by family; everything else was DeepSeek's.
 _OLD_METHODS = {"qwen3_next": "qwen3_next_mtp", "ernie4_5_moe": "ernie_mtp"}
 

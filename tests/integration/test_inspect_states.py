@@ -40,16 +40,19 @@ WITHOUT_COUNT = ("qwen3_next", "mimo_v2")
 DECLARED = [variant for variant in WITH_HEAD if variant not in WITHOUT_COUNT]
 WITH_EXPERTS = [
     "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa",
-    "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "nemotron_h",
+    "qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text", "nemotron_h", "mellum", "glm5_next", "hy_v4",
+    "qwen4_exp", "gigachat3_5", "openpangu_v2", "bailing_moe_v3",
 ]  # fmt: skip
 UNFUSED = ("deepseek_v4", "nemotron_h")  # other projections: never stored fused
-MODULES = {"mimo_v2": 3, "step3p5": 3}
+MODULES = {"mimo_v2": 3, "step3p5": 3, "gigachat3_5": 2, "openpangu_v2": 3}
 # tensors of a tiny head; copies of embedding and LM head included where releases store them
 NUM_TENSORS = {
     "deepseek_v3": 32, "deepseek_v32": 37, "deepseek_v4": 43, "glm4_moe": 34,
     "glm4_moe_lite": 32, "glm_moe_dsa": 37, "qwen3_next": 29, "qwen3_5": 15, "qwen3_5_text": 15,
     "qwen3_5_moe": 29, "qwen3_5_moe_text": 29, "qwen3": 15, "mimo": 16, "mimo_v2": 42,
-    "ernie4_5_moe": 12, "nemotron_h": 24, "step3p5": 51,
+    "ernie4_5_moe": 12, "nemotron_h": 24, "step3p5": 51, "mellum": 25, "glm5_next": 39,
+    "hy_v4": 37, "qwen4_exp": 41, "motif": 19, "gigachat3_5": 106, "openpangu_v2": 117,
+    "bailing_moe_v3": 31,
 }  # fmt: skip
 # per token and module, in elements; K/V is counted in 16 bits
 KV_ELEMENTS = {
@@ -59,6 +62,10 @@ KV_ELEMENTS = {
     "qwen3_5": 2 * 2 * 64,
     "mimo_v2": 3 * 4 * (48 + 32),
     "step3p5": 3 * 2 * 2 * 64,
+    "glm5_next": 48 + 32,
+    "hy_v4": 48 + 8 + 32,
+    "qwen4_exp": 2 * 2 * 64 + 64,
+    "motif": 2 * (64 + 32),
 }
 
 
@@ -155,7 +162,7 @@ def test_a_head_that_lost_one_tensor_is_partial(
     names = head_names(model)
     block = [name for ours, name in names.items() if ".block." in ours]
     lost = {
-        "role": published(model, "modules.0.hidden_norm.weight"),
+        "role": published(model, "modules.0.embed_norm.weight"),
         "fusion": published(model, "modules.0.fuse"),
         "block": block[0],
         "last": block[-1],

@@ -88,6 +88,7 @@ def _check_fits(owner: Family, num_modules: int) -> None:
         f"{num_modules} modules": num_modules != 1,
         "two added fusion projections": layout.fuse_order == "summed",
         "no out norm of its own": layout.out_norm != "own",
+        "no norm of the hidden state": not layout.normalises_hidden,
         "several sub-layers": owner.name == "nemotron_h",
         "an LM head of its own": "lm_head" not in layout.shares,
         "an embedding of its own": "embed_tokens" not in layout.shares,

@@ -50,6 +50,7 @@ _OUTSIDE_LAYER = {
 _OVERWRITTEN = ("num_hidden_layers", "first_k_dense_replace", "num_hash_layers", "layer_types")
 _WHY_NOT = {
     "glm4_moe_lite": "xLLM's script takes GLM-4.7-Flash for glm4_moe, whose loader has no MLA",
+    "glm5_next": "xLLM's script exports it after 0.10.1, which is not written here yet",
     "mimo_v2": "xLLM's script takes MiMo-V2 for MiMo-7B, which it does not resemble",
 }
 
