@@ -9,6 +9,7 @@ from headstart.calibrate.tiny_parts import COMMON, INDEXER, MLA, QWEN_MOE, SIGMO
 # No engine runs these yet that would insist on real latent sizes.
 _SMALL_MLA: dict[str, Any] = {
     **MLA,
+    "pad_token_id": 1,  # that of the config classes lies beyond a small vocabulary
     "q_lora_rank": 32,
     "kv_lora_rank": 48,
     "qk_nope_head_dim": 16,
@@ -52,6 +53,7 @@ _QWEN4_EXP: dict[str, Any] = {
     "indexer_compress_ratio": 4,
     "partial_rotary_factor": 0.25,
 }  # fmt: skip
+_NOT_OF_LING = ("n_routed_experts", "q_lora_rank")
 
 TINY_AUTUMN: dict[str, dict[str, Any]] = {
     "mellum": {
@@ -125,7 +127,7 @@ TINY_AUTUMN: dict[str, dict[str, Any]] = {
         "param_sink_number": 8,
     },
     "bailing_moe_v3": {
-        **{k: v for k, v in (COMMON | SIGMOID_MOE | _SMALL_MLA).items() if k != "n_routed_experts"},
+        **{k: v for k, v in (COMMON | SIGMOID_MOE | _SMALL_MLA).items() if k not in _NOT_OF_LING},
         "model_type": "bailing_hybrid",
         "architectures": ["BailingMoeV3ForCausalLM"],
         "num_nextn_predict_layers": 1,

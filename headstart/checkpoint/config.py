@@ -39,7 +39,8 @@ _INT_FIELDS = {
 _TEXT_FIELDS = ("model_type", "hybrid_override_pattern", "mtp_hybrid_override_pattern")
 _ONE_PER_LAYER = ("moe_layer_freq", "hybrid_layer_pattern")
 _MAX_NESTING = 100
-_OBJECT_FIELDS = ("text_config", "mtp_config")
+_TEXT_PARTS = ("text_config", "llm_config")  # the second is Nemotron's
+_OBJECT_FIELDS = (*_TEXT_PARTS, "mtp_config")
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,7 @@ class Config:
 
     @property
     def text(self) -> dict[str, Any]:
-        nested = self.raw.get("text_config")
-        return nested if isinstance(nested, dict) else self.raw
+        return text_part(self.raw)
 
     @property
     def model_type(self) -> str:
@@ -96,6 +96,12 @@ class Config:
             if isinstance(found, dict):
                 return found
         return {}
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """The part of a raw config that describes the LLM: the whole, where it has no such part."""
+    nested = (raw.get(name) for name in _TEXT_PARTS)
+    return next((part for part in nested if isinstance(part, dict)), raw)
 
 
 def read_config(folder: Path) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ import typer
 from headstart.cli.options import Json
 from headstart.families.base import Family
 from headstart.report.terminal import say
+
+_WIDTH = 120  # of lines in docs
 
 
 def run(
@@ -111,18 +114,20 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
-    """The README's table: the fully supported families and the engines that serve them."""
+    """The README's table: the fully supported families that run here; the others by name."""
     lines = [
         "| family | models | head | runs here: CPU / GPU / training | served by |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        if row["files"] == "complete":
+        if row["files"] == "complete" and row["engine_cpu"] != "no":
             count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
             engines = ", ".join(row["engines"]) or "Headstart"
             here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
             lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
-    return "\n".join(lines)
+    complete = [row for row in rows if row["files"] == "complete" and row["engine_cpu"] == "no"]
+    others = "Files and launching only: " + ", ".join(f"`{row['family']}`" for row in complete)
+    return "\n".join([*lines, "", *wrap(others + ".", _WIDTH, break_on_hyphens=False)])
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -124,22 +124,36 @@ V2 = Family(
     ),
 )
 
+_V3_ROOTS = ("model.", "model.language_model.", "language_model.model.")
+
 V3 = Family(
     name="bailing_moe_v3",
     title="Ling-3.0-flash",
     model_types=("bailing_moe_v3",),
-    architectures=("BailingMoeV3ForCausalLM",),
+    architectures=("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration"),
     marked_types=("bailing_hybrid",),
     marks=("short_conv_kernel_size", "kda_safe_gate", "kda_lower_bound", "no_kda_lora"),
-    keys=_KEYS,
+    keys=appended_layer(roots=_V3_ROOTS, layers="layers.", out_norm="final_layernorm"),
     layout=HeadLayout(),
     head=ROLES,
     block=lambda fields: _v3_latent(fields) + _v3_moe(fields),
     block_kind="latent_moe",
-    trunk=Trunk(embed="word_embeddings.weight", kinds_of=_v3_kinds, kind_of=_v3_kind),
+    trunk=Trunk(
+        prefixes=_V3_ROOTS,
+        embed="word_embeddings.weight",
+        lm_heads=("lm_head.weight", "language_model.lm_head.weight"),
+        kinds_of=_v3_kinds,
+        kind_of=_v3_kind,
+        beside=("model.visual.", "visual."),
+    ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
     served={"vllm": "0.28.0rc1", "sglang": "0.5.19"},
+    variants={
+        "vllm": {"BailingMoeV3VLForConditionalGeneration": "0.30.0"},
+        "sglang": {"BailingMoeV3VLForConditionalGeneration": None},
+    },
+    variant_titles={"BailingMoeV3VLForConditionalGeneration": "Ling-3.0 with a vision part"},
     llama_cpp="b10470",
     is_complete=True,
     lacks="recurrent layers with a decay for each channel, and gates in latent attention",

@@ -21,7 +21,12 @@ _HYPER = parts("""
     hc_mlp_layer.hc_base     2*hc
     hc_mlp_layer.hc_scale    2
 """)
-_FEEDS = {"dense": DENSE_MLP, "sparse": SIGMOID_MOE}
+_ROUTER = tuple(part for part in SIGMOID_MOE if "{expert}" not in part.name)
+_FUSED_MOE = _ROUTER + parts("""
+    mlp.experts.gate_up_proj   experts   2*moe_width   hidden
+    mlp.experts.down_proj      experts   hidden        moe_width
+""")
+_FEEDS = {"dense": DENSE_MLP, "sparse": _FUSED_MOE}  # trunks keep experts fused
 
 
 def _kind(fields: Fields, layer: int) -> str:

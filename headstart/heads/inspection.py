@@ -15,7 +15,7 @@ from headstart.heads.detection import FoundHead, State, declared_count, find_fam
 from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.experts import has_fused_experts
 from headstart.heads.formats import format_of, open_head
-from headstart.heads.pitfalls import pitfalls
+from headstart.heads.pitfalls import outside_index, pitfalls
 from headstart.heads.quantization import is_quantized, is_scale
 from headstart.heads.sharing import Sharing, sharing
 
@@ -54,6 +54,7 @@ class HeadReport:
     experts: str  # "", "per expert" or "fused"
     root: str = ""  # prefix of the names of its tensors
     is_quantized: bool = False  # whether any of its weights is
+    outside: tuple[str, ...] = ()  # files with tensors of it that the index does not list
 
     @property
     def is_usable(self) -> bool:
@@ -103,6 +104,7 @@ class Report:
                 "kv_bytes_per_token": self.head.kv_bytes_per_token,
                 "experts": self.head.experts or None,
                 "quantized": self.head.is_quantized,
+                "outside_index": list(self.head.outside),
             },
             "drafter": self.drafter.as_json() if self.drafter else None,
             "generation": self.generation,
@@ -148,6 +150,7 @@ class StandaloneReport:
                 "kv_bytes_per_token": None,
                 "experts": self.experts or None,
                 "quantized": self.is_quantized,
+                "outside_index": [],
             },
             "drafter": None,
             "generation": {},
@@ -238,6 +241,7 @@ def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
         _experts(infos),
         head.naming.root,
         any(is_quantized(name, info) for name, info in infos.items()),
+        outside_index(checkpoint, head),
     )
 
 

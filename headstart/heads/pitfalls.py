@@ -154,14 +154,21 @@ def _names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
         )
 
 
+def outside_index(checkpoint: Checkpoint, head: FoundHead) -> tuple[str, ...]:
+    """Files that hold tensors of the head and that the checkpoint's index does not list."""
+    files = {checkpoint.info(name).file.name for name in head.tensors.values()}
+    return tuple(sorted(files & set(checkpoint.index.unlisted)))
+
+
 def _files(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
-    unlisted = set(checkpoint.index.unlisted)
-    hidden = [n for n in head.tensors.values() if checkpoint.info(n).file.name in unlisted]
-    if hidden:
-        files = sorted({checkpoint.info(name).file.name for name in hidden})
+    unlisted = outside_index(checkpoint, head)
+    if unlisted:
+        hidden = [n for n in head.tensors.values() if checkpoint.info(n).file.name in unlisted]
+        folder = quoted(checkpoint.folder)
         yield (
-            f"{len(hidden)} head tensors are in {some(files)}, which the index does not list; "
-            "vLLM and most loaders ignore such files. `headstart stitch` writes a full index."
+            f"{len(hidden)} head tensors are in {some(unlisted)}, which the index does not list; "
+            "vLLM and most loaders ignore such files. A full index is written by `headstart stitch "
+            f"{folder} {folder} --out DIR`."
         )
     total = checkpoint.index.index_metadata.get("total_size")
     actual = sum(info.num_bytes for info in checkpoint.tensors.values())

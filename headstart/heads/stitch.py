@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from headstart.checkpoint.compare import as_slice, equal_slices
+from headstart.checkpoint.config import text_part
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.provenance import digest
 from headstart.checkpoint.reader import Checkpoint
@@ -233,8 +234,7 @@ def _config(head: Head, model: Checkpoint) -> dict[str, Any]:
     config = copy.deepcopy(model.config.raw)
     field = head.family.count_field
     if field is not None and declared_count(model.config) != head.num_modules:
-        text = config.get("text_config")
-        place = text if isinstance(text, dict) and "." not in field else config
+        place = config if "." in field else text_part(config)
         *path, last = field.split(".")
         for key in path:
             place = place.setdefault(key, {})

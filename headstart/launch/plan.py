@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
 
-from headstart.checkpoint.config import Config
-from headstart.errors import ConfigError, LaunchError
+from headstart.checkpoint.config import Config, text_part
+from headstart.errors import ConfigError, LaunchError, some
 from headstart.families.base import Family
 from headstart.families.engines import ENGINE_TITLES, Served, served_by
 from headstart.families.versions import is_at_least
@@ -172,6 +172,12 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
             f"--head: {options.head_path} does not exist here, so nothing about it was checked; "
             "it has to exist where the engine runs"
         )
+    if report.head.outside and options.head_path is None:
+        plan.warnings.append(
+            f"the head lies in {some(report.head.outside)}, which the index does not list: engines "
+            "read what it lists and start without the head, or fail. `headstart stitch` of the "
+            "model with itself writes a full index"
+        )
     if report.head.state == "undeclared" and family.count_field and options.head_path is None:
         plan.warnings.append(
             f"the config does not declare the head, and engines go by {family.count_field}: set it "
@@ -252,8 +258,7 @@ def _require_read_names(
 
 def _require_variant(engine: str, version: str, report: Report, family: Family) -> None:
     """LaunchError if the engine reads the family's head, but not of this model."""
-    text = report.config.get("text_config")
-    inner = str(text.get("model_type", "")) if isinstance(text, dict) else ""
+    inner = str(text_part(report.config).get("model_type", ""))
     variants = family.variants.get(engine, {})
     for name in (report.model_type, *report.architectures, inner):
         if name not in variants:

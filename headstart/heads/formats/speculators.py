@@ -8,10 +8,9 @@ readers take the trunk's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.config import check_fields
+from headstart.checkpoint.config import check_fields, text_part
 from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
@@ -119,8 +118,7 @@ def _our_name(theirs: str) -> str:
 
 
 def _config(head: Head, dtype: str) -> dict[str, Any]:
-    text = head.config.get("text_config")
-    layer = dict(text if isinstance(text, Mapping) else head.config)
+    layer = dict(text_part(dict(head.config)))
     layer.pop("quantization_config", None)
     return {
         "architectures": ["MTPDraftModel"],
