@@ -71,7 +71,8 @@ def _facts(family: Family) -> dict[str, Any]:
         + [f"also drafts with it: {program}" for program in family.elsewhere],
         "deviations": {name: dict(changes) for name, changes in layout.deviations.items()}
         | {f"{name} before {end}": dict(old) for name, (end, old) in layout.former.items()},
-        "notes": list(family.notes),
+        "disputed": family.disputed or None,
+        "notes": [*([f"not settled: {family.disputed}"] if family.disputed else []), *family.notes],
     }
 
 

@@ -129,6 +129,7 @@ class Family:
     marks: tuple[str, ...] = ()
     count_field: str | None = "num_nextn_predict_layers"  # in the text part of the config
     default_modules: int = 1
+    may_count_one_more: bool = False  # some exports declare a module more than they store
     keys: KeyMap
     layout: HeadLayout
     head: tuple[Part, ...] = ()  # the tensors outside the block, under our names
@@ -159,6 +160,7 @@ class Family:
     # engine -> model_type or architecture that came later than the family, or never (None)
     variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     variant_titles: Mapping[str, str] = field(default_factory=dict)  # as people call them
+    disputed: str = ""  # what engines do differently and nobody has settled
     cautions: tuple[Caution, ...] = ()  # faults of some releases of engines
     # its releases are quantised as part of the layout, which no quantisation config describes
     is_quantized_by_layout: bool = False

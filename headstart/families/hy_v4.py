@@ -43,6 +43,7 @@ FAMILY = Family(
     title="Hunyuan 4 (Hy4-preview)",
     model_types=("hy_v4",),
     architectures=("HYV4ForCausalLM",),
+    may_count_one_more=True,
     keys=mtp_layers("model.mtp_layers."),
     # fed after the streams were joined (hc_head) and normalised, so it is one hidden size wide
     layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),

@@ -155,9 +155,9 @@ FAMILY = Family(
     },
     is_complete=True,
     lacks="Mamba layers, and experts without gates in a latent space",
+    disputed="the last norm (final_layernorm) is an RMS norm in vLLM and SGLang, and subtracts the "
+    "mean in llama.cpp and gmlx",
     notes=(
-        "the last norm (final_layernorm) is an RMS norm in vLLM and SGLang, and subtracts the mean "
-        "in llama.cpp and gmlx: which one the weights were trained with is not settled",
         "Transcribe: names begin with llm., NeMo's plugin counts in mtp.num_nextn_predict_layers",
         "llama.cpp has no latent projections in the head: Super and Ultra look unsupported there",
     ),

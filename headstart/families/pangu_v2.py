@@ -62,10 +62,11 @@ FAMILY = Family(
         "ik_llama.cpp from pull request 2065 (--spec-type mtp:n_max=1,heads=1)",
     ),
     is_complete=True,
-    lacks="convolutions and sinks in latent attention, several residual streams, and certainty: "
-    "omni-infer and exllamav3 feed and recycle states before the norms, ik_llama.cpp after them",
+    lacks="convolutions and sinks in latent attention, several residual streams, and a contract "
+    "that is settled (engines feed and recycle states before or after the norms)",
+    disputed="omni-infer and exllamav3 feed and recycle states before the norms, ik_llama.cpp after "
+    "them",
     notes=(
-        "the contract is disputed: which one the weights were trained with is not known",
         "mlp.e_score_correction_bias lies beside mlp.gate, not below it",
         "vLLM pull request 47271 is open",
     ),

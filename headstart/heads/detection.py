@@ -127,6 +127,8 @@ def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
     modules = {name.split(".")[1] for name in tensors if ".fuse" in name}
     num_modules = len(modules)
     wanted = max(num_modules, declared or owner.default_modules)
+    if owner.may_count_one_more and num_modules and wanted == num_modules + 1:
+        wanted = num_modules
     missing = _missing(checkpoint, owner, naming, tensors, wanted) if tensors else ()
     return FoundHead(
         owner,

@@ -287,6 +287,11 @@ def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo
         vllm = head.family.layout.as_("vllm").topology
         if vllm != head.family.layout.topology:
             yield f"{head.num_modules} modules are stored; vLLM uses the first one for all depths."
+    if head.family.disputed:
+        yield (
+            f"{head.family.disputed}; which one the weights were trained with is not settled. "
+            "Compare acceptance in both before you rely on it."
+        )
     if any(name.endswith("qkv_proj.weight") for name in infos):
         yield (
             "q, k and v are stored as one tensor whose rows may be pre-sharded for several ranks; "
