@@ -64,8 +64,8 @@ FAMILY = Family(
     is_complete=True,
     lacks="convolutions and sinks in latent attention, several residual streams, and a contract "
     "that is settled (engines feed and recycle states before or after the norms)",
-    disputed="omni-infer and exllamav3 feed and recycle states before the norms, ik_llama.cpp after "
-    "them",
+    disputed="omni-infer and exllamav3 feed and recycle states before the norms, ik_llama.cpp "
+    "after them",
     notes=(
         "mlp.e_score_correction_bias lies beside mlp.gate, not below it",
         "vLLM pull request 47271 is open",
