@@ -100,7 +100,11 @@ V2 = Family(
     name="bailing_moe",
     title="Ling-2.0, Ling-2.5, Ring-2.5, Ling-2.6",
     model_types=("bailing_moe", "bailing_moe_v2", "bailing_hybrid"),
-    architectures=("BailingMoeV2ForCausalLM", "BailingMoeV2_5ForCausalLM"),
+    architectures=(
+        "BailingMoeForCausalLM",
+        "BailingMoeV2ForCausalLM",
+        "BailingMoeV2_5ForCausalLM",
+    ),
     keys=_KEYS,
     layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
     head=ROLES,

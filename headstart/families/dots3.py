@@ -23,7 +23,11 @@ FAMILY = Family(
     name="dots3_note",
     title="dots3-note",
     model_types=("dots3_note",),
-    architectures=("Dots3NoteForCausalLM",),
+    architectures=(
+        "Dots3NoteForCausalLM",
+        "Dots3NoteForConditionalGeneration",
+        "Dots3NoteTextForCausalLM",
+    ),
     keys=appended_layer(embed="model.mtp.embed_tokens"),
     layout=HeadLayout(shares=("lm_head",), deviations={"vllm": {"zero_embed_at_position_0": True}}),
     head=ROLES + parts("embed_tokens.weight vocab hidden"),

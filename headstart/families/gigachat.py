@@ -69,7 +69,7 @@ FAMILY = Family(
     ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"sglang": "model.decoder."},
-    served={"sglang": "0.5.20 one draft runner per module"},
+    served={"sglang": "0.5.21 one draft runner per module"},
     is_complete=True,
     lacks="gated norms, norms behind attention and MLP, and its recurrent layers",
     notes=(
@@ -77,6 +77,5 @@ FAMILY = Family(
         "a variant for reasoning declares three modules",
         "latent norms are scaled by engines where use_mla_scaling_factor; they are stored raw",
         "GigaChat 3 (702B, 10B) is of type deepseek_v3",
-        "the first release of SGLang with it was not determined: 0.5.20 is the first one seen",
     ),
 )

@@ -65,7 +65,7 @@ FAMILY = Family(
     ),
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
-    served={"vllm": "0.30.0", "sglang": "0.5.20"},
+    served={"vllm": "0.29.0", "sglang": "0.5.20"},
     elsewhere=("mlx-vlm from pull request 2082",),
     is_complete=True,
     lacks="several residual streams with hyper-connections, and gates and sinks in latent "

@@ -91,11 +91,11 @@ def test_the_head_of_a_wrapper_is_found_taken_out_and_put_back(
         ("sglang", "nemotron_h", "NemotronH_Omni_Reasoning_V3", "0.5.19", "0.5.20"),
         ("vllm", "glm5_next", "", "0.29.0", "0.30.0"),
         ("sglang", "glm5_next", "", "0.5.19", "0.5.20"),
-        ("vllm", "hy_v4", "", "0.29.0", "0.30.0"),
+        ("vllm", "hy_v4", "", "0.28.0rc2", "0.29.0"),
         ("sglang", "hy_v4", "", "0.5.19", "0.5.20"),
         ("vllm", "qwen4_exp", "", "0.28.0rc2", "0.29.0"),
         ("sglang", "qwen4_exp", "", "0.5.19", "0.5.20"),
-        ("sglang", "gigachat3_5", "", "0.5.19", "0.5.20"),
+        ("sglang", "gigachat3_5", "", "0.5.20", "0.5.21"),
     ],
 )
 def test_new_models_are_served_from_their_release_on(
