@@ -28,8 +28,10 @@ from support.head_edits import (
     text_part,
     with_dense_head,
 )
+from support.long_runs import IS_LONG
 from support.tiny_fixture import Tiny
 
+from headstart.calibrate.tiny_autumn import TINY_AUTUMN
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.inspect_view import show
 from headstart.errors import CheckpointError, HeadNotFound
@@ -48,6 +50,14 @@ WITH_EXPERTS = [
 ]  # fmt: skip
 UNFUSED = ("deepseek_v4", "nemotron_h")  # other projections: never stored fused
 MODULES = {"mimo_v2": 3, "step3p5": 3, "gigachat3_5": 2, "openpangu_v2": 3}
+# one tensor of each part is lost; newer families take turns, unless runs are long
+PARTS = ("role", "fusion", "block", "last")
+LOSSES = [
+    pytest.param(variant, part, id=f"{variant}-{part}")
+    for number, variant in enumerate(WITH_HEAD)
+    for turn, part in enumerate(PARTS)
+    if IS_LONG or variant not in TINY_AUTUMN or number % len(PARTS) == turn
+]
 # tensors of a tiny head; copies of embedding and LM head included where releases store them
 NUM_TENSORS = {
     "deepseek_v3": 32, "deepseek_v32": 37, "deepseek_v4": 43, "glm4_moe": 34,
@@ -161,8 +171,7 @@ def test_a_whole_head_without_a_count_is_undeclared(
     assert any("does not declare them" in warning for warning in result.warnings)
 
 
-@pytest.mark.parametrize("part", ["role", "fusion", "block", "last"])
-@pytest.mark.parametrize("variant", WITH_HEAD)
+@pytest.mark.parametrize(("variant", "part"), LOSSES)
 def test_a_head_that_lost_one_tensor_is_partial(
     tiny: Tiny, tmp_path: Path, variant: str, part: str
 ) -> None:

@@ -31,6 +31,7 @@ from support.head_edits import (
 from support.long_runs import IS_LONG
 from support.tiny_fixture import Tiny
 
+from headstart.calibrate.tiny_autumn import TINY_AUTUMN
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import (
     BadConfig,
@@ -101,9 +102,10 @@ def allowed(name: str) -> list[str]:
 
 
 def tried(number: int, name: str) -> list[str]:
-    """Every format for the head of every family; other layouts take turns, unless runs are long."""
+    """Every format for the head of a family; others take turns, unless runs are long."""
     forms = allowed(name)
-    return forms if IS_LONG or name in WITH_HEAD else [forms[number % len(forms)]]
+    is_whole = name in WITH_HEAD and name not in TINY_AUTUMN
+    return forms if IS_LONG or is_whole else [forms[number % len(forms)]]
 
 
 ROUND_TRIPS = [
