@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headstart.checkpoint.config import Config
+from headstart.checkpoint.config import COUNT_FIELDS, Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
 from headstart.families.base import Family
@@ -31,9 +31,6 @@ from headstart.heads.operation import counted
 from headstart.heads.quantization import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
-COUNT_FIELDS = (
-    "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers",
-)  # fmt: skip
 _NESTED_COUNTS = (
     "mtp_config.num_nextn_predict_layers", "mtp.num_hidden_layers", "mtp.num_nextn_predict_layers",
 )  # fmt: skip

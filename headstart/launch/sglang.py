@@ -16,7 +16,7 @@ ADAPTIVE_FILE = "headstart-sglang-adaptive.json"
 DEFAULT_RUNNING_REQUESTS = 256
 _CHUNK = 8192
 # data-parallel attention by a size instead of a switch; pipeline parallel where no token is drafted
-_ATTENTION_SIZE = _STAGED_PREFILL = "0.5.23"
+_ATTENTION_SIZE, _STAGED_PREFILL = "0.5.22", "0.5.23"
 # One draft runner per module, switched on by SGLang itself.
 _MULTI_LAYER = ("mimo_v2", "step3p5", "gigachat3_5")
 

@@ -32,10 +32,11 @@ from support.long_runs import IS_LONG
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.tiny_autumn import TINY_AUTUMN
+from headstart.checkpoint.config import COUNT_FIELDS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.inspect_view import show
 from headstart.errors import CheckpointError, HeadNotFound
-from headstart.heads.detection import COUNT_FIELDS, find_head, require_head
+from headstart.heads.detection import find_head, require_head
 from headstart.heads.inspection import Report, inspect
 from headstart.launch import LaunchOptions, build
 from headstart.launch.versions import NEWEST

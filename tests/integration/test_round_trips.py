@@ -32,6 +32,7 @@ from support.long_runs import IS_LONG
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.tiny_autumn import TINY_AUTUMN
+from headstart.checkpoint.config import COUNT_FIELDS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import (
     BadConfig,
@@ -42,7 +43,7 @@ from headstart.errors import (
     UnexpectedTensor,
     UnsupportedFamily,
 )
-from headstart.heads.detection import COUNT_FIELDS, find_head
+from headstart.heads.detection import find_head
 from headstart.heads.export import plan_export
 from headstart.heads.formats import FORMATS, format_of, open_head
 from headstart.heads.stitch import plan_stitch

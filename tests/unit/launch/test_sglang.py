@@ -110,10 +110,10 @@ def test_inkling_asks_for_several_runners_itself() -> None:
 
 def test_replicas_with_shared_experts_are_data_parallel_attention() -> None:
     shared = {"tensor_parallel": 4, "data_parallel": 2, "expert_parallel": 8}
-    old = command("sglang", version="0.5.22", **shared)
+    old = command("sglang", version="0.5.21", **shared)
     assert value_of(old, "--tp-size") == "8" and value_of(old, "--dp-size") == "2"
     assert "--enable-dp-attention" in old.argv
-    built = command("sglang", **shared)
+    built = command("sglang", version="0.5.22", **shared)
     assert value_of(built, "--tp-size") == "8" and value_of(built, "--attn-dp-size") == "2"
     assert "--enable-dp-attention" not in built.argv and "--dp-size" not in built.argv
     plain = command("sglang", tensor_parallel=4, data_parallel=2)
