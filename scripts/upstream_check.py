@@ -60,10 +60,7 @@ EXPLAINED = {
     ("llama.cpp", "mimo_v2"): ("exports no head", "converted without a switch of its own"),
     ("llama.cpp", "gemma4_assistant"): ("exports no head", "a model of its own"),
     ("llama.cpp", "DeepseekV4DSparkModel"): ("exports a head", "DSpark, which is no head"),
-    ("llama.cpp", "MiniCPMV4_6ForConditionalGeneration"): (
-        "exports a head",
-        "inherited from Qwen3.5's converter",
-    ),
+    ("llama.cpp", "MiniCPMV4_6ForConditionalGeneration"): ("exports a head", "as Qwen3.5's"),
 }
 
 

@@ -14,8 +14,9 @@ from headstart.families.dims import dims, size
 from headstart.heads.detection import FoundHead, State, declared_count, find_family, find_head_of
 from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.experts import has_fused_experts
+from headstart.heads.file_pitfalls import outside_index
 from headstart.heads.formats import format_of, open_head
-from headstart.heads.pitfalls import outside_index, pitfalls
+from headstart.heads.pitfalls import pitfalls
 from headstart.heads.quantization import is_quantized, is_scale
 from headstart.heads.sharing import Sharing, sharing
 

@@ -16,10 +16,10 @@ from headstart.heads.detection import (
     FoundHead,
     expected_of,
     find_family,
-    quoted,
     restore_command,
 )
 from headstart.heads.drafters import FoundDrafter, find_drafter
+from headstart.heads.file_pitfalls import about_files, about_names
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.operation import counted
 from headstart.heads.quantization import is_quantized, is_scale, stale_scales
@@ -40,8 +40,8 @@ def pitfalls(checkpoint: Checkpoint, head: FoundHead | None) -> Iterator[str]:
     yield from _config(checkpoint, head)
     if head.tensors:
         infos = {ours: checkpoint.info(name) for ours, name in head.tensors.items()}
-        yield from _names(checkpoint, head)
-        yield from _files(checkpoint, head)
+        yield from about_names(checkpoint, head)
+        yield from about_files(checkpoint, head)
         yield from _shapes(checkpoint, head, infos)
         yield from _quantization(checkpoint, head, infos)
         yield from _copies(checkpoint, head)
@@ -130,50 +130,6 @@ def _config(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             'quantization_config is "" (as xLLM exports write it); readers that expect an object '
             "fail on it. Remove the field for engines other than xLLM."
         )
-
-
-def _names(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
-    keys, folder = head.family.keys, quoted(checkpoint.folder)
-    if head.naming.root in keys.unread:
-        name = next(iter(head.tensors.values()))
-        yield (
-            f"head tensors begin with {head.naming.root!r} ({name}); vLLM and SGLang skip such "
-            f"names and serve without the head, or with one that was never loaded. `headstart "
-            f"stitch {folder} {folder} --out DIR` writes names that they read."
-        )
-    beside = [
-        name
-        for table in ("lm_head", "embed_tokens")
-        if (name := f"{head.naming.root}mtp.{table}.weight") in checkpoint.tensors
-        and keys.to_ours(name, head.naming) is None
-    ]
-    if beside:
-        yield (
-            f"{some(beside)} is stored beside the head, and engines draft with the trunk's "
-            "instead (vllm-project/vllm#52013): a head trained with its own accepts little."
-        )
-
-
-def outside_index(checkpoint: Checkpoint, head: FoundHead) -> tuple[str, ...]:
-    """Files that hold tensors of the head and that the checkpoint's index does not list."""
-    files = {checkpoint.info(name).file.name for name in head.tensors.values()}
-    return tuple(sorted(files & set(checkpoint.index.unlisted)))
-
-
-def _files(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
-    unlisted = outside_index(checkpoint, head)
-    if unlisted:
-        hidden = [n for n in head.tensors.values() if checkpoint.info(n).file.name in unlisted]
-        folder = quoted(checkpoint.folder)
-        yield (
-            f"{len(hidden)} head tensors are in {some(unlisted)}, which the index does not list; "
-            "vLLM and most loaders ignore such files. A full index is written by `headstart stitch "
-            f"{folder} {folder} --out DIR`."
-        )
-    total = checkpoint.index.index_metadata.get("total_size")
-    actual = sum(info.num_bytes for info in checkpoint.tensors.values())
-    if isinstance(total, int) and not unlisted and total != actual:
-        yield f"the index gives total_size {total:,}, the tensors have {actual:,} bytes."
 
 
 def _shapes(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
@@ -293,9 +249,11 @@ def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo
             "Compare acceptance in both before you rely on it."
         )
     if any(name.endswith("qkv_proj.weight") for name in infos):
+        ranks = checkpoint.config.get("num_key_value_heads")
         yield (
-            "q, k and v are stored as one tensor whose rows may be pre-sharded for several ranks; "
-            "they are copied as they are. Splitting them as plain Q|K|V misplaces rows."
+            "q, k and v are stored as one tensor whose rows may be pre-sharded, for as many ranks "
+            f"as K/V heads ({ranks or 'not given'}); they are copied as they are. Splitting them "
+            "as plain Q|K|V misplaces rows."
         )
     if any(name.endswith(".experts.gate_up_proj") for name in infos):
         yield (

@@ -7,12 +7,11 @@ never reads is found by the test that walks over all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
 
-from headstart.checkpoint.config import Config, text_part
+from headstart.checkpoint.config import Config
 from headstart.errors import ConfigError, LaunchError, some
 from headstart.families.base import Family
 from headstart.families.engines import ENGINE_TITLES, Served, served_by
@@ -20,6 +19,7 @@ from headstart.families.versions import is_at_least
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
+from headstart.launch.checks import former_contract, require_read_names, require_variant
 from headstart.launch.command import EngineCommand, Preparation, Process, as_word, code_warning
 from headstart.launch.options import LaunchOptions
 from headstart.launch.separate import SeparateHead, separate_head
@@ -146,12 +146,12 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
     head = separate_head(engine, options.head_path, report)
     family = _family(engine, report, options, head)
     served = _served(engine, family)
-    _require_read_names(engine, report, options, head)
+    require_read_names(engine, report, options, head)
     require(
         engine, version, served.since, f"the head of {family.title}",
         "Upgrade, or run without it: --speculate 0.",
     )  # fmt: skip
-    _require_variant(engine, version, report, family)
+    require_variant(engine, version, report, family)
     modules = max(1, report.head.modules if head is None else head.num_modules)
     k, why = _settle_k(family, report, options, engine, modules)
     plan = Plan(engine, version, report, options, family, k, _schedule(options, k), head)
@@ -162,7 +162,7 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
         for caution in family.cautions
         if caution.holds(engine, version, Config(report.config).fields)
     )
-    plan.warnings.extend(_former_contract(family, engine, version))
+    plan.warnings.extend(former_contract(family, engine, version))
     if why:
         plan.notes.append(why)
     plan.notes.extend(advice.about_k(family, modules, k))
@@ -184,18 +184,6 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
             f"to {modules}, or they will not load it"
         )
     return plan
-
-
-def _former_contract(family: Family, engine: str, version: str) -> Iterator[str]:
-    """A warning where this release runs the head otherwise than later ones do."""
-    then, now = family.layout.as_(engine, version), family.layout.as_(engine)
-    if then != now:
-        end, changes = family.layout.former[engine]
-        said = ", ".join(f"{name} = {value}" for name, value in changes.items())
-        yield (
-            f"{family.title}: {ENGINE_TITLES[engine]} before {end} runs the head with {said}, "
-            "against how it was trained; fewer drafts are accepted"
-        )
 
 
 def _family(
@@ -235,42 +223,6 @@ def _served(engine: str, family: Family) -> Served:
             f"{others}. Or run without it: --speculate 0."
         )
     return by_engine[engine]
-
-
-def _require_read_names(
-    engine: str, report: Report, options: LaunchOptions, head: SeparateHead | None
-) -> None:
-    """LaunchError if the engine's loader would pass over all tensors of the head."""
-    if options.head_path is not None and head is None:
-        return  # it is not here to be looked at
-    folder, owner, root = report.path, report.family, report.head.root
-    if head is not None and options.head_path is not None:
-        folder, owner, root = options.head_path, head.family, head.root
-    if owner is None or root not in owner.keys.unread or engine == "xllm":  # which reads both
-        return
-    model, out = quoted(report.path), "--out DIR"
-    raise LaunchError(
-        f"the head in {folder} has names that begin with {root!r}; {ENGINE_TITLES[engine]} skips "
-        f"those and drafts nothing. `headstart stitch {quoted(folder)} {model} {out}` writes names "
-        "that it reads: launch DIR. Or run without the head: --speculate 0."
-    )
-
-
-def _require_variant(engine: str, version: str, report: Report, family: Family) -> None:
-    """LaunchError if the engine reads the family's head, but not of this model."""
-    inner = str(text_part(report.config).get("model_type", ""))
-    variants = family.variants.get(engine, {})
-    for name in (report.model_type, *report.architectures, inner):
-        if name not in variants:
-            continue
-        title = family.variant_titles.get(name, name)
-        since, what = variants[name], f"the head of {title} ({name})"
-        if since is None:
-            raise LaunchError(
-                f"{ENGINE_TITLES[engine]} does not read {what}, in any version known here. Use "
-                "another engine (`headstart inspect` lists them), or run without it: --speculate 0."
-            )
-        require(engine, version, since, what, "Upgrade, or run without it: --speculate 0.")
 
 
 def _code_file(where: str) -> str:

@@ -160,7 +160,10 @@ def test_a_dequantised_head_with_a_fused_qkv_says_what_it_fits(tiny: Tiny, tmp_p
             contents[f"{at}qkv_proj.weight"] = torch.cat(parts)
 
     fused = edited(tiny("mimo_v2"), tmp_path / "fused", change=fuse)
-    head = open_head(quantized(fused, tmp_path / "model", "block_fp8"))
+    model = quantized(fused, tmp_path / "model", "block_fp8")
+    said = inspect(Checkpoint.open(model)).warnings
+    assert any("for as many ranks as K/V heads (2)" in text for text in said)
+    head = open_head(model)
     assert any("tensor parallel size of as many" in text for text in dequantize(head).changes)
 
 
