@@ -59,7 +59,6 @@ REFUSED = {
         "nemotron_h": "no loader",
         "step3p5": "no loader",
         "mellum": "no loader",
-        "glm5_next": "not written here yet",
         "hy_v4": "no loader",
         "qwen4_exp": "no loader",
         "motif": "no loader",
@@ -216,7 +215,7 @@ def test_a_head_that_went_through_every_format_still_fits(
     model = make(tiny, name)
     head = export(model, "headstart", tmp_path / "head")
     for number, form in enumerate([*allowed(name), *reversed(allowed(name))]):
-        needs_trunk = form == "xllm" and "qwen" in name
+        needs_trunk = form == "xllm" and ("qwen" in name or name == "glm5_next")
         head = convert(head, form, tmp_path / str(number), model if needs_trunk else None)
     result = stitch(head, make(tiny, name, with_head=False), tmp_path / "result")
     assert differing(readable(model), tensors(result)) == set()
@@ -372,6 +371,40 @@ def test_an_xllm_export_of_qwen_carries_embedding_and_lm_head(
     embed = "model.language_model.embed_tokens.weight"
     assert carried == {embed, "lm_head.weight"}
     assert differing({n: tensors(model)[n] for n in head}, head) == set()
+
+
+@pytest.mark.parametrize("copies", ["with copies", "without copies"])
+def test_an_xllm_export_of_glm5_next_is_a_small_model(
+    tiny: Tiny, tmp_path: Path, copies: str
+) -> None:
+    """As xLLM's script names it: the tables are the head's own where it has them."""
+
+    def drop(contents: dict[str, torch.Tensor]) -> None:
+        for part in ("embed_tokens", "shared_head.head"):
+            del contents[f"model.language_model.layers.3.{part}.weight"]
+
+    model = tiny("glm5_next")
+    if copies == "without copies":
+        model = edited(model, tmp_path / "model", change=drop)
+    folder = export(model, "xllm", tmp_path / "head")
+    head, stored, written_config = tensors(folder), tensors(model), config(folder)
+    at = "model.language_model."
+    for theirs, ours in {
+        "model.enorm.weight": f"{at}layers.3.enorm.weight",
+        "model.norm.weight": f"{at}layers.3.shared_head.norm.weight",
+        "model.layers.0.mlp.gate.weight": f"{at}layers.3.mlp.gate.weight",
+        "model.embed_tokens.weight": f"{at}embed_tokens.weight",
+        "lm_head.weight": "lm_head.weight",
+    }.items():
+        assert torch.equal(head[theirs], stored[ours])
+    assert len(head) == 39
+    assert written_config["model_type"] == "glm5_next_mtp"
+    for part in (written_config, written_config["text_config"]):
+        assert part["num_hidden_layers"] == 1 and part["mlp_layer_types"] == ["sparse"]
+        assert part["layer_types"] == ["deepseek_sparse_attention"]
+        assert part["quantization_config"] == "" and part["index_share_for_mtp_iteration"] is False
+    back = stitch(folder, model, tmp_path / "back")
+    assert differing(stored, tensors(back)) == set()
 
 
 def test_an_xllm_export_of_a_tied_qwen_carries_the_embedding_only(
