@@ -15,6 +15,7 @@ from typing import Any
 import headstart.errors
 from headstart.cli.families import family_rows, markdown_table, short_table
 from headstart.cli.main import COMMANDS, build_command
+from headstart.families.drafters import DRAFTERS
 from headstart.families.registry import GRAFTED_AS
 from headstart.server.metrics.table import GROUPS, Metric
 
@@ -80,6 +81,16 @@ def families_page() -> str:
         lacks = [f"the engine lacks {row['engine_lacks']}"] if row["engine_lacks"] else []
         for text in [*said, *lacks, *row["notes"], *row["engine_notes"]]:
             lines.append(_wrapped(f"- `{row['family']}`: {text}", indent="  "))
+    lines += ["", "## Drafters that are no heads", ""]
+    for drafter in DRAFTERS:
+        ways = "; ".join(
+            f"{name} {since}: `{flags}`" for name, (since, flags) in drafter.served.items()
+        )
+        text = (
+            f"- {drafter.name}: named by `inspect`, opaque to all operations (`export`, `convert`, "
+            f"`stitch` and `graft` refuse it). {ways}"
+        )
+        lines.append(_wrapped(text, indent="  "))
     return "\n".join(lines) + "\n"
 
 

@@ -36,7 +36,7 @@ TORCH_PACKAGES = {
 NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
     ("heads/formats/", None, "formats of other projects, which are defined by model type"),
     ("launch/", None, "options of other engines, which depend on the model type"),
-    ("calibrate/tiny_configs.py", None, "configs for tests: one for each model type"),
+    ("calibrate/tiny_", None, "configs for tests: one for each model type"),
     ("calibrate/shapes.py", None, "configs of released sizes"),
     ("demo/", {"llama"}, "fields of GGUF files, which are llama.cpp's"),
     ("server/reasoning.py", {"mistral"}, "vLLM's name of a reasoning format"),

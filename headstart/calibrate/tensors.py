@@ -30,8 +30,18 @@ if TYPE_CHECKING:
 Shapes = dict[str, tuple[int, ...]]
 Parts = Callable[[], "Iterable[torch.Tensor]"]  # a tensor, rows after rows
 _ROWS = 2048
-_OUTPUTS = ("o_proj", "down_proj", "out_proj", "wo_b", "w2")
-_FLOAT32 = ("A_log", "attn_sink", "hc_", "e_score_correction_bias", "router_bias", "gate.bias")
+_OUTPUTS = ("o_proj", "down_proj", "out_proj", "wo_b", "wo", "w2", "dense")
+_FLOAT32 = (
+    "A_log",
+    "attn_sink",
+    "hc_attn_",
+    "hc_ffn_",
+    "hc_mlp_",
+    "hc_head_",
+    "e_score_correction_bias",
+    "router_bias",
+    "gate.bias",
+)
 
 
 @dataclass(frozen=True)
@@ -73,7 +83,7 @@ def calibrated_tensors(
         agreement = make_agreement(
             fields["vocab_size"], fields["hidden_size"], rate=rate, seed=seed
         )
-    values = _Values(owner, agreement, seed, disturbance)
+    values = _Values(owner, agreement, seed, disturbance, owner.has_centred_norms(fields))
     tensors = {
         name: _made(name, shape, dtype, values.trunk(name, shape))
         for name, shape in trunk_shapes(owner, fields).items()
@@ -90,14 +100,17 @@ def trunk_shapes(owner: Family, fields: dict[str, Any]) -> Shapes:
     """All trunk tensors of a config, by published name."""
     trunk, prefix = owner.trunk, owner.trunk.prefixes[0]
     vocab, hidden = fields["vocab_size"], fields["hidden_size"]
-    shapes: Shapes = {prefix + trunk.embed: (vocab, hidden), prefix + trunk.final_norm: (hidden,)}
+    shapes: Shapes = {prefix + trunk.embed: (vocab, hidden)}
+    if trunk.final_norm:
+        shapes[prefix + trunk.final_norm] = (hidden,)
     if not fields.get("tie_word_embeddings"):
         shapes[trunk.lm_heads[0]] = (vocab, hidden)
     for name, shape in expand(trunk.extras, fields).items():
         shapes[prefix + name] = _known(name, shape)
     for layer in range(fields["num_hidden_layers"]):
         at = prefix + trunk.layer.format(layer=layer)
-        for name, shape in expand(trunk.kinds[trunk.kind_of(fields, layer)], fields).items():
+        table = trunk.layer_kinds(fields)[trunk.kind_of(fields, layer)]
+        for name, shape in expand(table, fields).items():
             shapes[at + name] = _known(name, shape)
     return shapes
 
@@ -139,8 +152,16 @@ def _known(name: str, shape: tuple[int, ...] | None) -> tuple[int, ...]:
 class _Values:
     """What each tensor holds; the same names and seed give the same values on every machine."""
 
-    def __init__(self, owner: Family, agreement: Agreement, seed: int, disturbance: Disturbance):
+    def __init__(
+        self,
+        owner: Family,
+        agreement: Agreement,
+        seed: int,
+        disturbance: Disturbance,
+        has_centred_norms: bool,
+    ):
         self._owner, self._agreement, self._seed = owner, agreement, seed
+        self._has_centred_norms = has_centred_norms
         self._disturbance = disturbance
         trunk = owner.trunk
         self._embed = trunk.prefixes[0] + trunk.embed
@@ -187,7 +208,7 @@ class _Values:
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
         noise = torch.randn(shape, generator=generator)
         if name.endswith("norm.weight") or "layernorm" in module or module.endswith("norm"):
-            centred = self._owner.layout.zero_centred_norms and "linear_attn" not in name
+            centred = self._has_centred_norms and "linear_attn" not in name
             return noise * 0.01 + (0.0 if centred else 1.0)
         if module == "A_log":
             return torch.rand(shape, generator=generator).add(1).log()

@@ -9,58 +9,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from headstart.calibrate.tiny_autumn import TINY_AUTUMN
+from headstart.calibrate.tiny_parts import COMMON, INDEXER, MLA, QWEN_MOE, SIGMOID_MOE
 from headstart.families.mimo import MIMO
 
-_COMMON: dict[str, Any] = {
-    "hidden_size": 256,
-    "vocab_size": 128,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "intermediate_size": 256,
-    "max_position_embeddings": 1024,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10000.0,
-    "hidden_act": "silu",
-    "initializer_range": 0.02,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
-_SIGMOID_MOE: dict[str, Any] = {
-    "n_routed_experts": 4,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 1.0,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "moe_layer_freq": 1,
-}
-_MLA: dict[str, Any] = {
-    "q_lora_rank": 128,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 64,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 64,
-    "num_key_value_heads": 4,
-}
-_INDEXER: dict[str, Any] = {"index_head_dim": 128, "index_n_heads": 4, "index_topk": 64}
-_QWEN_MOE: dict[str, Any] = {
-    "num_experts": 4,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "shared_expert_intermediate_size": 64,
-    "decoder_sparse_step": 1,
-    "mlp_only_layers": [],
-    "norm_topk_prob": True,
-}
 _HYBRID: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention"] * 3 + ["full_attention"],
@@ -81,7 +33,7 @@ def _without(config: dict[str, Any], *fields: str) -> dict[str, Any]:
 
 def _qwen3_5(kind: str, extra: dict[str, Any]) -> dict[str, Any]:
     """The text part of Qwen3.5: rotary settings live in an object of their own there."""
-    text = {**_without(_COMMON, "rope_theta"), **_HYBRID, **extra}
+    text = {**_without(COMMON, "rope_theta"), **_HYBRID, **extra}
     text["rope_parameters"] = {
         "rope_type": "default",
         "rope_theta": 10000.0,
@@ -94,24 +46,24 @@ def _qwen3_5(kind: str, extra: dict[str, Any]) -> dict[str, Any]:
 
 
 _QWEN3_5 = _qwen3_5("qwen3_5_text", {})
-_QWEN3_5_MOE = _qwen3_5("qwen3_5_moe_text", _QWEN_MOE)
+_QWEN3_5_MOE = _qwen3_5("qwen3_5_moe_text", QWEN_MOE)
 
 # variant -> config; the family is found from it as from any other config
 TINY_CONFIGS: dict[str, dict[str, Any]] = {
     "deepseek_v3": {
-        **_COMMON, **_SIGMOID_MOE, **_MLA,
+        **COMMON, **SIGMOID_MOE, **MLA,
         "model_type": "deepseek_v3",
         "architectures": ["DeepseekV3ForCausalLM"],
         "num_nextn_predict_layers": 1,
     },
     "deepseek_v32": {
-        **_COMMON, **_SIGMOID_MOE, **_MLA, **_INDEXER,
+        **COMMON, **SIGMOID_MOE, **MLA, **INDEXER,
         "model_type": "deepseek_v32",
         "architectures": ["DeepseekV32ForCausalLM"],
         "num_nextn_predict_layers": 1,
     },
     "deepseek_v4": {
-        **_COMMON, **_SIGMOID_MOE,
+        **COMMON, **SIGMOID_MOE,
         "model_type": "deepseek_v4",
         "architectures": ["DeepseekV4ForCausalLM"],
         "num_nextn_predict_layers": 1,
@@ -127,7 +79,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "expert_dtype": "fp8",
     },
     "glm4_moe": {
-        **_COMMON, **_SIGMOID_MOE,
+        **COMMON, **SIGMOID_MOE,
         "model_type": "glm4_moe",
         "architectures": ["Glm4MoeForCausalLM"],
         "num_nextn_predict_layers": 1,
@@ -136,13 +88,13 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "partial_rotary_factor": 0.5,
     },
     "glm4_moe_lite": {
-        **_COMMON, **_SIGMOID_MOE, **_MLA,
+        **COMMON, **SIGMOID_MOE, **MLA,
         "model_type": "glm4_moe_lite",
         "architectures": ["Glm4MoeLiteForCausalLM"],
         "num_nextn_predict_layers": 1,
     },
     "glm_moe_dsa": {
-        **_COMMON, **_SIGMOID_MOE, **_MLA, **_INDEXER,
+        **COMMON, **SIGMOID_MOE, **MLA, **INDEXER,
         "model_type": "glm_moe_dsa",
         "architectures": ["GlmMoeDsaForCausalLM"],
         "num_nextn_predict_layers": 1,
@@ -153,7 +105,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "indexer_types": ["full", "full", "full"],
     },
     "qwen3_next": {
-        **_COMMON, **_HYBRID, **_QWEN_MOE,
+        **COMMON, **_HYBRID, **QWEN_MOE,
         "model_type": "qwen3_next",
         "architectures": ["Qwen3NextForCausalLM"],
     },
@@ -174,14 +126,14 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
     },
     "qwen3_5_moe_text": {**_QWEN3_5_MOE, "architectures": ["Qwen3_5MoeForCausalLM"]},
     "qwen3": {
-        **_COMMON,
+        **COMMON,
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
         "mtp_num_hidden_layers": 1,
         "attention_bias": False,
     },
     "mimo": {
-        **_COMMON,
+        **COMMON,
         "model_type": "mimo",
         "architectures": ["MiMoForCausalLM"],
         "auto_map": dict(MIMO.auto_map),
@@ -189,7 +141,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "attention_bias": True,
     },
     "mimo_v2": {
-        **_COMMON, **_SIGMOID_MOE,
+        **COMMON, **SIGMOID_MOE,
         "model_type": "mimo_v2_flash",
         "architectures": ["MiMoV2FlashForCausalLM"],
         "layernorm_epsilon": 1e-5,
@@ -207,7 +159,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "moe_layer_freq": [0, 1, 1],
     },
     "ernie4_5_moe": {
-        **_COMMON,
+        **COMMON,
         "model_type": "ernie4_5_moe",
         "architectures": ["Ernie4_5_MoeForCausalLM"],
         "num_nextn_predict_layers": 1,
@@ -221,7 +173,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "use_bias": False,
     },
     "nemotron_h": {
-        **_COMMON,
+        **COMMON,
         "model_type": "nemotron_h",
         "architectures": ["NemotronHForCausalLM"],
         "num_nextn_predict_layers": 1,
@@ -243,7 +195,7 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "use_conv_bias": True,
     },
     "step3p5": {
-        **_COMMON,
+        **COMMON,
         "model_type": "step3p5",
         "architectures": ["Step3p5ForCausalLM"],
         "num_nextn_predict_layers": 3,
@@ -263,15 +215,16 @@ TINY_CONFIGS: dict[str, dict[str, Any]] = {
         "share_expert_dim": 64,
         "moe_layers_enum": "1,2",
     },
+    **TINY_AUTUMN,
     "llama": {
-        **_COMMON,
+        **COMMON,
         "model_type": "llama",
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
         "mlp_bias": False,
     },
     "qwen2": {
-        **_COMMON,
+        **COMMON,
         "model_type": "qwen2",
         "architectures": ["Qwen2ForCausalLM"],
     },

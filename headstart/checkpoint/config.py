@@ -18,6 +18,10 @@ from headstart.files import read_plain
 _MAX_SIZE, _MAX_LAYERS, _MAX_EXPERTS, _MAX_MODULES = 2**31, 10_000, 10_000, 64
 _NEVER_LISTS = ("num_hidden_layers", "first_k_dense_replace", "moe_layer_start_index",
                 "moe_layer_end_index", "moe_layer_interval", "full_attention_interval")  # fmt: skip
+# how many modules a head has, as families call it
+COUNT_FIELDS = (
+    "mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules", "num_mtp_layers",
+)  # fmt: skip
 _INT_FIELDS = {
     **dict.fromkeys(
         ("hidden_size", "vocab_size", "num_attention_heads", "num_key_value_heads", "head_dim",
@@ -30,15 +34,13 @@ _INT_FIELDS = {
          "mtp_num_experts", "mtp_n_routed_experts"),
         _MAX_EXPERTS,
     ),
-    **dict.fromkeys(
-        ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules"), _MAX_MODULES
-    ),
+    **dict.fromkeys(COUNT_FIELDS, _MAX_MODULES),
     **dict.fromkeys(_NEVER_LISTS, _MAX_LAYERS),
 }  # fmt: skip
 _TEXT_FIELDS = ("model_type", "hybrid_override_pattern", "mtp_hybrid_override_pattern")
 _ONE_PER_LAYER = ("moe_layer_freq", "hybrid_layer_pattern")
 _MAX_NESTING = 100
-_OBJECT_FIELDS = ("text_config", "mtp_config")
+_OBJECT_FIELDS = ("text_config", "llm_config", "mtp_config")
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,7 @@ class Config:
 
     @property
     def text(self) -> dict[str, Any]:
-        nested = self.raw.get("text_config")
-        return nested if isinstance(nested, dict) else self.raw
+        return text_part(self.raw)
 
     @property
     def model_type(self) -> str:
@@ -95,6 +96,18 @@ class Config:
             if isinstance(found, dict):
                 return found
         return {}
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """The part of a raw config that describes the LLM: the whole, where it has no such part.
+
+    `llm_config` is Nemotron's name for it; vision models that have one, too, count no head there.
+    """
+    text, other = raw.get("text_config"), raw.get("llm_config")
+    if isinstance(text, dict):
+        return text
+    has_head = isinstance(other, dict) and any(field in other for field in COUNT_FIELDS)
+    return other if isinstance(other, dict) and has_head else raw
 
 
 def read_config(folder: Path) -> Config:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
@@ -10,6 +11,8 @@ import typer
 from headstart.cli.options import Json
 from headstart.families.base import Family
 from headstart.report.terminal import say
+
+_WIDTH = 120  # of lines in docs
 
 
 def run(
@@ -54,13 +57,22 @@ def _facts(family: Family) -> dict[str, Any]:
         "files": "complete" if family.is_complete else "known",
         **_runs(family),
         "engines": {name: entry.since for name, entry in served.items()},
+        "llama_cpp": family.llama_cpp or None,
+        "published": family.is_published,
         "engine_notes": [
             f"{ENGINE_TITLES.get(name, name)}: {entry.note}"
             for name, entry in served.items()
             if entry.note
-        ],
-        "deviations": {name: dict(changes) for name, changes in layout.deviations.items()},
-        "notes": list(family.notes),
+        ]
+        + [
+            f"{ENGINE_TITLES[caution.engine]}{caution.releases()}: {caution.text}"
+            for caution in family.cautions
+        ]
+        + [f"also drafts with it: {program}" for program in family.elsewhere],
+        "deviations": {name: dict(changes) for name, changes in layout.deviations.items()}
+        | {f"{name} before {end}": dict(old) for name, (end, old) in layout.former.items()},
+        "disputed": family.disputed or None,
+        "notes": [*([f"not settled: {family.disputed}"] if family.disputed else []), *family.notes],
     }
 
 
@@ -81,6 +93,8 @@ def _runs(family: Family) -> dict[str, Any]:
 
 def markdown_table(rows: list[dict[str, Any]]) -> str:
     """One row a family; the README and docs/families.md hold exactly this."""
+    from headstart.families.engines import LLAMA_CPP
+
     lines = [
         "| family | models | modules | fuse | state fed / recycled | files | engine on CPU | "
         "on GPU | training | other engines (since) |",
@@ -88,7 +102,8 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         norms = ", norms 1+w" if row["zero_centred_norms"] else ""
-        engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items()) or "-"
+        others = {**row["engines"], **({LLAMA_CPP: row["llama_cpp"]} if row["llama_cpp"] else {})}
+        engines = ", ".join(f"{name} {since}" for name, since in others.items()) or "-"
         states = f"{row['trunk_hidden']} / {row['recycled_hidden']}".replace("_", " ")
         chain = "" if row["topology"] == "recursive" else f" {row['topology']}"
         lines.append(
@@ -100,18 +115,20 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
-    """The README's table: the fully supported families and the engines that serve them."""
+    """The README's table: the fully supported families that run here; the others by name."""
     lines = [
         "| family | models | head | runs here: CPU / GPU / training | served by |",
         "|---|---|---|---|---|",
     ]
     for row in rows:
-        if row["files"] == "complete":
+        if row["files"] == "complete" and row["engine_cpu"] != "no":
             count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
             engines = ", ".join(row["engines"]) or "Headstart"
             here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
             lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
-    return "\n".join(lines)
+    complete = [row for row in rows if row["files"] == "complete" and row["engine_cpu"] == "no"]
+    others = "Files and launching only: " + ", ".join(f"`{row['family']}`" for row in complete)
+    return "\n".join([*lines, "", *wrap(others + ".", _WIDTH, break_on_hyphens=False)])
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

@@ -142,6 +142,10 @@ def _rows(report: Report) -> list[tuple[str, str]]:
                        "of K/V per token"),
             ("sharing", ", ".join(f"{role} {how}" for role, how in head.shares.items())),
         ]  # fmt: skip
+    if report.drafter is not None:
+        found = report.drafter
+        inside = f", {found.num_stages} stages, {len(found.tensors)} tensors, opaque"
+        rows.append(("drafter", found.kind.name + (inside if found.is_inside else ", by itself")))
     if head.missing:
         rows.append(("missing", escape(f"{len(head.missing)}: {some(head.missing)}")))
     if report.generation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
-from headstart.families.blocks import EXPERTS, MLA, NORMS, ROLES, SHARED_EXPERTS
+from headstart.families.blocks import DENSE_MLP, EXPERTS, MLA, NORMS, ROLES, SHARED_EXPERTS
 from headstart.families.deepseek import dense_then_moe
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
@@ -41,15 +41,70 @@ def _block(fields: Fields) -> tuple[Part, ...]:
     return block + (_WIDE_SHARED_EXPERTS if is_wide else SHARED_EXPERTS)
 
 
+_GATES = {
+    "head_wise": parts("attention.g_proj.weight heads hidden"),
+    "element_wise": parts("attention.g_proj.weight heads*v_dim hidden"),
+}
+_KDA = parts("""
+    attention.q_proj.weight     heads*head_dim   hidden
+    attention.k_proj.weight     heads*head_dim   hidden
+    attention.v_proj.weight     heads*head_dim   hidden
+    attention.f_proj.weight     heads*head_dim   hidden
+    attention.g_proj.weight     heads*head_dim   hidden
+    attention.b_proj.weight     heads            hidden
+    attention.q_conv1d.weight   heads*head_dim   1   conv
+    attention.k_conv1d.weight   heads*head_dim   1   conv
+    attention.v_conv1d.weight   heads*head_dim   1   conv
+    attention.A_log             heads
+    attention.dt_bias           heads*head_dim
+    attention.o_norm.weight     head_dim
+    attention.dense.weight      hidden           heads*head_dim
+""")
+
+
+def _v3_latent(fields: Fields) -> tuple[Part, ...]:
+    gate = _GATES.get(str(fields.get("gated_attention_proj_granularity_type") or "head_wise"), ())
+    return NORMS + _LATENT + gate
+
+
+def _v3_moe(fields: Fields) -> tuple[Part, ...]:
+    is_wide = fields.get("moe_shared_expert_intermediate_size") is not None
+    shared = _WIDE_SHARED_EXPERTS if is_wide else SHARED_EXPERTS
+    return EXPERTS + shared + parts("mlp.gate.expert_bias experts")
+
+
+def _v3_kinds(fields: Fields) -> dict[str, tuple[Part, ...]]:
+    attention = {"latent": _v3_latent(fields), "recurrent": NORMS + _KDA}
+    feeds = {"dense": DENSE_MLP, "moe": _v3_moe(fields)}
+    return {f"{a}_{f}": attention[a] + feeds[f] for a in attention for f in feeds}
+
+
+def _v3_kind(fields: Fields, layer: int) -> str:
+    """The last layer of each group has attention; the first layers are dense."""
+    group = int(fields.get("layer_group_size") or 1)
+    layers = int(fields.get("num_hidden_layers") or 0)
+    in_rest = layer >= layers // group * group  # what is left of the last group has attention, too
+    attention = "latent" if (layer + 1) % group == 0 or in_rest else "recurrent"
+    kinds = fields.get("layer_types")
+    if isinstance(kinds, list) and layer < len(kinds):
+        attention = "recurrent" if kinds[layer] == "linear_attention" else "latent"
+    return f"{attention}_{dense_then_moe(fields, layer)}"
+
+
 _KEYS = appended_layer(out_norm="final_layernorm")
 _TRUNK = Trunk(embed="word_embeddings.weight", kind_of=dense_then_moe)
 _NORM_HEAD = "with norm_head SGLang normalises lm_head.weight while loading; it is stored raw"
+_TRANSFORMERS = "transformers 5.22.2 declares generate(use_mtp=True) for bailing_hybrid, and raises"
 
 V2 = Family(
     name="bailing_moe",
     title="Ling-2.0, Ling-2.5, Ring-2.5, Ling-2.6",
     model_types=("bailing_moe", "bailing_moe_v2", "bailing_hybrid"),
-    architectures=("BailingMoeV2ForCausalLM", "BailingMoeV2_5ForCausalLM"),
+    architectures=(
+        "BailingMoeForCausalLM",
+        "BailingMoeV2ForCausalLM",
+        "BailingMoeV2_5ForCausalLM",
+    ),
     keys=_KEYS,
     layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
     head=ROLES,
@@ -69,27 +124,49 @@ V2 = Family(
     notes=(
         "some checkpoints call mlp.gate.expert_bias mlp.gate.e_score_correction_bias",
         _NORM_HEAD,
+        _TRANSFORMERS,
     ),
 )
+
+_V3_ROOTS = ("model.", "model.language_model.", "language_model.model.")
 
 V3 = Family(
     name="bailing_moe_v3",
     title="Ling-3.0-flash",
     model_types=("bailing_moe_v3",),
-    architectures=("BailingMoeV3ForCausalLM",),
+    architectures=("BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration"),
     marked_types=("bailing_hybrid",),
     marks=("short_conv_kernel_size", "kda_safe_gate", "kda_lower_bound", "no_kda_lora"),
-    keys=_KEYS,
+    keys=appended_layer(roots=_V3_ROOTS, layers="layers.", out_norm="final_layernorm"),
     layout=HeadLayout(),
     head=ROLES,
-    # No block table: whether the MLA layer has an output gate, and how wide, is up to the config.
-    trunk=_TRUNK,
+    block=lambda fields: _v3_latent(fields) + _v3_moe(fields),
+    block_kind="latent_moe",
+    trunk=Trunk(
+        prefixes=_V3_ROOTS,
+        embed="word_embeddings.weight",
+        lm_heads=("lm_head.weight", "language_model.lm_head.weight"),
+        kinds_of=_v3_kinds,
+        kind_of=_v3_kind,
+        beside=("model.visual.", "visual."),
+    ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
-    served={"vllm": "0.28.0rc1"},
+    served={"vllm": "0.28.0rc1", "sglang": "0.5.19"},
+    variants={
+        "vllm": {"BailingMoeV3VLForConditionalGeneration": "0.30.0"},
+        "sglang": {"BailingMoeV3VLForConditionalGeneration": None},
+    },
+    variant_titles={"BailingMoeV3VLForConditionalGeneration": "Ling-3.0 with a vision part"},
+    llama_cpp="b10470",
+    is_complete=True,
+    lacks="recurrent layers with a decay for each channel, and gates in latent attention",
     notes=(
         "the fusion projection may be quantised",
+        "gated_attention_proj_granularity_type: one gate for each head, or for each channel",
+        "SGLang ignores names that begin with model.mtp",
         "Ling-3.0-tiny declares 0 modules: it has no head",
         _NORM_HEAD,
+        _TRANSFORMERS,
     ),
 )

@@ -11,9 +11,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from headstart.families.cautions import Caution
 from headstart.families.dims import Fields, at, dims, size
 from headstart.families.names import KeyMap, Naming
 from headstart.families.runtime import Runtime
+from headstart.families.versions import MAIN, is_at_least
 
 _NOT_WRITTEN = "its decoder layers, which are not written for it yet"
 
@@ -74,6 +76,7 @@ class HeadLayout:
     zero_centred_norms: bool = False  # effective norm weight is 1 + w
     trunk_hidden: HiddenState = "after_final_norm"
     recycled_hidden: Recycled = "after_out_norm"
+    normalises_hidden: bool = True  # whether the state that it is fed passes a norm of the head's
     zero_embed_at_position_0: bool = False
     rotates_halves: bool = False  # pairs are halves, even where the trunk's are neighbours
     topology: Topology = "recursive"
@@ -81,10 +84,14 @@ class HeadLayout:
     shares: tuple[str, ...] = ("embed_tokens", "lm_head")  # taken from the trunk when running
     # engine -> the fields in which that engine departs from the above
     deviations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # engine -> the first release without them, and further departures of those before it
+    former: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
 
-    def as_(self, engine: str) -> HeadLayout:
+    def as_(self, engine: str, version: str = MAIN) -> HeadLayout:
         """The layout as `engine` runs it, to reproduce its acceptance counters."""
-        return replace(self, **self.deviations.get(engine, {}))
+        end, older = self.former.get(engine, (version, {}))
+        changes = {} if is_at_least(version, end) else older
+        return replace(self, **{**self.deviations.get(engine, {}), **changes})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,15 +100,22 @@ class Trunk:
 
     prefixes: tuple[str, ...] = ("model.",)
     embed: str = "embed_tokens.weight"
-    final_norm: str = "norm.weight"
+    final_norm: str = "norm.weight"  # empty where the trunk has none
+    hc_head: str = "hc_head_"  # below it: what joins the residual streams, where there are several
     layer: str = "layers.{layer}."
     lm_heads: tuple[str, ...] = ("lm_head.weight",)  # full names
     kinds: Mapping[str, tuple[Part, ...]] = field(default_factory=dict)
+    # the same where the config decides which tensors a kind has
+    kinds_of: Callable[[Fields], Mapping[str, tuple[Part, ...]]] | None = None
     kind_of: Callable[[Fields, int], str] = lambda fields, layer: "dense"
     # whether a layer sees a window only, with a geometry of its own; from num_hidden_layers: heads'
     slides: Callable[[Fields, int], bool] = lambda fields, layer: False
     extras: tuple[Part, ...] = ()  # further tensors outside the layers, below the prefix
     beside: tuple[str, ...] = ()  # prefixes of what is no part of the text model: a vision tower
+
+    def layer_kinds(self, fields: Fields) -> Mapping[str, tuple[Part, ...]]:
+        """The tensors of each kind of layer, for one config; empty where they are not known."""
+        return self.kinds if self.kinds_of is None else self.kinds_of(fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,9 +129,13 @@ class Family:
     marks: tuple[str, ...] = ()
     count_field: str | None = "num_nextn_predict_layers"  # in the text part of the config
     default_modules: int = 1
+    may_count_one_more: bool = False  # some exports declare a module more than they store
     keys: KeyMap
     layout: HeadLayout
     head: tuple[Part, ...] = ()  # the tensors outside the block, under our names
+    head_of: Callable[[Fields], tuple[Part, ...]] | None = None  # where the config decides
+    # whether norms are 1 + w, where the config and not the family decides
+    centred_norms: Callable[[Fields], bool] | None = None
     block: Callable[[Fields], tuple[Part, ...]] = lambda fields: ()  # the tensors of the block
     # other blocks that some releases have; what is stored tells which (heads/detection.py)
     block_variants: tuple[tuple[Part, ...], ...] = ()
@@ -137,9 +155,13 @@ class Family:
     # engine -> the first release whose sources register the head (`main`: none yet), and what holds
     # for the whole family; an engine that is not listed cannot serve the head
     served: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: tuple[str, ...] = ()  # further programs that draft with the head
+    llama_cpp: str = ""  # the first build of llama.cpp that drafts with the head, from a GGUF file
     # engine -> model_type or architecture that came later than the family, or never (None)
     variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     variant_titles: Mapping[str, str] = field(default_factory=dict)  # as people call them
+    disputed: str = ""  # what engines do differently and nobody has settled
+    cautions: tuple[Caution, ...] = ()  # faults of some releases of engines
     # its releases are quantised as part of the layout, which no quantisation config describes
     is_quantized_by_layout: bool = False
     # where transformers lacks its config class: `auto_map` of a config, and the files that it names
@@ -170,6 +192,16 @@ class Family:
             self.num_sub_layers(fields),
         )
 
+    def head_parts(self, fields: Fields) -> tuple[Part, ...]:
+        """The tensors outside the block, for one config."""
+        return self.head if self.head_of is None else self.head_of(fields)
+
+    def has_centred_norms(self, fields: Fields) -> bool:
+        """Whether norms are stored as w for an effective weight of 1 + w."""
+        if self.centred_norms is None:
+            return self.layout.zero_centred_norms
+        return self.centred_norms(fields)
+
     def fields_of_head(self, fields: Fields) -> Fields:
         """The config as it holds inside the head."""
         own = {name: at(fields, path) for name, path in self.head_fields.items()}
@@ -187,7 +219,7 @@ class Family:
         block = self.block(fields) if block is None else block
         result: dict[str, tuple[int, ...] | None] = {}
         for module in range(num_modules):
-            for name, shape in expand(self.head, fields).items():
+            for name, shape in expand(self.head_parts(fields), fields).items():
                 # Names that start with `shared.` exist once, whatever the number of modules.
                 key = name if name.startswith("shared.") else f"modules.{module}.{name}"
                 if self.keys.has_place(key, naming):  # Qwen-style fusion tensors exist once, too

@@ -35,7 +35,9 @@ _DEFAULTS = {
     "n_group": 8,
     "topk_group": 4,
 }
-LAYOUT = HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}})
+# vLLM's class of DeepSeek heads (its pull request 45895)
+FORMER = {"vllm": ("0.24.0", {"recycled_hidden": "before_out_norm"})}
+LAYOUT = HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}, former=FORMER)
 
 V3 = Family(
     name="deepseek_v3",
@@ -83,6 +85,7 @@ V32 = Family(
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
     served={"vllm": "0.11.0", "sglang": "0.5.3", "trtllm": "1.2.0", "xllm": "0.9.0"},
+    llama_cpp="b10237",
     is_complete=True,
     runtime=Runtime(
         defaults={**_DEFAULTS, "max_position_embeddings": 163840}, has_gpu_kernels=False

@@ -99,6 +99,7 @@ FAMILY = Family(
         "trtllm": "1.3.0rc20 Blackwell GPUs only",
         "xllm": "0.10.0",
     },
+    llama_cpp="b10228",
     is_complete=True,
     is_quantized_by_layout=True,
     lacks="several residual streams with hyper-connections, K/V compressed by layer, "
@@ -106,5 +107,6 @@ FAMILY = Family(
     notes=(
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",
         "scales are E8M0 beside FP4 experts: copied bit for bit",
+        "the base release stores copies of embedding and LM head in the head (emb.tok_emb, head)",
     ),
 )

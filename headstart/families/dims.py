@@ -35,12 +35,17 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "kv_rank": ("kv_lora_rank",),
     "nope_dim": ("qk_nope_head_dim",),
     "rope_dim": ("qk_rope_head_dim",),
-    "index_heads": ("index_n_heads",),
-    "index_dim": ("index_head_dim",),
+    "index_heads": ("index_n_heads", "indexer_n_heads"),
+    "index_dim": ("index_head_dim", "indexer_head_dim"),
+    "index_kv": ("indexer_kv_heads",),
+    "kpool": ("index_kpool",),
+    "noise_heads": ("num_noise_heads",),
+    "sinks": ("param_sink_number",),
     "latent": ("moe_latent_size",),
     "o_rank": ("o_lora_rank",),
     "o_groups": ("o_groups",),
-    "hc": ("hc_mult",),
+    "hc": ("hc_mult", "hc_count"),
+    "hc_rank": ("hc_lowrank",),
     "swa_heads": ("swa_num_attention_heads", "attention_other_setting.num_attention_heads"),
     "swa_kv_heads": ("swa_num_key_value_heads", "attention_other_setting.num_attention_groups"),
     "swa_head_dim": ("swa_head_dim", "attention_other_setting.head_dim"),
@@ -49,7 +54,9 @@ _FIELDS: dict[str, tuple[str, ...]] = {
     "lin_v_heads": ("linear_num_value_heads",),
     "lin_k_dim": ("linear_key_head_dim",),
     "lin_v_dim": ("linear_value_head_dim",),
-    "conv": ("linear_conv_kernel_dim", "conv_kernel"),
+    "kda_heads": ("linear_num_heads",),
+    "kda_dim": ("linear_head_dim",),
+    "conv": ("linear_conv_kernel_dim", "conv_kernel", "short_conv_kernel_size"),
     "mamba_heads": ("mamba_num_heads",),
     "mamba_dim": ("mamba_head_dim",),
     "groups": ("n_groups",),
@@ -70,6 +77,10 @@ def dims(fields: Fields) -> dict[str, int]:
         found["head_dim"] = found["hidden"] // found["heads"]
     if "head_dim" in found:
         found.setdefault("v_dim", found["head_dim"])
+    if "nope_dim" not in found and "rope_dim" in found and "head_dim" in found:
+        found["nope_dim"] = found["head_dim"] - found["rope_dim"]
+    if "noise_heads" in found and "heads" in found:
+        found["signal_heads"] = found["heads"] - found["noise_heads"]
     if "shared_width" not in found and "moe_width" in found:
         found["shared_width"] = found["moe_width"] * found.get("shared_experts", 1)
     if found.get("o_groups") and "heads" in found:

@@ -23,7 +23,11 @@ FAMILY = Family(
     name="dots3_note",
     title="dots3-note",
     model_types=("dots3_note",),
-    architectures=("Dots3NoteForCausalLM",),
+    architectures=(
+        "Dots3NoteForCausalLM",
+        "Dots3NoteForConditionalGeneration",
+        "Dots3NoteTextForCausalLM",
+    ),
     keys=appended_layer(embed="model.mtp.embed_tokens"),
     layout=HeadLayout(shares=("lm_head",), deviations={"vllm": {"zero_embed_at_position_0": True}}),
     head=ROLES + parts("embed_tokens.weight vocab hidden"),
@@ -39,7 +43,9 @@ FAMILY = Family(
     },
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
-    served={"vllm": "0.28.0rc1", "sglang": "main"},
+    # configs need no count: engines take one module where there is none
+    count_field=None,
+    served={"vllm": "0.28.0rc1", "sglang": "0.5.19"},
     notes=(
         "the embedding of the head is trained, not a copy: it must be kept",
         "the fusion projection may be FP8",

@@ -16,6 +16,7 @@ ENGINE_TITLES = {
     "trtllm": "TensorRT-LLM",
     "xllm": "xLLM",
 }
+LLAMA_CPP = "llama.cpp"  # reads GGUF files, for which we write no commands
 
 
 @dataclass(frozen=True, kw_only=True)

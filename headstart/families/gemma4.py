@@ -37,6 +37,7 @@ ASSISTANT = Family(
         "sglang": "0.5.12 the assistant is the draft of a Gemma 4 model",
         "trtllm": "1.3.0rc20 the assistant is the draft of a Gemma 4 model",
     },
+    llama_cpp="b9549",
     lacks="attention over the K/V of another model",
     notes=(
         "a separate checkpoint: it cannot be exported from the target nor stitched into it",

@@ -13,7 +13,7 @@ from headstart.families.blocks import (
     ROLES,
     SIGMOID_MOE,
 )
-from headstart.families.deepseek import LATENT_DEFAULTS, dense_then_moe
+from headstart.families.deepseek import LATENT_DEFAULTS, LAYOUT, dense_then_moe
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
 from headstart.families.runtime import Runtime
@@ -91,6 +91,8 @@ GLM4_MOE_LITE = Family(
     kv_elements="kv_rank+rope_dim",
     looked_up_as=_LOOKED_UP,
     served={"vllm": "0.15.0", "sglang": "0.5.13 earlier releases load it into a class without MLA"},
+    llama_cpp="b10251",
+    notes=("the release stores copies of embedding and LM head in the head",),
     is_complete=True,
     runtime=Runtime(
         defaults={
@@ -124,7 +126,7 @@ GLM_MOE_DSA = Family(
     model_types=("glm_moe_dsa",),
     architectures=("GlmMoeDsaForCausalLM",),
     keys=appended_layer(),
-    layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
+    layout=LAYOUT,
     head=ROLES,
     block=lambda fields: _SPARSE_LAYER,
     block_kind="moe",
@@ -142,6 +144,7 @@ GLM_MOE_DSA = Family(
     looked_up_as=_LOOKED_UP,
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
     served={"vllm": "0.16.0", "sglang": "0.5.9", "trtllm": "1.3.0rc9", "xllm": "0.9.0"},
+    llama_cpp="b10174",
     is_complete=True,
     runtime=Runtime(
         defaults={**_LATENT_DEFAULTS, "indexer_rope_interleave": True}, has_gpu_kernels=False
@@ -173,8 +176,5 @@ GLM_OCR = Family(
     looked_up_as=_LOOKED_UP,
     served={"vllm": "0.16.0", "sglang": "0.5.9"},
     lacks="norms behind attention and MLP, and positions of images",
-    notes=(
-        "image positions: the head takes the trunk's M-RoPE positions and merged embeddings",
-        "vLLM may leave the block unloaded when names start with model.language_model.",
-    ),
+    notes=("image positions: the head takes the trunk's M-RoPE positions and merged embeddings",),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headstart.families.base import Family, HeadLayout, Trunk
 from headstart.families.blocks import ROLES
+from headstart.families.cautions import Caution
 from headstart.families.deepseek import dense_then_moe
 from headstart.families.keymaps import appended_layer
 
@@ -22,8 +23,15 @@ FAMILY = Family(
     trunk=Trunk(kind_of=dense_then_moe),
     looked_up_as={"vllm": "model.layers.{layer}."},
     served={"vllm": "0.20.0", "sglang": "0.5.11"},
-    notes=(
-        "an embedding or LM head stored in the head is ignored; the trunk's are used",
-        "older SGLang looked for shared_head.norm and dropped final_layernorm without a word",
+    llama_cpp="b9993",
+    cautions=(
+        Caution(
+            engine="sglang",
+            since="0.5.11",
+            before="0.5.16",
+            text="final_layernorm is not loaded (shared_head.norm is looked for), so few drafts "
+            "are accepted; use 0.5.16 or later",
+        ),
     ),
+    notes=("an embedding or LM head stored in the head is ignored; the trunk's are used",),
 )

@@ -36,7 +36,10 @@ def appended_layer(
 
 
 def qwen_style(roots: tuple[str, ...] = ("", "model.")) -> KeyMap:
-    """Class B: `mtp.fc`, `mtp.norm`, two `mtp.pre_fc_norm_*` and `mtp.layers.{i}`."""
+    """Class B: `mtp.fc`, `mtp.norm`, two `mtp.pre_fc_norm_*` and `mtp.layers.{i}`.
+
+    vLLM and SGLang take names that begin with `mtp.`; some trainers save `model.mtp.` instead.
+    """
     return KeyMap(
         {
             "mtp.pre_fc_norm_embedding.{rest}": "modules.0.embed_norm.{rest}",
@@ -46,6 +49,7 @@ def qwen_style(roots: tuple[str, ...] = ("", "model.")) -> KeyMap:
             "mtp.layers.{module}.{rest}": "modules.{module}.block.{rest}",
         },
         roots,
+        unread=("model.",),
     )
 
 

@@ -27,11 +27,12 @@ K3 = Family(
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
     served={"vllm": "0.27.0"},
+    is_published=False,
     lacks="its linear attention, and latent attention without positions",
     notes=(
         "self_attention_res_* and mlp_res_* tensors in the head are not used by vLLM",
         "experts are w1, w2, w3 with .weight_packed and .weight_scale",
-        "the number of published modules is not known; one is assumed",
+        "no release has a head: vLLM has code for one, and the drafts in use are DSpark models",
         "served by vLLM only",
     ),
 )

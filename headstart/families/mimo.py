@@ -147,6 +147,7 @@ V2 = Family(
         "vllm": "0.21.0 only the first module is loaded and reused for every draft",
         "sglang": "0.5.7 one draft runner per module",
     },
+    llama_cpp="b10184",
     variants={"sglang": {"mimo_v2": "0.5.11"}},
     variant_titles={"mimo_v2": "V2-Pro and V2.5"},
     is_complete=True,
@@ -168,9 +169,10 @@ V2 = Family(
         parameters=parameters("mlp_norm.weight   pre_mlp_layernorm.weight"),  # of its heads
         has_gpu_kernels=False,
     ),
-    lacks="the fused qkv_proj of V2-Pro and V2.5, stored for eight ranks",
+    lacks="the fused qkv_proj of V2-Pro and V2.5, stored for several ranks",
     notes=(
-        "V2.5-Pro stores a fused qkv_proj, pre-sharded for eight ranks: copied as it is",
+        "V2.5 stores a fused qkv_proj in four chunks, V2.5-Pro in eight, one for each K/V head of "
+        "the trunk and rank: copied as it is",
         "vLLM uses the first of the three modules only",
     ),
 )

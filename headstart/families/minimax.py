@@ -26,8 +26,10 @@ M3 = Family(
     ),
     looked_up_as={"vllm": "model.layers.{module}."},
     served={"vllm": "0.24.0"},
+    is_published=False,
     lacks="sparse attention by blocks",
     notes=(
+        "no release has a head (MiniMax-AI/MiniMax-M3#13): vLLM's class serves those of others",
         "the block always has sparse attention (index_q_proj, index_k_proj) and block_sparse_moe",
         "MXFP8 scales are called weight_scale_inv",
         "standalone heads have model_type minimax_m3_mtp and no language_model. prefix",

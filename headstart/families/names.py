@@ -29,11 +29,20 @@ class KeyMap:
 
     Patterns hold `{module}` (from 0), `{layer}` (num_layers + module), `{last}` (the last
     sub-layer) and `{rest}`. A pair that could not be inverted is refused at construction.
+
+    `roots` are prefixes under which checkpoints store heads, the usual one first; below those of
+    `unread` the loaders of other engines skip the head without a word.
     """
 
-    def __init__(self, pairs: Mapping[str, str], roots: tuple[str, ...] = ("",)):
+    def __init__(
+        self,
+        pairs: Mapping[str, str],
+        roots: tuple[str, ...] = ("",),
+        unread: tuple[str, ...] = (),
+    ):
         self.pairs = dict(pairs)
         self.roots = roots
+        self.unread = unread
         self._starts = tuple({published.partition("{")[0] for published in self.pairs})
         # the start after which all names have the number of a layer, where it is so
         start = next(iter(self._starts), "")
@@ -76,6 +85,10 @@ class KeyMap:
                 if self.to_ours(result, naming) == name:
                     return result
         raise ConfigError(f"{name} has no published name in this family")
+
+    def readable(self, naming: Naming) -> Naming:
+        """The naming with a root that engines read."""
+        return replace(naming, root=self.roots[0]) if naming.root in self.unread else naming
 
     def has_place(self, name: str, naming: Naming) -> bool:
         """Whether one of our names exists in this family."""

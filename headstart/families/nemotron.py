@@ -92,8 +92,15 @@ def _kind(fields: Fields, layer: int) -> str:
 FAMILY = Family(
     name="nemotron_h",
     title="Nemotron 3 Super, Ultra, 3.5 Lightning (Nemotron-H)",
-    model_types=("nemotron_h", "nemotron_h_puzzle"),
-    architectures=("NemotronHForCausalLM", "NemotronHPuzzleForCausalLM"),
+    # wrappers keep it as their text part: with sound and pictures, or for transcripts
+    model_types=("nemotron_h", "nemotron_h_puzzle", "nemotron_h_omni"),
+    architectures=(
+        "NemotronHForCausalLM",
+        "NemotronHPuzzleForCausalLM",
+        "NemotronH_Omni_Reasoning_V3",
+        "NemotronH_Super_Omni_Reasoning_V3",
+        "Nemotron3_5TranscribeForConditionalGeneration",
+    ),
     keys=KeyMap(
         {
             "mtp.layers.0.enorm.{rest}": "modules.0.embed_norm.{rest}",
@@ -102,24 +109,56 @@ FAMILY = Family(
             "mtp.layers.{last}.final_layernorm.{rest}": "modules.0.out_norm.{rest}",
             "mtp.layers.{rest}": "modules.0.block.{rest}",
         },
-        roots=("", "language_model."),
+        roots=("", "language_model.", "llm."),
     ),
     layout=HeadLayout(),
     head=ROLES,
     block=_head_block,
     head_fields={"n_routed_experts": "mtp_n_routed_experts"},
     trunk=Trunk(
-        prefixes=("backbone.", "model.", "language_model.backbone."),
+        prefixes=(
+            "backbone.",
+            "model.",
+            "language_model.backbone.",
+            "llm.backbone.",
+            "llm.model.",
+        ),
         embed="embeddings.weight",
         final_norm="norm_f.weight",
-        lm_heads=("lm_head.weight", "language_model.lm_head.weight"),
+        lm_heads=("lm_head.weight", "language_model.lm_head.weight", "llm.lm_head.weight"),
+        beside=("vision_model.", "sound_encoder.", "perception."),
         kinds=_KINDS,
         kind_of=_kind,
     ),
     num_sub_layers=lambda fields: len(_head_pattern(fields)),
     looked_up_as={"vllm": "mtp.layers.", "sglang": "mtp.layers."},
     served={"vllm": "0.17.0", "sglang": "0.5.8", "trtllm": "1.3.0rc9"},
-    variants={"vllm": {"nemotron_h_puzzle": "0.19.0"}, "sglang": {"nemotron_h_puzzle": "0.5.13"}},
+    llama_cpp="b10344",
+    variants={
+        "vllm": {
+            "nemotron_h_puzzle": "0.19.0",
+            "NemotronH_Omni_Reasoning_V3": "0.29.0",
+            "NemotronH_Super_Omni_Reasoning_V3": "0.20.0",
+            "Nemotron3_5TranscribeForConditionalGeneration": None,
+        },
+        "sglang": {
+            "nemotron_h_puzzle": "0.5.13",
+            "NemotronH_Omni_Reasoning_V3": "0.5.20",
+            "NemotronH_Super_Omni_Reasoning_V3": None,
+            "Nemotron3_5TranscribeForConditionalGeneration": None,
+        },
+    },
+    variant_titles={
+        "NemotronH_Omni_Reasoning_V3": "Nemotron Omni",
+        "NemotronH_Super_Omni_Reasoning_V3": "Nemotron Super Omni",
+        "Nemotron3_5TranscribeForConditionalGeneration": "Nemotron 3.5 Transcribe",
+    },
     is_complete=True,
     lacks="Mamba layers, and experts without gates in a latent space",
+    disputed="the last norm (final_layernorm) is an RMS norm in vLLM and SGLang, and subtracts the "
+    "mean in llama.cpp and gmlx",
+    notes=(
+        "Transcribe: names begin with llm., NeMo's plugin counts in mtp.num_nextn_predict_layers",
+        "llama.cpp has no latent projections in the head: Super and Ultra look unsupported there",
+    ),
 )

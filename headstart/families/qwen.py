@@ -32,7 +32,7 @@ _NEXT_DELTA_NET = _DELTA_NET + parts("""
     linear_attn.in_proj_qkvz.weight   2*lin_k_heads*lin_k_dim+2*lin_v_heads*lin_v_dim   hidden
     linear_attn.in_proj_ba.weight     2*lin_v_heads   hidden
 """)
-_SPLIT_DELTA_NET = _DELTA_NET + parts("""
+SPLIT_DELTA_NET = _DELTA_NET + parts("""
     linear_attn.in_proj_qkv.weight   2*lin_k_heads*lin_k_dim+lin_v_heads*lin_v_dim   hidden
     linear_attn.in_proj_z.weight     lin_v_heads*lin_v_dim   hidden
     linear_attn.in_proj_b.weight     lin_v_heads   hidden
@@ -79,9 +79,9 @@ _SHARED_EXPERT = parameters("""
 _JOINED_INPUTS = parameters("attention.inputs.weight   linear_attn.in_proj_{qkvz,ba}.weight")
 _LAYOUT = HeadLayout(zero_centred_norms=True)
 _LOOKED_UP = {"vllm": "mtp.layers.{module}.", "sglang": "mtp.layers.{module}."}
-_PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
-_VISION = ("model.visual.", "visual.")
-_LM_HEADS = (
+PREFIXES = ("model.language_model.", "language_model.model.", "model.", "")
+VISION = ("model.visual.", "visual.")
+LM_HEADS = (
     "lm_head.weight",
     "model.lm_head.weight",
     "language_model.lm_head.weight",
@@ -109,7 +109,8 @@ NEXT = Family(
         kind_of=next_layer_type,
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
-    served={"vllm": "0.10.2", "sglang": "0.5.2"},
+    served={"vllm": "0.10.2", "sglang": "0.5.2", "trtllm": "1.3.0rc14"},
+    llama_cpp="b10238",
     is_complete=True,
     runtime=replace(_RUNTIME, parameters={**_SHARED_EXPERT, **_JOINED_INPUTS}),
     notes=("the config carries no count that engines rely on; they assume one module",),
@@ -127,20 +128,27 @@ QWEN3_5 = Family(
     block=lambda fields: _DENSE,
     block_kind="full_attention",
     trunk=Trunk(
-        prefixes=_PREFIXES,
-        lm_heads=_LM_HEADS,
-        beside=_VISION,
+        prefixes=PREFIXES,
+        lm_heads=LM_HEADS,
+        beside=VISION,
         kinds={
             "full_attention": _DENSE,
-            "linear_attention": NORMS + _SPLIT_DELTA_NET + DENSE_MLP,
+            "linear_attention": NORMS + SPLIT_DELTA_NET + DENSE_MLP,
         },
         kind_of=layer_type,
     ),
     looked_up_as=_LOOKED_UP,
-    served={"vllm": "0.17.0", "sglang": "0.5.9", "xllm": "0.9.0"},
+    served={"vllm": "0.17.0", "sglang": "0.5.9", "trtllm": "1.3.0rc14", "xllm": "0.9.0"},
+    llama_cpp="b9180",
     # by architecture: the text part of every Qwen3.5 has the model_type of a text-only one
-    variants={"sglang": {"Qwen3_5ForCausalLM": "0.5.17"}},
-    variant_titles={"Qwen3_5ForCausalLM": "text-only checkpoints"},
+    variants={
+        "sglang": {"Qwen3_5ForCausalLM": "0.5.17"},
+        "trtllm": {"Qwen3_5ForConditionalGeneration": None},
+    },
+    variant_titles={
+        "Qwen3_5ForCausalLM": "text-only checkpoints",
+        "Qwen3_5ForConditionalGeneration": "a dense model with a vision part",
+    },
     is_complete=True,
     runtime=_RUNTIME,
 )
@@ -157,17 +165,18 @@ QWEN3_5_MOE = Family(
     block=lambda fields: _MOE,
     block_kind="full_attention",
     trunk=Trunk(
-        prefixes=_PREFIXES,
-        lm_heads=_LM_HEADS,
-        beside=_VISION,
+        prefixes=PREFIXES,
+        lm_heads=LM_HEADS,
+        beside=VISION,
         kinds={
             "full_attention": _MOE,
-            "linear_attention": NORMS + _SPLIT_DELTA_NET + QWEN_MOE,
+            "linear_attention": NORMS + SPLIT_DELTA_NET + QWEN_MOE,
         },
         kind_of=layer_type,
     ),
     looked_up_as=_LOOKED_UP,
     served={"vllm": "0.17.0", "sglang": "0.5.9", "trtllm": "1.3.0rc14", "xllm": "0.9.0"},
+    llama_cpp="b9180",
     variants={"sglang": {"Qwen3_5MoeForCausalLM": "0.5.17"}},
     variant_titles={"Qwen3_5MoeForCausalLM": "text-only checkpoints"},
     is_complete=True,
@@ -189,7 +198,7 @@ INTERN_S2 = Family(
     head=ROLES,
     block=lambda fields: _MOE if fields.get("num_experts") else _DENSE,
     head_fields={"num_experts": "mtp_num_experts"},
-    trunk=Trunk(prefixes=_PREFIXES, lm_heads=_LM_HEADS, beside=_VISION),
+    trunk=Trunk(prefixes=PREFIXES, lm_heads=LM_HEADS, beside=VISION),
     served={"vllm": "0.22.0", "sglang": "0.5.12"},
     variants={"vllm": {"interns2_mobius": "0.28.0rc1"}, "sglang": {"interns2_mobius": "0.5.18"}},
 )

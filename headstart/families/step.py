@@ -7,6 +7,7 @@ from typing import Any
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, NORMS, QK_NORM, ROLES
+from headstart.families.cautions import Caution
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
 from headstart.families.parameters import parameters
@@ -133,6 +134,7 @@ FAMILY = Family(
     ),
     looked_up_as={"vllm": "model.layers.{layer}.mtp_block.", "sglang": "model.mtp_block."},
     served={"vllm": "0.15.1", "sglang": "0.5.9 one draft runner per module", "trtllm": "1.3.0rc20"},
+    llama_cpp="b9480",
     variants={"vllm": {"step3p7": "0.23.0"}, "sglang": {"step3p7": "0.5.13"}},
     is_complete=True,
     runtime=Runtime(
@@ -155,6 +157,24 @@ FAMILY = Family(
             mlp.shared.down.weight       share_expert.down_proj.weight
         """),
         has_gpu_kernels=False,
+    ),
+    cautions=(
+        Caution(
+            engine="vllm",
+            before="0.23.0",
+            text="the first module drafts every token, as there is no proposer that runs each; "
+            "use 0.23.0 or later",
+        ),
+        *(
+            Caution(
+                engine="vllm",
+                since=since,
+                before=before,
+                text="the model's LM head takes the place of the modules' trained ones, with "
+                f"which hardly a draft is accepted; use {before} or later",
+            )
+            for since, before in (("0.16.0", "0.23.0"), ("0.27.0", "0.28.0rc2"))
+        ),
     ),
     notes=("per-layer config lists have one trailing entry for each module",),
 )

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headstart.checkpoint.config import Config
+from headstart.checkpoint.config import COUNT_FIELDS, Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
 from headstart.families.base import Family
-from headstart.families.dims import Fields
+from headstart.families.dims import Fields, at
 from headstart.families.experts import stand_ins
 from headstart.families.names import Naming
 from headstart.families.registry import (
@@ -26,13 +26,13 @@ from headstart.families.registry import (
     family,
     match_family,
 )
+from headstart.heads.drafters import find_drafter, refuse_drafter
 from headstart.heads.operation import counted
 from headstart.heads.quantization import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
-COUNT_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_modules")
-DSPARK_FIELDS = (
-    "dspark_block_size", "dspark_markov_rank", "dspark_noise_token_id", "dspark_target_layer_ids",
+_NESTED_COUNTS = (
+    "mtp_config.num_nextn_predict_layers", "mtp.num_hidden_layers", "mtp.num_nextn_predict_layers",
 )  # fmt: skip
 _ROLES = ("embed_norm.", "hidden_norm.", "fuse.", "fuse_embed.", "fuse_hidden.", "out_norm.")
 
@@ -66,6 +66,8 @@ def find_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family
 
 
 def require_family(checkpoint: Checkpoint, model_type: str | None = None) -> Family:
+    """The family; UnsupportedFamily if it is not known, HeadNotFound for a drafter's checkpoint."""
+    refuse_drafter(checkpoint)
     found = find_family(checkpoint, model_type)
     if found is None:
         name = checkpoint.config.model_type
@@ -94,17 +96,12 @@ def _looks_like(checkpoint: Checkpoint, candidate: Family) -> bool:
 def declared_count(config: Config) -> int | None:
     """How many modules the config claims; None if it says nothing."""
     text_paths = [config.text.get(field) for field in COUNT_FIELDS]
-    nested = config.at("mtp_config.num_nextn_predict_layers")
+    nested = [at(part, path) for part in (config.text, config.raw) for path in _NESTED_COUNTS]
     top = [config.raw.get(field) for field in COUNT_FIELDS]
-    for value in (*text_paths, nested, *top):
+    for value in (*text_paths, *nested, *top):
         if type(value) is int:
             return value
     return None
-
-
-def is_dspark(config: Config) -> bool:
-    """DSpark drafters hide under the same tensor names as MTP heads but are something else."""
-    return any(config.get(field) is not None for field in DSPARK_FIELDS)
 
 
 def find_head(checkpoint: Checkpoint, model_type: str | None = None) -> FoundHead:
@@ -120,18 +117,20 @@ def find_head_of(checkpoint: Checkpoint, owner: Family) -> FoundHead:
         ours: name for name in names if (ours := owner.keys.to_ours(name, naming)) is not None
     }
     has_roles = any(part in name for name in tensors for part in _ROLES)
-    has_dspark = is_dspark(checkpoint.config)
-    if has_dspark or not has_roles:
+    has_drafter = find_drafter(checkpoint) is not None  # under the same names, and no head
+    if has_drafter or not has_roles:
         tensors = {}
     declared = declared_count(checkpoint.config)
     modules = {name.split(".")[1] for name in tensors if ".fuse" in name}
     num_modules = len(modules)
     wanted = max(num_modules, declared or owner.default_modules)
+    if owner.may_count_one_more and num_modules and wanted == num_modules + 1:
+        wanted = num_modules
     missing = _missing(checkpoint, owner, naming, tensors, wanted) if tensors else ()
     return FoundHead(
         owner,
         naming,
-        "absent" if has_dspark else _state(bool(tensors), bool(missing), declared),
+        "absent" if has_drafter else _state(bool(tensors), bool(missing), declared),
         declared,
         num_modules,
         tensors,
@@ -157,13 +156,9 @@ def require_head(
 
     `found`: what `find_head` gave for this checkpoint before.
     """
+    refuse_drafter(checkpoint)
     head = find_head(checkpoint, model_type) if found is None else found
     where = f"{checkpoint.folder} ({head.family.name})"
-    if is_dspark(checkpoint.config):
-        raise HeadNotFound(
-            f"{where} holds a DSpark drafter (the config has dspark_* fields), which is not a "
-            "head. Take the original release."
-        )
     if head.state == "partial":
         raise HeadNotFound(
             f"{where}: the head is not whole, {counted(len(head.missing), 'tensor')} missing: "

@@ -153,7 +153,8 @@ def _layer_order(owner: Family, fields: Fields) -> dict[str, list[int]]:
     for name in expand(owner.block(owner.fields_of_head(fields)), owner.fields_of_head(fields)):
         sub_layer, suffix = _sub_layer(name)
         names.setdefault(sub_layer, set()).add(suffix)
-    kinds = {kind: set(expand(table, fields)) for kind, table in owner.trunk.kinds.items()}
+    tables = owner.trunk.layer_kinds(fields)
+    kinds = {kind: set(expand(table, fields)) for kind, table in tables.items()}
     layers = range(int(fields.get("num_hidden_layers") or 0))
     result = {}
     for sub_layer, wanted in names.items():
@@ -174,14 +175,17 @@ def _role(
             is_soft = role == "out_norm.weight" and _is_tied(model, owner)
             return _scaled(model.source(info.name)) if is_soft else model.source(info.name)
     if role.startswith("hc_head."):
-        return model.source(f"hc_head_{role.removeprefix('hc_head.')}")
+        at = trunk_prefix(model, owner) + owner.trunk.hc_head
+        return model.source(at + role.removeprefix("hc_head."))
     if role == "fuse.weight":
         half = (shape[0], shape[0])
         return _side_by_side([_made(half, dtype, _scaled_identity)] * 2, shape, dtype)
     if role in ("fuse_embed.weight", "fuse_hidden.weight"):
         return _made(shape, dtype, _scaled_identity)
+    if "norm" in role and len(shape) > 1:  # a gate of a norm: sigmoids of 0 leave it alone
+        return _made(shape, dtype, lambda s: _full(s, 0.0))
     if "norm" in role:
-        value = 0.0 if owner.layout.zero_centred_norms else 1.0
+        value = 0.0 if owner.has_centred_norms(model.config.fields) else 1.0
         return _made(shape, dtype, lambda s: _full(s, value))
     if len(shape) == 1:
         return _made(shape, dtype, lambda s: _full(s, 0.0))
@@ -191,7 +195,7 @@ def _role(
 
 def _is_tied(model: Checkpoint, owner: Family) -> bool:
     is_tied = bool(model.config.fields.get("tie_word_embeddings"))
-    return is_tied and not owner.layout.zero_centred_norms
+    return is_tied and not owner.has_centred_norms(model.config.fields)
 
 
 def _scaled(source: TensorSource) -> TensorSource:

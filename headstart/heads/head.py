@@ -149,4 +149,10 @@ def dequantize(head: Head) -> Head:
             tensors[name] = source
     if not count:
         return head
-    return head.changed(tensors, f"{count} quantised weights were dequantised to BF16")
+    notes = [f"{count} quantised weights were dequantised to BF16"]
+    if any(name.endswith("qkv_proj.weight") for name in tensors):
+        notes.append(
+            "q, k and v stay in chunks, one for each K/V head: vLLM reads such a plain qkv_proj "
+            "right only with a tensor parallel size of as many"
+        )
+    return head.changed(tensors, *notes)

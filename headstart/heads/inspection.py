@@ -12,10 +12,12 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.families.base import Family
 from headstart.families.dims import dims, size
 from headstart.heads.detection import FoundHead, State, declared_count, find_family, find_head_of
+from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.experts import has_fused_experts
+from headstart.heads.file_pitfalls import outside_index
 from headstart.heads.formats import format_of, open_head
 from headstart.heads.pitfalls import pitfalls
-from headstart.heads.quantization import is_scale
+from headstart.heads.quantization import is_quantized, is_scale
 from headstart.heads.sharing import Sharing, sharing
 
 # Settings in generation_config.json that change what speculation brings or whether it is allowed.
@@ -51,6 +53,9 @@ class HeadReport:
     shares: dict[str, Sharing]
     kv_bytes_per_token: int
     experts: str  # "", "per expert" or "fused"
+    root: str = ""  # prefix of the names of its tensors
+    is_quantized: bool = False  # whether any of its weights is
+    outside: tuple[str, ...] = ()  # files with tensors of it that the index does not list
 
     @property
     def is_usable(self) -> bool:
@@ -68,6 +73,7 @@ class Report:
     generation: dict[str, Any]
     warnings: tuple[str, ...]
     config: dict[str, Any]
+    drafter: FoundDrafter | None = None  # one that is no head
 
     def as_json(self) -> dict[str, Any]:
         """The machine-readable view; engines are added by the caller that knows them."""
@@ -98,7 +104,10 @@ class Report:
                 "shares": self.head.shares,
                 "kv_bytes_per_token": self.head.kv_bytes_per_token,
                 "experts": self.head.experts or None,
+                "quantized": self.head.is_quantized,
+                "outside_index": list(self.head.outside),
             },
+            "drafter": self.drafter.as_json() if self.drafter else None,
             "generation": self.generation,
             "warnings": list(self.warnings),
         }
@@ -118,6 +127,7 @@ class StandaloneReport:
     num_bytes: int
     dtype: str
     experts: str
+    is_quantized: bool
     notes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -140,7 +150,10 @@ class StandaloneReport:
                 "shares": {},
                 "kv_bytes_per_token": None,
                 "experts": self.experts or None,
+                "quantized": self.is_quantized,
+                "outside_index": [],
             },
+            "drafter": None,
             "generation": {},
             "warnings": list(self.notes),
             "engines": {},
@@ -162,8 +175,9 @@ def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
         head.num_modules,
         len(head.tensors),
         head.num_bytes,
-        _main_dtype([source for name, source in head.tensors.items() if not is_scale(name)]),
+        _head_dtype(head.tensors),
         _experts(head.tensors),
+        head.is_quantized,
         head.config_notes(),
     )
 
@@ -172,23 +186,27 @@ def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
     """Look at names, dtypes, copies and configuration; no tensor is loaded whole."""
     owner = find_family(checkpoint, model_type)
     head = find_head_of(checkpoint, owner) if owner else None
+    drafter = find_drafter(checkpoint)
     return Report(
         checkpoint.folder,
         owner,
         checkpoint.config.model_type,
         checkpoint.config.architectures,
-        _trunk(checkpoint, head),
+        _trunk(checkpoint, head, drafter),
         _head(checkpoint, head),
         {k: v for k, v in checkpoint.generation_config.items() if k in _SAMPLING},
         tuple(pitfalls(checkpoint, head)),
         checkpoint.config.raw,
+        drafter,
     )
 
 
-def _trunk(checkpoint: Checkpoint, head: FoundHead | None) -> TrunkReport:
+def _trunk(
+    checkpoint: Checkpoint, head: FoundHead | None, drafter: FoundDrafter | None
+) -> TrunkReport:
     fields = checkpoint.config.fields
     known = dims(fields)
-    own = set(head.tensors.values()) if head else set()
+    own = {*(head.tensors.values() if head else ()), *(drafter.tensors if drafter else ())}
     infos = [info for name, info in checkpoint.tensors.items() if name not in own]
     return TrunkReport(
         known.get("layers"),
@@ -218,10 +236,13 @@ def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
         len(infos),
         head.missing,
         sum(info.num_bytes for info in infos.values()),
-        _main_dtype([info for name, info in infos.items() if not is_scale(name)]),
+        _head_dtype(infos),
         sharing(checkpoint, head) if infos else {},
         elements * _KV_BYTES * head.num_modules,
         _experts(infos),
+        head.naming.root,
+        any(is_quantized(name, info) for name, info in infos.items()),
+        outside_index(checkpoint, head),
     )
 
 
@@ -229,6 +250,13 @@ def _experts(names: Mapping[str, object]) -> str:
     if has_fused_experts(names):
         return "fused"
     return "per expert" if any(".experts.0." in name for name in names) else ""
+
+
+def _head_dtype(tensors: Mapping[str, Any]) -> str:
+    """The dtype of the blocks' weights: copies of tables may have more bytes than all of them."""
+    weights = {name: info for name, info in tensors.items() if not is_scale(name)}
+    blocks = [info for name, info in weights.items() if ".block." in name]
+    return _main_dtype(blocks or list(weights.values()))
 
 
 def _main_dtype(infos: list[Any]) -> str:

@@ -16,9 +16,10 @@ from headstart.heads.detection import (
     FoundHead,
     expected_of,
     find_family,
-    is_dspark,
     restore_command,
 )
+from headstart.heads.drafters import FoundDrafter, find_drafter
+from headstart.heads.file_pitfalls import about_files, about_names
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.operation import counted
 from headstart.heads.quantization import is_quantized, is_scale, stale_scales
@@ -28,25 +29,35 @@ from headstart.heads.sharing import sharing
 
 def pitfalls(checkpoint: Checkpoint, head: FoundHead | None) -> Iterator[str]:
     """Every warning that applies to this checkpoint."""
-    if is_dspark(checkpoint.config):
-        yield (
-            "the config has dspark_* fields: mtp.* tensors here are a DSpark drafter, not a head. "
-            "Served as MTP it starts and accepts nothing; take the original release."
-        )
-    if head is None:
+    drafter = find_drafter(checkpoint)
+    if drafter is not None:
+        yield from _drafter(drafter)
+    elif head is None:
         yield _unknown_family(checkpoint)
+    if head is None:
         return
     yield from _lost(checkpoint, head)
     yield from _config(checkpoint, head)
     if head.tensors:
         infos = {ours: checkpoint.info(name) for ours, name in head.tensors.items()}
-        yield from _files(checkpoint, head)
+        yield from about_names(checkpoint, head)
+        yield from about_files(checkpoint, head)
         yield from _shapes(checkpoint, head, infos)
         yield from _quantization(checkpoint, head, infos)
         yield from _copies(checkpoint, head)
-        yield from _norm_style(head, infos)
+        yield from _norm_style(checkpoint, head, infos)
         yield from _family(checkpoint, head, infos)
     yield from _generation(checkpoint)
+
+
+def _drafter(found: FoundDrafter) -> Iterator[str]:
+    name = found.kind.name
+    holds = f"holds a {name} drafter" if found.is_inside else f"is a {name} drafter"
+    yield (
+        f"this checkpoint {holds} ({found.evidence}), which is no MTP head: served as MTP it "
+        f"starts and accepts nothing. {found.serving()}. Its tensors are carried as they are; "
+        "export, convert, stitch and graft refuse them."
+    )
 
 
 def _unknown_family(checkpoint: Checkpoint) -> str:
@@ -65,7 +76,13 @@ def _unknown_family(checkpoint: Checkpoint) -> str:
 
 def _lost(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
     remedy = restore_command(checkpoint)
-    if head.state == "declared-but-missing":
+    if head.state == "declared-but-missing" and not head.family.is_published:
+        yield (
+            f"the config declares {counted(head.declared or 0, 'module')}, no head tensor is "
+            f"stored and no release of {head.family.title} has a head: do not trust the "
+            f"config. If one was made for this model, get it back: {remedy}"
+        )
+    elif head.state == "declared-but-missing":
         yield (
             f"the config declares {counted(head.declared or 0, 'module')} but no head tensor is "
             "stored. Saving "
@@ -77,7 +94,7 @@ def _lost(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             f"{counted(len(head.missing), 'head tensor')} missing: {some(head.missing)}. Engines "
             f"may load uninitialised memory in their place. Get them back: {remedy}"
         )
-    if head.state == "absent" and not is_dspark(checkpoint.config):
+    if head.state == "absent" and find_drafter(checkpoint) is None:
         yield from _absent(checkpoint, head)
 
 
@@ -115,21 +132,6 @@ def _config(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
         )
 
 
-def _files(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
-    unlisted = set(checkpoint.index.unlisted)
-    hidden = [n for n in head.tensors.values() if checkpoint.info(n).file.name in unlisted]
-    if hidden:
-        files = sorted({checkpoint.info(name).file.name for name in hidden})
-        yield (
-            f"{len(hidden)} head tensors are in {some(files)}, which the index does not list; "
-            "vLLM and most loaders ignore such files. `headstart stitch` writes a full index."
-        )
-    total = checkpoint.index.index_metadata.get("total_size")
-    actual = sum(info.num_bytes for info in checkpoint.tensors.values())
-    if isinstance(total, int) and not unlisted and total != actual:
-        yield f"the index gives total_size {total:,}, the tensors have {actual:,} bytes."
-
-
 def _shapes(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
     expected = expected_of(head.family, checkpoint.config.fields, head.num_modules, infos)
     for name, shape in expected.items():
@@ -155,6 +157,13 @@ def _quantization(
         yield (
             f"{len(stale)} scales stand beside weights that are not quantised ({some(names)}): "
             "the weights were replaced without them. Stitch the head again to remove them."
+        )
+    fusions = [i.name for n, i in infos.items() if ".fuse." in n and is_quantized(n, i)]
+    if fusions:
+        yield (
+            f"the fusion projection is quantised ({some(fusions)}); most of vLLM's MTP classes "
+            "build it unquantised and read such bytes as plain ones (vllm-project/vllm#48492). "
+            "`headstart stitch` with --dequantize writes it plain."
         )
     quantization = quantization_of(checkpoint)
     four_bit = [i.name for n, i in infos.items() if has_four_bits(n, i, quantization)]
@@ -203,9 +212,12 @@ def _copies(checkpoint: Checkpoint, head: FoundHead) -> Iterator[str]:
             yield f"the head should have its own {role} and has none."
 
 
-def _norm_style(head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
+def _norm_style(
+    checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo]
+) -> Iterator[str]:
     import numpy as np
 
+    is_centred = head.family.has_centred_norms(checkpoint.config.fields)
     for role in ("embed_norm", "hidden_norm"):
         info = infos.get(f"modules.0.{role}.weight")
         if info is None or info.dtype not in ("BF16", "F32", "F16"):
@@ -216,17 +228,13 @@ def _norm_style(head: FoundHead, infos: dict[str, TensorInfo]) -> Iterator[str]:
         else:
             values = raw.view(np.float32 if info.dtype == "F32" else np.float16)
         mean = float(values.astype(np.float64).mean()) if values.size else 0.0
-        expected = (
-            "near 0 (effective weight 1 + w)"
-            if head.family.layout.zero_centred_norms
-            else ("near 1")
-        )
+        expected = "near 0 (effective weight 1 + w)" if is_centred else ("near 1")
         looks_zero_centred = mean < 0.25
         if not np.isfinite(values).all():
             yield f"{info.name} holds values that are not finite."
-        elif mean > 0.9 and head.family.layout.zero_centred_norms:
+        elif mean > 0.9 and is_centred:
             yield f"{info.name} has mean {mean:.2f}; this family stores it {expected}. Was 1 added?"
-        elif looks_zero_centred and not head.family.layout.zero_centred_norms and mean < 0.02:
+        elif looks_zero_centred and not is_centred and mean < 0.02:
             yield f"{info.name} has mean {mean:.2f}; this family stores it {expected}."
 
 
@@ -235,10 +243,17 @@ def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo
         vllm = head.family.layout.as_("vllm").topology
         if vllm != head.family.layout.topology:
             yield f"{head.num_modules} modules are stored; vLLM uses the first one for all depths."
-    if any(name.endswith("qkv_proj.weight") for name in infos):
+    if head.family.disputed:
         yield (
-            "q, k and v are stored as one tensor whose rows may be pre-sharded for several ranks; "
-            "they are copied as they are. Splitting them as plain Q|K|V misplaces rows."
+            f"{head.family.disputed}; which one the weights were trained with is not settled. "
+            "Compare acceptance in both before you rely on it."
+        )
+    if any(name.endswith("qkv_proj.weight") for name in infos):
+        ranks = checkpoint.config.get("num_key_value_heads")
+        yield (
+            "q, k and v are stored as one tensor whose rows may be pre-sharded, for as many ranks "
+            f"as K/V heads ({ranks or 'not given'}); they are copied as they are. Splitting them "
+            "as plain Q|K|V misplaces rows."
         )
     if any(name.endswith(".experts.gate_up_proj") for name in infos):
         yield (
@@ -250,10 +265,9 @@ def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo
             "embeddings are tied, so there is no lm_head tensor; standalone exports mark the tie "
             "or carry the embedding."
         )
-    kinds = (
-        {head.family.trunk.kind_of(checkpoint.config.fields, 0)} if head.family.trunk.kinds else ()
-    )
-    if "linear_attention" in kinds or "mamba" in kinds:
+    fields, trunk = checkpoint.config.fields, head.family.trunk
+    kind = trunk.kind_of(fields, 0) if trunk.layer_kinds(fields) else ""
+    if any(word in kind for word in ("linear_attention", "mamba", "recurrent")):
         yield (
             "the trunk is a hybrid with recurrent state: rejected drafts must roll it back, which "
             "costs part of the gain; in vLLM prefix caching needs --mamba-cache-mode align."

@@ -29,6 +29,7 @@ _COMPANIONS = (
     "scales", "g_idx", "input_global_scale", "weight_global_scale", "k_scale", "v_scale",
 )  # fmt: skip
 _BLOCK = 128
+_RANKS = (2, 4, 8, 16)  # numbers of devices that a fused qkv_proj is stored for
 
 
 def packed_names(name: str) -> list[str]:
@@ -108,22 +109,23 @@ def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
         )
     scale = tensors[scale_name]
     kind = _scale_kind(name, weight, scale_name, scale)
-    count, columns = weight.shape[-2:]
-    experts = prod(weight.shape[:-2])  # fused experts are a stack of matrices; else there is one
-    flat = reshaped(weight, (experts * count, columns))
-    blocks = -(-count // _BLOCK)  # of rows, per expert: no block reaches into the next expert
+    columns = weight.shape[-1]
+    stack = _stack(name, weight, scale)
+    count = prod(weight.shape[:-1]) // stack
+    flat = reshaped(weight, (stack * count, columns))
+    blocks = -(-count // _BLOCK)  # of rows: no block reaches into the next matrix of the stack
 
     def pieces() -> Iterator[memoryview]:
         import torch
 
         with one_thread():
             scales = load(scale).to(torch.float32)
-            for expert, block in product(range(experts), range(blocks)):
-                start = expert * count + block * _BLOCK
-                stop = min(start + _BLOCK, (expert + 1) * count)
+            for matrix, block in product(range(stack), range(blocks)):
+                start = matrix * count + block * _BLOCK
+                stop = min(start + _BLOCK, (matrix + 1) * count)
                 part = to_float32(load(rows(flat, start, stop)))
                 if kind == "block":
-                    row = scales.reshape(experts * blocks, -1)[expert * blocks + block]
+                    row = scales.reshape(stack * blocks, -1)[matrix * blocks + block]
                     part = part * row.repeat_interleave(_BLOCK)[:columns]
                 elif kind == "row":
                     part = part * scales.reshape(-1)[start:stop, None]
@@ -132,6 +134,21 @@ def dequantized(name: str, tensors: Mapping[str, TensorSource]) -> TensorSource:
                 yield as_bytes(part.to(torch.bfloat16))
 
     return TensorSource("BF16", weight.shape, pieces, is_copy=False)
+
+
+def _stack(name: str, weight: TensorSource, scale: TensorSource) -> int:
+    """How many matrices lie in one tensor, each with blocks of its own.
+
+    Fused experts are a stack. MiMo-V2.5 stores q, k and v as one matrix for each of several ranks,
+    one below the other; where their rows are no multiple of a block, the number of scales tells.
+    """
+    if len(weight.shape) != 2 or not name.endswith("qkv_proj.weight"):
+        return prod(weight.shape[:-2])
+    count, stored = weight.shape[0], scale.shape[0] if len(scale.shape) == 2 else 0
+    if stored in (count, -(-count // _BLOCK)):
+        return 1
+    fitting = [n for n in _RANKS if count % n == 0 and n * -(-(count // n) // _BLOCK) == stored]
+    return fitting[0] if len(fitting) == 1 else 1
 
 
 def _is_packed_fp4(weight: TensorSource, scale: TensorSource) -> bool:
@@ -146,7 +163,9 @@ def _scale_kind(name: str, weight: TensorSource, scale_name: str, scale: TensorS
             return "tensor"
         if scale.shape in ((*experts, count), (*experts, count, 1)):
             return "row"
-        if scale.shape == (*experts, -(-count // _BLOCK), -(-columns // _BLOCK)):
+        stack = _stack(name, weight, scale) if not experts else 1
+        row_blocks = stack * -(-(count // stack) // _BLOCK)
+        if scale.shape == (*experts, row_blocks, -(-columns // _BLOCK)):
             return "block"
     raise ShapeMismatch(
         f"{scale_name} has shape {scale.shape} beside {name} {weight.shape}; expected one value "

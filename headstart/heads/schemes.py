@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headstart.checkpoint.config import Config, read_json_object
+from headstart.checkpoint.config import Config, read_json_object, text_part
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, some
 from headstart.families.experts import is_fused_experts, split_name
@@ -109,8 +109,8 @@ def relist(
 ) -> tuple[dict[str, Any], list[str]]:
     """Edit the lists in `config`; returns further documents with lists, and notes."""
     notes = []
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
+    text = text_part(config)
+    for part in (config, {} if text is config else text):
         for field in _CONFIG_FIELDS:
             if not isinstance(part.get(field), dict):
                 continue

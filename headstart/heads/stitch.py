@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from headstart.checkpoint.compare import as_slice, equal_slices
+from headstart.checkpoint.config import text_part
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.provenance import digest
 from headstart.checkpoint.reader import Checkpoint
@@ -33,7 +34,6 @@ from headstart.heads.detection import (
     declared_count,
     expected_of,
     find_head_of,
-    is_dspark,
     lacking,
     quoted,
     require_family,
@@ -64,11 +64,6 @@ def plan_stitch(
             f"the head is a {head.family.name} head, {model.folder} is {owner.name}. A head only "
             "fits the family and model it was made for; compare both with `headstart inspect`."
         )
-    if is_dspark(model.config):
-        raise CheckpointError(
-            f"{model.folder} holds a DSpark drafter under the names of a head (the config has "
-            "dspark_* fields); a head would overwrite half of it. Take the original release."
-        )
     existing = find_head_of(model, owner)
     if dequantized:
         head = dequantize(head)
@@ -76,13 +71,18 @@ def plan_stitch(
     head = _fresh_copies(head, model)
     _check_fit(head, model)
     check_scheme(head, model)
-    naming = existing.naming if existing.tensors else _naming(owner, model, head)
+    stored = existing.naming if existing.tensors else _naming(owner, model, head)
+    naming = owner.keys.readable(stored)
     tensors = {owner.keys.to_published(ours, naming): s for ours, s in head.tensors.items()}
     kept_copies = _kept_copies(head, existing)
     removed = set(existing.tensors.values()) - set(tensors) - kept_copies
     placed = placement(model, {**tensors, **(extra or {})}, removed)
     config = _config(head, model)
     lists, notes = relist(head, model, naming, config)
+    if naming != stored:
+        notes.append(
+            f"the head is stored below {naming.root}mtp., which engines read, not {stored.root}mtp."
+        )
     if name == "stitch":
         notes += _from_elsewhere(head, model)
     facts = {
@@ -234,8 +234,7 @@ def _config(head: Head, model: Checkpoint) -> dict[str, Any]:
     config = copy.deepcopy(model.config.raw)
     field = head.family.count_field
     if field is not None and declared_count(model.config) != head.num_modules:
-        text = config.get("text_config")
-        place = text if isinstance(text, dict) and "." not in field else config
+        place = config if "." in field else text_part(config)
         *path, last = field.split(".")
         for key in path:
             place = place.setdefault(key, {})

@@ -12,7 +12,10 @@ from pathlib import Path
 from headstart.checkpoint.provenance import read_provenance, training_of
 from headstart.errors import LaunchError
 from headstart.families.base import Family
+from headstart.families.engines import ENGINE_TITLES
 from headstart.families.registry import GRAFTED_AS
+from headstart.families.versions import is_at_least
+from headstart.heads.drafters import FoundDrafter
 from headstart.heads.formats.headstart import MODEL_TYPE as HEAD_MODEL_TYPE
 from headstart.heads.inspection import Report
 from headstart.launch.options import LaunchOptions
@@ -30,6 +33,9 @@ _ADVISED = {
     "qwen3_next": (3, "vllm-project/speculators#366: 0.87 / 0.78 / 0.68 accepted by position"),
     "qwen3_5": (3, "ggml-org/llama.cpp#22673: about 75 % accepted at 3, over 2x single stream"),
     "qwen3_5_moe": (3, "as Qwen3.5"),
+    "qwen4_exp": (3, "the Qwen3.8-Flash-Next example of vLLM"),
+    "glm5_next": (5, "the GLM-5.3-Flash recipe for vLLM"),
+    "hy_v4": (3, "the Hy4-preview recipe for vLLM"),
     "mimo": (1, "the stock head: 70 / 11 / 2 % accepted by position (FastMTP paper)"),
     "mimo_v2": (3, "MiMo-V2-Flash report: acceptance length 2.8 to 3.6 with three heads"),
 }  # fmt: skip
@@ -88,13 +94,14 @@ def about_k(family: Family, modules: int, k: int) -> list[str]:
     return notes
 
 
-def caveats(engine: str) -> list[str]:
+def caveats(engine: str, version: str) -> list[str]:
     """Where an engine with MTP does not give exactly what it gives without."""
+    by_argmax = "CPU, NPU and XPU" if is_at_least(version, "0.5.23") else "ROCm, CPU, NPU and XPU"
     return {
         "vllm": ["requests with min_p or logit_bias are rejected while speculation is on"],
         "sglang": [
-            "exact sampling holds on CUDA; ROCm, CPU, NPU and XPU verify by arg-max whatever the "
-            "temperature (sgl-project/sglang#31214)",
+            f"exact sampling holds on CUDA; {by_argmax} verify by arg-max whatever the "
+            "temperature (sgl-project/sglang#31214; ROCm samples from 0.5.23 on)",
             "min_p is ignored and penalties are approximate while speculation is on",
         ],
         "trtllm": [
@@ -108,8 +115,10 @@ def caveats(engine: str) -> list[str]:
     }[engine]
 
 
-def require_head(report: Report) -> None:
+def require_head(report: Report, engine: str) -> None:
     """LaunchError, with what to do, unless the checkpoint has a head an engine can load."""
+    if report.drafter is not None:
+        raise LaunchError(_about_drafter(report.drafter, engine))
     if report.family is not None and report.head.is_usable:
         return
     state, name = report.head.state, report.path
@@ -137,6 +146,20 @@ def require_head(report: Report) -> None:
     raise LaunchError(
         f"{found}. Check the published original with `headstart inspect`; if it never had one, an "
         f"EAGLE-3 draft for this model is the way, given to the engine directly. {plain}"
+    )
+
+
+def _about_drafter(found: FoundDrafter, engine: str) -> str:
+    kind, title = found.kind.name, ENGINE_TITLES[engine]
+    if engine not in found.flags:
+        others = ", ".join(ENGINE_TITLES[name] for name in found.flags)
+        return (
+            f"{title} does not serve {kind} drafters, which are no MTP heads. These do: {others}."
+        )
+    since = found.kind.served[engine][0]
+    return (
+        f"the drafter is {kind} ({found.evidence}), no MTP head. {title} {since} or later serves "
+        f"it with {found.flags[engine]}: start the engine directly."
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.errors import LaunchError
-from headstart.launch.versions import MAIN
+from headstart.families.versions import MAIN
 
 # engine -> its image, for a release and for the development branch
 _IMAGES = {

@@ -11,16 +11,19 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import NoReturn
 
-from headstart.errors import ConfigError, LaunchError
+from headstart.checkpoint.config import Config
+from headstart.errors import ConfigError, LaunchError, some
 from headstart.families.base import Family
 from headstart.families.engines import ENGINE_TITLES, Served, served_by
+from headstart.families.versions import is_at_least
 from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch import advice
+from headstart.launch.checks import former_contract, require_read_names, require_variant
 from headstart.launch.command import EngineCommand, Preparation, Process, as_word, code_warning
 from headstart.launch.options import LaunchOptions
 from headstart.launch.separate import SeparateHead, separate_head
-from headstart.launch.versions import is_at_least, require, require_oldest
+from headstart.launch.versions import require, require_oldest
 
 # Flags that would start a second drafter, as the engines spell them.
 _DRAFTER_FLAGS = (
@@ -141,26 +144,39 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
 
 def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version: str) -> Plan:
     head = separate_head(engine, options.head_path, report)
-    family = _family(report, options, head)
+    family = _family(engine, report, options, head)
     served = _served(engine, family)
+    require_read_names(engine, report, options, head)
     require(
         engine, version, served.since, f"the head of {family.title}",
         "Upgrade, or run without it: --speculate 0.",
     )  # fmt: skip
-    _require_variant(engine, version, report, family)
+    require_variant(engine, version, report, family)
     modules = max(1, report.head.modules if head is None else head.num_modules)
     k, why = _settle_k(family, report, options, engine, modules)
     plan = Plan(engine, version, report, options, family, k, _schedule(options, k), head)
     if served.caution:
         plan.warnings.append(f"{family.title}: {served.caution}")
+    plan.warnings.extend(
+        f"{family.title}: {caution.text}"
+        for caution in family.cautions
+        if caution.holds(engine, version, Config(report.config).fields)
+    )
+    plan.warnings.extend(former_contract(family, engine, version))
     if why:
         plan.notes.append(why)
     plan.notes.extend(advice.about_k(family, modules, k))
-    plan.warnings.extend(advice.caveats(engine))
+    plan.warnings.extend(advice.caveats(engine, version))
     if options.head_path is not None and head is None:
         plan.warnings.append(
             f"--head: {options.head_path} does not exist here, so nothing about it was checked; "
             "it has to exist where the engine runs"
+        )
+    if report.head.outside and options.head_path is None:
+        plan.warnings.append(
+            f"the head lies in {some(report.head.outside)}, which the index does not list: engines "
+            "read what it lists and start without the head, or fail. `headstart stitch` of the "
+            "model with itself writes a full index"
         )
     if report.head.state == "undeclared" and family.count_field and options.head_path is None:
         plan.warnings.append(
@@ -170,10 +186,12 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
     return plan
 
 
-def _family(report: Report, options: LaunchOptions, head: SeparateHead | None) -> Family:
+def _family(
+    engine: str, report: Report, options: LaunchOptions, head: SeparateHead | None
+) -> Family:
     """Whose head will draft; LaunchError if there is none."""
     if options.head_path is None:
-        advice.require_head(report)
+        advice.require_head(report, engine)
     family = report.family if head is None else head.family
     if family is None:
         raise LaunchError(
@@ -192,9 +210,11 @@ def _served(engine: str, family: Family) -> Served:
     by_engine = served_by(family.name)
     if not by_engine:
         # Without the engine's name: `inspect` says a common reason once.
+        runs = ("`headstart generate`",) if family.runtime is not None else ()
+        others = "; ".join((*runs, *family.elsewhere)) or "none known here"
         raise LaunchError(
-            f"no engine serves the head of {family.title}; `headstart generate` does. Or run "
-            "without it: --speculate 0."
+            f"no engine that is launched here serves the head of {family.title}. Others that do: "
+            f"{others}. Or run without it: --speculate 0."
         )
     if engine not in by_engine:
         others = ", ".join(ENGINE_TITLES[name] for name in by_engine)
@@ -203,24 +223,6 @@ def _served(engine: str, family: Family) -> Served:
             f"{others}. Or run without it: --speculate 0."
         )
     return by_engine[engine]
-
-
-def _require_variant(engine: str, version: str, report: Report, family: Family) -> None:
-    """LaunchError if the engine reads the family's head, but not of this model."""
-    text = report.config.get("text_config")
-    inner = str(text.get("model_type", "")) if isinstance(text, dict) else ""
-    variants = family.variants.get(engine, {})
-    for name in (report.model_type, *report.architectures, inner):
-        if name not in variants:
-            continue
-        title = family.variant_titles.get(name, name)
-        since, what = variants[name], f"the head of {title} ({name})"
-        if since is None:
-            raise LaunchError(
-                f"{ENGINE_TITLES[engine]} does not read {what}, in any version known here. Use "
-                "another engine (`headstart inspect` lists them), or run without it: --speculate 0."
-            )
-        require(engine, version, since, what, "Upgrade, or run without it: --speculate 0.")
 
 
 def _code_file(where: str) -> str:

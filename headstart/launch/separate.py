@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.config import Config, read_json_object
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import LaunchError
 from headstart.families.base import Family
 from headstart.families.dims import dims
+from headstart.families.drafters import of_config
 from headstart.families.engines import ENGINE_TITLES
 from headstart.families.registry import family, match_family
 from headstart.heads.formats import format_of, open_head
@@ -37,6 +38,7 @@ class SeparateHead:
     num_modules: int
     num_bytes: int
     is_quantized: bool
+    root: str = ""  # prefix of the names of its tensors, as they are stored
 
 
 def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHead | None:
@@ -60,8 +62,10 @@ def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHea
             f"--head: {path} has hidden size {hidden}, and {report.path} has "
             f"{report.trunk.hidden_size}. Give a head that was trained with this model."
         )
-    _require_format(engine, path, format_of(checkpoint), report)
-    return SeparateHead(head.family, head.num_modules, head.num_bytes, head.is_quantized)
+    found = format_of(checkpoint)
+    _require_format(engine, path, found, report)
+    root = head.root if found is None else ""  # formats for engines have names that these read
+    return SeparateHead(head.family, head.num_modules, head.num_bytes, head.is_quantized, root)
 
 
 def _assistant(checkpoint: Checkpoint, report: Report) -> SeparateHead:
@@ -94,11 +98,16 @@ def _require_format(engine: str, path: Path, found: str | None, report: Report) 
 
 
 def _refuse_other_drafts(path: Path) -> None:
-    """LaunchError for an EAGLE or Medusa draft, which our formats would not recognise."""
+    """LaunchError for drafts of another kind, which our formats would not recognise."""
     file = path / "config.json"
     if not file.is_file():
         return
     config = read_json_object(file)
+    if (other := of_config(config, Config(config).fields)) is not None:
+        raise LaunchError(
+            f"--head: {path} is a {other[0].name} drafter ({other[1]}); expected an MTP head. "
+            "Start the engine directly: `headstart inspect` says with which flags."
+        )
     keys = ("architectures", "model_type", "speculators_model_type")
     names = " ".join(str(config.get(key, "")) for key in keys).lower()
     if "eagle" in names or "medusa" in names:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from math import ceil
 
+from headstart.checkpoint.config import Config
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
@@ -14,8 +15,10 @@ ADAPTIVE_FILE = "headstart-sglang-adaptive.json"
 # SGLang silently limits itself to 48 running requests with speculation; no server wants that.
 DEFAULT_RUNNING_REQUESTS = 256
 _CHUNK = 8192
+# data-parallel attention by a size instead of a switch; pipeline parallel where no token is drafted
+_ATTENTION_SIZE, _STAGED_PREFILL = "0.5.22", "0.5.23"
 # One draft runner per module, switched on by SGLang itself.
-_MULTI_LAYER = ("mimo_v2", "step3p5")
+_MULTI_LAYER = ("mimo_v2", "step3p5", "gigachat3_5")
 
 
 def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand:
@@ -49,7 +52,7 @@ def _speculation(plan: Plan) -> dict[str, str]:
         )
     _check_token_map(plan)
     plan.add("--speculative-token-map", options.token_map)
-    if plan.family_name == "inkling" and plan.report.config.get("mtp_local_layer_ids"):
+    if plan.family_name == "inkling" and _has_local_modules(plan):
         plan.add("--enable-multi-layer-eagle", True)
     if _is_multi_layer(plan):
         if k > plan.num_modules and options.head_path is None:
@@ -75,6 +78,12 @@ def _check_token_map(plan: Plan) -> None:
     is_on_hub = len(path.parts) == 3 and not path.is_absolute()
     if not path.is_file() and not is_on_hub:
         plan.warnings.append(f"token map: there is no file {path} on this machine")
+
+
+def _has_local_modules(plan: Plan) -> bool:
+    """Whether some of Inkling's modules see a window only; SGLang's own config has it flat."""
+    config = Config(plan.report.config)
+    return bool(config.at("mtp_config.local_layer_ids") or config.get("mtp_local_layer_ids"))
 
 
 def _is_multi_layer(plan: Plan) -> bool:
@@ -118,10 +127,10 @@ def _uses_dp_attention(options: LaunchOptions) -> bool:
 def _placement(plan: Plan) -> None:
     options = plan.options
     plan.refuse_given("log_dir", why="logs to the terminal", instead="Redirect its output.")
-    if options.pipeline_parallel > 1 and plan.k:
+    if options.pipeline_parallel > 1 and plan.k and not _is_staged_prefill(plan):
         plan.refuse(
-            "pipeline_parallel", "asserts that there is none with speculation",
-            "Use tensor parallel, or --speculate 0.",
+            "pipeline_parallel", "asserts that there is none with speculation, but on prefill "
+            f"servers from {_STAGED_PREFILL}", "Use tensor parallel, or --speculate 0.",
         )  # fmt: skip
     plan.add("--host", options.host)
     plan.add("--port", options.port)
@@ -130,10 +139,14 @@ def _placement(plan: Plan) -> None:
     size = options.tensor_parallel
     if _uses_dp_attention(options):
         size *= options.data_parallel
-        plan.add("--enable-dp-attention", True)
+        if plan.has(_ATTENTION_SIZE):
+            plan.add("--attn-dp-size", options.data_parallel)
+        else:
+            plan.add("--enable-dp-attention", True)
         plan.notes.append("shared experts: SGLang counts the replicas inside --tp-size")
     plan.add("--tp-size", size if size > 1 else None)
-    plan.add("--dp-size", options.data_parallel if options.data_parallel > 1 else None)
+    if not (_uses_dp_attention(options) and plan.has(_ATTENTION_SIZE)):
+        plan.add("--dp-size", options.data_parallel if options.data_parallel > 1 else None)
     plan.add("--pp-size", options.pipeline_parallel if options.pipeline_parallel > 1 else None)
     if options.expert_parallel > 1:
         if not plan.has("0.5.1"):
@@ -147,6 +160,10 @@ def _placement(plan: Plan) -> None:
         plan.add("--dist-init-addr", options.master_addr)
     elif options.master_addr:
         plan.refuse("master_addr", "has no use for it on one machine", "Add --num-nodes.")
+
+
+def _is_staged_prefill(plan: Plan) -> bool:
+    return plan.options.disaggregation == "prefill" and plan.has(_STAGED_PREFILL)
 
 
 def _limits(plan: Plan) -> None:
@@ -199,8 +216,5 @@ def _caches(plan: Plan) -> None:
 
 def _is_plain_head_of_quantized(plan: Plan) -> bool:
     """SGLang would build the head quantised like the trunk and drop weights that are not."""
-    if plan.head is not None:
-        is_plain = not plan.head.is_quantized
-    else:
-        is_plain = plan.report.head.dtype in ("BF16", "F16", "F32")
-    return bool(plan.report.trunk.quantization) and is_plain
+    head = plan.report.head if plan.head is None else plan.head
+    return bool(plan.report.trunk.quantization) and not head.is_quantized

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from headstart.heads.detection import quoted
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
@@ -13,6 +15,11 @@ from headstart.launch.plan import Plan, make_plan
 
 CONFIG_FILE = "headstart-trtllm.yaml"
 _GIB = 1024**3
+# Of a separate head TensorRT-LLM takes these tensors, and only from this release on (#17378).
+_SEPARATE_NAMES, _SEPARATE_SINCE = "mtp.", "1.3.0rc25"
+# Before #12341 the number of the checkpoint's modules took the place of max_draft_len; the older
+# name of K is read by all.
+_OWN_LENGTH_SINCE = "1.3.0rc20"
 
 
 def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand:
@@ -42,9 +49,10 @@ def _speculation(plan: Plan, config: dict[str, Any]) -> None:
     )
     if plan.k == 0:
         return
-    length = "max_draft_len" if plan.has("1.2.0") else "num_nextn_predict_layers"
+    length = "max_draft_len" if plan.has(_OWN_LENGTH_SINCE) else "num_nextn_predict_layers"
     speculative: dict[str, Any] = {"decoding_type": "MTP", length: plan.k}
     if options.head_path is not None:
+        _check_separate_head(plan, options.head_path)
         speculative["speculative_model"] = str(options.head_path)
     if options.draft_top_k > 1:
         plan.require("1.3.0rc20", "draft_top_k", "Leave it at 1.")
@@ -62,6 +70,21 @@ def _speculation(plan: Plan, config: dict[str, Any]) -> None:
     config["speculative_config"] = speculative
     if plan.num_modules > 1:
         plan.notes.append("several modules: TensorRT-LLM drafts token j with module j (vanilla)")
+
+
+def _check_separate_head(plan: Plan, path: Path) -> None:
+    """Refuse a head that TensorRT-LLM would not draft with; an assistant is a model of its own."""
+    family = plan.family
+    if family is None or family.name == "gemma4_assistant":
+        return
+    option = "head" if plan.options.head is not None else "draft_model"
+    model = quoted(plan.report.path)
+    instead = f"Run `headstart stitch {quoted(path)} {model} --out DIR` and launch DIR."
+    if not plan.has(_SEPARATE_SINCE):
+        plan.refuse(option, "drafts with the model's own head, whatever is given", instead)
+    if not all(name.startswith(_SEPARATE_NAMES) for name in family.keys.pairs):
+        why = f"takes tensors called {_SEPARATE_NAMES}* from it, and a {family.name} head has none"
+        plan.refuse(option, why, instead)
 
 
 def _upper_bounds(plan: Plan) -> dict[int, int]:

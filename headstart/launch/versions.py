@@ -1,17 +1,13 @@
-"""Engine versions: parsing, comparing, and the newest releases this package knows the flags of."""
+"""The releases of engines that commands are written for, and what older ones lack."""
 
 from __future__ import annotations
 
-from packaging.version import InvalidVersion, Version
-
-from headstart.errors import ConfigError, LaunchError
+from headstart.errors import LaunchError
 from headstart.families.engines import ENGINE_TITLES
-
-# A build of the development branch is newer than any release.
-MAIN = "main"
+from headstart.families.versions import is_at_least
 
 # engine -> the newest release whose flags were read; assumed when none is installed
-NEWEST = {"vllm": "0.32.0", "sglang": "0.5.18", "trtllm": "1.4.0rc1", "xllm": "0.10.0"}
+NEWEST = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.4.0rc1", "xllm": "0.10.1"}
 
 # engine -> the oldest release we write commands for, and why
 OLDEST = {
@@ -20,23 +16,6 @@ OLDEST = {
     "trtllm": ("1.0.0", "before it the PyTorch backend is experimental"),
     "xllm": ("0.6.0", "it is the first release with MTP"),
 }
-
-
-def parse(text: str) -> Version:
-    """`v0.11.0`, `0.11.0rc1+cu128` or `main` as something that can be compared."""
-    if text == MAIN:
-        return Version("999999")
-    try:
-        return Version(text)
-    except InvalidVersion:
-        raise ConfigError(
-            f"{text!r} is not a version; expected something like 0.27.1, or {MAIN} for a build of "
-            "the development branch."
-        ) from None
-
-
-def is_at_least(version: str, needed: str) -> bool:
-    return parse(version) >= parse(needed)
 
 
 class TooOld(LaunchError):

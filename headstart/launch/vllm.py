@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from headstart.checkpoint.config import Config
 from headstart.errors import LaunchError
 from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
@@ -11,7 +12,10 @@ from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
 
 # Trunks with recurrent layers; their prefix cache needs states at block boundaries.
-HYBRID = ("qwen3_next", "qwen3_5", "qwen3_5_moe", "intern_s2", "nemotron_h")
+HYBRID = (
+    "qwen3_next", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "intern_s2", "nemotron_h", "glm5_next",
+    "bailing_moe_v3",
+)  # fmt: skip
 # Before 0.11.0 the method was named by family; everything else was DeepSeek's.
 _OLD_METHODS = {"qwen3_next": "qwen3_next_mtp", "ernie4_5_moe": "ernie_mtp"}
 
@@ -48,6 +52,7 @@ def _speculation(plan: Plan) -> None:
             f"--speculate is {plan.k} and the head has {modules} modules; vLLM wants a multiple of "
             f"{modules} above {modules}. Use {plan.k // modules * modules}."
         )
+    _check_fused_qkv(plan)
     old = _OLD_METHODS.get(plan.family_name, "deepseek_mtp")
     config: dict[str, object] = {"method": "mtp" if plan.has("0.11.0") else old}
     if options.head_path is not None:
@@ -56,6 +61,21 @@ def _speculation(plan: Plan) -> None:
     if plan.schedule:
         config["num_speculative_tokens_per_batch_size"] = _ranges(plan)
     plan.add("--speculative-config", json.dumps(config))
+
+
+def _check_fused_qkv(plan: Plan) -> None:
+    """MiMo-V2.5 stores q, k and v for as many ranks as K/V heads; vLLM cuts by its own number."""
+    config = Config(plan.report.config)
+    is_fused = config.get("attention_projection_layout") == "fused_qkv"
+    if plan.family_name != "mimo_v2" or not (is_fused or plan.report.model_type == "mimo_v2"):
+        return
+    ranks, size = config.get("num_key_value_heads"), plan.options.tensor_parallel
+    if ranks != size:
+        plan.warnings.append(
+            f"the head's q, k and v are stored for {ranks or 'several'} ranks, and vLLM gives each "
+            f"of {size} its share of rows as if they were for so many: drafts are nonsense. Use "
+            f"--tensor-parallel {ranks or 'with that number'}"
+        )
 
 
 def _ranges(plan: Plan) -> list[list[int]]:

@@ -48,6 +48,8 @@ COPIED_LAYER = {
     "step3p5": "model.layers.0.",
 }
 TRUNKS = [*WITH_HEAD, "llama", "qwen2"]
+SUMMED = ("deepseek_v4", "qwen4_exp")  # two projections whose results are added
+WITHOUT_OUT_NORM = ("ernie4_5_moe", "qwen4_exp")
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +70,7 @@ def test_a_grafted_head_is_whole(grafted: Any, variant: str) -> None:
     without_count = variant in ("qwen3_next", "mimo_v2")
     assert report.head.state == ("undeclared" if without_count else "complete")
     assert report.head.missing == ()
-    shapes = [w for w in report.warnings if "shape" in w or "not known" in w or "mean" in w]
+    shapes = [w for w in report.warnings if "shape" in w or "not known" in w or "has mean" in w]
     assert shapes == []
 
 
@@ -100,7 +102,7 @@ def test_sub_layers_start_as_trunk_layers_of_their_kind(grafted: Any) -> None:
                        stored["backbone.layers.2.mixer.experts.3.up_proj.weight"])  # fmt: skip
 
 
-@pytest.mark.parametrize("variant", [v for v in TRUNKS if v != "deepseek_v4"])
+@pytest.mark.parametrize("variant", [v for v in TRUNKS if v not in SUMMED])
 def test_the_fusion_starts_as_the_mean_of_both_inputs(grafted: Any, variant: str) -> None:
     model = grafted(variant)
     stored = tensors(model)
@@ -115,12 +117,37 @@ def test_head_norms_start_as_identities(grafted: Any, variant: str) -> None:
     stored, names = tensors(model), head_names(model)
     owner = inspect(Checkpoint.open(model)).family
     assert owner is not None
-    for role in ("embed_norm", "hidden_norm"):
+    is_centred = owner.has_centred_norms(Checkpoint.open(model).config.fields)
+    for role in ("embed_norm", "hidden_norm")[: 2 if owner.layout.normalises_hidden else 1]:
         weight = stored[names[f"modules.0.{role}.weight"]].float()
-        assert torch.equal(weight + float(owner.layout.zero_centred_norms), torch.ones_like(weight))
+        assert torch.equal(weight + float(is_centred), torch.ones_like(weight))
 
 
-@pytest.mark.parametrize("variant", [v for v in TRUNKS if v != "ernie4_5_moe"])
+def test_gates_of_head_norms_start_as_identities(grafted: Any) -> None:
+    model = grafted("gigachat3_5")
+    stored, names = tensors(model), head_names(model)
+    gates = [n for ours, n in names.items() if ".embed_norm.gate_" in ours]
+    assert len(gates) == 4 and not any(stored[name].any() for name in gates)
+
+
+def test_streams_are_joined_as_the_trunk_joins_them(grafted: Any) -> None:
+    for variant, theirs in (
+        ("deepseek_v4", "hc_head_"),
+        ("qwen4_exp", "model.language_model.hyper_connection_mixer."),
+    ):
+        model = grafted(variant)
+        stored, names = tensors(model), head_names(model)
+        joins = {
+            ours: name for ours, name in names.items() if ours.startswith("modules.0.hc_head.")
+        }
+        assert len(joins) == 3
+        for ours, name in joins.items():
+            assert torch.equal(
+                stored[name], stored[theirs + ours.removeprefix("modules.0.hc_head.")]
+            )
+
+
+@pytest.mark.parametrize("variant", [v for v in TRUNKS if v not in WITHOUT_OUT_NORM])
 def test_the_out_norm_starts_as_the_trunks_final_norm(grafted: Any, variant: str) -> None:
     model = grafted(variant)
     stored, names = tensors(model), head_names(model)

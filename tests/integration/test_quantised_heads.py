@@ -34,7 +34,11 @@ from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, ShapeMismatch, UnsupportedFamily
+from headstart.heads.formats import open_head
+from headstart.heads.head import dequantize
 from headstart.heads.inspection import inspect
+from headstart.launch import LaunchOptions, build
+from headstart.launch.versions import NEWEST
 
 BLOCK_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 CHANNEL_FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
@@ -127,6 +131,40 @@ def listed(folder: Path, field: str) -> list[str]:
     names = config(folder)["quantization_config"][field]
     assert isinstance(names, list)
     return names
+
+
+def test_large_copies_of_tables_do_not_make_a_quantised_head_a_plain_one(
+    tiny: Tiny, tmp_path: Path
+) -> None:
+    """SGLang, told that the draft is not quantised, has no place for the scales of its weights."""
+    model = quantized(tiny("glm4_moe_lite", vocab_size=2048), tmp_path / "model", "block_fp8")
+    found = inspect(Checkpoint.open(model))
+    tables = sum(t.nbytes for n, t in tensors(model).items() if n in _copies(model))
+    assert tables > found.head.num_bytes / 2
+    assert found.head.is_quantized and found.head.dtype == "F8_E4M3"
+    assert found.as_json()["head"]["quantized"] is True
+    built = build("sglang", found, LaunchOptions(), NEWEST["sglang"])
+    assert "--speculative-draft-model-quantization" not in built.argv
+
+
+def _copies(model: Path) -> set[str]:
+    found = head_names(model)
+    return {name for ours, name in found.items() if "embed_tokens" in ours or "lm_head" in ours}
+
+
+def test_a_dequantised_head_with_a_fused_qkv_says_what_it_fits(tiny: Tiny, tmp_path: Path) -> None:
+    def fuse(contents: Tensors) -> None:
+        for module in range(3):
+            at = f"model.mtp.layers.{module}.self_attn."
+            parts = [contents.pop(f"{at}{part}_proj.weight") for part in "qkv"]
+            contents[f"{at}qkv_proj.weight"] = torch.cat(parts)
+
+    fused = edited(tiny("mimo_v2"), tmp_path / "fused", change=fuse)
+    model = quantized(fused, tmp_path / "model", "block_fp8")
+    said = inspect(Checkpoint.open(model)).warnings
+    assert any("for as many ranks as K/V heads (2)" in text for text in said)
+    head = open_head(model)
+    assert any("tensor parallel size of as many" in text for text in dequantize(head).changes)
 
 
 @pytest.mark.parametrize(("variant", "scheme"), QUANTIZED)

@@ -24,7 +24,7 @@ _TRUNK = "trunk."  # tensors of the trunk that another format carried along
 
 def plan(head: Head) -> Export:
     layout = asdict(head.family.layout)
-    del layout["deviations"]  # what engines do is the reader's knowledge, not the head's
+    del layout["deviations"], layout["former"]  # what engines do is no part of the head
     config = {
         "headstart_format": FORMAT_VERSION,
         "model_type": MODEL_TYPE,
@@ -108,7 +108,11 @@ def _check_contract(checkpoint: Checkpoint, layout: Any, stored: Any) -> None:
     """A head trained under another contract than the family's would draft nonsense."""
     ours = asdict(layout)
     stored = stored if isinstance(stored, dict) else {}
-    for key in ("fuse_order", "zero_centred_norms", "trunk_hidden", "recycled_hidden", "topology"):
+    stored = {"normalises_hidden": True, **stored}  # heads written before it was asked had one
+    for key in (
+        "fuse_order", "zero_centred_norms", "trunk_hidden", "recycled_hidden", "topology",
+        "normalises_hidden",
+    ):  # fmt: skip
         if stored.get(key) != ours[key]:
             raise BadConfig(
                 f"{checkpoint.folder / 'config.json'}: layout.{key} is {stored.get(key)!r}; the "

@@ -46,7 +46,8 @@ def plan(head: Head) -> Export:
     config = copy.deepcopy(dict(head.config))
     tensors: dict[str, TensorSource] = {}
     dropped: dict[str, str] = {}
-    naming = _STANDALONE if name in _RENUMBERED else head.naming()
+    stored = _STANDALONE if name in _RENUMBERED else head.naming()
+    naming = head.family.keys.readable(stored)
     for ours, source in head.tensors.items():
         role = ours.split(".")[2]
         if role in _LEFT_OUT and role in head.family.layout.shares:
@@ -67,9 +68,14 @@ def plan(head: Head) -> Export:
             f"the head's copies of {' and '.join(sorted(set(dropped.values())))} were left out; "
             "SGLang uses the target's"
         )
+    if naming != stored:
+        changes.append(
+            f"names begin with {naming.root}mtp., which SGLang reads, not with {stored.root}mtp."
+        )
     details = {
         "format": "sglang",
         "family": name,
+        "root": head.root,
         "trunk_config": dict(head.config),
         "left_out": sorted({*dropped, *head.left_out}),
         "lost_fields": list(head.lost_fields),
@@ -107,7 +113,7 @@ def read(checkpoint: Checkpoint) -> Head:
             "head. Remove it, or export the head again."
         )
     return Head(
-        owner, tensors, config, checkpoint, naming.root, count_modules(tensors),
+        owner, tensors, config, checkpoint, made.root or naming.root, count_modules(tensors),
         left_out=made.left_out, lost_fields=lost,
     )  # fmt: skip
 

@@ -8,10 +8,9 @@ readers take the trunk's.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.config import check_fields
+from headstart.checkpoint.config import check_fields, text_part
 from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
@@ -88,6 +87,7 @@ def _check_fits(owner: Family, num_modules: int) -> None:
         f"{num_modules} modules": num_modules != 1,
         "two added fusion projections": layout.fuse_order == "summed",
         "no out norm of its own": layout.out_norm != "own",
+        "no norm of the hidden state": not layout.normalises_hidden,
         "several sub-layers": owner.name == "nemotron_h",
         "an LM head of its own": "lm_head" not in layout.shares,
         "an embedding of its own": "embed_tokens" not in layout.shares,
@@ -118,8 +118,7 @@ def _our_name(theirs: str) -> str:
 
 
 def _config(head: Head, dtype: str) -> dict[str, Any]:
-    text = head.config.get("text_config")
-    layer = dict(text if isinstance(text, Mapping) else head.config)
+    layer = dict(text_part(dict(head.config)))
     layer.pop("quantization_config", None)
     return {
         "architectures": ["MTPDraftModel"],

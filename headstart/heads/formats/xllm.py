@@ -21,6 +21,7 @@ from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, Unsup
 from headstart.families.base import Family
 from headstart.families.registry import family
 from headstart.heads.formats import Export, count_modules
+from headstart.heads.formats import xllm_glm5_next as glm5_next
 from headstart.heads.head import Head, dequantize
 
 FILE = "mtp_layer_parameters.safetensors"
@@ -32,6 +33,7 @@ _ARCHITECTURES = {
     "deepseek_v4": "DeepseekV4MtpForCausalLM",
     "glm4_moe": "Glm4MoeMtpForCausalLM",
     "glm_moe_dsa": "GlmMoeDsaMtpForCausalLM",
+    "glm5_next": "Glm5NextMtpForCausalLM",
     "mimo": "MiMoMtpForCausalLM",
     "qwen3_5": "Qwen3_5MtpForCausalLM",
     "qwen3_5_moe": "Qwen3_5MtpForCausalLM",
@@ -73,9 +75,14 @@ def plan(head: Head) -> Export:
             "xLLM's own script would keep the quantised bytes and drop their description, which "
             "nothing can load"
         )
-    tensors = {_name(head.family, ours, head): src for ours, src in head.tensors.items()}
+    left_out = set(head.left_out)
+    if name == "glm5_next":
+        tensors, copies_of_tables = glm5_next.tensors_of(head, _tables)
+        left_out |= copies_of_tables
+    else:
+        tensors = {_name(head.family, ours, head): src for ours, src in head.tensors.items()}
     if name in _QWEN:
-        tensors |= _qwen_trunk_tensors(head)
+        tensors |= _tables(head)
     if "rot.weight" in head.origin.tensors:  # Ascend's rotation
         tensors["model.rot.weight"] = head.origin.source("rot.weight")
     documents: dict[str, Any] = {
@@ -91,7 +98,7 @@ def plan(head: Head) -> Export:
         "trunk_config": dict(head.config),
         "root": head.root,
         "family": name,
-        "left_out": sorted(head.left_out),
+        "left_out": sorted(left_out),
         "lost_fields": list(head.lost_fields),
     }
     shard = Shard(tensors, metadata={})
@@ -99,8 +106,10 @@ def plan(head: Head) -> Export:
 
 
 def _name(owner: Family, ours: str, head: Head) -> str:
+    role, _, rest = ours.removeprefix("modules.0.").partition(".")
+    if owner.name == "glm5_next":
+        return glm5_next.their_name(ours)
     if owner.name in _RENUMBERED:
-        role, _, rest = ours.removeprefix("modules.0.").partition(".")
         if role == "block":
             return f"model.layers.0.{rest}"
         if role not in _OUTSIDE_LAYER:
@@ -114,13 +123,13 @@ def _name(owner: Family, ours: str, head: Head) -> str:
     return published
 
 
-def _qwen_trunk_tensors(head: Head) -> dict[str, TensorSource]:
-    """xLLM's Qwen3.5 draft wants embedding and LM head in the export."""
+def _tables(head: Head) -> dict[str, TensorSource]:
+    """xLLM's drafts of these families want the trunk's embedding and LM head in the export."""
     names = list(head.trunk_tensors)
     if not any("embed" in name for name in names):
         raise MissingTensor(
-            "an xLLM export of a Qwen3.5 head carries the trunk's embedding and LM head, and this "
-            "head came without them. Give the model they belong to with --model."
+            f"an xLLM export of a {head.family.name} head carries the trunk's embedding and LM "
+            "head, and this head came without them. Give the model they belong to with --model."
         )
     if not head.config.get("tie_word_embeddings") and not any("lm_head" in n for n in names):
         raise MissingTensor(
@@ -153,6 +162,8 @@ def _config(head: Head) -> dict[str, Any]:
             )
     if name in ("deepseek_v32", "glm_moe_dsa"):
         _share_indexer(config)
+    if name == "glm5_next":
+        glm5_next.describe(config, count)
     return config
 
 
@@ -251,6 +262,8 @@ def _root(checkpoint: Checkpoint, owner: Family) -> str:
 
 
 def _ours(owner: Family, published: str, root: str) -> str | None:
+    if owner.name == "glm5_next":
+        return glm5_next.our_name(published)
     if owner.name in _RENUMBERED:
         if published.startswith("model.layers.0."):
             return "modules.0.block." + published.removeprefix("model.layers.0.")

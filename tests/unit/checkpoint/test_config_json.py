@@ -120,3 +120,12 @@ def test_the_quantization_may_stand_in_either_part() -> None:
     inner = {"text_config": {"quantization_config": {"quant_method": "fp8"}}}
     assert Config(inner).quantization["quant_method"] == "fp8"
     assert Config({"compression_config": {"x": 1}}).quantization == {"x": 1}
+
+
+def test_the_text_part_may_be_called_llm_config_where_it_counts_a_head() -> None:
+    inner = {"model_type": "nemotron_h", "num_nextn_predict_layers": 1, "hidden_size": 8}
+    assert Config({"model_type": "omni", "llm_config": inner}).fields["hidden_size"] == 8
+    silent = {"model_type": "qwen3", "hidden_size": 8}
+    assert Config({"model_type": "a vision model", "llm_config": silent}).model_types == (
+        "a vision model",
+    )

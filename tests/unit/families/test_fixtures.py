@@ -175,9 +175,34 @@ def test_the_dense_qwen_head_has_the_published_shapes() -> None:
     assert num_parameters("qwen3_5_27b") == 424_699_392
 
 
+def test_hunyuan_4_has_the_published_ten_billions_to_the_last_one() -> None:
+    assert num_parameters("hy4_preview") == 10_053_583_936
+
+
+def test_the_head_of_qwen4_exp_has_the_published_shapes() -> None:
+    shapes = expected_shapes("qwen3_8_flash_next")
+    at = "modules.0."
+    assert shapes[f"{at}hidden_norm.weight"] == (10240,)
+    assert shapes[f"{at}fuse_hidden.weight"] == shapes[f"{at}fuse_embed.weight"] == (2560, 2560)
+    assert shapes[f"{at}hc_head.input_mix_weight_down.weight"] == (320, 10240)
+    assert shapes[f"{at}block.mlp_hyper_connection.block_inject_weight.weight"] == (4, 10240)
+    assert shapes[f"{at}block.self_attn.q_proj.weight"] == (12288, 2560)
+    assert shapes[f"{at}block.self_attn.o_proj.weight"] == (2560, 6144)
+    assert shapes[f"{at}block.self_attn.indexer.index_qk_proj.weight"] == (640, 2560)
+
+
+def test_the_head_of_motif_has_the_published_shapes() -> None:
+    shapes = expected_shapes("motif3")
+    assert "modules.0.hidden_norm.weight" not in shapes
+    assert shapes["modules.0.fuse.weight"] == (4096, 8192)
+    assert shapes["modules.0.block.self_attn.wkv_a.weight"] == (576, 4096)
+    assert shapes["modules.0.block.self_attn.wq_b.weight"] == (80 * 192, 1024)
+    assert shapes["modules.0.block.self_attn.wo.weight"] == (4096, 64 * 128)
+
+
 @pytest.mark.parametrize(
     ("name", "billions"),
-    [("deepseek_v3_fp8", 11.5), ("glm5_2", 9.95)],
+    [("deepseek_v3_fp8", 11.5), ("glm5_2", 9.95), ("qwen3_8_flash_next", 2.6)],
     ids=lambda value: str(value),
 )
 def test_the_head_has_the_published_number_of_parameters(name: str, billions: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.index import Index
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import UnsupportedFamily
-from headstart.heads.detection import declared_count, find_family, find_head, is_dspark
+from headstart.heads.detection import declared_count, find_family, find_head
 from headstart.heads.formats import format_of
 from headstart.heads.formats.speculators import _our_name, _their_name
+from headstart.heads.pitfalls import pitfalls
 
 DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 8}
 
@@ -82,12 +84,6 @@ def test_an_unknown_model_says_what_its_tensors_look_like() -> None:
         find_head(model)
 
 
-@pytest.mark.parametrize("field", ["dspark_block_size", "dspark_markov_rank"])
-def test_dspark_is_told_by_its_fields(field: str) -> None:
-    assert is_dspark(Config({field: 4}))
-    assert not is_dspark(Config({field: None}))
-
-
 @pytest.mark.parametrize(
     ("config", "expected"),
     [
@@ -120,3 +116,35 @@ def test_the_format_of_a_folder_is_told_by_its_config(
 def test_names_of_the_speculators_format_are_those_of_its_converter(ours: str, theirs: str) -> None:
     assert _their_name(ours) == theirs
     assert _our_name(theirs) == ours
+
+
+@pytest.mark.parametrize(
+    "kind", ["muse_glimmer", "cohere2_moe", "solar_open", "youtu", "kimi_linear"]
+)
+def test_models_that_ship_no_head_have_no_family(kind: str) -> None:
+    model = checkpoint({"model_type": kind, "num_nextn_predict_layers": 1})
+    assert find_family(model) is None
+    assert any("Do not trust the config" in text for text in pitfalls(model, None))
+
+
+@pytest.mark.parametrize("kind", ["kimi_k3", "minimax_m3_vl", "qwen3"])
+def test_a_head_that_no_release_has_is_not_called_lost(kind: str) -> None:
+    model = checkpoint({"model_type": kind, "num_nextn_predict_layers": 1}, "lm_head.weight")
+    head = find_head(model)
+    assert head.state == "declared-but-missing"
+    (said,) = [text for text in pitfalls(model, head) if "declares 1 module" in text]
+    assert "no release of" in said and "If one was made for this model" in said
+
+
+def test_a_quantised_fusion_projection_is_reported() -> None:
+    names = ("model.layers.61.eh_proj.weight", "model.layers.61.eh_proj.weight_scale_inv")
+    tensors = {n: TensorInfo(n, "F8_E4M3", (), Path("nowhere"), 0, 0) for n in names}
+    model = replace(checkpoint(DEEPSEEK), index=Index(tensors, {}, False, (), {}, {}))
+    assert any("fusion projection is quantised" in t for t in pitfalls(model, find_head(model)))
+
+
+def test_an_lm_head_beside_a_qwen_head_is_reported() -> None:
+    config = {"model_type": "qwen3_5", "num_hidden_layers": 2, "mtp_num_hidden_layers": 1}
+    model = checkpoint(config, "mtp.fc.weight", "mtp.lm_head.weight")
+    said = [t for t in pitfalls(model, find_head(model)) if "engines draft with the trunk's" in t]
+    assert len(said) == 1 and "mtp.lm_head.weight" in said[0]

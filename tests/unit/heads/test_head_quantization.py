@@ -169,3 +169,35 @@ def test_a_packing_that_cannot_be_read_is_refused() -> None:
     tensors = {"a.qweight": source(torch.zeros(2, 2, dtype=torch.int32))}
     with pytest.raises(UnsupportedFamily, match="cannot be dequantised here"):
         dequantized("a.qweight", tensors)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "rows", "num_scales"), [(8, 3392, 216), (4, 256, 8), (1, 300, 3)]
+)
+def test_a_fused_qkv_has_blocks_of_its_own_for_each_rank(
+    ranks: int, rows: int, num_scales: int
+) -> None:
+    """MiMo-V2.5-Pro: 8 x 3392 rows have 8 x 27 rows of scales, not the 212 of 27136 rows."""
+    rows *= ranks
+    weight = fp8(rows, 130)
+    scale = torch.rand(num_scales, 2) + 0.5
+    name = "modules.0.block.self_attn.qkv_proj.weight"
+    names = {name: source(weight), f"{name}_scale_inv": source(scale)}
+    per_rank, blocks = rows // ranks, num_scales // ranks
+    index = torch.tensor([(r // per_rank) * blocks + (r % per_rank) // 128 for r in range(rows)])
+    expected = weight.float() * scale[index].repeat_interleave(128, 1)[:, :130]
+    assert torch.equal(load(dequantized(name, names)), expected.bfloat16())
+
+
+def test_scales_that_fit_no_or_two_numbers_of_ranks_are_refused() -> None:
+    for name, num_scales in (
+        ("a.qkv_proj.weight", 15),
+        ("a.qkv_proj.weight", 16),
+        ("a.o_proj.weight", 16),
+    ):
+        names = {
+            name: source(fp8(1696, 128)),
+            f"{name}_scale_inv": source(torch.ones(num_scales, 1)),
+        }
+        with pytest.raises(ShapeMismatch, match="do not belong together"):
+            dequantized(name, names)

@@ -58,7 +58,7 @@ def test_without_an_engine_a_version_that_is_too_old_is_called_the_newest_known(
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     model = tiny("mimo")
-    with pytest.raises(LaunchError, match=r"0\.10\.0 is the newest version known here, not an"):
+    with pytest.raises(LaunchError, match=r"0\.10\.1 is the newest version known here, not an"):
         run(model=model, engine="xllm", options=LaunchOptions())
     with pytest.raises(LaunchError, match=r"or later, found 0\.10\.0"):
         run(model=model, engine="xllm", options=LaunchOptions(), engine_version="0.10.0")

@@ -161,7 +161,7 @@ def test_a_reason_that_holds_for_every_engine_is_the_same_text_for_each(found: R
 
 def test_a_version_that_is_only_assumed_is_not_said_to_be_found() -> None:
     said = str(commands_for(report("mimo"))["xllm"])
-    assert "needs xLLM main or later; 0.10.0 is the newest version known here" in said
+    assert "needs xLLM main or later; 0.10.1 is the newest version known here" in said
     assert "--engine-version" in said and ", found" not in said
     with pytest.raises(LaunchError, match=r"found 0\.10\.0"):
         build("xllm", report("mimo"), LaunchOptions(), "0.10.0")

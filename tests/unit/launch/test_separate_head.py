@@ -35,7 +35,7 @@ def launched(engine: str, model: Path, head: Path) -> EngineCommand:
 
 @pytest.mark.parametrize(
     ("engine", "form"),
-    [("vllm", ""), ("sglang", ""), ("sglang", "sglang"), ("trtllm", ""), ("xllm", "xllm")],
+    [("vllm", ""), ("sglang", ""), ("sglang", "sglang"), ("xllm", "xllm")],
 )
 def test_an_engine_takes_what_it_reads(tiny: Any, tmp_path: Path, engine: str, form: str) -> None:
     model = tiny("deepseek_v3")
@@ -112,7 +112,7 @@ def test_sglang_is_told_about_a_plain_separate_head_of_a_quantised_model(
     model = tiny("deepseek_v3")
     head = exported(model, "sglang", tmp_path / "head")
     found = inspected(model)
-    bare = replace(found.head, dtype="F8_E4M3")  # the model's own head is not what drafts
+    bare = replace(found.head, is_quantized=True)  # the model's own head is not what drafts
     found = replace(found, trunk=replace(found.trunk, quantization="fp8"), head=bare)
     built = build("sglang", found, LaunchOptions(head=head), NEWEST["sglang"])
     assert "--speculative-draft-model-quantization" in built.argv

@@ -42,6 +42,20 @@ def test_pipeline_parallel_goes_only_without_drafting() -> None:
     assert value_of(built, "--pp-size") == "2"
 
 
+def test_prefill_servers_go_in_stages_from_0_5_23() -> None:
+    options = {"pipeline_parallel": 2, "disaggregation": "prefill"}
+    assert value_of(command("sglang", **options), "--pp-size") == "2"
+    with pytest.raises(LaunchError, match="--pipeline-parallel"):
+        command("sglang", version="0.5.22", **options)
+    with pytest.raises(LaunchError, match="--pipeline-parallel"):
+        command("sglang", pipeline_parallel=2, disaggregation="decode")
+
+
+def test_where_sglang_verifies_by_arg_max_follows_the_version() -> None:
+    said = [" ".join(command("sglang", version=v).warnings) for v in ("0.5.22", "0.5.23")]
+    assert ["ROCm, CPU, NPU and XPU verify" in text for text in said] == [True, False]
+
+
 def test_off_above_is_an_adaptive_file_with_k_0_above() -> None:
     built = command("sglang", speculate=3, speculate_off_above=32)
     assert value_of(built, "--speculative-adaptive-config") == ADAPTIVE_FILE
@@ -88,15 +102,20 @@ def test_several_modules_draft_one_token_each() -> None:
 
 
 def test_inkling_asks_for_several_runners_itself() -> None:
-    asked = command("sglang", "inkling", r_config={"mtp_local_layer_ids": [1]})
-    assert "--enable-multi-layer-eagle" in asked.argv
+    for config in ({"mtp_config": {"local_layer_ids": [1]}}, {"mtp_local_layer_ids": [1]}):
+        asked = command("sglang", "inkling", r_config=config)
+        assert "--enable-multi-layer-eagle" in asked.argv
     assert "--enable-multi-layer-eagle" not in command("sglang", "inkling").argv
 
 
 def test_replicas_with_shared_experts_are_data_parallel_attention() -> None:
-    built = command("sglang", tensor_parallel=4, data_parallel=2, expert_parallel=8)
-    assert value_of(built, "--tp-size") == "8" and value_of(built, "--dp-size") == "2"
-    assert "--enable-dp-attention" in built.argv
+    shared = {"tensor_parallel": 4, "data_parallel": 2, "expert_parallel": 8}
+    old = command("sglang", version="0.5.21", **shared)
+    assert value_of(old, "--tp-size") == "8" and value_of(old, "--dp-size") == "2"
+    assert "--enable-dp-attention" in old.argv
+    built = command("sglang", version="0.5.22", **shared)
+    assert value_of(built, "--tp-size") == "8" and value_of(built, "--attn-dp-size") == "2"
+    assert "--enable-dp-attention" not in built.argv and "--dp-size" not in built.argv
     plain = command("sglang", tensor_parallel=4, data_parallel=2)
     assert value_of(plain, "--tp-size") == "4" and "--enable-dp-attention" not in plain.argv
 
@@ -150,5 +169,5 @@ def test_an_unquantised_head_of_a_quantised_model_is_said_to_be_so() -> None:
     built = build("sglang", quantised, LaunchOptions(), NEWEST["sglang"])
     assert value_of(built, flag) == "unquant"
     assert flag not in build("sglang", plain, LaunchOptions(), NEWEST["sglang"]).argv
-    carried = replace(quantised, head=replace(quantised.head, dtype="F8_E4M3"))
+    carried = replace(quantised, head=replace(quantised.head, is_quantized=True))
     assert flag not in build("sglang", carried, LaunchOptions(), NEWEST["sglang"]).argv

@@ -26,6 +26,20 @@ def test_older_releases_spell_the_file_and_the_length_differently() -> None:
     assert "num_nextn_predict_layers: 3" in built.files[CONFIG_FILE]
 
 
+@pytest.mark.parametrize("version", ["1.2.0", "1.2.1", "1.3.0rc9"])
+def test_k_is_written_under_the_name_that_a_release_does_not_overwrite(version: str) -> None:
+    """There max_draft_len became the number of modules, so that K = 3 was 1 without a word."""
+    text = command("trtllm", version=version).files[CONFIG_FILE]
+    assert "num_nextn_predict_layers: 3" in text and "max_draft_len" not in text
+
+
+def test_dense_qwen3_5_is_served_as_text_only() -> None:
+    assert command("trtllm", "qwen3_next")
+    assert command("trtllm", "qwen3_5", r_architectures=("Qwen3_5ForCausalLM",))
+    with pytest.raises(LaunchError, match=r"does not read the head of .* vision part"):
+        command("trtllm", "qwen3_5", r_architectures=("Qwen3_5ForConditionalGeneration",))
+
+
 def test_off_above_is_max_concurrency_and_a_schedule_has_upper_bounds() -> None:
     assert "max_concurrency: 32" in written(speculate_off_above=32)
     assert written(schedule="1:3,9:1,33:0").endswith("draft_len_schedule:\n    8: 3\n    32: 1\n")
@@ -83,7 +97,20 @@ def test_both_workers_of_a_disaggregated_server_speculate() -> None:
 
 
 def test_a_separate_head_is_quoted_in_the_yaml() -> None:
-    assert "speculative_model: '/heads/it''s'" in written(head=Path("/heads/it's"))
+    built = command("trtllm", "qwen3_5_moe", head=Path("/heads/it's"))
+    assert "speculative_model: '/heads/it''s'" in built.files[CONFIG_FILE]
+
+
+@pytest.mark.parametrize("version", ["1.0.0", "1.2.0", "1.3.0rc20", "1.3.0rc24"])
+def test_a_separate_head_is_refused_where_the_models_own_would_draft(version: str) -> None:
+    with pytest.raises(LaunchError, match=r"own head, whatever .*headstart stitch /heads/h .* DIR"):
+        command("trtllm", "nemotron_h", max(version, "1.3.0rc9"), head=Path("/heads/h"))
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "glm4_moe", "step3p5"])
+def test_a_separate_head_without_mtp_names_is_refused(name: str) -> None:
+    with pytest.raises(LaunchError, match=rf"mtp\.\* from it, and a {name} head has none"):
+        command("trtllm", name, head=Path("/heads/h"))
 
 
 def test_nested_mappings_become_yaml() -> None:

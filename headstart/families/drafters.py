@@ -1,0 +1,116 @@
+"""Drafters that are no MTP heads and may be taken for one: DSpark and DFlash.
+
+Both draft a whole block of tokens in one pass, from hidden states of several trunk layers. DSpark
+drafters lie inside some models, below the names of heads, or are models of their own; DFlash
+drafters are models of their own. Headstart names them and treats their tensors as opaque.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from headstart.families.dims import Fields
+
+_INSIDE = re.compile(r"(?:[\w.]+\.)?(?:mtp|mtp_dspark)\.")
+_STAGE = re.compile(r"(?:[\w.]+\.)?mtp(?:_dspark)?\.(?:layers\.)?(\d+)\.")
+_BLOCK = 5  # draft tokens per block where a config does not say
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drafter:
+    """How to recognise a kind of drafter, and which engines serve it with which flags."""
+
+    name: str
+    fields: tuple[str, ...]  # config fields that only it has
+    tensors: tuple[str, ...]  # parts of tensor names that only it has
+    words: tuple[str, ...]  # parts of names of types and classes, in lower case
+    types: tuple[str, ...]  # model types
+    block_field: str
+    # engine -> first release, and the flags; {k} is the block, {model} the drafter's own folder
+    served: Mapping[str, tuple[str, str]]
+
+    def flags(self, engine: str, config: Fields, model: str) -> str:
+        """What an engine is started with to draft with it, beside the model."""
+        block = config.get(self.block_field)
+        count = block if type(block) is int and block > 0 else _BLOCK
+        return self.served[engine][1].replace("{k}", str(count)).replace("{model}", model)
+
+
+DSPARK = Drafter(
+    name="DSpark",
+    fields=(
+        "dspark_block_size",
+        "dspark_markov_rank",
+        "dspark_noise_token_id",
+        "dspark_target_layer_ids",
+    ),
+    tensors=(".main_proj.", ".main_norm.", ".markov_head.", ".confidence_head.", "mtp_dspark."),
+    words=("dspark",),
+    types=("deepseek_v41", "k3_dspark"),
+    block_field="dspark_block_size",
+    served={
+        "vllm": (
+            "0.25.0 (DeepSeek-V4.1 0.30.0)",
+            '--speculative-config \'{"method": "dspark", "num_speculative_tokens": {k}}\'',
+        ),
+        "sglang": ("0.5.16", "--speculative-algorithm DSPARK"),
+    },
+)
+
+DFLASH = Drafter(
+    name="DFlash",
+    fields=("dflash_config",),
+    tensors=(),
+    words=("dflash",),
+    types=("muse_glimmer_assistant",),
+    block_field="block_size",
+    served={
+        "vllm": (
+            "0.20.0",
+            '--speculative-config \'{"method": "dflash", "model": "{model}", '
+            '"num_speculative_tokens": {k}}\'',
+        ),
+        "sglang": (
+            "0.5.11",
+            "--speculative-algorithm DFLASH --speculative-draft-model-path {model}",
+        ),
+    },
+)
+DRAFTERS = (DSPARK, DFLASH)
+
+
+def of_config(config: Mapping[str, Any], fields: Fields) -> tuple[Drafter, str] | None:
+    """The drafter that a config describes, and what says so; `fields` with its text part."""
+    kinds = ("model_type", "architectures", "speculators_model_type")
+    names = {kind: str(config.get(kind) or "") for kind in kinds}
+    for drafter in DRAFTERS:
+        present = [field for field in drafter.fields if fields.get(field) is not None]
+        if present:
+            return drafter, f"the config has {', '.join(present)}"
+        for kind, name in names.items():
+            if name in drafter.types or any(word in name.lower() for word in drafter.words):
+                return drafter, f"{kind} is {name}"
+    return None
+
+
+def is_inside(name: str) -> bool:
+    """Whether a tensor has a name of those that drafters have inside a model."""
+    return "mtp" in name and _INSIDE.match(name) is not None  # the first is cheap, and mostly no
+
+
+def of_names(names: Iterable[str]) -> tuple[Drafter, str] | None:
+    """The drafter whose tensors are among `names`, and one of them."""
+    for name in names:
+        if is_inside(name):
+            for drafter in DRAFTERS:
+                if any(part in name for part in drafter.tensors):
+                    return drafter, f"{name} is stored"
+    return None
+
+
+def num_stages(names: Iterable[str]) -> int:
+    """Layers of a drafter that lies inside a model; each drafts the whole block."""
+    return len({found[1] for name in names if (found := _STAGE.match(name))})

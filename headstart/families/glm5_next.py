@@ -1,0 +1,98 @@
+"""GLM-5.3-Flash: an appended layer with latent attention without positions, and a pooled indexer.
+
+The trunk has several residual streams and recurrent layers; the head has neither.
+"""
+
+from __future__ import annotations
+
+from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.blocks import DENSE_MLP, INDEXER, MLA, NORMS, ROLES, SIGMOID_MOE
+from headstart.families.dims import Fields
+from headstart.families.keymaps import appended_layer
+
+_POOL = parts("""
+    self_attn.indexer.index_kpool_compress_gate   index_dim   hidden
+    self_attn.indexer.index_kpool_compress_ape    kpool       index_dim
+""")
+_SPARSE = NORMS + MLA + INDEXER + _POOL
+_HYPER = parts("""
+    hc_attn_fn      2*hc+hc*hc   hc*hidden
+    hc_ffn_fn       2*hc+hc*hc   hc*hidden
+    hc_attn_base    2*hc+hc*hc
+    hc_ffn_base     2*hc+hc*hc
+    hc_attn_scale   3
+    hc_ffn_scale    3
+""")
+_RECURRENT = NORMS + parts("""
+    self_attn.q_proj.weight     kda_heads*kda_dim   hidden
+    self_attn.k_proj.weight     kda_heads*kda_dim   hidden
+    self_attn.v_proj.weight     kda_heads*kda_dim   hidden
+    self_attn.o_proj.weight     hidden              kda_heads*kda_dim
+    self_attn.q_conv1d.weight   kda_heads*kda_dim   1   conv
+    self_attn.k_conv1d.weight   kda_heads*kda_dim   1   conv
+    self_attn.v_conv1d.weight   kda_heads*kda_dim   1   conv
+    self_attn.f_a_proj.weight   kda_dim             hidden
+    self_attn.f_b_proj.weight   kda_heads*kda_dim   kda_dim
+    self_attn.g_a_proj.weight   kda_dim             hidden
+    self_attn.g_b_proj.weight   kda_heads*kda_dim   kda_dim
+    self_attn.b_proj.weight     kda_heads           hidden
+    self_attn.A_log             kda_heads
+    self_attn.dt_bias           kda_heads*kda_dim
+    self_attn.o_norm.weight     kda_dim
+""")
+_FEEDS = {"dense": DENSE_MLP, "sparse": SIGMOID_MOE}
+
+
+def _kind(fields: Fields, layer: int) -> str:
+    """Three recurrent layers, then one with attention; the first three are dense."""
+    attention, feeds = fields.get("layer_types"), fields.get("mlp_layer_types")
+    has_attention = layer % 4 == 3
+    if isinstance(attention, list) and layer < len(attention):
+        has_attention = attention[layer] != "linear_attention"
+    dense = int(fields.get("first_k_dense_replace") or 3)
+    feed = "dense" if layer < dense else "sparse"
+    if isinstance(feeds, list) and layer < len(feeds):
+        feed = str(feeds[layer])
+    return f"{'attention' if has_attention else 'recurrent'}_{feed}"
+
+
+_ROOTS = ("model.language_model.", "language_model.model.", "model.")
+
+FAMILY = Family(
+    name="glm5_next",
+    title="GLM-5.3-Flash",
+    model_types=("glm5_next", "glm5_next_text"),
+    architectures=("Glm5NextForConditionalGeneration",),
+    keys=appended_layer(roots=_ROOTS, layers="layers."),
+    # The trunk's streams are averaged before its final norm.
+    layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
+    head=ROLES,
+    block=lambda fields: _SPARSE + SIGMOID_MOE,
+    block_kind="attention_sparse",
+    copies=("embed_tokens", "lm_head"),
+    trunk=Trunk(
+        prefixes=_ROOTS,
+        lm_heads=("lm_head.weight", "language_model.lm_head.weight"),
+        kinds={
+            f"{kind}_{feed}": layer + _HYPER + mlp
+            for kind, layer in {"attention": _SPARSE, "recurrent": _RECURRENT}.items()
+            for feed, mlp in _FEEDS.items()
+        },
+        kind_of=_kind,
+        beside=("model.visual.", "visual."),
+    ),
+    kv_elements="kv_rank+rope_dim+index_dim",
+    looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
+    served={"vllm": "0.30.0", "sglang": "0.5.20", "xllm": "main"},
+    elsewhere=("exllamav3 (from its own converted file)", "LMDeploy from pull request 4968"),
+    is_complete=True,
+    lacks="several residual streams with hyper-connections, recurrent layers with a decay for "
+    "each channel, and an indexer over pooled keys",
+    notes=(
+        "the block is plain: it has none of the trunk's streams",
+        "RedHatAI's NVFP4 release keeps the head in model_mtp.safetensors, outside the index",
+        "some ignore lists name model.layers.45.*, without language_model.",
+        "index_share_for_mtp_iteration: later drafts may use the first one's choice of keys",
+        "vLLM on ROCm needs pull request 55239",
+    ),
+)

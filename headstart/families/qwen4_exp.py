@@ -1,0 +1,99 @@
+"""Qwen3.8-Flash-Next: the head carries the trunk's residual streams, with two projections."""
+
+from __future__ import annotations
+
+from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.blocks import GATED_GQA, QWEN_MOE
+from headstart.families.dims import Fields
+from headstart.families.names import KeyMap
+from headstart.families.qwen import LM_HEADS, PREFIXES, SPLIT_DELTA_NET, VISION, layer_type
+
+_MIXER = """
+    {at}hc_norm.weight                 hc*hidden
+    {at}input_mix_weight_down.weight   hc_rank     hc*hidden
+    {at}input_mix_weight_up.weight     hc*hidden   hc_rank
+"""
+_INJECTED = _MIXER + "{at}block_inject_weight.weight   hc   hc*hidden\n"
+_HYPER = parts(
+    _INJECTED.format(at="attn_hyper_connection.") + _INJECTED.format(at="mlp_hyper_connection.")
+)
+_INDEXER = parts("""
+    self_attn.indexer.index_qk_proj.weight   index_heads*index_dim+index_kv*index_dim   hidden
+    self_attn.indexer.q_layernorm.weight     index_dim
+    self_attn.indexer.k_layernorm.weight     index_dim
+""")
+_ATTENTION = GATED_GQA + _INDEXER + _HYPER + QWEN_MOE
+
+
+def _kind(fields: Fields, layer: int) -> str:
+    """Layers with attention are called `indexed_attention` or `full_attention`."""
+    kind = layer_type(fields, layer)
+    return kind if kind == "linear_attention" else "attention"
+
+
+FAMILY = Family(
+    name="qwen4_exp",
+    title="Qwen3.8-Flash-Next",
+    model_types=("qwen4_exp", "qwen4_exp_text"),
+    architectures=("Qwen4ExpForConditionalGeneration", "Qwen4ExpForCausalLM"),
+    # releases say it as text_config.mtp.num_hidden_layers, vLLM reads this
+    count_field="mtp_num_hidden_layers",
+    keys=KeyMap(
+        {
+            "mtp.pre_fc_norm_embedding.{rest}": "modules.0.embed_norm.{rest}",
+            "mtp.pre_fc_norm_hidden.{rest}": "modules.0.hidden_norm.{rest}",
+            "mtp.fc_embedding.{rest}": "modules.0.fuse_embed.{rest}",
+            "mtp.fc_hidden.{rest}": "modules.0.fuse_hidden.{rest}",
+            "mtp.hyper_connection_mixer.{rest}": "modules.0.hc_head.{rest}",
+            "mtp.layers.{module}.{rest}": "modules.{module}.block.{rest}",
+        },
+        roots=("", "model."),
+        unread=("model.",),
+    ),
+    layout=HeadLayout(
+        fuse_order="summed",  # fc_embedding(e) is added to fc_hidden of every stream
+        zero_centred_norms=True,
+        trunk_hidden="before_hc_head",
+        recycled_hidden="streams",
+        out_norm="none",  # the head's own mixer gives the state for the LM head
+    ),
+    head=parts(
+        """
+        embed_norm.weight    hidden
+        hidden_norm.weight   hc*hidden
+        fuse_embed.weight    hidden   hidden
+        fuse_hidden.weight   hidden   hidden
+        """
+        + _MIXER.format(at="hc_head.")
+    ),
+    block=lambda fields: _ATTENTION,
+    block_kind="attention",
+    trunk=Trunk(
+        prefixes=PREFIXES,
+        lm_heads=LM_HEADS,
+        final_norm="",  # the mixer takes its place
+        hc_head="hyper_connection_mixer.",
+        # One layer adds an embedding of several tokens (`ple`) to this.
+        kinds={
+            "attention": _ATTENTION,
+            "linear_attention": SPLIT_DELTA_NET + _HYPER + QWEN_MOE,
+        },
+        kind_of=_kind,
+        extras=parts(_MIXER.format(at="hyper_connection_mixer.")),
+        beside=VISION,
+    ),
+    kv_elements="kv_heads*head_dim+kv_heads*head_dim+index_kv*index_dim",
+    looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.{layer}."},
+    served={"vllm": "0.29.0", "sglang": "0.5.20"},
+    elsewhere=("mlx-vlm from pull request 2032", "ik_llama.cpp from pull request 2369"),
+    is_complete=True,
+    lacks="several residual streams with gated hyper-connections, an indexer beside grouped "
+    "attention, an embedding of several tokens, and a head that is fed those streams",
+    notes=(
+        "the fusion has two projections and no concatenation; one norm goes over all streams",
+        "norm names do not all end in norm.weight: rules that add 1 by name miss some",
+        "vLLM refuses --mamba-cache-mode all for it; spells without acceptance: vLLM issue 55357",
+        "experts are 640 wide, which limits tensor parallel and block sizes",
+        "official FP8 releases split the experts; NVIDIA's NVFP4 keeps the head's in FP8",
+    ),
+)

@@ -1,0 +1,63 @@
+"""Whether an engine's release reads the head of this very model, and runs it as it was trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from headstart.checkpoint.config import text_part
+from headstart.errors import LaunchError
+from headstart.families.base import Family
+from headstart.families.engines import ENGINE_TITLES
+from headstart.heads.detection import quoted
+from headstart.heads.inspection import Report
+from headstart.launch.options import LaunchOptions
+from headstart.launch.separate import SeparateHead
+from headstart.launch.versions import require
+
+
+def former_contract(family: Family, engine: str, version: str) -> Iterator[str]:
+    """A warning where this release runs the head otherwise than later ones do."""
+    then, now = family.layout.as_(engine, version), family.layout.as_(engine)
+    if then != now:
+        end, changes = family.layout.former[engine]
+        said = ", ".join(f"{name} = {value}" for name, value in changes.items())
+        yield (
+            f"{family.title}: {ENGINE_TITLES[engine]} before {end} runs the head with {said}, "
+            "against how it was trained; fewer drafts are accepted"
+        )
+
+
+def require_read_names(
+    engine: str, report: Report, options: LaunchOptions, head: SeparateHead | None
+) -> None:
+    """LaunchError if the engine's loader would pass over all tensors of the head."""
+    if options.head_path is not None and head is None:
+        return  # it is not here to be looked at
+    folder, owner, root = report.path, report.family, report.head.root
+    if head is not None and options.head_path is not None:
+        folder, owner, root = options.head_path, head.family, head.root
+    if owner is None or root not in owner.keys.unread or engine == "xllm":  # which reads both
+        return
+    model, out = quoted(report.path), "--out DIR"
+    raise LaunchError(
+        f"the head in {folder} has names that begin with {root!r}; {ENGINE_TITLES[engine]} skips "
+        f"those and drafts nothing. `headstart stitch {quoted(folder)} {model} {out}` writes names "
+        "that it reads: launch DIR. Or run without the head: --speculate 0."
+    )
+
+
+def require_variant(engine: str, version: str, report: Report, family: Family) -> None:
+    """LaunchError if the engine reads the family's head, but not of this model."""
+    inner = str(text_part(report.config).get("model_type", ""))
+    variants = family.variants.get(engine, {})
+    for name in (report.model_type, *report.architectures, inner):
+        if name not in variants:
+            continue
+        title = family.variant_titles.get(name, name)
+        since, what = variants[name], f"the head of {title} ({name})"
+        if since is None:
+            raise LaunchError(
+                f"{ENGINE_TITLES[engine]} does not read {what}, in any version known here. Use "
+                "another engine (`headstart inspect` lists them), or run without it: --speculate 0."
+            )
+        require(engine, version, since, what, "Upgrade, or run without it: --speculate 0.")
