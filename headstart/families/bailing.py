@@ -86,7 +86,7 @@ V3 = Family(
     trunk=_TRUNK,
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
-    served={"vllm": "0.28.0rc1"},
+    served={"vllm": "0.28.0rc1", "llamacpp": "b10470"},
     notes=(
         "the fusion projection may be quantised",
         "Ling-3.0-tiny declares 0 modules: it has no head",

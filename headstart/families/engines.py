@@ -15,6 +15,7 @@ ENGINE_TITLES = {
     "sglang": "SGLang",
     "trtllm": "TensorRT-LLM",
     "xllm": "xLLM",
+    "llamacpp": "llama.cpp",
 }
 
 

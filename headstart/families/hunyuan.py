@@ -21,7 +21,7 @@ FAMILY = Family(
     copies=("embed_tokens", "lm_head"),
     trunk=Trunk(kind_of=dense_then_moe),
     looked_up_as={"vllm": "model.layers.{layer}."},
-    served={"vllm": "0.20.0", "sglang": "0.5.11"},
+    served={"vllm": "0.20.0", "sglang": "0.5.11", "llamacpp": "b9993"},
     notes=(
         "an embedding or LM head stored in the head is ignored; the trunk's are used",
         "older SGLang looked for shared_head.norm and dropped final_layernorm without a word",

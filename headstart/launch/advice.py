@@ -101,6 +101,10 @@ def caveats(engine: str) -> list[str]:
             "requests with min_p or log-probabilities are rejected; penalties need "
             "speculative_config.enable_penalty"
         ],
+        "llamacpp": [
+            "prompts are read more slowly while drafting is on, and sampled output is checked "
+            "against the most likely draft, so acceptance falls with the temperature"
+        ],
         "xllm": [
             "greedy output is exact; sampled output only approximates the model's distribution "
             "(xLLM keeps the probability of the chosen draft token alone)"

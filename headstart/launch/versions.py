@@ -11,7 +11,10 @@ from headstart.families.engines import ENGINE_TITLES
 MAIN = "main"
 
 # engine -> the newest release whose flags were read; assumed when none is installed
-NEWEST = {"vllm": "0.32.0", "sglang": "0.5.18", "trtllm": "1.4.0rc1", "xllm": "0.10.0"}
+NEWEST = {
+    "vllm": "0.32.0", "sglang": "0.5.18", "trtllm": "1.4.0rc1", "xllm": "0.10.0",
+    "llamacpp": "b10586",
+}  # fmt: skip
 
 # engine -> the oldest release we write commands for, and why
 OLDEST = {
@@ -19,15 +22,16 @@ OLDEST = {
     "sglang": ("0.4.7", "before it the draft path has to be a separate NextN export"),
     "trtllm": ("1.0.0", "before it the PyTorch backend is experimental"),
     "xllm": ("0.6.0", "it is the first release with MTP"),
+    "llamacpp": ("b9180", "it is the first build that drafts with a head"),
 }
 
 
 def parse(text: str) -> Version:
-    """`v0.11.0`, `0.11.0rc1+cu128` or `main` as something that can be compared."""
+    """`v0.11.0`, `0.11.0rc1+cu128`, `b10586` or `main` as something that can be compared."""
     if text == MAIN:
         return Version("999999")
     try:
-        return Version(text)
+        return Version(text[1:] if text[:1] == "b" and text[1:].isdigit() else text)
     except InvalidVersion:
         raise ConfigError(
             f"{text!r} is not a version; expected something like 0.27.1, or {MAIN} for a build of "
