@@ -124,7 +124,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     state = f"[{_COLOURS[head.state]}]{head.state}[/]"
     rows = [
         ("family", escape(family)),
-        ("config", escape(names)),
+        ("config" if report.format is None else "architecture", escape(names)),
         (
             "trunk",
             f"{_sizes(trunk)}{trunk.dtype}, {megabytes(trunk.num_bytes)}"
@@ -143,6 +143,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ]  # fmt: skip
     if head.missing:
         rows.append(("missing", escape(f"{len(head.missing)}: {some(head.missing)}")))
+    rows += [(label, escape(text)) for label, text in report.facts.items()]
     if report.generation:
         settings = ", ".join(f"{name} {value}" for name, value in report.generation.items())
         rows.append(("generation", escape(settings)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +68,14 @@ class Report:
     generation: dict[str, Any]
     warnings: tuple[str, ...]
     config: dict[str, Any]
+    format: str | None = None  # "gguf", or None for a folder of safetensors
+    facts: Mapping[str, str] = field(default_factory=dict)  # what only this format has to say
 
     def as_json(self) -> dict[str, Any]:
         """The machine-readable view; engines are added by the caller that knows them."""
         return {
             "path": str(self.path),
-            "format": None,  # a whole model
+            "format": self.format,
             "family": self.family.name if self.family else None,
             "model_type": self.model_type,
             "architectures": list(self.architectures),
@@ -101,6 +103,7 @@ class Report:
             },
             "generation": self.generation,
             "warnings": list(self.warnings),
+            **({"facts": dict(self.facts)} if self.facts else {}),
         }
 
 
@@ -150,7 +153,7 @@ class StandaloneReport:
 def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
     """What a folder that holds only a head contains; None for a model."""
     name = format_of(checkpoint)
-    if name is None:
+    if name is None or name == "gguf":  # whose report says more, with a trunk or without
         return None
     head = open_head(checkpoint.folder)
     return StandaloneReport(
@@ -162,7 +165,7 @@ def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
         head.num_modules,
         len(head.tensors),
         head.num_bytes,
-        _main_dtype([source for name, source in head.tensors.items() if not is_scale(name)]),
+        main_dtype([source for name, source in head.tensors.items() if not is_scale(name)]),
         _experts(head.tensors),
         head.config_notes(),
     )
@@ -170,6 +173,11 @@ def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
 
 def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
     """Look at names, dtypes, copies and configuration; no tensor is loaded whole."""
+    from headstart.heads.formats.gguf import GgufModel
+    from headstart.heads.formats.gguf.report import inspect_gguf
+
+    if isinstance(checkpoint, GgufModel):
+        return inspect_gguf(checkpoint)
     owner = find_family(checkpoint, model_type)
     head = find_head_of(checkpoint, owner) if owner else None
     return Report(
@@ -196,7 +204,7 @@ def _trunk(checkpoint: Checkpoint, head: FoundHead | None) -> TrunkReport:
         known.get("vocab"),
         len(infos),
         sum(info.num_bytes for info in infos),
-        _main_dtype(infos),
+        main_dtype(infos),
         str(checkpoint.config.quantization.get("quant_method") or ""),
         bool(checkpoint.config.raw.get("tie_word_embeddings")),
     )
@@ -218,7 +226,7 @@ def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:
         len(infos),
         head.missing,
         sum(info.num_bytes for info in infos.values()),
-        _main_dtype([info for name, info in infos.items() if not is_scale(name)]),
+        main_dtype([info for name, info in infos.items() if not is_scale(name)]),
         sharing(checkpoint, head) if infos else {},
         elements * _KV_BYTES * head.num_modules,
         _experts(infos),
@@ -231,7 +239,7 @@ def _experts(names: Mapping[str, object]) -> str:
     return "per expert" if any(".experts.0." in name for name in names) else ""
 
 
-def _main_dtype(infos: list[Any]) -> str:
+def main_dtype(infos: list[Any]) -> str:
     """The dtype that holds most bytes."""
     weight: Counter[str] = Counter()
     for info in infos:

@@ -137,8 +137,7 @@ class _Parser:
         *dims, number, offset = struct.unpack(f"<{num_dims}QIQ", self.take(8 * num_dims + 12))
         if number not in _NAMES:
             raise self.broken(
-                f"stores {_short(name)} as type {number}, which is not known here (llama.cpp's own "
-                "types are)",
+                f"stores {_short(name)} as type {number}, which is none of the types known here",
                 "Use the tools that wrote it.",
             )
         kind = _NAMES[number]

@@ -71,11 +71,36 @@ def interleaved(parts: list[TensorSource], heights: list[int]) -> TensorSource:
     return TensorSource(dtype, (total, width), pieces, is_copy=False)
 
 
+def regrouped(source: TensorSource, outer: int, inner: int) -> TensorSource:
+    """Rows in groups of outer * inner, each turned from [outer, inner] to [inner, outer]."""
+    height, width = source.shape
+    group = outer * inner
+
+    def pieces() -> Iterator[memoryview]:
+        with one_thread():
+            for raw in byte_blocks(source, byte_size(source.dtype, (group, width))):
+                rows = load(_held(source.dtype, (outer, inner, width), raw))
+                yield as_bytes(rows.transpose(0, 1))
+
+    return TensorSource(source.dtype, (height, width), pieces, is_copy=False)
+
+
+def picked(source: TensorSource, period: int, start: int, stop: int) -> TensorSource:
+    """Rows [start, stop) of every `period` rows: the inverse of `interleaved`."""
+    height, width = source.shape
+    row = byte_size(source.dtype, (width,))
+
+    def pieces() -> Iterator[bytes]:
+        for block in byte_blocks(source, period * row):
+            yield block[start * row : stop * row]
+
+    count = height // period
+    return TensorSource(source.dtype, (count, stop - start, width), pieces, is_copy=False)
+
+
 def floats_of(source: TensorSource) -> torch.Tensor:
     """The whole tensor in FP32."""
-    import torch
-
-    return load(cast(source, "F32")) if source.dtype != "F32" else load(source).to(torch.float32)
+    return load(cast(source, "F32"))
 
 
 def byte_blocks(source: TensorSource, size: int) -> Iterator[bytes]:

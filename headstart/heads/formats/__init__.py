@@ -19,7 +19,7 @@ from headstart.errors import BadConfig, CheckpointError, ConfigError, MissingTen
 from headstart.heads.detection import lacking
 from headstart.heads.head import Head, config_fields, head_of
 
-FORMATS = ("xllm", "sglang", "speculators", "headstart")
+FORMATS = ("xllm", "sglang", "speculators", "headstart", "gguf")
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,27 @@ def open_model(folder: str | Path, advice: str = "Give the model it belongs to."
     return checkpoint
 
 
+def open_any(path: str | Path) -> Checkpoint:
+    """A folder of safetensors, or a GGUF file."""
+    from headstart.heads.formats.gguf import is_gguf_path, open_gguf
+
+    return open_gguf(Path(path)) if is_gguf_path(Path(path)) else Checkpoint.open(path)
+
+
+def open_target(path: str | Path, advice: str = "Give the model it belongs to.") -> Checkpoint:
+    """A whole model as a folder of safetensors or as GGUF, to take a head from or put one in."""
+    from headstart.heads.formats.gguf import is_gguf_path, open_gguf
+
+    return open_gguf(Path(path)) if is_gguf_path(Path(path)) else open_model(path, advice)
+
+
 def open_head(folder: str | Path, model_type: str | None = None) -> Head:
-    """A head from any of the formats, or from inside a full checkpoint."""
-    checkpoint = Checkpoint.open(folder)
+    """A head from any of the formats, or from inside a full checkpoint or GGUF file."""
+    from headstart.heads.formats.gguf import GgufModel, read
+
+    checkpoint = open_any(folder)
+    if isinstance(checkpoint, GgufModel):
+        return read(checkpoint)
     name = format_of(checkpoint)
     if name is None:
         return head_of(checkpoint, model_type)
@@ -83,6 +101,13 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
             "Export the head again."
         )
     return replace(head, model=model_of(checkpoint.folder) or head.model)
+
+
+def head_in(model: Checkpoint, model_type: str | None = None) -> Head:
+    """The head inside a whole model, a folder of safetensors or a GGUF file."""
+    from headstart.heads.formats.gguf import GgufModel, read
+
+    return read(model) if isinstance(model, GgufModel) else head_of(model, model_type)
 
 
 def count_modules(tensors: Iterable[str]) -> int:
