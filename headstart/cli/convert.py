@@ -16,13 +16,13 @@ from headstart.cli.options import (
     Overwrite,
     Trunk,
 )
-from headstart.heads.formats import FORMATS
+from headstart.heads.formats import WRITTEN
 
 
 def run(
     *,
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head in any of our formats.")],
-    to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(FORMATS)}.")],
+    to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(WRITTEN)}.")],
     out: Out = None,
     model: Annotated[
         str | None,

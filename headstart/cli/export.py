@@ -17,7 +17,7 @@ from headstart.cli.options import (
     Overwrite,
     Trunk,
 )
-from headstart.heads.formats import FORMATS
+from headstart.heads.formats import WRITTEN
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ def run(
     ] = None,
     out: Out = None,
     format_name: Annotated[
-        str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
+        str, typer.Option("--format", help=f"One of {', '.join(WRITTEN)}.")
     ] = "headstart",
     model_type: ModelType = None,
     dequantize: Dequantize = False,

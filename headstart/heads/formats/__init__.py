@@ -19,7 +19,8 @@ from headstart.errors import BadConfig, CheckpointError, ConfigError, MissingTen
 from headstart.heads.detection import lacking
 from headstart.heads.head import Head, config_fields, head_of
 
-FORMATS = ("xllm", "sglang", "speculators", "headstart", "gguf")
+FORMATS = ("xllm", "sglang", "speculators", "headstart")  # folders of safetensors
+WRITTEN = (*FORMATS, "gguf")  # everything that a head can be written as
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,17 @@ class Format(Protocol):
 
 
 def format_named(name: str) -> Format:
-    if name not in FORMATS:
-        raise ConfigError(f"no format is called {name!r}; expected one of {', '.join(FORMATS)}.")
+    if name not in WRITTEN:
+        raise ConfigError(f"no format is called {name!r}; expected one of {', '.join(WRITTEN)}.")
     return cast(Format, import_module(f"headstart.heads.formats.{name}"))
 
 
 def format_of(checkpoint: Checkpoint) -> str | None:
     """The format of a standalone head, or None for a full checkpoint."""
+    from headstart.heads.formats import gguf
+
+    if isinstance(checkpoint, gguf.GgufModel):
+        return "gguf" if gguf.recognises(checkpoint) else None
     # The file's name first: a config may still bear the marks of the format it was made from.
     by_file = (n for n in FORMATS if format_named(n).FILE in checkpoint.index.metadata)
     by_config = (n for n in FORMATS if format_named(n).recognises(checkpoint))
