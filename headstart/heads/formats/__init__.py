@@ -16,11 +16,14 @@ from headstart.checkpoint.provenance import model_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import BadConfig, CheckpointError, ConfigError, MissingTensor, some
+from headstart.families.base import Family
 from headstart.heads.detection import lacking
 from headstart.heads.head import Head, config_fields, head_of
 
 FORMATS = ("xllm", "sglang", "speculators", "headstart")  # folders of safetensors
-WRITTEN = (*FORMATS, "gguf")  # everything that a head can be written as
+OTHERS = ("trtllm", "mlx")  # such folders too, for what they are made for
+WRITTEN = (*FORMATS, *OTHERS, "gguf")  # everything that a head can be written as
+READ_ONLY = ("mtp_folder",)
 
 
 @dataclass(frozen=True)
@@ -32,18 +35,32 @@ class Export:
     details: Mapping[str, Any] = field(default_factory=dict)  # for the way back
 
 
-class Format(Protocol):
-    FILE: str | None
+class Reader(Protocol):
+    """A format that heads are read from."""
 
-    def plan(self, head: Head) -> Export: ...
     def read(self, checkpoint: Checkpoint) -> Head: ...
     def recognises(self, checkpoint: Checkpoint) -> bool: ...
+
+
+class Format(Reader, Protocol):
+    """A format that heads are written in, too."""
+
+    FILE: str | None
+    LOSES: str  # what does not come back with every bit, in words; empty: nothing
+
+    def why_not(self, owner: Family) -> str: ...  # empty: it carries heads of the family
+
+    def plan(self, head: Head) -> Export: ...
 
 
 def format_named(name: str) -> Format:
     if name not in WRITTEN:
         raise ConfigError(f"no format is called {name!r}; expected one of {', '.join(WRITTEN)}.")
     return cast(Format, import_module(f"headstart.heads.formats.{name}"))
+
+
+def reader_of(name: str) -> Reader:
+    return cast(Reader, import_module(f"headstart.heads.formats.{name}"))
 
 
 def format_of(checkpoint: Checkpoint) -> str | None:
@@ -54,7 +71,7 @@ def format_of(checkpoint: Checkpoint) -> str | None:
         return "gguf" if gguf.recognises(checkpoint) else None
     # The file's name first: a config may still bear the marks of the format it was made from.
     by_file = (n for n in FORMATS if format_named(n).FILE in checkpoint.index.metadata)
-    by_config = (n for n in FORMATS if format_named(n).recognises(checkpoint))
+    by_config = (n for n in (*READ_ONLY, *OTHERS, *FORMATS) if reader_of(n).recognises(checkpoint))
     return next(by_file, None) or next(by_config, None)
 
 
@@ -93,7 +110,7 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
     name = format_of(checkpoint)
     if name is None:
         return head_of(checkpoint, model_type)
-    head = format_named(name).read(checkpoint)
+    head = reader_of(name).read(checkpoint)
     if head.root not in ("", *head.family.keys.roots):
         raise BadConfig(
             f"{checkpoint.folder}: root is {head.root[:60]!r}; expected one of "

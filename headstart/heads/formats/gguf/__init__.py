@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError
+from headstart.families.base import Family
 from headstart.families.registry import family
 from headstart.heads.formats import Export, count_modules
+from headstart.heads.formats.gguf.archs import arch_of, reason_against
 from headstart.heads.formats.gguf.found import find_gguf_head, spelled_in
 from headstart.heads.formats.gguf.model import GgufModel, is_gguf_path, open_gguf
 from headstart.heads.formats.gguf.plans import (
@@ -22,10 +24,15 @@ from headstart.heads.formats.gguf.unspelling import unspelled
 from headstart.heads.head import Head
 
 __all__ = [
-    "FILE", "GgufModel", "is_gguf_path", "open_gguf", "plan", "plan_gguf_restore",
-    "plan_gguf_stitch", "read", "recognises",
+    "FILE", "LOSES", "GgufModel", "is_gguf_path", "open_gguf", "plan", "plan_gguf_restore",
+    "plan_gguf_stitch", "read", "recognises", "why_not",
 ]  # fmt: skip
 FILE = None
+LOSES = "FP8 and INT8 weights, which become BF16, and whatever --head-type quantises"
+
+
+def why_not(owner: Family) -> str:
+    return "" if arch_of(owner.name) else reason_against(owner.name)
 
 
 def plan(head: Head, trunk: GgufModel | None = None, head_type: str | None = None) -> Export:

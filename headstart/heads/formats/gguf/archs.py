@@ -380,6 +380,6 @@ def arch_named(name: str) -> Arch | None:
     return next((arch for arch in ARCHS if arch.name == name), None)
 
 
-def why_not(family_name: str) -> str:
+def reason_against(family_name: str) -> str:
     """Why there is no GGUF of a family's heads."""
     return REFUSED.get(family_name, "llama.cpp does not know its head, as far as is known here")

@@ -28,7 +28,7 @@ from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, Unsup
 from headstart.families.dims import dims
 from headstart.families.experts import fused_slot
 from headstart.heads.experts import has_fused_experts, split_experts
-from headstart.heads.formats.gguf.archs import Arch, arch_of, why_not
+from headstart.heads.formats.gguf.archs import Arch, arch_of, reason_against
 from headstart.heads.head import Head, config_fields, dequantize
 
 RECORD = "headstart.head"  # the key that holds what GGUF has no place for
@@ -60,7 +60,7 @@ def require_arch(family_name: str, title: str) -> Arch:
     found = arch_of(family_name)
     if found is None:
         raise UnsupportedFamily(
-            f"heads of {title} ({family_name}) cannot be stored as GGUF: {why_not(family_name)}. "
+            f"heads of {title} ({family_name}) cannot be stored as GGUF: {reason_against(family_name)}. "
             "Other formats: `headstart families`."
         )
     return found
