@@ -37,6 +37,7 @@ def family_rows() -> list[dict[str, Any]]:
 
 def _facts(family: Family) -> dict[str, Any]:
     from headstart.families.engines import ENGINE_TITLES, served_by
+    from headstart.heads.formats.matrix import formats_of
 
     layout = family.layout
     served = served_by(family.name)
@@ -52,6 +53,7 @@ def _facts(family: Family) -> dict[str, Any]:
         "recycled_hidden": layout.recycled_hidden,
         "topology": layout.topology,
         "files": "complete" if family.is_complete else "known",
+        "formats": formats_of(family),
         **_runs(family),
         "engines": {name: entry.since for name, entry in served.items()},
         "engine_notes": [
@@ -114,13 +116,21 @@ def short_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _formats(row: dict[str, Any]) -> str:
+    """The formats that carry its heads; why others do not is in the JSON and in docs/formats.md."""
+    return ", ".join(name for name, why_not in row["formats"].items() if not why_not)
+
+
 def _show(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from headstart.report.terminal import Console
 
     table = Table(box=None, padding=(0, 2, 0, 0))
-    titles = ("family", "models", "modules", "files", "CPU", "GPU", "training", "engines (since)")
+    titles = (
+        "family", "models", "modules", "files", "formats", "CPU", "GPU", "training",
+        "engines (since)",
+    )  # fmt: skip
     for title in titles:
         table.add_column(title, overflow="fold")
     for row in rows:
@@ -128,8 +138,8 @@ def _show(rows: list[dict[str, Any]]) -> None:
         colour = "green" if row["files"] == "complete" else "yellow"
         table.add_row(
             row["family"], row["models"], str(row["modules"]),
-            f"[{colour}]{row['files']}[/]", row["engine_cpu"], row["engine_gpu"], row["training"],
-            engines or "-",
+            f"[{colour}]{row['files']}[/]", _formats(row), row["engine_cpu"], row["engine_gpu"],
+            row["training"], engines or "-",
         )  # fmt: skip
     console = Console(highlight=False)
     console.print(table)

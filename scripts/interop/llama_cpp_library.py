@@ -128,7 +128,9 @@ def main() -> int:
     drafting = library.context(head, context)
     vocab = library.lib.llama_vocab_n_tokens(library.lib.llama_model_get_vocab(trunk))
     width = library.lib.llama_model_n_embd_out(trunk)
-    tokens, said, guesses = [int(token) for token in prompt], [], []
+    tokens = [int(token) for token in prompt]
+    said: list[int] = []
+    guesses: list[int] = []
     digests = {"trunk": hashlib.sha256(), "head": hashlib.sha256()}
     before = (c.c_float * width)()  # the state in front of the first token: none
     for position in range(len(tokens) + int(count)):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from textwrap import fill
+
 from headstart.families.base import Family
 from headstart.families.registry import families
 from headstart.heads.formats import WRITTEN, format_named
+
+_WIDTH = 120
 
 
 def formats_of(owner: Family) -> dict[str, str]:
@@ -27,7 +31,8 @@ def matrix_page() -> str:
             cells.append(f"no ({reasons.index(reason) + 1})" if reason else "yes")
         lines.append(f"| `{owner.name}` | {' | '.join(cells)} |")
     lines += ["", "Not carried, because:", ""]
-    lines += [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
+    for number, reason in enumerate(reasons, 1):
+        lines.append(fill(f"{number}. {reason}", _WIDTH, subsequent_indent="   "))
     lines += ["", "What comes back with every bit: everything but", ""]
     lines += [f"- `{name}`: {format_named(name).LOSES or 'nothing is lost'}" for name in WRITTEN]
     return "\n".join(lines)

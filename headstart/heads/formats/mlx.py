@@ -26,6 +26,8 @@ FILE = None
 LOSES = "norms, which MLX keeps as 1 + w rounded to BF16; FP8 and INT8 weights, which become BF16"
 # family -> the model_type of its drafters
 _TYPES = {"qwen3_5": "qwen3_5_mtp", "qwen3_5_moe": "qwen3_5_mtp", "qwen3_next": "qwen3_5_mtp"}
+# family -> whether embedding and LM head are one where its config does not say
+_TIED = {"qwen3_5": True, "qwen3_5_moe": True, "qwen3_next": False}
 _PREFIX = "mtp."
 _STACKED, _ONE_BY_ONE = ".switch_mlp.", ".experts."
 _BLOCK_SIZE = 2  # tokens of a round beside the drafts of one module
@@ -49,13 +51,12 @@ def plan(head: Head) -> Export:
         published = head.family.keys.to_published(name, naming).removeprefix(_PREFIX)
         is_norm = name.endswith("norm.weight")
         tensors[published] = shifted(source, 1.0, source.dtype) if is_norm else source
-    text = head.config.get("text_config")
-    text = dict(text) if isinstance(text, dict) else dict(head.config)
+    text = _text_config(head.config)
     config = {
         "model_type": _TYPES[head.family.name],
         "text_config": text,
         "block_size": head.num_modules + _BLOCK_SIZE,
-        "tie_word_embeddings": bool(head.config.get("tie_word_embeddings")),
+        "tie_word_embeddings": bool(text.get("tie_word_embeddings", _TIED[head.family.name])),
     }
     details = {
         "format": "mlx", "family": head.family.name, "trunk_config": dict(head.config),
@@ -71,6 +72,22 @@ def plan(head: Head) -> Export:
     return Export(plan, changes, details)
 
 
+def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The text part, with what the drafter's class needs and older configs spell otherwise."""
+    inner = config.get("text_config")
+    text = dict(inner) if isinstance(inner, dict) else dict(config)
+    share, width = text.get("partial_rotary_factor"), text.get("head_dim")
+    if "rope_parameters" not in text and share is not None and width is not None:
+        text["rope_parameters"] = {
+            "type": "default",
+            "rope_theta": text.get("rope_theta"),
+            "partial_rotary_factor": share,
+            "mrope_section": [int(width * share) // 2, 0, 0],
+        }
+        text.setdefault("norm_topk_prob", False)
+    return text
+
+
 def _stacked(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
     result: dict[str, TensorSource] = {}
     stacks: dict[str, dict[int, TensorSource]] = {}
@@ -80,9 +97,9 @@ def _stacked(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
             result[name] = source
         else:
             stem = slot.name.rpartition(_ONE_BY_ONE)[0]
-            stacks.setdefault(f"{stem}{_STACKED}{slot.projection}_proj.weight", {})[
-                slot.expert
-            ] = source
+            stacks.setdefault(f"{stem}{_STACKED}{slot.projection}_proj.weight", {})[slot.expert] = (
+                source
+            )
     for name, parts in stacks.items():
         ordered = [parts[expert] for expert in sorted(parts)]
         result[name] = concatenated(ordered, (len(ordered), *ordered[0].shape))

@@ -82,5 +82,5 @@ def _check_contract(checkpoint: Checkpoint, owner: Family) -> None:
         if getattr(owner.layout, key) != value:
             raise UnsupportedFamily(
                 f"{checkpoint.folder}: transformers' {_CLASS} computes heads with {key} {value}, "
-                f"and {owner.title} has {getattr(owner.layout, key)}. Such a head fits nothing else."
+                f"and {owner.title} has {getattr(owner.layout, key)}. No engine runs it so."
             )

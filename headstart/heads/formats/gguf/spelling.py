@@ -59,9 +59,10 @@ class SpelledHead:
 def require_arch(family_name: str, title: str) -> Arch:
     found = arch_of(family_name)
     if found is None:
+        reason = reason_against(family_name)
         raise UnsupportedFamily(
-            f"heads of {title} ({family_name}) cannot be stored as GGUF: {reason_against(family_name)}. "
-            "Other formats: `headstart families`."
+            f"heads of {title} ({family_name}) cannot be stored as GGUF: {reason}. Other formats: "
+            "`headstart families`."
         )
     return found
 
