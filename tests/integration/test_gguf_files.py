@@ -154,6 +154,26 @@ def test_a_head_that_is_there_is_replaced(made: dict[str, Path], tmp_path: Path)
     assert keys(tmp_path / "out" / "trunk.gguf")["qwen35.block_count"].value == LAYERS + 1
 
 
+def test_a_head_of_a_file_can_change_its_type(made: dict[str, Path], tmp_path: Path) -> None:
+    head = open_head(made["whole"])
+    operation = plan_export(head, "gguf", head_type="q8_0")
+    assert operation.changes[0] == "matrices were BF16 and are Q8_0 now"
+    operation.write(tmp_path / "q8")
+    [path] = (tmp_path / "q8").glob("*.gguf")
+    found = read_gguf_header(path).tensors
+    assert {found[f"blk.2.{n}.weight"].dtype for n in ("ffn_up", "attn_q")} == {"Q8_0"}
+    assert found["blk.2.attn_norm.weight"].dtype == "F32"
+    with pytest.raises(UnsupportedFamily, match=r"Q8_0 cannot be turned into Q4_0 here; keep"):
+        plan_export(open_head(path), "gguf", head_type="q4_0")
+    plan_export(open_head(path), "gguf", head_type="bf16").write(tmp_path / "bf16")
+
+
+def test_limits_of_activations_are_those_of_the_heads_layers() -> None:
+    fields = {"num_hidden_layers": 2, "swiglu_limits": [None, 7.0, None, 5.0]}
+    values = [STEP.layer_values(fields, module)["swiglu_clamp_exp"] for module in range(3)]
+    assert values == [0.0, 5.0, 0.0]
+
+
 def test_split_files_stay_split(tmp_path: Path) -> None:
     head = open_head(write_head(STEP, tmp_path / "hf", random_bits(), num_modules=3))
     trunk = write_trunk(STEP, tmp_path / "trunk", splits=3)

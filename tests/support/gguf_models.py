@@ -14,7 +14,7 @@ from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, split_shards, write_folder
 from headstart.families.names import Naming
 from headstart.families.registry import family
-from headstart.heads.formats.gguf.archs import Arch
+from headstart.heads.formats.gguf.arch import Arch
 
 HIDDEN, VOCAB, LAYERS = 64, 16, 2
 # One config for all: a family reads what it knows.

@@ -20,7 +20,8 @@ from headstart.families.registry import family
 from headstart.heads.export import plan_export
 from headstart.heads.formats import open_head
 from headstart.heads.formats.gguf import open_gguf
-from headstart.heads.formats.gguf.archs import ARCHS, REFUSED, Arch
+from headstart.heads.formats.gguf.arch import Arch
+from headstart.heads.formats.gguf.archs import ARCHS, REFUSED
 from headstart.heads.formats.gguf.plans import plan_gguf_stitch
 from headstart.heads.formats.gguf.spelling import spell
 from headstart.heads.formats.gguf.unspelling import unspelled

@@ -14,7 +14,7 @@ from headstart.errors import BadConfig, HeadNotFound, UnsupportedFamily, some
 from headstart.families.experts import fused_slot
 from headstart.families.registry import family
 from headstart.heads.detection import State, quoted
-from headstart.heads.formats.gguf.archs import PER_LAYER, Arch
+from headstart.heads.formats.gguf.arch import PER_LAYER, Arch
 from headstart.heads.formats.gguf.model import GgufModel
 from headstart.heads.formats.gguf.spelling import RECORD, SpelledHead
 from headstart.heads.head import config_fields

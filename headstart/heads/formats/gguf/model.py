@@ -20,7 +20,8 @@ from headstart.checkpoint.index import Index
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, BrokenFile, CheckpointError, some
 from headstart.families.registry import family
-from headstart.heads.formats.gguf.archs import Arch, arch_named
+from headstart.heads.formats.gguf.arch import Arch
+from headstart.heads.formats.gguf.archs import arch_named
 
 _SPLIT = re.compile(r"(?P<stem>.+)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 _MAX_LAYERS, _MAX_SPLITS = 100_000, 10_000

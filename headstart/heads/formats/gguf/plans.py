@@ -16,7 +16,7 @@ from headstart.checkpoint.source import TensorSource, stored
 from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import CheckpointError, MissingTensor, ShapeMismatch, UnsupportedFamily
 from headstart.heads.detection import quoted
-from headstart.heads.formats.gguf.archs import PER_LAYER
+from headstart.heads.formats.gguf.arch import PER_LAYER
 from headstart.heads.formats.gguf.found import FoundGguf, find_gguf_head, spelled_in
 from headstart.heads.formats.gguf.model import GgufModel
 from headstart.heads.formats.gguf.spelling import (

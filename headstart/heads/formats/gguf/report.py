@@ -15,7 +15,7 @@ from headstart.errors import some
 from headstart.families.dims import dims, size
 from headstart.families.registry import family
 from headstart.heads.detection import quoted
-from headstart.heads.formats.gguf.archs import PER_LAYER
+from headstart.heads.formats.gguf.arch import PER_LAYER
 from headstart.heads.formats.gguf.found import FoundGguf, find_gguf_head
 from headstart.heads.formats.gguf.model import GgufModel
 from headstart.heads.inspection import HeadReport, Report, TrunkReport

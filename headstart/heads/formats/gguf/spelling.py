@@ -28,7 +28,8 @@ from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, Unsup
 from headstart.families.dims import dims
 from headstart.families.experts import fused_slot
 from headstart.heads.experts import has_fused_experts, split_experts
-from headstart.heads.formats.gguf.archs import Arch, arch_of, reason_against
+from headstart.heads.formats.gguf.arch import Arch
+from headstart.heads.formats.gguf.archs import arch_of, reason_against
 from headstart.heads.head import Head, config_fields, dequantize
 
 RECORD = "headstart.head"  # the key that holds what GGUF has no place for

@@ -25,7 +25,7 @@ from headstart.families.experts import fused_slot
 from headstart.families.names import Naming
 from headstart.families.registry import family
 from headstart.heads.experts import fuse_experts
-from headstart.heads.formats.gguf.archs import Arch
+from headstart.heads.formats.gguf.arch import Arch
 from headstart.heads.formats.gguf.spelling import SpelledHead, paired
 from headstart.heads.operation import counted
 
