@@ -37,11 +37,13 @@ SIZES: dict[str, Any] = {
 _BLOCKS = {
     "hy_v3": {
         "input_layernorm.weight": (HIDDEN,), "post_attention_layernorm.weight": (HIDDEN,),
-        "self_attn.q_proj.weight": (64, HIDDEN), "self_attn.q_norm.weight": (32,),
+        **{f"self_attn.{each}_proj.weight": (HIDDEN, 64) for each in "qkvo"},
+        "self_attn.q_norm.weight": (32,), "self_attn.k_norm.weight": (32,),
         "mlp.router.gate.weight": (2, HIDDEN), "mlp.expert_bias": (2,),
-        "mlp.experts.0.gate_proj.weight": (32, HIDDEN),
-        "mlp.experts.1.gate_proj.weight": (32, HIDDEN),
-        "mlp.shared_mlp.up_proj.weight": (32, HIDDEN),
+        **{f"mlp.experts.{i}.{each}_proj.weight": (HIDDEN, HIDDEN)
+           for i in range(2) for each in ("gate", "up", "down")},
+        **{f"mlp.shared_mlp.{each}_proj.weight": (HIDDEN, HIDDEN)
+           for each in ("gate", "up", "down")},
     },
     "bailing_moe_v3": {
         "input_layernorm.weight": (HIDDEN,), "attention.kv_b_proj.weight": (128, 32),

@@ -139,7 +139,7 @@ ARCHS: tuple[Arch, ...] = (
             STACKS,
             """
             block.mlp.router.gate              ffn_gate_inp
-            block.mlp.expert_bias              exp_probs_b.bias
+            block.mlp.expert_bias              exp_probs_b
             block.mlp.shared_mlp.gate_proj     ffn_gate_shexp
             block.mlp.shared_mlp.up_proj       ffn_up_shexp
             block.mlp.shared_mlp.down_proj     ffn_down_shexp
