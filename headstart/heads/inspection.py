@@ -175,6 +175,7 @@ def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
     """Look at names, dtypes, copies and configuration; no tensor is loaded whole."""
     from headstart.heads.formats.gguf import GgufModel
     from headstart.heads.formats.gguf.report import inspect_gguf
+    from headstart.heads.formats.mlx_model import mlx_pitfalls
 
     if isinstance(checkpoint, GgufModel):
         return inspect_gguf(checkpoint)
@@ -188,7 +189,7 @@ def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
         _trunk(checkpoint, head),
         _head(checkpoint, head),
         {k: v for k, v in checkpoint.generation_config.items() if k in _SAMPLING},
-        tuple(pitfalls(checkpoint, head)),
+        (*mlx_pitfalls(checkpoint), *pitfalls(checkpoint, head)),
         checkpoint.config.raw,
     )
 

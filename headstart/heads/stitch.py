@@ -41,6 +41,7 @@ from headstart.heads.detection import (
 )
 from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
 from headstart.heads.formats.gguf import GgufModel, plan_gguf_restore, plan_gguf_stitch
+from headstart.heads.formats.mlx_model import refuse_mlx_model
 from headstart.heads.head import Head, dequantize
 from headstart.heads.operation import Operation, counted, megabytes
 from headstart.heads.placement import placement
@@ -67,6 +68,7 @@ def plan_stitch(
     if isinstance(model, GgufModel):
         return plan_gguf_stitch(head, model, head_type=head_type, name=name)
     _refuse_head_type(head_type, model)
+    refuse_mlx_model(model)
     owner = require_family(model, model_type)
     if owner.name != head.family.name:
         raise UnsupportedFamily(
@@ -130,6 +132,7 @@ def plan_restore(
     if isinstance(model, GgufModel):
         return plan_gguf_restore(head, model, head_type=head_type)
     _refuse_head_type(head_type, model)
+    refuse_mlx_model(model)
     existing = find_head_of(model, require_family(model, model_type))
     if existing.is_usable:
         raise CheckpointError(

@@ -109,7 +109,7 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
         return read(checkpoint)
     name = format_of(checkpoint)
     if name is None:
-        return head_of(checkpoint, model_type)
+        return head_in(checkpoint, model_type)
     head = reader_of(name).read(checkpoint)
     if head.root not in ("", *head.family.keys.roots):
         raise BadConfig(
@@ -128,8 +128,11 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
 def head_in(model: Checkpoint, model_type: str | None = None) -> Head:
     """The head inside a whole model, a folder of safetensors or a GGUF file."""
     from headstart.heads.formats.gguf import GgufModel, read
+    from headstart.heads.formats.mlx_model import is_mlx_model, read_mlx_model
 
-    return read(model) if isinstance(model, GgufModel) else head_of(model, model_type)
+    if isinstance(model, GgufModel):
+        return read(model)
+    return (read_mlx_model if is_mlx_model(model) else head_of)(model, model_type)
 
 
 def count_modules(tensors: Iterable[str]) -> int:

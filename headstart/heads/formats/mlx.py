@@ -113,22 +113,7 @@ def recognises(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint) -> Head:
     made = made_by_us(checkpoint.folder)
     owner = family(made.family) if made.family else _family(checkpoint)
-    quantised = [name for name in checkpoint.tensors if name.endswith((".scales", ".biases"))]
-    if quantised:
-        raise UnsupportedFamily(
-            f"{checkpoint.folder} is quantised by MLX ({some(quantised)}), which is not read here. "
-            "Take the drafter in BF16, or the head of the original model."
-        )
-    naming = owner.naming({}, "")
-    tensors: dict[str, TensorSource] = {}
-    for name in checkpoint.tensors:
-        ours = owner.keys.to_ours(_PREFIX + name, naming)
-        if ours is None:
-            raise UnexpectedTensor(
-                f"{checkpoint.folder} holds {name}, which is not part of a {owner.name} head. "
-                "Remove it, or make the drafter again."
-            )
-        tensors |= _unstacked(ours, checkpoint.source(name))
+    tensors = as_published(checkpoint, owner, dict.fromkeys(checkpoint.tensors, ""))
     if made.experts == "fused":
         tensors = fuse_experts(tensors)
     config = made.trunk_config or checkpoint.config.raw.get("text_config") or {}
@@ -140,8 +125,34 @@ def read(checkpoint: Checkpoint) -> Head:
     )  # fmt: skip
 
 
-def _unstacked(name: str, source: TensorSource) -> dict[str, TensorSource]:
-    if name.endswith("norm.weight") and source.dtype in PLAIN:
+def as_published(
+    checkpoint: Checkpoint, owner: Family, names: Mapping[str, str], *, is_raw: bool = False
+) -> dict[str, TensorSource]:
+    """Tensors of MLX under our names; `names` are theirs, with the prefix before each's own.
+
+    is_raw: norms are stored as they were published, without the one that MLX adds.
+    """
+    quantised = [name for name in names if name.endswith((".scales", ".biases"))]
+    if quantised:
+        raise UnsupportedFamily(
+            f"{checkpoint.folder} has a head that MLX quantised ({some(quantised)}), which is not "
+            "read here. Take one in BF16, or the head of the original model."
+        )
+    naming = owner.naming({}, "")
+    tensors: dict[str, TensorSource] = {}
+    for name, prefix in names.items():
+        ours = owner.keys.to_ours(_PREFIX + name.removeprefix(prefix), naming)
+        if ours is None:
+            raise UnexpectedTensor(
+                f"{checkpoint.folder} holds {name}, which is not part of a {owner.name} head. "
+                "Remove it, or convert the head again."
+            )
+        tensors |= _unstacked(ours, checkpoint.source(name), is_raw)
+    return tensors
+
+
+def _unstacked(name: str, source: TensorSource, is_raw: bool) -> dict[str, TensorSource]:
+    if name.endswith("norm.weight") and source.dtype in PLAIN and not is_raw:
         return {name: shifted(source, -1.0, source.dtype)}
     if _STACKED not in name:
         return {name: source}

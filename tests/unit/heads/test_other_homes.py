@@ -9,12 +9,20 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.head_edits import differing, export, restore, tensors
+from support.head_edits import differing, export, restore, stitch, tensors
 from support.tiny_fixture import Tiny
 
-from headstart.errors import ConfigError, UnexpectedTensor, UnsupportedFamily
+from headstart.checkpoint.values import load
+from headstart.errors import (
+    CheckpointError,
+    ConfigError,
+    HeadNotFound,
+    UnexpectedTensor,
+    UnsupportedFamily,
+)
 from headstart.heads.export import plan_export
 from headstart.heads.formats import format_of, open_any, open_head
+from headstart.heads.inspection import inspect
 
 
 @pytest.mark.parametrize("name", ["qwen3_5_moe", "nemotron_h"])
@@ -79,10 +87,53 @@ def test_a_quantised_drafter_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     out = export(tiny("qwen3_5"), "mlx", tmp_path / "mlx")
     made = load_file(out / "model.safetensors")
     save_file({**made, "fc.scales": torch.ones(2)}, out / "model.safetensors")
-    with pytest.raises(UnsupportedFamily, match=r"quantised by MLX \(fc\.scales\)"):
+    with pytest.raises(UnsupportedFamily, match=r"that MLX quantised \(fc\.scales\)"):
         open_head(out)
     with pytest.raises(UnsupportedFamily, match="mimo: no drafter folder of MLX"):
         plan_export(open_head(tiny("mimo")), "mlx")
+
+
+def mlx_model(tiny: Tiny, out: Path, prefix: str, *, is_raw: bool = False) -> Path:
+    """A folder as MLX converts it, with a head that was kept."""
+    bare = tiny("qwen3_5_moe", with_head=False)
+    drafter = load_file(export(tiny("qwen3_5_moe"), "mlx", out / "drafter") / "model.safetensors")
+    if is_raw:
+        drafter = {n: v - 1 if n.endswith("norm.weight") or "_norm_" in n else v
+                   for n, v in drafter.items()}  # fmt: skip
+    out = out / "model"
+    out.mkdir()
+    (out / "config.json").write_bytes((bare / "config.json").read_bytes())
+    save_file(tensors(bare), out / "model.safetensors", metadata={"format": "mlx"})
+    head = {prefix + name: value.contiguous() for name, value in drafter.items()}
+    save_file(head, out / "model-mtp.safetensors", metadata={"format": "mlx"})
+    return out
+
+
+@pytest.mark.parametrize("prefix", ["mtp.", "language_model.mtp.", "model.mtp."])
+@pytest.mark.parametrize("is_raw", [False, True], ids=["gamma", "raw"])
+def test_a_head_inside_a_model_of_mlx_is_read(
+    prefix: str, is_raw: bool, tiny: Tiny, tmp_path: Path
+) -> None:
+    folder = mlx_model(tiny, tmp_path, prefix, is_raw=is_raw)
+    head, original = open_head(folder), open_head(tiny("qwen3_5_moe"))
+    assert head.tensors.keys() == original.tensors.keys()
+    name = "modules.0.out_norm.weight"
+    found, wanted = load(head.tensors[name]), load(original.tensors[name])
+    assert (found.float() - wanted.float()).abs().max() <= 2**-8
+    up = "modules.0.block.mlp.experts.3.up_proj.weight"
+    assert torch.equal(load(head.tensors[up]), load(original.tensors[up]))
+    assert ("as published" in head.changes[0]) is is_raw
+
+
+def test_nothing_is_put_into_a_model_of_mlx(tiny: Tiny, tmp_path: Path) -> None:
+    folder = mlx_model(tiny, tmp_path, "mtp.")
+    assert "MLX converted this model" in inspect(open_any(folder)).warnings[0]
+    for do in (stitch, lambda head, model, out: restore(model, head, out)):
+        with pytest.raises(CheckpointError, match=r"MLX converted.*--format mlx --out"):
+            do(tiny("qwen3_5_moe"), folder, tmp_path / "out")
+    (folder / "model-mtp.safetensors").unlink()
+    with pytest.raises(HeadNotFound, match="converting to MLX drops it"):
+        open_head(folder)
 
 
 @pytest.fixture(scope="module")
@@ -110,8 +161,6 @@ OURS = {"enorm": "embed_norm", "hnorm": "hidden_norm", "eh_proj": "fuse", "post_
 
 
 def test_what_transformers_saves_is_read_module_by_module(saved: Path) -> None:
-    from headstart.checkpoint.values import load
-
     head = open_head(saved)
     assert (head.family.name, head.num_modules) == ("glm4_moe", 2)
     assert any(".)" in name for name in head.origin.tensors)  # as release 5.22 writes it
