@@ -6,14 +6,15 @@ from headstart.heads.inspection import Report
 from headstart.launch.command import EngineCommand, Process, as_word
 from headstart.launch.options import LaunchOptions
 from headstart.launch.plan import Plan, make_plan
-from headstart.launch.versions import NEWEST
+from headstart.launch.versions import MAIN, NEWEST
 
 _MIB_PER_GB = 1024
 
 
 def build(report: Report, options: LaunchOptions, version: str) -> EngineCommand:
-    """The `llama-server` command of that build."""
-    plan = make_plan("llamacpp", report, options, version)
+    """The `llama-server` command of that build, or of a release such as 0.5.0."""
+    # Releases are counted apart, since August 2026; all are newer than any build named here.
+    plan = make_plan("llamacpp", report, options, MAIN if "." in version else version)
     _speculation(plan)
     _placement(plan)
     _limits(plan)

@@ -35,7 +35,8 @@ INSTALL = {
     "llamacpp": "build it from github.com/ggml-org/llama.cpp, or take one of its releases",
 }
 _VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev)\d+)*(?:\+[\w.]+)?")
-_BUILD = re.compile(r"version: ([0-9]+)")
+# `version: 0.5.0 (build 11000, commit x)`, and before August 2026 `version: 9500 (x)`
+_BUILD = re.compile(r"\(build ([1-9][0-9]*)|version: ([1-9][0-9]+) \(")
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,6 @@ def _ask(engine: str, program: str, timeout_seconds: float) -> str | None:
         return None
     if engine == "llamacpp":  # builds are counted, and told on stderr
         build = _BUILD.search(answer.stdout + answer.stderr)
-        return None if build is None else f"b{build[1]}"
+        return None if build is None else f"b{build[1] or build[2]}"
     found = _VERSION.findall(answer.stdout)
     return str(found[-1]) if found else None

@@ -22,7 +22,7 @@ from headstart.checkpoint.gguf.shard import GgufShard
 from headstart.checkpoint.source import TensorSource, stored
 from headstart.checkpoint.values import load
 from headstart.checkpoint.writer import FolderPlan, write_folder
-from headstart.errors import BrokenFile, HeadstartError, UnsupportedFamily
+from headstart.errors import BrokenFile, HeadstartError, UnsupportedFamily, WriteFailed
 
 
 def held(dtype: str, shape: tuple[int, ...], data: bytes) -> TensorSource:
@@ -84,6 +84,23 @@ def test_a_copy_of_a_file_of_the_package_is_the_same_bytes(tmp_path: Path) -> No
     tensors = {name: stored(info) for name, info in header.tensors.items()}
     path = written(tmp_path, GgufShard(tensors, tuple(header.fields.values())))
     assert path.read_bytes() == (tmp_path / "theirs.gguf").read_bytes()
+
+
+def test_a_header_that_announces_something_else_is_noticed(tmp_path: Path) -> None:
+    """The proof reads the file anew and does not trust what the writer meant."""
+
+    class Lying(GgufShard):
+        def header(self) -> bytes:
+            return super().header().replace(b"a.weight", b"x.weight")
+
+    class Forgetful(GgufShard):
+        def header(self) -> bytes:
+            return super().header().replace(b"counts", b"xounts")
+
+    for kind in (Lying, Forgetful):
+        with pytest.raises(WriteFailed, match="read back other tensors than were written"):
+            written(tmp_path, kind(SHARD.tensors, SHARD.fields, SHARD.alignment))
+        assert not (tmp_path / "out").exists()
 
 
 def test_sizes_of_types_are_those_of_the_package() -> None:

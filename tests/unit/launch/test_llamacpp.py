@@ -14,6 +14,8 @@ from headstart.heads.formats import open_any, open_head
 from headstart.heads.formats.gguf.archs import arch_named
 from headstart.heads.inspection import inspect
 from headstart.launch import LaunchOptions, build, commands_for
+from headstart.launch.probe import probe
+from headstart.launch.versions import NEWEST
 
 
 def test_a_head_in_the_file_is_asked_for_by_type_and_length() -> None:
@@ -35,6 +37,30 @@ def test_builds_are_compared_as_numbers() -> None:
         command("llamacpp", version="b9000")
     with pytest.raises(LaunchError, match=r"needs llama\.cpp b10238 or later, found b10000"):
         command("llamacpp", "qwen3_next", version="b10000")
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("version: 0.5.0 (build 11042, commit de3ff81)", "b11042"),
+        ("version: 9500 (b21e4de7)", "b9500"),
+        ("version: 0.5.0-dev (build 0, commit unknown)", NEWEST["llamacpp"]),
+    ],
+)
+def test_the_build_is_read_from_what_the_program_says(
+    said: str, found: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "llama-server"
+    program.write_text(f"#!/bin/sh\necho '{said}' >&2\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    answer = probe("llamacpp")
+    assert (answer.version, answer.is_installed) == (found, True)
+    assert bool(answer.note) is (found == NEWEST["llamacpp"])
+
+
+def test_releases_are_newer_than_builds() -> None:
+    assert command("llamacpp", "bailing_moe_v3", version="0.5.0").argv[0] == "llama-server"
 
 
 def test_only_llama_cpp_serves_gguf_and_nothing_else() -> None:
