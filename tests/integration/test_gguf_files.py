@@ -305,6 +305,16 @@ def test_inspect_tells_the_five_states(made: dict[str, Path], tmp_path: Path) ->
         assert (found.head.state, len(found.warnings)) == (state, 1)
 
 
+def test_whose_a_trunk_is_is_left_open_where_models_without_heads_share_its_name(
+    tmp_path: Path,
+) -> None:
+    shared = arch("deepseek2")
+    assert report(write_trunk(shared, tmp_path / "plain")).family is None
+    declared = report(write_trunk(shared, tmp_path / "declared", declared=1))
+    assert declared.family.name == "glm4_moe_lite"
+    assert "so llama.cpp cannot draft" in declared.warnings[0]
+
+
 def test_inspect_warns_of_files_that_do_not_load(made: dict[str, Path], tmp_path: Path) -> None:
     data = made["draft"].read_bytes()
     (tmp_path / "zero.gguf").write_bytes(data.replace(b"blk.2.", b"blk.0."))

@@ -26,7 +26,7 @@ PLAIN = ("F32", "F16", "BF16")
 # what the package can make of floats
 QUANTIZED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "TQ2_0", "TQ1_0", "MXFP4")
 # what neither we nor the package can read
-UNREADABLE = ("Q1_0",)
+UNREADABLE = ("Q1_0", "Q2_0")
 _VALUES_AT_ONCE = 1 << 20
 _BLOCK = 32  # weights that share a scale in Q8_0 and Q4_1
 

@@ -104,7 +104,9 @@ def test_a_header_that_announces_something_else_is_noticed(tmp_path: Path) -> No
 
 
 def test_sizes_of_types_are_those_of_the_package() -> None:
-    for name, (number, block, size) in GGUF_TYPES.items():
+    newer = {"Q2_0"}  # than the package
+    for name in GGUF_TYPES.keys() - newer:
+        number, block, size = GGUF_TYPES[name]
         kind = GGMLQuantizationType(number)
         assert (kind.name, GGML_QUANT_SIZES[kind]) == (name, (block, size))
 

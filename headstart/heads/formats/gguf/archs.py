@@ -72,6 +72,7 @@ ARCHS: tuple[Arch, ...] = (
     ),
     Arch(
         name="glm4",
+        is_shared=True,
         family="glm_ocr",
         names=names(
             ROLES,
@@ -89,6 +90,7 @@ ARCHS: tuple[Arch, ...] = (
     ),
     Arch(
         name="deepseek2",
+        is_shared=True,
         family="glm4_moe_lite",
         names=names(ROLES, INPUT_NORM, FFN_NORM, MLA, SIGMOID_MOE),
         kv_b="block.self_attn.kv_b_proj",
@@ -181,6 +183,7 @@ ARCHS: tuple[Arch, ...] = (
     ),
     Arch(
         name="exaone4",
+        is_shared=True,
         family="exaone4_5",
         names=names(
             ROLES,

@@ -30,6 +30,8 @@ _SHARED = "nextn_shared_target_tensors"
 def inspect_gguf(model: GgufModel) -> Report:
     found = find_gguf_head(model)
     owner = family(found.arch.family) if found.arch else None
+    if found.arch and found.arch.is_shared and not found.blocks and not found.declared:
+        owner = None
     own = {name: model.tensors[name] for name in found.names}
     trunk = [info for name, info in model.tensors.items() if name not in own]
     known = dims(model.config.fields)

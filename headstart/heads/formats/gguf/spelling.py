@@ -31,6 +31,7 @@ from headstart.heads.experts import has_fused_experts, split_experts
 from headstart.heads.formats.gguf.arch import Arch
 from headstart.heads.formats.gguf.archs import arch_of, reason_against
 from headstart.heads.head import Head, config_fields, dequantize
+from headstart.heads.quantization import is_scale
 
 RECORD = "headstart.head"  # the key that holds what GGUF has no place for
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "indexer.proj.weight")
@@ -118,7 +119,8 @@ def retyped(spelled: SpelledHead, kind: str | None) -> SpelledHead:
 
 def _record(head: Head, arch: Arch) -> dict[str, Any]:
     """What the way back needs: how published tensors were stored."""
-    dtypes = {name: source.dtype for name, source in split_experts(head.tensors).items()}
+    stored = split_experts(head.tensors).items()
+    dtypes = {name: source.dtype for name, source in stored if not is_scale(name)}
     usual = max(set(dtypes.values()), key=list(dtypes.values()).count)
     small = _small_norms(head) if arch.shifts_norms else {}
     return {
