@@ -134,6 +134,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     ]
     if head.tensors:
         share = f" ({100 * head.num_bytes / max(trunk.num_bytes, 1):.1f} % of the trunk)"
+        share = "" if report.is_head_alone else share
         layout = f", experts {head.experts}" if head.experts else ""
         rows += [
             ("", f"{_count(head.modules)}, {head.tensors} tensors, {head.dtype}{layout}"),

@@ -70,6 +70,7 @@ class Report:
     config: dict[str, Any]
     format: str | None = None  # "gguf", or None for a folder of safetensors
     facts: Mapping[str, str] = field(default_factory=dict)  # what only this format has to say
+    is_head_alone: bool = False  # a GGUF file that has no trunk
 
     def as_json(self) -> dict[str, Any]:
         """The machine-readable view; engines are added by the caller that knows them."""

@@ -114,6 +114,11 @@ def caveats(engine: str) -> list[str]:
 
 def require_head(report: Report) -> None:
     """LaunchError, with what to do, unless the checkpoint has a head an engine can load."""
+    if report.is_head_alone:
+        raise LaunchError(
+            f"{report.path} holds a head without its model. Launch the model with it: `headstart "
+            f"launch MODEL.gguf --engine llamacpp --head {shlex.quote(str(report.path))}`."
+        )
     if report.family is not None and report.head.is_usable:
         return
     state, name = report.head.state, report.path
@@ -132,6 +137,11 @@ def require_head(report: Report) -> None:
         raise LaunchError(
             f"{found}. Fine-tuning or quantising lost it: `headstart restore {pasted} "
             f"--from ORIGINAL --out DIR` puts it back. {plain}"
+        )
+    if report.format == "gguf" and report.family is not None:
+        raise LaunchError(
+            f"{found}. Converting may have left it out: `headstart restore {pasted} "
+            f"--from ORIGINAL --out DIR` puts it in. {plain}"
         )
     if report.model_type in GRAFTED_AS:
         raise LaunchError(

@@ -363,6 +363,12 @@ def test_commands_take_gguf_files(made: dict[str, Path], tmp_path: Path) -> None
     refused = headstart("stitch", str(made["head"]), str(made["trunk"]), "--out",
                         str(made["trunk"].parent))  # fmt: skip
     assert refused.returncode == 1 and "overlaps the input" in refused.stderr
+    named = headstart("stitch", str(made["head"]), str(made["trunk"]), "--out",
+                      str(tmp_path / "x.gguf"))  # fmt: skip
+    assert named.returncode == 2 and "results are folders" in named.stderr
+    assert "of the trunk" not in headstart("inspect", str(made["draft"])).stdout
+    run = headstart("generate", str(made["whole"]), "hi")
+    assert run.returncode == 1 and "is a GGUF file; expected a folder" in run.stderr
 
 
 @settings(max_examples=60, deadline=None)

@@ -89,5 +89,9 @@ def test_a_head_in_a_file_of_its_own(tmp_path: Path) -> None:
     model = inspect(open_any(trunk))
     built = build("llamacpp", model, LaunchOptions(head=draft), "b10586")
     assert value_of(built, "--spec-draft-model") == str(draft)
+    with pytest.raises(LaunchError, match=r"holds a head without its model.*--head "):
+        build("llamacpp", inspect(open_any(draft)), LaunchOptions(), "b10586")
+    with pytest.raises(LaunchError, match=r"qwen35, absent.*headstart restore .*--from ORIGINAL"):
+        build("llamacpp", model, LaunchOptions(), "b10586")
     with pytest.raises(LaunchError, match=r"reads a GGUF file with a head alone.*--format gguf"):
         build("llamacpp", model, LaunchOptions(head=head), "b10586")

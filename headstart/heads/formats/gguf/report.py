@@ -58,6 +58,7 @@ def inspect_gguf(model: GgufModel) -> Report:
         model.config.raw,
         "gguf",
         _facts(found),
+        found.is_head_only,
     )  # fmt: skip
 
 
