@@ -1,7 +1,7 @@
-"""A drafter folder for MLX, as mlx-vlm's `split_mtp` makes it: unquantised, for Qwen-style heads.
+"""A drafter folder for MLX, unquantised, as mlx-vlm's `split_mtp` makes it.
 
-Names lose `mtp.`, experts are stacked as `switch_mlp`, and norms are stored as 1 + w, which is
-rounded to the dtype of the weights: small norms do not come back with every bit.
+Experts are stacked as `switch_mlp`. Norms of Qwen are stored as 1 + w, which is rounded to the
+dtype of the weights: small ones do not come back with every bit.
 """
 
 from __future__ import annotations
@@ -9,67 +9,100 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.gguf.values import PLAIN, shifted
+from headstart.checkpoint.gguf.values import PLAIN, cast, shifted
 from headstart.checkpoint.provenance import made_by_us
 from headstart.checkpoint.reader import Checkpoint
-from headstart.checkpoint.source import TensorSource, concatenated, reshaped, rows
+from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
-from headstart.errors import ShapeMismatch, UnexpectedTensor, UnsupportedFamily, some
+from headstart.errors import MissingTensor, UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Family
-from headstart.families.experts import fused_slot
 from headstart.families.registry import family, match_family
-from headstart.heads.experts import fuse_experts, split_experts
+from headstart.heads.experts import (
+    fuse_experts,
+    has_fused_experts,
+    stack_experts,
+    unstack_experts,
+)
 from headstart.heads.formats import Export, count_modules
-from headstart.heads.head import Head, dequantize
+from headstart.heads.formats.mlx_drafters import DRAFTERS, KEYS, VALUES, Drafter
+from headstart.heads.head import Head, config_fields, dequantize
+from headstart.heads.latent import joined_kv_b, split_kv_b
 
 FILE = None
-LOSES = "norms, which MLX keeps as 1 + w rounded to BF16; FP8 and INT8 weights, which become BF16"
-# family -> the model_type of its drafters
-_TYPES = {"qwen3_5": "qwen3_5_mtp", "qwen3_5_moe": "qwen3_5_mtp", "qwen3_next": "qwen3_5_mtp"}
-# family -> whether embedding and LM head are one where its config does not say
-_TIED = {"qwen3_5": True, "qwen3_5_moe": True, "qwen3_next": False}
-_PREFIX = "mtp."
-_STACKED, _ONE_BY_ONE = ".switch_mlp.", ".experts."
-_BLOCK_SIZE = 2  # tokens of a round beside the drafts of one module
+LOSES = "norms of Qwen (1 + w, rounded to BF16); FP8 and INT8 weights, which become BF16"
+_ROUNDED = "norms are stored as 1 + w, as MLX has them, and rounded to the weights' dtype"
 
 
 def why_not(owner: Family) -> str:
-    return "" if owner.name in _TYPES else "no drafter folder of MLX for such heads is written here"
+    known = owner.name in DRAFTERS
+    return "" if known else "no drafter folder of MLX for such heads is written here"
 
 
 def plan(head: Head) -> Export:
     if reason := why_not(head.family):
         raise UnsupportedFamily(
-            f"{head.family.name}: {reason}; expected one of {', '.join(_TYPES)}. Use --format "
+            f"{head.family.name}: {reason}; expected one of {', '.join(DRAFTERS)}. Use --format "
             "headstart."
         )
-    was_fused = len(split_experts(head.tensors)) != len(head.tensors)
+    drafter = DRAFTERS[head.family.name]
+    experts = "fused" if has_fused_experts(head.tensors) else "per expert"
     head = dequantize(head)
-    naming = head.family.naming({}, "")
-    tensors: dict[str, TensorSource] = {}
-    for name, source in _stacked(split_experts(head.tensors)).items():
-        published = head.family.keys.to_published(name, naming).removeprefix(_PREFIX)
-        is_norm = name.endswith("norm.weight")
-        tensors[published] = shifted(source, 1.0, source.dtype) if is_norm else source
+    left_out = sorted(head.left_out)
+    tensors = _theirs(head, drafter)
     text = _text_config(head.config)
     config = {
-        "model_type": _TYPES[head.family.name],
+        "model_type": drafter.model_type,
         "text_config": text,
-        "block_size": head.num_modules + _BLOCK_SIZE,
-        "tie_word_embeddings": bool(text.get("tie_word_embeddings", _TIED[head.family.name])),
+        "block_size": head.num_modules + drafter.block_size,
+        "tie_word_embeddings": bool(text.get("tie_word_embeddings", drafter.is_tied)),
     }
     details = {
         "format": "mlx", "family": head.family.name, "trunk_config": dict(head.config),
-        "root": head.root, "experts": "fused" if was_fused else "per expert",
-        "left_out": sorted(head.left_out), "lost_fields": list(head.lost_fields),
+        "root": head.root, "experts": experts, "left_out": left_out,
+        "lost_fields": list(head.lost_fields),
     }  # fmt: skip
-    changes = (
-        *head.changes, *head.config_notes(),
-        "norms are stored as 1 + w, as MLX has them, and rounded to the weights' dtype",
-    )  # fmt: skip
+    changes = [*head.changes, *head.config_notes(), *([_ROUNDED] if drafter.shifts_norms else [])]
     shard = Shard(tensors, metadata={"format": "mlx"})
-    plan = FolderPlan({"model.safetensors": shard}, head.side_files(), {"config.json": config})
-    return Export(plan, changes, details)
+    folder = FolderPlan({"model.safetensors": shard}, head.side_files(), {"config.json": config})
+    return Export(folder, tuple(changes), details)
+
+
+def _theirs(head: Head, drafter: Drafter) -> dict[str, TensorSource]:
+    tensors = {**head.tensors, **(_tables(head) if drafter.has_tables else {})}
+    result: dict[str, TensorSource] = {}
+    for name, source in stack_experts(tensors).items():
+        theirs = drafter.theirs(name)
+        if theirs is None:
+            raise UnexpectedTensor(
+                f"the head holds {name}, for which MLX's drafter has no place. Remove it, or use "
+                "--format headstart."
+            )
+        if name == drafter.kv_b:
+            fields = head.family.fields_of_head(config_fields(head.config))
+            stem = theirs.removesuffix("kv_b_proj.weight")
+            result[stem + KEYS], result[stem + VALUES] = split_kv_b(name, source, fields)
+        elif drafter.shifts_norms and name.endswith("norm.weight"):
+            result[theirs] = shifted(source, 1.0, source.dtype)
+        else:
+            result[theirs] = cast(source, "F32") if name.endswith(drafter.in_fp32) else source
+    return result
+
+
+def _tables(head: Head) -> dict[str, TensorSource]:
+    """Embedding and LM head: the head's own, else those of the trunk."""
+    trunk = {"embed_tokens": head.family.trunk.embed, "lm_head": head.family.trunk.lm_heads[0]}
+    found: dict[str, TensorSource] = {}
+    for role, ending in trunk.items():
+        own = f"modules.0.{role}.weight"
+        lent = [s for name, s in head.trunk_tensors.items() if name.endswith(ending)]
+        if own not in head.tensors and not lent and role == "embed_tokens":
+            raise MissingTensor(
+                f"MLX's drafter of {head.family.title} holds the embedding, which is not at hand. "
+                "Export from the whole model, or add --model MODEL."
+            )
+        if own not in head.tensors and lent:
+            found[own] = lent[0]
+    return found
 
 
 def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -88,40 +121,24 @@ def _text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return text
 
 
-def _stacked(tensors: Mapping[str, TensorSource]) -> dict[str, TensorSource]:
-    result: dict[str, TensorSource] = {}
-    stacks: dict[str, dict[int, TensorSource]] = {}
-    for name, source in tensors.items():
-        slot = fused_slot(name)
-        if slot is None:
-            result[name] = source
-        else:
-            stem = slot.name.rpartition(_ONE_BY_ONE)[0]
-            stacks.setdefault(f"{stem}{_STACKED}{slot.projection}_proj.weight", {})[slot.expert] = (
-                source
-            )
-    for name, parts in stacks.items():
-        ordered = [parts[expert] for expert in sorted(parts)]
-        result[name] = concatenated(ordered, (len(ordered), *ordered[0].shape))
-    return result
-
-
 def recognises(checkpoint: Checkpoint) -> bool:
-    return checkpoint.config.model_type in _TYPES.values()
+    types = {drafter.model_type for drafter in DRAFTERS.values()}
+    return checkpoint.config.model_type in types
 
 
 def read(checkpoint: Checkpoint) -> Head:
     made = made_by_us(checkpoint.folder)
     owner = family(made.family) if made.family else _family(checkpoint)
+    drafter = DRAFTERS[owner.name]
     tensors = as_published(checkpoint, owner, dict.fromkeys(checkpoint.tensors, ""))
     if made.experts == "fused":
         tensors = fuse_experts(tensors)
     config = made.trunk_config or checkpoint.config.raw.get("text_config") or {}
-    changes = ("norms went through 1 + w in the weights' dtype: small ones are rounded",)
     return Head(
         owner, tensors, config, checkpoint, made.root or owner.keys.roots[0],
         count_modules(tensors), left_out=made.left_out, lost_fields=made.lost_fields,
-        changes=changes,
+        changes=("norms went through 1 + w in the weights' dtype: small ones are rounded",)
+        if drafter.shifts_norms else (),
     )  # fmt: skip
 
 
@@ -138,33 +155,27 @@ def as_published(
             f"{checkpoint.folder} has a head that MLX quantised ({some(quantised)}), which is not "
             "read here. Take one in BF16, or the head of the original model."
         )
-    naming = owner.naming({}, "")
+    drafter = DRAFTERS[owner.name]
     tensors: dict[str, TensorSource] = {}
     for name, prefix in names.items():
-        ours = owner.keys.to_ours(_PREFIX + name.removeprefix(prefix), naming)
+        ours = drafter.ours(name.removeprefix(prefix))
         if ours is None:
             raise UnexpectedTensor(
                 f"{checkpoint.folder} holds {name}, which is not part of a {owner.name} head. "
                 "Remove it, or convert the head again."
             )
-        tensors |= _unstacked(ours, checkpoint.source(name), is_raw)
-    return tensors
-
-
-def _unstacked(name: str, source: TensorSource, is_raw: bool) -> dict[str, TensorSource]:
-    if name.endswith("norm.weight") and source.dtype in PLAIN and not is_raw:
-        return {name: shifted(source, -1.0, source.dtype)}
-    if _STACKED not in name:
-        return {name: source}
-    if len(source.shape) != 3:
-        raise ShapeMismatch(f"{name} has shape {list(source.shape)}; expected a stack of matrices.")
-    count, height, width = source.shape
-    stem, _, rest = name.partition(_STACKED)
-    flat = reshaped(source, (count * height, width))
-    return {
-        f"{stem}{_ONE_BY_ONE}{expert}.{rest}": rows(flat, expert * height, (expert + 1) * height)
-        for expert in range(count)
-    }
+        source = checkpoint.source(name)
+        is_shifted = drafter.shifts_norms and not is_raw and source.dtype in PLAIN
+        if is_shifted and ours.endswith("norm.weight"):
+            source = shifted(source, -1.0, source.dtype)
+        tensors[ours] = source
+    if drafter.kv_b:
+        stem = drafter.kv_b.removesuffix("kv_b_proj.weight")
+        parts = [tensors.pop(stem + each, None) for each in (KEYS, VALUES)]
+        if parts[0] is None or parts[1] is None:
+            raise MissingTensor(f"{checkpoint.folder} lacks {KEYS} or {VALUES}. Make it again.")
+        tensors[drafter.kv_b] = joined_kv_b(parts[0], parts[1])
+    return unstack_experts(tensors)
 
 
 def _family(checkpoint: Checkpoint) -> Family:
@@ -172,9 +183,9 @@ def _family(checkpoint: Checkpoint) -> Family:
     text = checkpoint.config.raw.get("text_config")
     text = text if isinstance(text, dict) else {}
     found = match_family(text, [str(text.get("model_type", ""))], ())
-    if found is None or found.name not in _TYPES:
+    if found is None or found.name not in DRAFTERS:
         raise UnsupportedFamily(
             f"{checkpoint.folder}: text_config has model_type {text.get('model_type')!r}; expected "
-            f"that of one of {', '.join(_TYPES)}."
+            f"that of one of {', '.join(DRAFTERS)}."
         )
     return found

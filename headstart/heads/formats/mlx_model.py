@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 from headstart.checkpoint.config import read_json_object
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.values import load
-from headstart.errors import CheckpointError, HeadNotFound
+from headstart.errors import CheckpointError, HeadNotFound, UnsupportedFamily
 from headstart.heads.detection import quoted, require_family
 from headstart.heads.formats.mlx import as_published, recognises
+from headstart.heads.formats.mlx_drafters import DRAFTERS
 from headstart.heads.head import Head
 
 if TYPE_CHECKING:
@@ -66,6 +67,11 @@ def read_mlx_model(checkpoint: Checkpoint, model_type: str | None = None) -> Hea
         raise HeadNotFound(
             f"{checkpoint.folder} has no head: converting to MLX drops it, whatever the config "
             "still declares. Take the original model."
+        )
+    if owner.name not in DRAFTERS:
+        raise UnsupportedFamily(
+            f"{checkpoint.folder}: how MLX stores heads of {owner.title} is not known here; "
+            f"expected one of {', '.join(DRAFTERS)}. Take the original model."
         )
     is_raw = _is_raw(checkpoint, [checkpoint.info(name) for name in names])
     tensors = as_published(checkpoint, owner, names, is_raw=is_raw)

@@ -83,6 +83,19 @@ def test_a_drafter_of_mlx_comes_back_but_for_rounded_norms(tiny: Tiny, tmp_path:
         assert (found[name].float() - wanted[name].float()).abs().max() <= 2**-8
 
 
+def test_a_drafter_of_glm_holds_both_tables_and_comes_back(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny("glm4_moe_lite")
+    out = export(model, "mlx", tmp_path / "mlx")
+    made = load_file(out / "model.safetensors")
+    heads, rank, nope, values = 4, 512, 64, 64
+    assert made["model.mtp_block.self_attn.embed_q.weight"].shape == (heads, rank, nope)
+    assert made["model.mtp_block.self_attn.unembed_out.weight"].shape == (heads, values, rank)
+    assert {"model.embed_tokens.weight", "lm_head.weight"} <= made.keys()
+    assert made["model.mtp_block.mlp.gate.e_score_correction_bias"].dtype == torch.float32
+    restored = restore(tiny("glm4_moe_lite", with_head=False), out, tmp_path / "again")
+    assert differing(tensors(restored), tensors(model)) == set()
+
+
 def test_a_quantised_drafter_is_refused(tiny: Tiny, tmp_path: Path) -> None:
     out = export(tiny("qwen3_5"), "mlx", tmp_path / "mlx")
     made = load_file(out / "model.safetensors")

@@ -17,20 +17,18 @@ from headstart.checkpoint.gguf.values import (
     PLAIN,
     QUANTIZED,
     cast,
-    picked,
     regrouped,
     shifted,
-    transposed,
 )
-from headstart.checkpoint.source import TensorSource, concatenated
+from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
-from headstart.errors import ConfigError, MissingTensor, UnexpectedTensor, UnsupportedFamily
+from headstart.errors import ConfigError, UnexpectedTensor, UnsupportedFamily
 from headstart.families.dims import dims
-from headstart.families.experts import fused_slot
-from headstart.heads.experts import has_fused_experts, split_experts
+from headstart.heads.experts import has_fused_experts, split_experts, stack_experts
 from headstart.heads.formats.gguf.arch import Arch
 from headstart.heads.formats.gguf.archs import arch_of, reason_against
 from headstart.heads.head import Head, config_fields, dequantize
+from headstart.heads.latent import split_kv_b
 from headstart.heads.quantization import is_scale
 
 RECORD = "headstart.head"  # the key that holds what GGUF has no place for
@@ -83,7 +81,7 @@ def spell(head: Head, kind: str | None = None) -> SpelledHead:
     fields = head.family.fields_of_head(config_fields(head.config))
     tensors: dict[tuple[int, str], TensorSource] = {}
     for module in range(count):
-        own = _of_module(split_experts(head.tensors), module, arch)
+        own = _of_module(head.tensors, module, arch)
         for name, source in _spelled(own, arch, fields).items():
             tensors[module, name] = _typed(name, source, arch, kind)
     listed = [arch.layer_values(config_fields(head.config), m) for m in range(count)]
@@ -173,26 +171,14 @@ def _spelled(
     own: Mapping[str, TensorSource], arch: Arch, fields: Mapping[str, Any]
 ) -> dict[str, TensorSource]:
     result: dict[str, TensorSource] = {}
-    stacks: dict[str, dict[int, TensorSource]] = {}
-    for name, source in own.items():
-        slot = fused_slot(name)
-        if slot is not None:
-            stem = f"{slot.name.rpartition('.')[0]}.{slot.projection}_proj.weight"
-            stacks.setdefault(stem, {})[slot.expert] = source
-        elif arch.kv_b and name == f"{arch.kv_b}.weight":
-            result |= _split_kv_b(name, source, fields)
+    for name, source in stack_experts(own).items():
+        if arch.kv_b and name == f"{arch.kv_b}.weight":
+            result["attn_k_b.weight"], result["attn_v_b.weight"] = split_kv_b(name, source, fields)
         else:
             result[_gguf_name(name, arch)] = source
     for name in arch.paired:
         if name in result:
             result[name] = paired(name, result[name], dims(fields).get("head_dim", 0))
-    for name, parts in stacks.items():
-        lost = [expert for expert in range(len(parts)) if expert not in parts]
-        if lost:
-            raise MissingTensor(f"{name}: expert {lost[0]} is missing. Restore the head first.")
-        ordered = [parts[expert] for expert in range(len(parts))]
-        shape = (len(ordered), *ordered[0].shape)
-        result[_gguf_name(name, arch)] = concatenated(ordered, shape)
     return result
 
 
@@ -218,24 +204,6 @@ def paired(name: str, source: TensorSource, head_dim: int, back: bool = False) -
         )
     half = head_dim // 2
     return regrouped(source, half, 2) if back else regrouped(source, 2, half)
-
-
-def _split_kv_b(
-    name: str, source: TensorSource, fields: Mapping[str, Any]
-) -> dict[str, TensorSource]:
-    known = dims(fields)
-    heads, nope, value = (known.get(key, 0) for key in ("heads", "nope_dim", "v_dim"))
-    period = nope + value
-    if not nope or not value or source.shape[0] != heads * period:
-        raise ConfigError(
-            f"{name} has {source.shape[0]} rows; the config's num_attention_heads, "
-            "qk_nope_head_dim and v_head_dim ask for "
-            f"{heads * period}. Give the head with the config of its model."
-        )
-    return {
-        "attn_k_b.weight": transposed(picked(source, period, 0, nope)),
-        "attn_v_b.weight": picked(source, period, nope, period),
-    }
 
 
 def _typed(name: str, source: TensorSource, arch: Arch | None, kind: str | None) -> TensorSource:

@@ -13,23 +13,21 @@ from headstart.checkpoint.gguf.values import (
     PLAIN,
     cast,
     floats_of,
-    interleaved,
     shifted,
-    transposed,
 )
 from headstart.checkpoint.reader import torch_dtype
-from headstart.checkpoint.source import TensorSource, reshaped, rows
+from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
-from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor
-from headstart.families.experts import fused_slot
+from headstart.errors import MissingTensor, UnexpectedTensor
 from headstart.families.names import Naming
 from headstart.families.registry import family
-from headstart.heads.experts import fuse_experts
+from headstart.heads.experts import fuse_experts, unstack_experts
 from headstart.heads.formats.gguf.arch import Arch
 from headstart.heads.formats.gguf.spelling import SpelledHead, paired
+from headstart.heads.latent import joined_kv_b
 from headstart.heads.operation import counted
 
-_STACK = ".experts."
+_KV_B = ("attn_k_b.weight", "attn_v_b.weight")
 
 
 def unspelled(spelled: SpelledHead) -> tuple[dict[str, TensorSource], tuple[str, ...]]:
@@ -79,7 +77,7 @@ def _ours(own: Mapping[str, TensorSource], arch: Arch) -> Iterator[tuple[str, Te
     """Our names below the module, with whether each is a norm."""
     back = {theirs: ours for ours, theirs in arch.names.items()}
     for name, source in own.items():
-        if name in ("attn_k_b.weight", "attn_v_b.weight") and arch.kv_b:
+        if name in _KV_B and arch.kv_b:
             continue
         if name in back:
             yield back[name], source, False
@@ -91,44 +89,13 @@ def _ours(own: Mapping[str, TensorSource], arch: Arch) -> Iterator[tuple[str, Te
                 "another tool or a newer llama.cpp; update Headstart."
             )
         ours = f"{back[module]}.{parameter}"
-        if _STACK in ours:
-            yield from ((each, part, False) for each, part in _unstacked(ours, source))
-        else:
-            yield ours, source, name.endswith("norm.weight")
+        for each, part in unstack_experts({ours: source}).items():
+            yield each, part, name.endswith("norm.weight")
     if arch.kv_b:
-        yield f"{arch.kv_b}.weight", _joined_kv_b(own, arch), False
-
-
-def _unstacked(name: str, source: TensorSource) -> Iterator[tuple[str, TensorSource]]:
-    """`...experts.gate_proj.weight` of all experts, one by one."""
-    if len(source.shape) != 3:
-        raise ShapeMismatch(f"{name} has shape {list(source.shape)}; expected a stack of matrices.")
-    count, height, width = source.shape
-    stem, _, rest = name.partition(_STACK)
-    flat = reshaped(source, (count * height, width))
-    for expert in range(count):
-        one = f"{stem}{_STACK}{expert}.{rest}"
-        assert fused_slot(one) is not None, "experts are called as ours are"
-        yield one, rows(flat, expert * height, (expert + 1) * height)
-
-
-def _joined_kv_b(own: Mapping[str, TensorSource], arch: Arch) -> TensorSource:
-    try:
-        key, value = own["attn_k_b.weight"], own["attn_v_b.weight"]
-    except KeyError as error:
-        raise MissingTensor(f"the head has no {error.args[0]}, which {arch.name} needs.") from None
-    if key.dtype != value.dtype or key.dtype not in PLAIN:
-        key, value = cast(key, "F32"), cast(value, "F32")
-    key = transposed(key)
-    heads, nope, rank = key.shape
-    if len(value.shape) != 3 or value.shape[0] != heads or value.shape[2] != rank:
-        raise ShapeMismatch(
-            f"attn_k_b is {list(key.shape)} and attn_v_b {list(value.shape)}; expected as many "
-            "heads and the same rank. The file is damaged."
-        )
-    width = value.shape[1]
-    parts = [reshaped(key, (heads * nope, rank)), reshaped(value, (heads * width, rank))]
-    return interleaved(parts, [nope, width])
+        lost = next((n for n in _KV_B if n not in own), None)
+        if lost is not None:
+            raise MissingTensor(f"the head has no {lost}, which {arch.name} needs.")
+        yield f"{arch.kv_b}.weight", joined_kv_b(*(own[n] for n in _KV_B)), False
 
 
 def _usual_dtype(spelled: SpelledHead) -> str:
