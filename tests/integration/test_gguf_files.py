@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import struct
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,9 @@ from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.gguf.fields import ARRAY, INT32, STRING, UINT32, Field, field
 from headstart.checkpoint.gguf.header import read_gguf_header
+from headstart.checkpoint.gguf.shard import GgufShard
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.source import stored as stored_as
 from headstart.checkpoint.writer import FolderPlan, write_folder
 from headstart.errors import (
     BadConfig,
@@ -332,27 +334,13 @@ def test_inspect_warns_of_files_that_do_not_load(made: dict[str, Path], tmp_path
 
 
 def test_inspect_warns_of_heads_in_coarse_types(made: dict[str, Path], tmp_path: Path) -> None:
-    data = bytearray(made["whole"].read_bytes())
-    name = b"blk.2.ffn_up.weight"  # BF16 (96, 64): retold as IQ2_S it has 96 x 64 / 256 blocks
-    at = data.index(name) + len(name) + 4 + 16
-    assert struct.unpack_from("<I", data, at) == (30,)
     found = read_gguf_header(made["whole"])
-    shard = trunk_shards(QWEN)["trunk.gguf"]
-    coarse = {n: s for n, s in shard.tensors.items()}
-    for key, info in found.tensors.items():
-        if key.startswith("blk.2."):
-            kind = "IQ2_S" if key == name.decode() else info.dtype
-            shape = (96, 256) if kind == "IQ2_S" else info.shape
-            size = 96 * 82 if kind == "IQ2_S" else info.num_bytes
-            coarse[key] = type(next(iter(coarse.values())))(
-                kind, shape, lambda size=size: (bytes(size),), is_copy=False
-            )
-    new = type(shard)(coarse, tuple(found.fields.values()))
-    write_folder(FolderPlan({"c.gguf": new}), tmp_path / "out", provenance={})
-    assert (
-        "stored as IQ2_S: llama-imatrix never runs heads"
-        in report(tmp_path / "out" / "c.gguf").warnings[0]
-    )
+    tensors = {name: stored_as(info) for name, info in found.tensors.items()}
+    coarse = TensorSource("IQ2_S", (96, 256), lambda: (bytes(96 * 82),), is_copy=False)
+    shard = GgufShard({**tensors, "blk.2.ffn_up.weight": coarse}, tuple(found.fields.values()))
+    write_folder(FolderPlan({"c.gguf": shard}), tmp_path / "out", provenance={})
+    warning = report(tmp_path / "out" / "c.gguf").warnings[0]
+    assert "stored as IQ2_S: llama-imatrix never runs heads" in warning
 
 
 def test_commands_take_gguf_files(made: dict[str, Path], tmp_path: Path) -> None:

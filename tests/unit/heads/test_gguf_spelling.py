@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ast import literal_eval
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,7 +71,7 @@ def test_values_per_layer_are_those_of_llama_cpps_converter(path: Path, tiny: Ti
         key, _, values = line.partition(" ")
         if line[0] not in "#b" or key.startswith("bailing"):
             own = spelled.layer_values[key.split(".", 1)[1]]
-            expected = eval(values)[-spelled.num_modules :]  # a list of numbers, from a fixture
+            expected = literal_eval(values)[-spelled.num_modules :]
             assert [int(v) for v in own] == [int(v) for v in expected], key
 
 
