@@ -1,4 +1,4 @@
-"""Writes what can be generated: docs/{cli,errors,families,metrics}.md and the README's table.
+"""Writes what can be generated: docs/{cli,errors,families,formats,metrics}.md, README's table.
 
 python scripts/generate_docs.py          rewrites the files
 python scripts/generate_docs.py --check  fails if one of them differs (tests/test_docs.py does this)
@@ -17,6 +17,7 @@ from headstart.cli.families import family_rows, markdown_table, short_table
 from headstart.cli.main import COMMANDS, build_command
 from headstart.families.drafters import DRAFTERS
 from headstart.families.registry import GRAFTED_AS
+from headstart.heads.formats.matrix import matrix_page
 from headstart.server.metrics.table import GROUPS, Metric
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -29,6 +30,7 @@ def documents() -> dict[Path, str]:
     return {
         readme: _filled(readme, "families", short_table(family_rows())),
         ROOT / "docs/families.md": families_page(),
+        ROOT / "docs/formats.md": _filled(ROOT / "docs/formats.md", "formats", matrix_page()),
         ROOT / "docs/cli.md": cli_page(),
         ROOT / "docs/errors.md": errors_page(),
         ROOT / "docs/metrics.md": metrics_page(),

@@ -13,23 +13,15 @@ import stat
 import struct
 from collections import Counter
 from dataclasses import dataclass
-from math import prod
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from headstart.checkpoint.dtypes import DTYPE_BITS, byte_size
 from headstart.errors import BrokenFile
 
 # The format's own limit; a larger value means the first eight bytes are not a header length.
 MAX_HEADER_BYTES = 100_000_000
 _MAX_RANK = 64
-
-# Bits, because the newest dtypes pack two or more elements into a byte.
-DTYPE_BITS = {
-    "BOOL": 8, "U8": 8, "I8": 8, "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8,
-    "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
-    "I16": 16, "U16": 16, "F16": 16, "BF16": 16, "I32": 32, "U32": 32, "F32": 32,
-    "I64": 64, "U64": 64, "F64": 64, "C64": 64,
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -52,11 +44,6 @@ class TensorInfo:
 class Header:
     tensors: dict[str, TensorInfo]
     metadata: dict[str, str]
-
-
-def byte_size(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes that a tensor of this dtype and shape takes; KeyError for an unknown dtype."""
-    return (prod(shape) * DTYPE_BITS[dtype] + 7) // 8
 
 
 def read_header(file: Path) -> Header:

@@ -153,6 +153,7 @@ def _no_weights(folder: Path) -> str:
     if ggufs:
         return (
             f"{folder} holds GGUF files ({some(p.name for p in ggufs)}); expected safetensors. "
-            "Use the original Hugging Face checkpoint."
+            "Use the original Hugging Face checkpoint, or give the GGUF file itself to a command "
+            "that takes such files."
         )
     return f"{folder} holds no *.safetensors file. Give the folder of a downloaded checkpoint."

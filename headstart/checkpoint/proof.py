@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headstart.checkpoint.compare import Buffers, checksum, equal_slices
-from headstart.checkpoint.header import TensorInfo, read_header
+from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.source import FileSlice
 from headstart.errors import WriteFailed
 
 if TYPE_CHECKING:
-    from headstart.checkpoint.writer import Shard
+    from headstart.checkpoint.writer import NewFile
 
 _REMEDY = "The source was changed meanwhile, or the disk is failing; run again, then check it."
 
@@ -47,7 +47,7 @@ class Proof:
         """`written` is to have the checksum that its bytes had in memory."""
         self._checks.append(self._pool.submit(_check_sum, written, name, expected))
 
-    def shard(self, file: Path, shard: Shard, places: Mapping[str, FileSlice]) -> None:
+    def shard(self, file: Path, shard: NewFile, places: Mapping[str, FileSlice]) -> None:
         """The header of `file` is to name exactly these tensors, in these places."""
         self._checks.append(self._pool.submit(_check_header, file, shard, dict(places)))
 
@@ -70,13 +70,13 @@ def _check_sum(written: FileSlice, name: str, expected: int) -> None:
         raise WriteFailed(f"{written.file.name}: {name} does not read back as written. {_REMEDY}")
 
 
-def _check_header(file: Path, shard: Shard, places: Mapping[str, FileSlice]) -> None:
+def _check_header(file: Path, shard: NewFile, places: Mapping[str, FileSlice]) -> None:
     expected = {
         name: TensorInfo(name, source.dtype, source.shape, file, place.start, place.end)
         for name, source in shard.tensors.items()
         if (place := places.get(name)) is not None
     }
-    if read_header(file).tensors != expected or len(expected) != len(shard.tensors):
+    if shard.read_back(file) != expected or len(expected) != len(shard.tensors):
         raise WriteFailed(f"{file.name}: read back other tensors than were written. {_REMEDY}")
 
 

@@ -45,6 +45,12 @@ class Checkpoint:
         """Read and check everything but the tensors themselves."""
         path = Path(folder)
         if not os.path.isdir(path):
+            if path.suffix == ".gguf" and path.is_file():
+                raise CheckpointError(
+                    f"{path} is a GGUF file; expected a folder of safetensors. inspect, export, "
+                    "convert, stitch, restore and launch take GGUF files; a GGUF model is run by "
+                    "its own engine."
+                )
             kind = "is not a folder" if os.path.exists(path) else "does not exist"
             raise CheckpointError(f"{path} {kind}; expected the folder of a checkpoint.")
         _check_kinds(path)

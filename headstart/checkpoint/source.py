@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.checkpoint.header import TensorInfo, byte_size
+from headstart.checkpoint.dtypes import byte_size
+from headstart.checkpoint.header import TensorInfo
 
 Buffer = bytes | bytearray | memoryview
 

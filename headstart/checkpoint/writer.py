@@ -14,10 +14,12 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, ClassVar
 
 from headstart.checkpoint.atomic import building, check_target
-from headstart.checkpoint.header import DTYPE_BITS
+from headstart.checkpoint.dtypes import DTYPE_BITS
+from headstart.checkpoint.gguf.shard import GgufShard, padded
+from headstart.checkpoint.header import TensorInfo, read_header
 from headstart.checkpoint.proof import Proof
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.checkpoint.source import FileSlice, TensorSource
@@ -46,6 +48,14 @@ class Shard:
 
     tensors: Mapping[str, TensorSource]
     metadata: Mapping[str, str] = field(default_factory=lambda: {"format": "pt"})
+    alignment: ClassVar[int] = 1  # tensors follow one another without padding
+
+    def read_back(self, file: Path) -> dict[str, TensorInfo]:
+        """The tensors that `file` holds."""
+        return read_header(file).tensors
+
+
+NewFile = Shard | GgufShard
 
 
 @dataclass(frozen=True)
@@ -55,7 +65,7 @@ class FolderPlan:
     Names of copies may lead into sub-folders (`encoding/x.py`).
     """
 
-    shards: Mapping[str, Shard] = field(default_factory=dict)
+    shards: Mapping[str, NewFile] = field(default_factory=dict)
     copies: Mapping[str, Path] = field(default_factory=dict)
     documents: Mapping[str, Any] = field(default_factory=dict)  # str as it is, else JSON
 
@@ -136,8 +146,10 @@ def split_shards(
     }
 
 
-def header_bytes(shard: Shard) -> tuple[bytes, list[str]]:
+def header_bytes(shard: NewFile) -> tuple[bytes, list[str]]:
     """The header of a new file, and the order in which its tensors follow."""
+    if isinstance(shard, GgufShard):
+        return shard.header(), list(shard.tensors)
     # Wide dtypes first: every tensor then starts at a multiple of its item size.
     order = sorted(shard.tensors, key=lambda n: (-DTYPE_BITS[shard.tensors[n].dtype], n))
     entries: dict[str, Any] = {"__metadata__": dict(shard.metadata)} if shard.metadata else {}
@@ -168,7 +180,7 @@ def _check_names(plan: FolderPlan) -> None:
             )
 
 
-def _write_shard(path: Path, shard: Shard, flusher: Flusher, proof: Proof) -> None:
+def _write_shard(path: Path, shard: NewFile, flusher: Flusher, proof: Proof) -> None:
     header, order = header_bytes(shard)
     target = flusher.create(path)
     places: dict[str, FileSlice] = {}
@@ -197,6 +209,9 @@ def _write_shard(path: Path, shard: Shard, flusher: Flusher, proof: Proof) -> No
                 proof.copied(place, name, slices)
             else:
                 proof.computed(place, name, checksum)
+            rest = padded(position, shard.alignment) - position
+            write_all(target, bytes(rest))
+            position += rest
     proof.shard(path, shard, places)
     flusher.finish(target)
 

@@ -6,14 +6,23 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, DryRun, Json, ModelType, Out, Overwrite
-from headstart.heads.formats import FORMATS
+from headstart.cli.options import (
+    Dequantize,
+    DryRun,
+    HeadType,
+    Json,
+    ModelType,
+    Out,
+    Overwrite,
+    Trunk,
+)
+from headstart.heads.formats import WRITTEN
 
 
 def run(
     *,
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head in any of our formats.")],
-    to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(FORMATS)}.")],
+    to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(WRITTEN)}.")],
     out: Out = None,
     model: Annotated[
         str | None,
@@ -21,6 +30,8 @@ def run(
     ] = None,
     model_type: ModelType = None,
     dequantize: Dequantize = False,
+    trunk: Trunk = None,
+    head_type: HeadType = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     json_output: Json = False,
@@ -28,9 +39,12 @@ def run(
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
     from headstart.heads.export import plan_convert
-    from headstart.heads.formats import open_head, open_model
+    from headstart.heads.formats import open_head, open_model, open_target
 
     lender = open_model(local_folder(model)) if model else None
     source = open_head(local_folder(head), model_type)
-    operation = plan_convert(source, to, model=lender, dequantized=dequantize)
+    operation = plan_convert(
+        source, to, model=lender, dequantized=dequantize,
+        trunk=open_target(trunk) if trunk is not None else None, head_type=head_type,
+    )  # fmt: skip
     carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output)

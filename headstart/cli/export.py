@@ -7,8 +7,17 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from headstart.cli.options import Dequantize, DryRun, Json, ModelType, Out, Overwrite
-from headstart.heads.formats import FORMATS
+from headstart.cli.options import (
+    Dequantize,
+    DryRun,
+    HeadType,
+    Json,
+    ModelType,
+    Out,
+    Overwrite,
+    Trunk,
+)
+from headstart.heads.formats import WRITTEN
 
 T = TypeVar("T")
 
@@ -16,14 +25,17 @@ T = TypeVar("T")
 def run(
     *,
     model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="Checkpoint folder or hub name.")
+        str | None,
+        typer.Argument(metavar="MODEL", help="Checkpoint folder, GGUF file or hub name."),
     ] = None,
     out: Out = None,
     format_name: Annotated[
-        str, typer.Option("--format", help=f"One of {', '.join(FORMATS)}.")
+        str, typer.Option("--format", help=f"One of {', '.join(WRITTEN)}.")
     ] = "headstart",
     model_type: ModelType = None,
     dequantize: Dequantize = False,
+    trunk: Trunk = None,
+    head_type: HeadType = None,
     input_dir: Annotated[
         str | None, typer.Option("--input-dir", help="As xLLM spells MODEL.")
     ] = None,
@@ -37,16 +49,18 @@ def run(
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
     from headstart.heads.export import plan_export
-    from headstart.heads.formats import open_model
-    from headstart.heads.head import head_of
+    from headstart.heads.formats import head_in, open_target
 
     folder = _one("MODEL", model, "--input-dir", input_dir)
     if folder is None:
         raise typer.BadParameter("give the checkpoint (MODEL or --input-dir)")
     target = _one("--out", out, "--output-dir", output_dir)
     advice = "To change its format use `headstart convert`."
-    head = head_of(open_model(local_folder(folder), advice), model_type)
-    operation = plan_export(head, format_name, dequantized=dequantize)
+    head = head_in(open_target(local_folder(folder), advice), model_type)
+    lender = open_target(trunk) if trunk is not None else None
+    operation = plan_export(
+        head, format_name, dequantized=dequantize, trunk=lender, head_type=head_type
+    )
     carry_out(operation, target, overwrite=overwrite, dry_run=dry_run, as_json=json_output)
 
 

@@ -40,6 +40,7 @@ def family_rows() -> list[dict[str, Any]]:
 
 def _facts(family: Family) -> dict[str, Any]:
     from headstart.families.engines import ENGINE_TITLES, served_by
+    from headstart.heads.formats.matrix import formats_of
 
     layout = family.layout
     served = served_by(family.name)
@@ -55,9 +56,9 @@ def _facts(family: Family) -> dict[str, Any]:
         "recycled_hidden": layout.recycled_hidden,
         "topology": layout.topology,
         "files": "complete" if family.is_complete else "known",
+        "formats": formats_of(family),
         **_runs(family),
         "engines": {name: entry.since for name, entry in served.items()},
-        "llama_cpp": family.llama_cpp or None,
         "published": family.is_published,
         "engine_notes": [
             f"{ENGINE_TITLES.get(name, name)}: {entry.note}"
@@ -93,8 +94,6 @@ def _runs(family: Family) -> dict[str, Any]:
 
 def markdown_table(rows: list[dict[str, Any]]) -> str:
     """One row a family; the README and docs/families.md hold exactly this."""
-    from headstart.families.engines import LLAMA_CPP
-
     lines = [
         "| family | models | modules | fuse | state fed / recycled | files | engine on CPU | "
         "on GPU | training | other engines (since) |",
@@ -102,8 +101,7 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
     ]
     for row in rows:
         norms = ", norms 1+w" if row["zero_centred_norms"] else ""
-        others = {**row["engines"], **({LLAMA_CPP: row["llama_cpp"]} if row["llama_cpp"] else {})}
-        engines = ", ".join(f"{name} {since}" for name, since in others.items()) or "-"
+        engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items()) or "-"
         states = f"{row['trunk_hidden']} / {row['recycled_hidden']}".replace("_", " ")
         chain = "" if row["topology"] == "recursive" else f" {row['topology']}"
         lines.append(
@@ -131,23 +129,31 @@ def short_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, "", *wrap(others + ".", _WIDTH, break_on_hyphens=False)])
 
 
+def _formats(row: dict[str, Any]) -> str:
+    """The formats that carry its heads; why others do not is in the JSON and in docs/formats.md."""
+    return ", ".join(name for name, why_not in row["formats"].items() if not why_not)
+
+
 def _show(rows: list[dict[str, Any]]) -> None:
     from rich.table import Table
 
     from headstart.report.terminal import Console
 
     table = Table(box=None, padding=(0, 1, 0, 0))
-    titles = ("family", "models", "modules", "files", "CPU", "GPU", "training", "engines (since)")
+    titles = (
+        "family", "models", "modules", "files", "formats", "CPU", "GPU", "training",
+        "engines (since)",
+    )  # fmt: skip
     for title in titles:
-        is_list = title in ("models", "engines (since)")  # the others are words
+        is_list = title in ("models", "formats", "engines (since)")  # the others are words
         table.add_column(title, overflow="fold", no_wrap=not is_list)
     for row in rows:
         engines = ", ".join(f"{name} {since}" for name, since in row["engines"].items())
         colour = "green" if row["files"] == "complete" else "yellow"
         table.add_row(
             row["family"], row["models"], str(row["modules"]),
-            f"[{colour}]{row['files']}[/]", row["engine_cpu"], row["engine_gpu"], row["training"],
-            engines or "-",
+            f"[{colour}]{row['files']}[/]", _formats(row), row["engine_cpu"], row["engine_gpu"],
+            row["training"], engines or "-",
         )  # fmt: skip
     console = Console(highlight=False)
     console.print(table)

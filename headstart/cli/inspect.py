@@ -36,14 +36,14 @@ def run(
     ] = "auto",
 ) -> None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
     from headstart.cli.inspect_view import show, show_standalone
+    from headstart.heads.formats import open_any
     from headstart.heads.inspection import inspect, inspect_standalone
     from headstart.launch import commands_for
 
     if not probe and (probe_text is not None or head is not None):
         raise ConfigError("--probe-text and --head belong to --probe; add it.")
-    checkpoint = Checkpoint.open(local_folder(model))
+    checkpoint = open_any(local_folder(model))
     standalone = inspect_standalone(checkpoint)
     if standalone is not None:  # served with its model, so there are no commands to show
         if probe:
@@ -57,6 +57,8 @@ def run(
             show_standalone(standalone)
         return
     report = inspect(checkpoint, model_type)
+    if probe and report.format is not None:
+        raise ConfigError(f"{model} is a GGUF file, which the engine does not run; drop --probe.")
     engines = commands_for(report)
     found = _probed(checkpoint, head, probe_text, device, dtype) if probe else None
     if not json_output:

@@ -125,7 +125,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     state = f"[{_COLOURS[head.state]}]{head.state}[/]"
     rows = [
         ("family", escape(family)),
-        ("config", escape(names)),
+        ("config" if report.format is None else "architecture", escape(names)),
         (
             "trunk",
             f"{_sizes(trunk)}{trunk.dtype}, {megabytes(trunk.num_bytes)}"
@@ -135,6 +135,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
     ]
     if head.tensors:
         share = f" ({100 * head.num_bytes / max(trunk.num_bytes, 1):.1f} % of the trunk)"
+        share = "" if report.is_head_alone else share
         layout = f", experts {head.experts}" if head.experts else ""
         rows += [
             ("", f"{_count(head.modules)}, {head.tensors} tensors, {head.dtype}{layout}"),
@@ -148,6 +149,7 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("drafter", found.kind.name + (inside if found.is_inside else ", by itself")))
     if head.missing:
         rows.append(("missing", escape(f"{len(head.missing)}: {some(head.missing)}")))
+    rows += [(label, escape(text)) for label, text in report.facts.items()]
     if report.generation:
         settings = ", ".join(f"{name} {value}" for name, value in report.generation.items())
         rows.append(("generation", escape(settings)))

@@ -16,7 +16,10 @@ from headstart.report.terminal import say
 def run(
     model: Model,
     engine: Annotated[
-        str, typer.Option("--engine", help="vllm, sglang, trtllm or xllm.", show_default=False)
+        str,
+        typer.Option(
+            "--engine", help="vllm, sglang, trtllm, xllm or llamacpp.", show_default=False
+        ),
     ],
     options: LaunchOptions,
     engine_version: Annotated[
@@ -30,8 +33,8 @@ def run(
     json: Json = False,
 ) -> int | None:
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
     from headstart.errors import ConfigError, LaunchError
+    from headstart.heads.formats import open_any
     from headstart.heads.inspection import inspect
     from headstart.launch import ENGINES, build
     from headstart.launch.probe import INSTALL, Found, probe
@@ -42,7 +45,7 @@ def run(
     found = probe(engine) if engine_version is None or start else Found(engine_version, True)
     if start and not found.is_installed and not options.docker:
         raise LaunchError(f"--run: {engine} is not installed here. {INSTALL[engine]}.")
-    report = inspect(Checkpoint.open(local_folder(model)), model_type)
+    report = inspect(open_any(local_folder(model)), model_type)
     is_assumed = engine_version is None and bool(found.note)
     version = engine_version or found.version
     command = build(engine, report, options, version, is_assumed=is_assumed)

@@ -32,6 +32,24 @@ Dequantize = Annotated[
 Link = Annotated[
     bool, typer.Option("--link", help="Hard-link unchanged shards instead of copying them.")
 ]
+Trunk = Annotated[
+    str | None,
+    typer.Option(
+        "--trunk",
+        metavar="FILE.gguf",
+        help="With gguf: the trunk whose keys and embedding a head in a file of its own takes.",
+        show_default=False,
+    ),
+]
+HeadType = Annotated[
+    str | None,
+    typer.Option(
+        "--head-type",
+        help="With gguf: type of the head's matrices: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, "
+        "q4_0, ...; default: as stored.",
+        show_default=False,
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")

@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, ModelType, Out, Overwrite
+from headstart.cli.options import (
+    Dequantize,
+    DryRun,
+    HeadType,
+    Json,
+    Link,
+    Model,
+    ModelType,
+    Out,
+    Overwrite,
+)
 from headstart.errors import ConfigError
 
 
@@ -20,6 +30,7 @@ def run(
     out: Out = None,
     model_type: ModelType = None,
     dequantize: Dequantize = False,
+    head_type: HeadType = None,
     link: Link = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -27,10 +38,10 @@ def run(
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
-    from headstart.heads.formats import open_head, open_model
+    from headstart.heads.formats import open_head, open_target
     from headstart.heads.stitch import plan_restore
 
-    target, source = open_model(local_folder(model)), local_folder(original)
+    target, source = open_target(local_folder(model)), local_folder(original)
     if os.path.realpath(source) == os.path.realpath(target.folder):
         raise ConfigError(
             f"--from is {original}, the model itself; give the original, which has the head that "
@@ -38,6 +49,7 @@ def run(
         )
     head = open_head(source, model_type)
     operation = plan_restore(
-        target, head.origin, head, dequantized=dequantize, model_type=model_type
-    )
+        target, head.origin, head, dequantized=dequantize, model_type=model_type,
+        head_type=head_type,
+    )  # fmt: skip
     carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

@@ -6,7 +6,17 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, DryRun, Json, Link, Model, ModelType, Out, Overwrite
+from headstart.cli.options import (
+    Dequantize,
+    DryRun,
+    HeadType,
+    Json,
+    Link,
+    Model,
+    ModelType,
+    Out,
+    Overwrite,
+)
 
 
 def run(
@@ -18,6 +28,7 @@ def run(
     out: Out = None,
     model_type: ModelType = None,
     dequantize: Dequantize = False,
+    head_type: HeadType = None,
     link: Link = False,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -25,14 +36,14 @@ def run(
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
-    from headstart.heads.formats import open_head, open_model
+    from headstart.heads.formats import open_head, open_target
     from headstart.heads.stitch import plan_stitch
 
-    target = open_model(local_folder(model))
     operation = plan_stitch(
         open_head(local_folder(head), model_type),
-        target,
+        open_target(local_folder(model)),
         dequantized=dequantize,
         model_type=model_type,
+        head_type=head_type,
     )
     carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)

@@ -25,6 +25,10 @@ def carry_out(
     """Print what the operation does and, unless it is a dry run, do it."""
     if out is None and not dry_run:
         raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
+    if out is not None and out.suffix == ".gguf":
+        raise ConfigError(
+            f"--out is {out}; results are folders, which hold the GGUF file. Drop the ending."
+        )
     if out is not None:
         check_parents(out)
     if not dry_run and out is not None:

@@ -17,7 +17,7 @@ from headstart.demo.tokenizer import tokenizer_documents
 from headstart.errors import UnexpectedTensor, UnsupportedFamily, some
 
 if TYPE_CHECKING:
-    from headstart.demo.gguf_file import Floats
+    from headstart.checkpoint.gguf.values import Floats
 
 _OUTSIDE = {
     "token_embd.weight": "model.embed_tokens.weight",

@@ -152,13 +152,12 @@ V3 = Family(
     ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as={"vllm": "model.layers.{layer}."},
-    served={"vllm": "0.28.0rc1", "sglang": "0.5.19"},
+    served={"vllm": "0.28.0rc1", "sglang": "0.5.19", "llamacpp": "b10470"},
     variants={
         "vllm": {"BailingMoeV3VLForConditionalGeneration": "0.30.0"},
         "sglang": {"BailingMoeV3VLForConditionalGeneration": None},
     },
     variant_titles={"BailingMoeV3VLForConditionalGeneration": "Ling-3.0 with a vision part"},
-    llama_cpp="b10470",
     is_complete=True,
     lacks="recurrent layers with a decay for each channel, and gates in latent attention",
     notes=(

@@ -156,7 +156,6 @@ class Family:
     # for the whole family; an engine that is not listed cannot serve the head
     served: Mapping[str, str] = field(default_factory=dict)
     elsewhere: tuple[str, ...] = ()  # further programs that draft with the head
-    llama_cpp: str = ""  # the first build of llama.cpp that drafts with the head, from a GGUF file
     # engine -> model_type or architecture that came later than the family, or never (None)
     variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     variant_titles: Mapping[str, str] = field(default_factory=dict)  # as people call them

@@ -84,8 +84,13 @@ V32 = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
-    served={"vllm": "0.11.0", "sglang": "0.5.3", "trtllm": "1.2.0", "xllm": "0.9.0"},
-    llama_cpp="b10237",
+    served={
+        "vllm": "0.11.0",
+        "sglang": "0.5.3",
+        "trtllm": "1.2.0",
+        "xllm": "0.9.0",
+        "llamacpp": "b10237 the attention of the head is run dense",
+    },
     is_complete=True,
     runtime=Runtime(
         defaults={**_DEFAULTS, "max_position_embeddings": 163840}, has_gpu_kernels=False

@@ -99,12 +99,12 @@ FAMILY = Family(
         "trtllm": "1.3.0rc20 Blackwell GPUs only",
         "xllm": "0.10.0",
     },
-    llama_cpp="b10228",
     is_complete=True,
     is_quantized_by_layout=True,
     lacks="several residual streams with hyper-connections, K/V compressed by layer, "
     "output projections in groups, and a head that is fed those streams",
     notes=(
+        "llama.cpp drafts with it from b10228 on",
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",
         "scales are E8M0 beside FP4 experts: copied bit for bit",
         "the base release stores copies of embedding and LM head in the head (emb.tok_emb, head)",

@@ -15,8 +15,8 @@ ENGINE_TITLES = {
     "sglang": "SGLang",
     "trtllm": "TensorRT-LLM",
     "xllm": "xLLM",
+    "llamacpp": "llama.cpp",
 }
-LLAMA_CPP = "llama.cpp"  # reads GGUF files, for which we write no commands
 
 
 @dataclass(frozen=True, kw_only=True)

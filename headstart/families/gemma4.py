@@ -37,9 +37,9 @@ ASSISTANT = Family(
         "sglang": "0.5.12 the assistant is the draft of a Gemma 4 model",
         "trtllm": "1.3.0rc20 the assistant is the draft of a Gemma 4 model",
     },
-    llama_cpp="b9549",
     lacks="attention over the K/V of another model",
     notes=(
+        "llama.cpp drafts with it from b9549 on",
         "a separate checkpoint: it cannot be exported from the target nor stitched into it",
         "attention has queries only, over the target's KV cache; positions stay while drafting",
         "the next depth receives the output of post_projection",

@@ -90,8 +90,11 @@ GLM4_MOE_LITE = Family(
     ),
     kv_elements="kv_rank+rope_dim",
     looked_up_as=_LOOKED_UP,
-    served={"vllm": "0.15.0", "sglang": "0.5.13 earlier releases load it into a class without MLA"},
-    llama_cpp="b10251",
+    served={
+        "vllm": "0.15.0",
+        "sglang": "0.5.13 earlier releases load it into a class without MLA",
+        "llamacpp": "b10251",
+    },
     notes=("the release stores copies of embedding and LM head in the head",),
     is_complete=True,
     runtime=Runtime(
@@ -143,8 +146,13 @@ GLM_MOE_DSA = Family(
     kv_elements="kv_rank+rope_dim+index_dim",
     looked_up_as=_LOOKED_UP,
     also_asked_as={"fuse": ("model.eh_proj",)},  # SGLang with quark
-    served={"vllm": "0.16.0", "sglang": "0.5.9", "trtllm": "1.3.0rc9", "xllm": "0.9.0"},
-    llama_cpp="b10174",
+    served={
+        "vllm": "0.16.0",
+        "sglang": "0.5.9",
+        "trtllm": "1.3.0rc9",
+        "xllm": "0.9.0",
+        "llamacpp": "b10174 the attention of the head is run dense",
+    },
     is_complete=True,
     runtime=Runtime(
         defaults={**_LATENT_DEFAULTS, "indexer_rope_interleave": True}, has_gpu_kernels=False

@@ -22,8 +22,7 @@ FAMILY = Family(
     copies=("embed_tokens", "lm_head"),
     trunk=Trunk(kind_of=dense_then_moe),
     looked_up_as={"vllm": "model.layers.{layer}."},
-    served={"vllm": "0.20.0", "sglang": "0.5.11"},
-    llama_cpp="b9993",
+    served={"vllm": "0.20.0", "sglang": "0.5.11", "llamacpp": "b9993"},
     cautions=(
         Caution(
             engine="sglang",

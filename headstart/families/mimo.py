@@ -146,8 +146,8 @@ V2 = Family(
     served={
         "vllm": "0.21.0 only the first module is loaded and reused for every draft",
         "sglang": "0.5.7 one draft runner per module",
+        "llamacpp": "b10184 heads with a fused attn_qkv only, which V2-Flash has not",
     },
-    llama_cpp="b10184",
     variants={"sglang": {"mimo_v2": "0.5.11"}},
     variant_titles={"mimo_v2": "V2-Pro and V2.5"},
     is_complete=True,

@@ -132,8 +132,12 @@ FAMILY = Family(
     ),
     num_sub_layers=lambda fields: len(_head_pattern(fields)),
     looked_up_as={"vllm": "mtp.layers.", "sglang": "mtp.layers."},
-    served={"vllm": "0.17.0", "sglang": "0.5.8", "trtllm": "1.3.0rc9"},
-    llama_cpp="b10344",
+    served={
+        "vllm": "0.17.0",
+        "sglang": "0.5.8",
+        "trtllm": "1.3.0rc9",
+        "llamacpp": "b10344 its last norm subtracts the mean; latent experts are not loaded",
+    },
     variants={
         "vllm": {
             "nemotron_h_puzzle": "0.19.0",

@@ -133,8 +133,12 @@ FAMILY = Family(
         beside=("vision_model.", "vit_large_projector."),
     ),
     looked_up_as={"vllm": "model.layers.{layer}.mtp_block.", "sglang": "model.mtp_block."},
-    served={"vllm": "0.15.1", "sglang": "0.5.9 one draft runner per module", "trtllm": "1.3.0rc20"},
-    llama_cpp="b9480",
+    served={
+        "vllm": "0.15.1",
+        "sglang": "0.5.9 one draft runner per module",
+        "trtllm": "1.3.0rc20",
+        "llamacpp": "b9480 all three modules from b9745",
+    },
     variants={"vllm": {"step3p7": "0.23.0"}, "sglang": {"step3p7": "0.5.13"}},
     is_complete=True,
     runtime=Runtime(

@@ -1,4 +1,4 @@
-"""Moves a head's experts between one tensor each and one fused tensor, without touching a value.
+"""Moves a head's experts between one tensor each, stacks and fused tensors, value by value.
 
 Fusing is concatenation of stored bytes and splitting is cutting them, because gate rows precede
 up rows and experts follow one another.
@@ -6,6 +6,7 @@ up rows and experts follow one another.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from itertools import islice
 
@@ -14,6 +15,7 @@ from headstart.errors import MissingTensor, ShapeMismatch, some
 from headstart.families.experts import fused_slot, is_fused_experts, split_name
 
 Tensors = Mapping[str, TensorSource]
+_STACK = re.compile(r"(?P<stem>.*\bexperts)\.(?P<rest>(?:gate|up|down)_proj\.weight)")
 
 
 def has_fused_experts(names: Mapping[str, object]) -> bool:
@@ -67,6 +69,51 @@ def split_experts(tensors: Tensors) -> dict[str, TensorSource]:
             for place, kind in enumerate(kinds):
                 start = expert * height + place * each
                 result[split_name(name, expert, kind)] = rows(flat, start, start + each)
+    return result
+
+
+def stack_experts(tensors: Tensors) -> dict[str, TensorSource]:
+    """One stack for each projection, `...experts.gate_proj.weight`; the rest stays as it is."""
+    result: dict[str, TensorSource] = {}
+    stacks: dict[str, dict[int, TensorSource]] = {}
+    for name, source in split_experts(tensors).items():
+        slot = fused_slot(name)
+        if slot is None:
+            result[name] = source
+        else:
+            stem = slot.name.rpartition(".")[0]
+            stacks.setdefault(f"{stem}.{slot.projection}_proj.weight", {})[slot.expert] = source
+    for name, parts in stacks.items():
+        lost = next((expert for expert in range(len(parts)) if expert not in parts), None)
+        if lost is not None:
+            raise MissingTensor(
+                f"experts cannot be stacked into {name}: expert {lost} is missing; expected 0 to "
+                f"{max(parts)}. Restore the head first."
+            )
+        ordered = [parts[expert] for expert in range(len(parts))]
+        height, width = _common_shape(name, ordered)
+        result[name] = concatenated(ordered, (len(ordered), height, width))
+    return result
+
+
+def unstack_experts(tensors: Tensors) -> dict[str, TensorSource]:
+    """The inverse of `stack_experts`, with experts one by one."""
+    result: dict[str, TensorSource] = {}
+    for name, source in tensors.items():
+        found = _STACK.fullmatch(name)
+        if found is None:
+            result[name] = source
+            continue
+        if len(source.shape) != 3:
+            raise ShapeMismatch(
+                f"{name} has shape {list(source.shape)}; expected a stack of matrices. The file is "
+                "damaged: download or export it again."
+            )
+        count, height, width = source.shape
+        flat = reshaped(source, (count * height, width))
+        for expert in range(count):
+            one = f"{found['stem']}.{expert}.{found['rest']}"
+            result[one] = rows(flat, expert * height, (expert + 1) * height)
     return result
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.heads.formats import format_named, format_of
+from headstart.errors import ConfigError
+from headstart.heads.formats import Export, format_named, format_of
 from headstart.heads.head import Head, borrowing, dequantize
 from headstart.heads.operation import Operation, megabytes
 
@@ -13,12 +14,18 @@ _WITH_COPIES = ("xllm", "headstart")  # formats that keep copies of embedding an
 
 
 def plan_export(
-    head: Head, format_name: str, *, name: str = "export", dequantized: bool = False
+    head: Head,
+    format_name: str,
+    *,
+    name: str = "export",
+    dequantized: bool = False,
+    trunk: Checkpoint | None = None,
+    head_type: str | None = None,
 ) -> Operation:
-    """The head as a folder of `format_name`."""
+    """The head as a folder of `format_name`; `trunk` and `head_type` are those of GGUF."""
     if dequantized:
         head = dequantize(head)
-    export = format_named(format_name).plan(head)
+    export = _export(head, format_name, trunk, head_type)
     written = sum(s.num_bytes for sh in export.plan.shards.values() for s in sh.tensors.values())
     count = sum(len(shard.tensors) for shard in export.plan.shards.values())
     modules = f"{head.num_modules} module{'s' if head.num_modules > 1 else ''}"
@@ -33,8 +40,29 @@ def plan_export(
     )  # fmt: skip
 
 
+def _export(
+    head: Head, format_name: str, trunk: Checkpoint | None, head_type: str | None
+) -> Export:
+    if format_name == "gguf":
+        from headstart.heads.formats.gguf import GgufModel, plan
+
+        if trunk is not None and not isinstance(trunk, GgufModel):
+            raise ConfigError(f"--trunk is {trunk.folder}; expected a GGUF file.")
+        return plan(head, trunk, head_type)
+    for option, given in (("--trunk", trunk), ("--head-type", head_type)):
+        if given is not None:
+            raise ConfigError(f"{option} belongs to --format gguf, not to {format_name}.")
+    return format_named(format_name).plan(head)
+
+
 def plan_convert(
-    head: Head, format_name: str, *, model: Checkpoint | None = None, dequantized: bool = False
+    head: Head,
+    format_name: str,
+    *,
+    model: Checkpoint | None = None,
+    dequantized: bool = False,
+    trunk: Checkpoint | None = None,
+    head_type: str | None = None,
 ) -> Operation:
     """A standalone head in another format; `model` lends trunk tensors that the format wants."""
     if model is not None:
@@ -43,6 +71,9 @@ def plan_convert(
         lost = sorted({name.split(".")[2] for name in head.left_out})
         note = f"the head's copies of {' and '.join(lost)} are not at hand; --model adds them"
         head = head.changed(head.tensors, note)
-    operation = plan_export(head, format_name, name="convert", dequantized=dequantized)
+    operation = plan_export(
+        head, format_name, name="convert", dequantized=dequantized, trunk=trunk,
+        head_type=head_type,
+    )  # fmt: skip
     source = format_of(head.origin) or "full checkpoint"
     return replace(operation, facts={"from": source, **operation.facts})

@@ -40,6 +40,8 @@ class Head:
     # fields of `config` that a format overwrote with the head's own values
     lost_fields: tuple[str, ...] = ()
     model: str | None = None  # path or name of the checkpoint that it belongs to, where known
+    is_config_derived: bool = False  # made of a GGUF file's keys, not published so
+    past: Mapping[str, Any] = field(default_factory=dict)  # `history`, where no provenance has it
 
     @property
     def is_quantized(self) -> bool:
@@ -52,6 +54,8 @@ class Head:
     @property
     def history(self) -> dict[str, Any]:
         """What provenance says about it wherever it goes: how it was trained, if it was."""
+        if self.past:
+            return dict(self.past)
         training = training_of(self.origin.folder)
         is_fresh = training is None and read_provenance(self.origin.folder).get("fresh") is True
         return {"fresh": True} if is_fresh else {} if training is None else {"training": training}
@@ -67,6 +71,11 @@ class Head:
 
     def config_notes(self) -> tuple[str, ...]:
         """What to know about `config` before it is written, in words."""
+        if self.is_config_derived:
+            return (
+                "the config is made of the GGUF file's keys and is not the published one; "
+                "`headstart convert --model MODEL` supplies that",
+            )
         if not self.lost_fields:
             return ()
         return (
@@ -132,6 +141,7 @@ def borrowing(head: Head, model: Checkpoint) -> Head:
         tensors={**head.tensors, **copies},
         config=model.config.raw,
         lost_fields=(),
+        is_config_derived=False,
         trunk_tensors=trunk_tensors(model, head.family),
         left_out=tuple(name for name in head.left_out if name not in copies),
     )

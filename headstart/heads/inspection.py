@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -74,12 +74,15 @@ class Report:
     warnings: tuple[str, ...]
     config: dict[str, Any]
     drafter: FoundDrafter | None = None  # one that is no head
+    format: str | None = None  # "gguf", or None for a folder of safetensors
+    facts: Mapping[str, str] = field(default_factory=dict)  # what only this format has to say
+    is_head_alone: bool = False  # a GGUF file that has no trunk
 
     def as_json(self) -> dict[str, Any]:
         """The machine-readable view; engines are added by the caller that knows them."""
         return {
             "path": str(self.path),
-            "format": None,  # a whole model
+            "format": self.format,
             "family": self.family.name if self.family else None,
             "model_type": self.model_type,
             "architectures": list(self.architectures),
@@ -110,6 +113,7 @@ class Report:
             "drafter": self.drafter.as_json() if self.drafter else None,
             "generation": self.generation,
             "warnings": list(self.warnings),
+            **({"facts": dict(self.facts)} if self.facts else {}),
         }
 
 
@@ -163,7 +167,7 @@ class StandaloneReport:
 def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
     """What a folder that holds only a head contains; None for a model."""
     name = format_of(checkpoint)
-    if name is None:
+    if name is None or name == "gguf":  # whose report says more, with a trunk or without
         return None
     head = open_head(checkpoint.folder)
     return StandaloneReport(
@@ -184,6 +188,12 @@ def inspect_standalone(checkpoint: Checkpoint) -> StandaloneReport | None:
 
 def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
     """Look at names, dtypes, copies and configuration; no tensor is loaded whole."""
+    from headstart.heads.formats.gguf import GgufModel
+    from headstart.heads.formats.gguf.report import inspect_gguf
+    from headstart.heads.formats.mlx_model import mlx_pitfalls
+
+    if isinstance(checkpoint, GgufModel):
+        return inspect_gguf(checkpoint)
     owner = find_family(checkpoint, model_type)
     head = find_head_of(checkpoint, owner) if owner else None
     drafter = find_drafter(checkpoint)
@@ -195,9 +205,9 @@ def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
         _trunk(checkpoint, head, drafter),
         _head(checkpoint, head),
         {k: v for k, v in checkpoint.generation_config.items() if k in _SAMPLING},
-        tuple(pitfalls(checkpoint, head)),
+        (*mlx_pitfalls(checkpoint), *pitfalls(checkpoint, head)),
         checkpoint.config.raw,
-        drafter,
+        drafter=drafter,
     )
 
 
@@ -214,7 +224,7 @@ def _trunk(
         known.get("vocab"),
         len(infos),
         sum(info.num_bytes for info in infos),
-        _main_dtype(infos),
+        main_dtype(infos),
         str(checkpoint.config.quantization.get("quant_method") or ""),
         bool(checkpoint.config.raw.get("tie_word_embeddings")),
     )
@@ -256,10 +266,10 @@ def _head_dtype(tensors: Mapping[str, Any]) -> str:
     """The dtype of the blocks' weights: copies of tables may have more bytes than all of them."""
     weights = {name: info for name, info in tensors.items() if not is_scale(name)}
     blocks = [info for name, info in weights.items() if ".block." in name]
-    return _main_dtype(blocks or list(weights.values()))
+    return main_dtype(blocks or list(weights.values()))
 
 
-def _main_dtype(infos: list[Any]) -> str:
+def main_dtype(infos: list[Any]) -> str:
     """The dtype that holds most bytes."""
     weight: Counter[str] = Counter()
     for info in infos:

@@ -21,6 +21,7 @@ from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import (
     CheckpointError,
+    ConfigError,
     HeadstartError,
     MissingTensor,
     ShapeMismatch,
@@ -39,6 +40,8 @@ from headstart.heads.detection import (
     require_family,
 )
 from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
+from headstart.heads.formats.gguf import GgufModel, plan_gguf_restore, plan_gguf_stitch
+from headstart.heads.formats.mlx_model import refuse_mlx_model
 from headstart.heads.head import Head, dequantize
 from headstart.heads.operation import Operation, counted, megabytes
 from headstart.heads.placement import placement
@@ -54,10 +57,18 @@ def plan_stitch(
     name: str = "stitch",
     dequantized: bool = False,
     model_type: str | None = None,
+    head_type: str | None = None,
     extra: Mapping[str, TensorSource] | None = None,
     documents: Mapping[str, Any] | None = None,
 ) -> Operation:
-    """`model` with `head` in place of its own; `extra` and `documents` are further new content."""
+    """`model` with `head` in place of its own; `extra` and `documents` are further new content.
+
+    `head_type` is the type that a head gets in a GGUF file.
+    """
+    if isinstance(model, GgufModel):
+        return plan_gguf_stitch(head, model, head_type=head_type, name=name)
+    _refuse_head_type(head_type, model)
+    refuse_mlx_model(model)
     owner = require_family(model, model_type)
     if owner.name != head.family.name:
         raise UnsupportedFamily(
@@ -115,8 +126,13 @@ def plan_restore(
     *,
     dequantized: bool = False,
     model_type: str | None = None,
+    head_type: str | None = None,
 ) -> Operation:
     """A fine-tuned or quantised model with the head of its original."""
+    if isinstance(model, GgufModel):
+        return plan_gguf_restore(head, model, head_type=head_type)
+    _refuse_head_type(head_type, model)
+    refuse_mlx_model(model)
     existing = find_head_of(model, require_family(model, model_type))
     if existing.is_usable:
         raise CheckpointError(
@@ -125,6 +141,14 @@ def plan_restore(
             "--out DIR"
         )
     return plan_stitch(head, model, name="restore", dequantized=dequantized, model_type=model_type)
+
+
+def _refuse_head_type(head_type: str | None, model: Checkpoint) -> None:
+    if head_type is not None:
+        raise ConfigError(
+            f"--head-type is a type of GGUF files, and {model.folder} is a folder of safetensors; "
+            "drop it."
+        )
 
 
 def _from_elsewhere(head: Head, model: Checkpoint) -> list[str]:

@@ -108,6 +108,10 @@ def caveats(engine: str, version: str) -> list[str]:
             "requests with min_p or log-probabilities are rejected; penalties need "
             "speculative_config.enable_penalty"
         ],
+        "llamacpp": [
+            "prompts are read more slowly while drafting is on, and sampled output is checked "
+            "against the most likely draft, so acceptance falls with the temperature"
+        ],
         "xllm": [
             "greedy output is exact; sampled output only approximates the model's distribution "
             "(xLLM keeps the probability of the chosen draft token alone)"
@@ -119,6 +123,11 @@ def require_head(report: Report, engine: str) -> None:
     """LaunchError, with what to do, unless the checkpoint has a head an engine can load."""
     if report.drafter is not None:
         raise LaunchError(_about_drafter(report.drafter, engine))
+    if report.is_head_alone:
+        raise LaunchError(
+            f"{report.path} holds a head without its model. Launch the model with it: `headstart "
+            f"launch MODEL.gguf --engine llamacpp --head {shlex.quote(str(report.path))}`."
+        )
     if report.family is not None and report.head.is_usable:
         return
     state, name = report.head.state, report.path
@@ -137,6 +146,11 @@ def require_head(report: Report, engine: str) -> None:
         raise LaunchError(
             f"{found}. Fine-tuning or quantising lost it: `headstart restore {pasted} "
             f"--from ORIGINAL --out DIR` puts it back. {plain}"
+        )
+    if report.format == "gguf" and report.family is not None:
+        raise LaunchError(
+            f"{found}. Converting may have left it out: `headstart restore {pasted} "
+            f"--from ORIGINAL --out DIR` puts it in. {plain}"
         )
     if report.model_type in GRAFTED_AS:
         raise LaunchError(

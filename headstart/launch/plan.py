@@ -29,7 +29,8 @@ from headstart.launch.versions import require, require_oldest
 _DRAFTER_FLAGS = (
     "speculative-config", "speculative_config", "speculative-algorithm", "speculative_algorithm",
     "speculative-draft-model-path", "speculative-model", "spec-method", "spec-model",
-    "draft_model", "num_speculative_tokens", "speculative-num-steps",
+    "draft_model", "num_speculative_tokens", "speculative-num-steps", "spec-type",
+    "spec-draft-model", "model-draft", "spec-draft-n-max",
 )  # fmt: skip
 # Families whose config class neither transformers nor the engines have: their code must run.
 _NEED_CODE = ("mimo",)
@@ -131,12 +132,24 @@ class Plan:
 def make_plan(engine: str, report: Report, options: LaunchOptions, version: str) -> Plan:
     """Check head, family and version, and settle K; the adapter does the rest."""
     require_oldest(engine, version)
+    if report.format == "gguf" and engine != "llamacpp":
+        # Without the engine's name: `inspect` says a common reason once.
+        raise LaunchError(
+            f"{report.path} is a GGUF file, which llama.cpp serves: --engine llamacpp. Other "
+            "engines take the original safetensors."
+        )
     _refuse_second_drafter(options)
     if options.speculate == 0:
         plan = Plan(engine, version, report, options, report.family, 0, {}, None)
         plan.notes.append("drafting is off: this is the plain server to compare with")
     else:
         plan = _drafting_plan(engine, report, options, version)
+    if engine == "llamacpp" and report.format != "gguf":
+        raise LaunchError(
+            f"{report.path} is not GGUF, which llama.cpp reads. Convert it with its "
+            "convert_hf_to_gguf.py, and see with `headstart inspect FILE.gguf` that the head came "
+            "along."
+        )
     if plan.code_files:
         plan.warnings.append(code_warning(ENGINE_TITLES[engine], plan.code_files))
     return plan

@@ -21,15 +21,22 @@ _PACKAGES = {
     "sglang": ("sglang",),
     "trtllm": ("tensorrt-llm",),
     "xllm": (),
+    "llamacpp": (),
 }
-_PROGRAMS = {"vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm-serve", "xllm": "xllm"}
+_PROGRAMS = {
+    "vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm-serve", "xllm": "xllm",
+    "llamacpp": "llama-server",
+}  # fmt: skip
 INSTALL = {
     "vllm": "pip install vllm",
     "sglang": 'pip install "sglang[all]"',
     "trtllm": "pip install tensorrt-llm, or use its NGC container",
     "xllm": "build it from github.com/xLLM-AI/xllm, or use its container",
+    "llamacpp": "build it from github.com/ggml-org/llama.cpp, or take one of its releases",
 }
 _VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev)\d+)*(?:\+[\w.]+)?")
+# `version: 0.5.0 (build 11000, commit x)`, and before August 2026 `version: 9500 (x)`
+_BUILD = re.compile(r"\(build ([1-9][0-9]*)|version: ([1-9][0-9]+) \(")
 
 
 @dataclass(frozen=True)
@@ -51,19 +58,24 @@ def probe(engine: str, timeout_seconds: float = 30) -> Found:
     if program is None:
         note = f"{title} is not installed here: this is for {newest}, see --engine-version"
         return Found(newest, is_installed=False, note=note)
-    said = _ask(program, timeout_seconds)
+    said = _ask(engine, program, timeout_seconds)
     if said is not None:
         return Found(said, is_installed=True)
     note = f"{program} does not tell its version: this is for {newest}, see --engine-version"
     return Found(newest, is_installed=True, note=note)
 
 
-def _ask(program: str, timeout_seconds: float) -> str | None:
+def _ask(engine: str, program: str, timeout_seconds: float) -> str | None:
     try:
         answer = subprocess.run(
             [program, "--version"], capture_output=True, text=True, timeout=timeout_seconds
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    found = _VERSION.findall(answer.stdout) if answer.returncode == 0 else []
+    if answer.returncode != 0:
+        return None
+    if engine == "llamacpp":  # builds are counted, and told on stderr
+        build = _BUILD.search(answer.stdout + answer.stderr)
+        return None if build is None else f"b{build[1] or build[2]}"
+    found = _VERSION.findall(answer.stdout)
     return str(found[-1]) if found else None

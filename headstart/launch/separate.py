@@ -18,7 +18,7 @@ from headstart.families.dims import dims
 from headstart.families.drafters import of_config
 from headstart.families.engines import ENGINE_TITLES
 from headstart.families.registry import family, match_family
-from headstart.heads.formats import format_of, open_head
+from headstart.heads.formats import format_of, open_any, open_head
 from headstart.heads.head import config_fields
 from headstart.heads.inspection import Report
 
@@ -29,6 +29,7 @@ _READS: dict[str, tuple[str | None, ...]] = {
     "sglang": ("sglang", None),
     "trtllm": (None,),
     "xllm": ("xllm",),
+    "llamacpp": ("gguf",),
 }
 
 
@@ -46,7 +47,7 @@ def separate_head(engine: str, path: Path | None, report: Report) -> SeparateHea
     if path is None or not path.exists():
         return None
     _refuse_other_drafts(path)
-    checkpoint = Checkpoint.open(path)
+    checkpoint = open_any(path)
     if _family_of(checkpoint.config.raw) is family(_ASSISTANT):
         return _assistant(checkpoint, report)
     head = open_head(path)
@@ -88,6 +89,12 @@ def _require_format(engine: str, path: Path, found: str | None, report: Report) 
         verb, flag = ("export", "--format") if found is None else ("convert", "--to")
         reads = "xllm format"
         advice = f"`headstart {verb} {head} {flag} xllm --out DIR` makes one: use --head DIR."
+    elif engine == "llamacpp":
+        reads = "a GGUF file with a head alone"
+        advice = (
+            f"`headstart export {head} --format gguf --trunk {model} --out DIR` makes one: use "
+            "--head DIR/mtp-*.gguf."
+        )
     elif engine == "sglang":
         reads = "sglang format or a full checkpoint"
         advice = f"`headstart convert {head} --to sglang --out DIR` makes one: use --head DIR."

@@ -7,7 +7,10 @@ from headstart.families.engines import ENGINE_TITLES
 from headstart.families.versions import is_at_least
 
 # engine -> the newest release whose flags were read; assumed when none is installed
-NEWEST = {"vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.4.0rc1", "xllm": "0.10.1"}
+NEWEST = {
+    "vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.4.0rc1", "xllm": "0.10.1",
+    "llamacpp": "b10586",
+}  # fmt: skip
 
 # engine -> the oldest release we write commands for, and why
 OLDEST = {
@@ -15,6 +18,7 @@ OLDEST = {
     "sglang": ("0.4.7", "before it the draft path has to be a separate NextN export"),
     "trtllm": ("1.0.0", "before it the PyTorch backend is experimental"),
     "xllm": ("0.6.0", "it is the first release with MTP"),
+    "llamacpp": ("b9180", "it is the first build that drafts with a head"),
 }
 
 

@@ -99,3 +99,8 @@ def drop_block(name: str, value: torch.Tensor) -> torch.Tensor:
     """Control: the head's decoder layer adds nothing."""
     is_output = ".block." in name and ("o_proj" in name or "down_proj" in name)
     return torch.zeros_like(value) if is_output else value
+
+
+def shift_norms(name: str, value: torch.Tensor) -> torch.Tensor:
+    """Control: one is added to the norms once more than it should be."""
+    return value + 1 if name.endswith("norm.weight") else value

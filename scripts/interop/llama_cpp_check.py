@@ -44,7 +44,7 @@ def convert(tree: Path, model: Path, out: Path) -> Path:
     """As GGUF, in FP32, with an end token that our engine never says to the prompts."""
     said = {token for tokens in ours(model, 0).tokens for token in tokens}
     end = min(set(range(len(said) + 1)) - said)
-    words = [sys.executable, _CONVERT, tree, model, out, end]
+    words = [sys.executable, _CONVERT, tree, end, model, out]
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"llama.cpp's converter failed: {done.stderr.strip().splitlines()[-1]}")

@@ -1,15 +1,17 @@
-"""Converts a tiny checkpoint with llama.cpp's own converter, whose tree is given.
+"""Converts tiny checkpoints with llama.cpp's own converter, whose tree is given.
 
-    python llama_cpp_convert.py TREE MODEL OUT.gguf END_TOKEN
+    python llama_cpp_convert.py TREE END_TOKEN MODEL OUT.gguf [option ...] [-- MODEL OUT.gguf ...]
 
 The converter knows tokenizers of releases only; ours is replaced by words t0, t1, ... and a token
-that ends a text.
+that ends a text. Options are the converter's: --mtp, --no-mtp, --outtype bf16. Several
+conversions, with -- between them, take the time of importing torch once.
 """
 
 from __future__ import annotations
 
 import runpy
 import sys
+from itertools import groupby
 from typing import Any
 
 
@@ -27,16 +29,40 @@ def set_vocab(self: Any, end: int) -> None:
     writer.add_add_bos_token(False)
 
 
-def main() -> None:
-    tree, model, out, end = sys.argv[1:]
-    sys.path[:0] = [tree, f"{tree}/gguf-py"]
-    from conversion import qwen  # type: ignore[import-not-found]
+def convert(tree: str, end: int, model: str, out: str, options: list[str]) -> None:
+    from conversion import base  # type: ignore[import-not-found]
 
-    for kind in (qwen.Qwen3_5TextModel, qwen.Qwen3_5MoeTextModel):
-        kind.set_vocab = lambda self: set_vocab(self, int(end))
-    sys.argv = ["convert", model, "--outfile", out, "--outtype", "f32"]
+    def without_tokenizers(kind: Any) -> None:
+        for each in kind.__subclasses__():
+            if "set_vocab" in vars(each):
+                each.set_vocab = lambda self: set_vocab(self, end)
+            each.no_mtp = each.mtp_only = False
+            without_tokenizers(each)
+
+    base.TextModel.set_vocab = lambda self: set_vocab(self, end)
+    # Configs as they are published: newer releases of transformers rename their fields.
+    base.AutoConfig.from_pretrained = lambda *words, **options: 1 / 0
+    sys.modules["conversion"].load_all_models()
+    without_tokenizers(base.TextModel)
+    sys.argv = ["convert", model, "--outfile", out, *options]
     runpy.run_path(f"{tree}/convert_hf_to_gguf.py", run_name="__main__")
 
 
+def main() -> int:
+    tree, end, *rest = sys.argv[1:]
+    sys.path[:0] = [tree, f"{tree}/gguf-py"]
+    failed = 0
+    for is_mark, words in groupby(rest, lambda word: word == "--"):
+        if is_mark:
+            continue
+        model, out, *options = words
+        try:
+            convert(tree, int(end), model, out, options or ["--outtype", "f32"])
+        except (SystemExit, Exception) as error:
+            print(f"{model} {' '.join(options)}: {type(error).__name__}: {error}", file=sys.stderr)
+            failed += 1
+    return 1 if failed else 0
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.header import TensorInfo, byte_size
+from headstart.checkpoint.dtypes import byte_size
+from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.source import TensorSource
 
 CONFIG = {"model_type": "llama", "num_hidden_layers": 2}

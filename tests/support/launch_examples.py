@@ -22,6 +22,7 @@ def report(
     model_type: str | None = None,
     config: dict[str, Any] | None = None,
     architectures: tuple[str, ...] = (),
+    format: str | None = None,
 ) -> Report:
     owner = family(name) if name else None
     is_there = state in ("complete", "undeclared")
@@ -47,13 +48,15 @@ def report(
         {},
         (),
         config or {},
+        format=format,
     )
 
 
-def command(
-    engine: str, name: str = "deepseek_v3", version: str = "", **options: Any
-) -> EngineCommand:
+def command(engine: str, name: str = "", version: str = "", **options: Any) -> EngineCommand:
     """The command for a healthy checkpoint of a family; options of the report start with r_."""
+    if engine == "llamacpp":
+        options.setdefault("r_format", "gguf")
+    name = name or ("qwen3_5" if engine == "llamacpp" else "deepseek_v3")
     own = {key[2:]: options.pop(key) for key in list(options) if key.startswith("r_")}
     return build(engine, report(name, **own), LaunchOptions(**options), version or NEWEST[engine])
 

@@ -16,10 +16,14 @@ from headstart.checkpoint.provenance import model_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import BadConfig, CheckpointError, ConfigError, MissingTensor, some
+from headstart.families.base import Family
 from headstart.heads.detection import lacking
 from headstart.heads.head import Head, config_fields, head_of
 
-FORMATS = ("xllm", "sglang", "speculators", "headstart")
+FORMATS = ("xllm", "sglang", "speculators", "headstart")  # folders of safetensors
+OTHERS = ("trtllm", "mlx")  # such folders too, for what they are made for
+WRITTEN = (*FORMATS, *OTHERS, "gguf")  # everything that a head can be written as
+READ_ONLY = ("mtp_folder",)
 
 
 @dataclass(frozen=True)
@@ -31,25 +35,43 @@ class Export:
     details: Mapping[str, Any] = field(default_factory=dict)  # for the way back
 
 
-class Format(Protocol):
-    FILE: str | None
+class Reader(Protocol):
+    """A format that heads are read from."""
 
-    def plan(self, head: Head) -> Export: ...
     def read(self, checkpoint: Checkpoint) -> Head: ...
     def recognises(self, checkpoint: Checkpoint) -> bool: ...
 
 
+class Format(Reader, Protocol):
+    """A format that heads are written in, too."""
+
+    FILE: str | None
+    LOSES: str  # what does not come back with every bit, in words; empty: nothing
+
+    def why_not(self, owner: Family) -> str: ...  # empty: it carries heads of the family
+
+    def plan(self, head: Head) -> Export: ...
+
+
 def format_named(name: str) -> Format:
-    if name not in FORMATS:
-        raise ConfigError(f"no format is called {name!r}; expected one of {', '.join(FORMATS)}.")
+    if name not in WRITTEN:
+        raise ConfigError(f"no format is called {name!r}; expected one of {', '.join(WRITTEN)}.")
     return cast(Format, import_module(f"headstart.heads.formats.{name}"))
+
+
+def reader_of(name: str) -> Reader:
+    return cast(Reader, import_module(f"headstart.heads.formats.{name}"))
 
 
 def format_of(checkpoint: Checkpoint) -> str | None:
     """The format of a standalone head, or None for a full checkpoint."""
+    from headstart.heads.formats import gguf
+
+    if isinstance(checkpoint, gguf.GgufModel):
+        return "gguf" if gguf.recognises(checkpoint) else None
     # The file's name first: a config may still bear the marks of the format it was made from.
     by_file = (n for n in FORMATS if format_named(n).FILE in checkpoint.index.metadata)
-    by_config = (n for n in FORMATS if format_named(n).recognises(checkpoint))
+    by_config = (n for n in (*READ_ONLY, *OTHERS, *FORMATS) if reader_of(n).recognises(checkpoint))
     return next(by_file, None) or next(by_config, None)
 
 
@@ -64,13 +86,31 @@ def open_model(folder: str | Path, advice: str = "Give the model it belongs to."
     return checkpoint
 
 
+def open_any(path: str | Path) -> Checkpoint:
+    """A folder of safetensors, or a GGUF file."""
+    from headstart.heads.formats.gguf import is_gguf_path, open_gguf
+
+    return open_gguf(Path(path)) if is_gguf_path(Path(path)) else Checkpoint.open(path)
+
+
+def open_target(path: str | Path, advice: str = "Give the model it belongs to.") -> Checkpoint:
+    """A whole model as a folder of safetensors or as GGUF, to take a head from or put one in."""
+    from headstart.heads.formats.gguf import is_gguf_path, open_gguf
+
+    return open_gguf(Path(path)) if is_gguf_path(Path(path)) else open_model(path, advice)
+
+
 def open_head(folder: str | Path, model_type: str | None = None) -> Head:
-    """A head from any of the formats, or from inside a full checkpoint."""
-    checkpoint = Checkpoint.open(folder)
+    """A head from any of the formats, or from inside a full checkpoint or GGUF file."""
+    from headstart.heads.formats.gguf import GgufModel, read
+
+    checkpoint = open_any(folder)
+    if isinstance(checkpoint, GgufModel):
+        return read(checkpoint)
     name = format_of(checkpoint)
     if name is None:
-        return head_of(checkpoint, model_type)
-    head = format_named(name).read(checkpoint)
+        return head_in(checkpoint, model_type)
+    head = reader_of(name).read(checkpoint)
     if head.root not in ("", *head.family.keys.roots):
         raise BadConfig(
             f"{checkpoint.folder}: root is {head.root[:60]!r}; expected one of "
@@ -83,6 +123,16 @@ def open_head(folder: str | Path, model_type: str | None = None) -> Head:
             "Export the head again."
         )
     return replace(head, model=model_of(checkpoint.folder) or head.model)
+
+
+def head_in(model: Checkpoint, model_type: str | None = None) -> Head:
+    """The head inside a whole model, a folder of safetensors or a GGUF file."""
+    from headstart.heads.formats.gguf import GgufModel, read
+    from headstart.heads.formats.mlx_model import is_mlx_model, read_mlx_model
+
+    if isinstance(model, GgufModel):
+        return read(model)
+    return (read_mlx_model if is_mlx_model(model) else head_of)(model, model_type)
 
 
 def count_modules(tensors: Iterable[str]) -> int:

@@ -16,6 +16,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
 from headstart.errors import UnexpectedTensor, UnsupportedFamily, some
+from headstart.families.base import Family
 from headstart.families.engines import served_by
 from headstart.families.names import Naming
 from headstart.families.registry import family
@@ -30,13 +31,18 @@ _RENUMBERED = {
     "glm4_moe_lite": "Glm4MoeLiteForCausalLMNextN",
     "glm_moe_dsa": "GlmMoeDsaForCausalLMNextN",
 }
+LOSES = ""
 _LEFT_OUT = ("embed_tokens", "lm_head")
 _STANDALONE = Naming(num_layers=0)
 
 
+def why_not(owner: Family) -> str:
+    return "" if "sglang" in served_by(owner.name) else "SGLang does not serve such heads"
+
+
 def plan(head: Head) -> Export:
     name = head.family.name
-    if "sglang" not in served_by(name):
+    if why_not(head.family):
         raise UnsupportedFamily(
             f"SGLang does not serve {name} heads. Use --format headstart, or serve with an engine "
             f"that does: {', '.join(served_by(name)) or 'none known'}."

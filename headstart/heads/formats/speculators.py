@@ -30,6 +30,7 @@ from headstart.heads.formats import Export
 from headstart.heads.head import Head, dequantize
 
 FILE = None  # the file has the name that models give theirs
+LOSES = "FP8 and INT8 weights, which become BF16"
 _PREFIX = "mtp_layers.0."
 _ROLES = {
     "fuse": "input_proj",
@@ -41,6 +42,11 @@ _ROLES = {
 _IGNORED = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight")
 _THEIR_FAMILIES = ("qwen3", "qwen3_next", "qwen3_5", "qwen3_5_moe")
 _DEFAULT_DEPTH = 3
+
+
+def why_not(owner: Family) -> str:
+    found = some(_problems(owner, owner.default_modules))
+    return f"the speculators format has no place for {found}" if found else ""
 
 
 def plan(head: Head) -> Export:
@@ -81,7 +87,8 @@ def plan(head: Head) -> Export:
     )
 
 
-def _check_fits(owner: Family, num_modules: int) -> None:
+def _problems(owner: Family, num_modules: int) -> list[str]:
+    """What such a head has and the format has no place for."""
     layout = owner.layout
     problems = {
         f"{num_modules} modules": num_modules != 1,
@@ -92,7 +99,11 @@ def _check_fits(owner: Family, num_modules: int) -> None:
         "an LM head of its own": "lm_head" not in layout.shares,
         "an embedding of its own": "embed_tokens" not in layout.shares,
     }
-    found = [problem for problem, applies in problems.items() if applies]
+    return [problem for problem, applies in problems.items() if applies]
+
+
+def _check_fits(owner: Family, num_modules: int) -> None:
+    found = _problems(owner, num_modules)
     if found:
         raise UnsupportedFamily(
             f"the speculators format cannot carry a {owner.name} head ({some(found)}); it holds "

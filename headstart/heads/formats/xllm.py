@@ -25,6 +25,7 @@ from headstart.heads.formats import xllm_glm5_next as glm5_next
 from headstart.heads.head import Head, dequantize
 
 FILE = "mtp_layer_parameters.safetensors"
+LOSES = "FP8 and INT8 weights, which become BF16 (not those of DeepSeek-V4)"
 _DESCRIPTION = "quant_model_description.json"  # Ascend's own
 # family -> the architecture written; the model_type written is the family's with `_mtp`
 _ARCHITECTURES = {
@@ -56,10 +57,15 @@ _WHY_NOT = {
 }
 
 
+def why_not(owner: Family) -> str:
+    if owner.name in _ARCHITECTURES:
+        return ""
+    return _WHY_NOT.get(owner.name, "xLLM has no loader for such a head")
+
+
 def plan(head: Head) -> Export:
     name = head.family.name
-    if name not in _ARCHITECTURES:
-        reason = _WHY_NOT.get(name, "xLLM has no loader for such a head")
+    if reason := why_not(head.family):
         raise UnsupportedFamily(
             f"{name} cannot be exported for xLLM: {reason}. Supported: "
             f"{', '.join(_ARCHITECTURES)}. Other formats: sglang, headstart."

@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import save_file
 from support.checkpoint_files import safetensors_bytes, with_header
 
-from headstart.checkpoint.header import MAX_HEADER_BYTES, byte_size, read_header
+from headstart.checkpoint.dtypes import byte_size
+from headstart.checkpoint.header import MAX_HEADER_BYTES, read_header
 from headstart.errors import BrokenFile
 
 

@@ -1,0 +1,1 @@
+"""GGUF files: headers read and checked, tensors as values, new files."""

@@ -1,0 +1,242 @@
+"""Values of GGUF tensors: cast, quantised, dequantised and rearranged, a few rows at a time.
+
+F32, F16, BF16, Q8_0 and Q4_1 are read here, so that the demo needs nothing installed; all other
+block types, and quantising, are left to the `gguf` package (extra `gguf`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from headstart.checkpoint.dtypes import DTYPE_BITS, byte_size
+from headstart.checkpoint.source import FileSlice, TensorSource
+from headstart.checkpoint.values import as_bytes, load, one_thread, to_float32
+from headstart.errors import MissingExtra, UnsupportedFamily, install
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float32]
+    Bytes = NDArray[np.uint8]
+
+PLAIN = ("F32", "F16", "BF16")
+# what the package can make of floats
+QUANTIZED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "TQ2_0", "TQ1_0", "MXFP4")
+# what neither we nor the package can read
+UNREADABLE = ("Q1_0", "Q2_0")
+_VALUES_AT_ONCE = 1 << 20
+_BLOCK = 32  # weights that share a scale in Q8_0 and Q4_1
+
+
+def cast(source: TensorSource, kind: str) -> TensorSource:
+    """The same values as another type, rounded to nearest; the source itself where it has it."""
+    if source.dtype == kind:
+        return source
+    _check(source.dtype, kind)
+    return _mapped(source, kind, lambda values: values)
+
+
+def shifted(source: TensorSource, by: float, kind: str = "F32") -> TensorSource:
+    """Every value plus `by`, added in FP32."""
+    return _mapped(source, kind, lambda values: values + by)
+
+
+def transposed(source: TensorSource) -> TensorSource:
+    """A stack of matrices, each transposed."""
+    count, height, width = source.shape
+
+    def pieces() -> Iterator[memoryview]:
+        with one_thread():
+            for raw in byte_blocks(source, byte_size(source.dtype, (height, width))):
+                matrix = load(_held(source.dtype, (height, width), raw))
+                yield as_bytes(matrix.transpose(0, 1))
+
+    return TensorSource(source.dtype, (count, width, height), pieces, is_copy=False)
+
+
+def interleaved(parts: list[TensorSource], heights: list[int]) -> TensorSource:
+    """Rows of several matrices in turn: `heights[0]` of the first, `heights[1]` of the next, ..."""
+    dtype, width = parts[0].dtype, parts[0].shape[-1]
+    sizes = [byte_size(dtype, (height, width)) for height in heights]
+    total = sum(part.shape[0] for part in parts)
+
+    def pieces() -> Iterator[bytes]:
+        blocks = [byte_blocks(part, size) for part, size in zip(parts, sizes, strict=True)]
+        for group in zip(*blocks, strict=True):
+            yield from group
+
+    return TensorSource(dtype, (total, width), pieces, is_copy=False)
+
+
+def regrouped(source: TensorSource, outer: int, inner: int) -> TensorSource:
+    """Rows in groups of outer * inner, each turned from [outer, inner] to [inner, outer]."""
+    height, width = source.shape
+    group = outer * inner
+
+    def pieces() -> Iterator[memoryview]:
+        with one_thread():
+            for raw in byte_blocks(source, byte_size(source.dtype, (group, width))):
+                rows = load(_held(source.dtype, (outer, inner, width), raw))
+                yield as_bytes(rows.transpose(0, 1))
+
+    return TensorSource(source.dtype, (height, width), pieces, is_copy=False)
+
+
+def picked(source: TensorSource, period: int, start: int, stop: int) -> TensorSource:
+    """Rows [start, stop) of every `period` rows: the inverse of `interleaved`."""
+    height, width = source.shape
+    row = byte_size(source.dtype, (width,))
+
+    def pieces() -> Iterator[bytes]:
+        for block in byte_blocks(source, period * row):
+            yield block[start * row : stop * row]
+
+    count = height // period
+    return TensorSource(source.dtype, (count, stop - start, width), pieces, is_copy=False)
+
+
+def floats_of(source: TensorSource) -> torch.Tensor:
+    """The whole tensor in FP32."""
+    return load(cast(source, "F32"))
+
+
+def byte_blocks(source: TensorSource, size: int) -> Iterator[bytes]:
+    """The bytes of a source in blocks of `size`; the last one may be shorter."""
+    held = bytearray()
+    for piece in source.pieces():
+        for part in _parts(piece, size):
+            held += part
+            while len(held) >= size:
+                yield bytes(held[:size])
+                del held[:size]
+    if held:
+        yield bytes(held)
+
+
+def _parts(piece: Any, size: int) -> Iterator[Any]:
+    """A slice of a file is read in steps; what is in memory already comes as it is."""
+    if not isinstance(piece, FileSlice):
+        yield piece
+        return
+    with open(piece.file, "rb", buffering=0) as handle:
+        handle.seek(piece.start)
+        left = piece.num_bytes
+        while left:
+            found = handle.read(min(left, max(size, 1 << 20)))
+            if not found:
+                return  # shorter than it was: the writer notices
+            yield found
+            left -= len(found)
+
+
+def _mapped(
+    source: TensorSource, kind: str, change: Callable[[torch.Tensor], torch.Tensor]
+) -> TensorSource:
+    width = source.shape[-1] if source.shape else 1
+    row = byte_size(source.dtype, (width,))
+    size = max(1, _VALUES_AT_ONCE // max(width, 1)) * row
+
+    def pieces() -> Iterator[memoryview]:
+        with one_thread():
+            for raw in byte_blocks(source, size):
+                shape = (len(raw) // row, width) if row else (0, width)
+                yield _encoded(change(_decoded(source.dtype, raw, shape)), kind)
+
+    return TensorSource(kind, source.shape, pieces, is_copy=False)
+
+
+def _held(dtype: str, shape: tuple[int, ...], raw: bytes) -> TensorSource:
+    return TensorSource(dtype, shape, lambda: (raw,), is_copy=False)
+
+
+def _check(source: str, kind: str) -> None:
+    """Before anything is written: can this be read, and that be made?"""
+    if source in UNREADABLE or (source not in DTYPE_BITS and kind not in PLAIN):
+        raise UnsupportedFamily(
+            f"tensors of type {source} cannot be turned into {kind} here; keep their type, or take "
+            "the head from the original safetensors."
+        )
+    if kind not in (*PLAIN, *QUANTIZED):
+        raise UnsupportedFamily(
+            f"tensors cannot be quantised to {kind} here; expected one of "
+            f"{', '.join([*PLAIN, *QUANTIZED]).lower()}. llama-quantize makes the others."
+        )
+    if kind in QUANTIZED or source not in (*DTYPE_BITS, "Q8_0", "Q4_1"):
+        _quants()
+
+
+def _quants() -> Any:
+    try:
+        from gguf import quants
+    except ImportError:
+        raise MissingExtra(
+            f"quantised GGUF tensors need the package gguf; {install('gguf')}."
+        ) from None
+    return quants
+
+
+def _decoded(dtype: str, raw: bytes, shape: tuple[int, ...]) -> torch.Tensor:
+    import numpy as np
+    import torch
+
+    if dtype in DTYPE_BITS:
+        return to_float32(load(_held(dtype, shape, raw)))
+    return torch.from_numpy(dequantized(dtype, np.frombuffer(raw, np.uint8))).reshape(shape)
+
+
+def dequantized(kind: str, raw: Bytes) -> Floats:
+    """The values of whole blocks, flat."""
+    if kind in _OWN:
+        return _OWN[kind](raw)
+    from gguf import GGMLQuantizationType
+
+    values: Floats = _quants().dequantize(raw.reshape(1, -1), GGMLQuantizationType[kind])
+    return values.reshape(-1)
+
+
+def _encoded(values: torch.Tensor, kind: str) -> memoryview:
+    import torch
+
+    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    if kind in plain:
+        return as_bytes(values.to(plain[kind]))
+    from gguf import GGMLQuantizationType
+
+    made = _quants().quantize(values.numpy(), GGMLQuantizationType[kind])
+    return memoryview(made.reshape(-1).data)
+
+
+def _floats(raw: Bytes) -> Floats:
+    values: Floats = raw.view("<f4").copy()
+    return values
+
+
+def _halves(raw: Bytes) -> Floats:
+    values: Floats = raw.view("<f2").astype("<f4")
+    return values
+
+
+def _q8_0(raw: Bytes) -> Floats:
+    """Blocks of a scale (fp16) and 32 signed bytes."""
+    blocks = raw.reshape(-1, 2 + _BLOCK)
+    numbers: Floats = blocks[:, 2:].view("i1").astype("<f4")
+    values: Floats = _halves(blocks[:, :2].copy()) * numbers
+    return values.reshape(-1)
+
+
+def _q4_1(raw: Bytes) -> Floats:
+    """Blocks of a scale and a minimum (fp16) and 16 bytes: low nibbles first, then high ones."""
+    import numpy as np
+
+    blocks = raw.reshape(-1, 4 + _BLOCK // 2)
+    scales = _halves(blocks[:, :4].copy())
+    packed = blocks[:, 4:]
+    numbers: Floats = np.concatenate([packed & 15, packed >> 4], axis=1).astype("<f4")
+    values: Floats = numbers * scales[:, :1] + scales[:, 1:]
+    return values.reshape(-1)
+
+
+_OWN = {"F32": _floats, "F16": _halves, "Q8_0": _q8_0, "Q4_1": _q4_1}

@@ -1,0 +1,172 @@
+"""From GGUF back to tensors under our names: every change of `spelling.py` undone.
+
+Exact where types are: norms lose what is smaller than FP32 keeps beside 1, quantised matrices
+are dequantised. What is not exact is said in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from headstart.checkpoint.gguf.values import (
+    PLAIN,
+    cast,
+    floats_of,
+    shifted,
+)
+from headstart.checkpoint.reader import torch_dtype
+from headstart.checkpoint.source import TensorSource
+from headstart.checkpoint.values import as_bytes
+from headstart.errors import MissingTensor, UnexpectedTensor
+from headstart.families.names import Naming
+from headstart.families.registry import family
+from headstart.heads.experts import fuse_experts, unstack_experts
+from headstart.heads.formats.gguf.arch import Arch
+from headstart.heads.formats.gguf.spelling import SpelledHead, paired
+from headstart.heads.latent import joined_kv_b
+from headstart.heads.operation import counted
+
+_KV_B = ("attn_k_b.weight", "attn_v_b.weight")
+
+
+def unspelled(spelled: SpelledHead) -> tuple[dict[str, TensorSource], tuple[str, ...]]:
+    """Tensors under our names, and what is not as it was published, in words."""
+    arch, record = spelled.arch, spelled.record
+    keys, naming = family(arch.family).keys, Naming(num_layers=1)
+    usual = _usual_dtype(spelled)
+    result: dict[str, TensorSource] = {}
+    for module in range(spelled.num_modules):
+        own = {name: source for (m, name), source in spelled.tensors.items() if m == module}
+        for name in [each for each in arch.paired if each in own]:
+            plain = own[name] if own[name].dtype in PLAIN else cast(own[name], "F32")
+            own[name] = paired(name, plain, spelled.head_dim, back=True)
+        for name, source, is_norm in _ours(own, arch):
+            full = f"modules.{module}.{name}"
+            if arch.shares_roles and module and not keys.has_place(full, naming):
+                _check_same(full, source, spelled.tensors, name, arch)
+                continue
+            result[full] = _restored(full, source, is_norm and arch.shifts_norms, usual, record)
+    if record.get("experts") == "fused":
+        result = fuse_experts(result)
+    return result, tuple(_said(spelled, usual))
+
+
+def _said(spelled: SpelledHead, usual: str) -> Iterator[str]:
+    lossy = [s for s in spelled.tensors.values() if s.dtype not in PLAIN]
+    if lossy:
+        kinds = " and ".join(sorted({source.dtype for source in lossy}))
+        yield (
+            f"{counted(len(lossy), 'tensor')} of the GGUF file are {kinds}: dequantised to "
+            f"{usual}, not the published values"
+        )
+    was = str(spelled.record.get("dtype", ""))
+    plain = {s.dtype for (_, n), s in spelled.tensors.items() if not n.endswith("norm.weight")}
+    if was == "BF16" and "F16" in plain:
+        yield "matrices went through F16, which rounds small and large BF16 values"
+    elif was not in ("", *PLAIN):
+        yield f"the published weights were {was}; these are their values in {usual}"
+    if not spelled.record:
+        yield (
+            "the file does not say how the published tensors were stored: dtypes are chosen by "
+            "what holds their values exactly"
+        )
+
+
+def _ours(own: Mapping[str, TensorSource], arch: Arch) -> Iterator[tuple[str, TensorSource, bool]]:
+    """Our names below the module, with whether each is a norm."""
+    back = {theirs: ours for ours, theirs in arch.names.items()}
+    for name, source in own.items():
+        if name in _KV_B and arch.kv_b:
+            continue
+        if name in back:
+            yield back[name], source, False
+            continue
+        module, _, parameter = name.rpartition(".")
+        if module not in back:
+            raise UnexpectedTensor(
+                f"the head holds {name}, which is not known of {arch.name}. The file was made by "
+                "another tool or a newer llama.cpp; update Headstart."
+            )
+        ours = f"{back[module]}.{parameter}"
+        for each, part in unstack_experts({ours: source}).items():
+            yield each, part, name.endswith("norm.weight")
+    if arch.kv_b:
+        lost = next((n for n in _KV_B if n not in own), None)
+        if lost is not None:
+            raise MissingTensor(f"the head has no {lost}, which {arch.name} needs.")
+        yield f"{arch.kv_b}.weight", joined_kv_b(*(own[n] for n in _KV_B)), False
+
+
+def _usual_dtype(spelled: SpelledHead) -> str:
+    """What the matrices were published as, as far as can be told."""
+    was = spelled.record.get("dtype")
+    if was in PLAIN:
+        return str(was)
+    plain = [s.dtype for s in spelled.tensors.values() if s.dtype in PLAIN and len(s.shape) > 1]
+    return max(set(plain), key=plain.count) if plain else "BF16"
+
+
+def _restored(
+    name: str, source: TensorSource, is_shifted: bool, usual: str, record: Mapping[str, Any]
+) -> TensorSource:
+    """The tensor in the dtype that it was published in, or that holds its values."""
+    dtypes = record.get("dtypes")
+    listed = dtypes.get(name) if isinstance(dtypes, dict) else None
+    wanted = listed if listed in PLAIN else usual
+    if source.dtype == "F32" and not record and not _fits(source, wanted, is_shifted):
+        wanted = "F32"
+    if not is_shifted:
+        return cast(source, wanted)
+    small = record.get("small")
+    kept = small.get(name) if isinstance(small, dict) else None
+    return _put_back(source, wanted, kept) if kept else shifted(source, -1.0, wanted)
+
+
+def _put_back(source: TensorSource, dtype: str, kept: Any) -> TensorSource:
+    """The norm with the small values that FP32 did not keep beside 1, where they still fit."""
+    import torch
+
+    def pieces() -> Iterator[memoryview]:
+        stored = floats_of(source)
+        values = stored - 1
+        for entry in kept if isinstance(kept, list) else []:
+            place, value = entry if isinstance(entry, list) and len(entry) == 2 else (-1, 0.0)
+            if type(place) is int and 0 <= place < len(values) and isinstance(value, float):
+                small = torch.tensor(value, dtype=torch.float32)
+                if small + 1 == stored[place]:  # else the norm was changed since
+                    values[place] = small
+        yield as_bytes(values.to(torch_dtype(dtype)))
+
+    return TensorSource(dtype, source.shape, pieces, is_copy=False)
+
+
+def _fits(source: TensorSource, dtype: str, is_shifted: bool) -> bool:
+    """Whether nothing is lost in `dtype`; only vectors and routers are looked at, which are few."""
+    import torch
+
+    if dtype == "F32":
+        return True
+    stored = floats_of(source)
+    kind = torch_dtype(dtype)
+    values = stored - 1 if is_shifted else stored
+    back = values.to(kind).to(torch.float32)
+    return bool(torch.equal(back + 1 if is_shifted else back, stored))
+
+
+def _check_same(
+    full: str,
+    source: TensorSource,
+    tensors: Mapping[tuple[int, str], TensorSource],
+    name: str,
+    arch: Arch,
+) -> None:
+    """A tensor that is stored again for every module must be the same each time."""
+    import torch
+
+    gguf = next(g for (_, g) in tensors if g.rpartition(".")[0] == arch.names[name.split(".")[0]])
+    if not torch.equal(floats_of(source), floats_of(tensors[0, gguf])):
+        raise UnexpectedTensor(
+            f"{full} differs from that of the first module; {arch.family} has one for all. The "
+            "file was not made from such a head."
+        )
