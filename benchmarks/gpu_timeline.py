@@ -1,14 +1,14 @@
 """Where the seconds of many requests go on a GPU: prompts, rounds, gaps; and a round's kernels.
 
 PYTHONPATH=. python3 benchmarks/gpu_timeline.py MODEL [--requests 80] [--speculate 3]
-    [--prompt 2500] [--answer 1500] [--profile-at 230] [--mixed 1000]
+    [--prompt 2500] [--answer 1500] [--profile-at 230] [--mixed 1000] [--apart]
 
 MODEL is a calibrated checkpoint. All requests come at once, or with --mixed so many in all, of
 which --requests are under way at any time, with the lengths of benchmarks/gpu_http.py: what its
-servers do, without HTTP. The device's own events stand before and after each pass over prompts and
-each round, so the figures are of a run as it is, unlike those of benchmarks/gpu_round.py, which
-repeats one round. Then the same again, with the profiler over 30 rounds from step --profile-at on
-(0: not at all). The last line is JSON.
+servers do, without HTTP. --apart keeps prompts out of the passes of rounds. The device's own events
+stand before and after each pass over prompts and each round, so the figures are of a run as it is,
+unlike those of benchmarks/gpu_round.py, which repeats one round. Then the same again, with the
+profiler over 30 rounds from step --profile-at on (0: not at all). The last line is JSON.
 """
 
 from __future__ import annotations
@@ -169,6 +169,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=2500)
     parser.add_argument("--answer", type=int, default=1500)
     parser.add_argument("--profile-at", type=int, default=230)
+    parser.add_argument("--apart", action="store_true", help="prompts join no round")
     parser.add_argument("--mixed", type=int, default=0, help="requests of many lengths in all")
     given = parser.parse_args()
     given.tokens = range(2, len(agreement_of(Path(given.model)).following))
@@ -179,6 +180,9 @@ def main() -> None:
         prefix_caching=False,
         max_model_len=max(given.prompt + given.answer, 4000 * bool(given.mixed)) + 64,
     )  # fmt: skip
+    rounds = engine.loop.rounds._device if engine.loop.rounds is not None else None
+    if given.apart and isinstance(rounds, CapturedRounds):
+        rounds._joins = False
     play(engine, given, 20, seed=99)
     timeline.parts.clear()
     engine.stats.clear()
