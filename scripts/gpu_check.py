@@ -81,7 +81,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         for variant in given.variants.split(","):
             name, _, modules = variant.partition("*")
-            several = {"num_nextn_predict_layers": int(modules)} if modules else {}
+            several: dict[str, Any] = {}
+            if modules:
+                several["num_nextn_predict_layers"] = int(modules)
             folder = write_tiny(name, Path(work) / variant, dtype="F32", **several)
             for dtype in ("float64", "float32", "bfloat16"):
                 source = "cpu" if dtype != "bfloat16" else device

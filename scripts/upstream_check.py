@@ -56,9 +56,9 @@ EXPLAINED = {
     ("sglang", "intern_s2"): _ONE,
     ("sglang", "--enable-ep-moe"): ("not an option", "written for releases before 0.5.1 only"),
     ("transformers", "olmo_hybrid"): ("ignores mtp", "inherited from Qwen3-Next's class"),
+    ("llama.cpp", "deepseek_v4"): ("we say no", "its head is not read from GGUF files here"),
     ("llama.cpp", "dots3_note"): ("we say no", "converted, and no graph drafts with it"),
     ("llama.cpp", "mimo_v2"): ("exports no head", "converted without a switch of its own"),
-    ("llama.cpp", "gemma4_assistant"): ("exports no head", "a model of its own"),
     ("llama.cpp", "DeepseekV4DSparkModel"): ("exports a head", "DSpark, which is no head"),
     ("llama.cpp", "MiniCPMV4_6ForConditionalGeneration"): ("exports a head", "as Qwen3.5's"),
 }
@@ -237,13 +237,14 @@ def check_llama_cpp(tree: Path) -> Iterator[Difference]:
         family = ours.get(arch)
         if family is None and arch not in _known():
             yield Difference("llama.cpp", arch, "exports a head and is unknown to us", place)
-        elif family is not None and not family.llama_cpp:
+        elif family is not None and "llamacpp" not in family.served:
             yield Difference(
                 "llama.cpp", family.name, f"exports the head of {arch}; we say no", place
             )
     for family in families():
-        if family.llama_cpp and places and not set(family.architectures) & set(places):
-            text = f"drafts from {family.llama_cpp} by our table, and exports no head"
+        since = family.served.get("llamacpp", "").partition(" ")[0]
+        if since and places and not set(family.architectures) & set(places):
+            text = f"drafts from {since} by our table, and exports no head"
             yield Difference("llama.cpp", family.name, text, "conversion")
 
 
