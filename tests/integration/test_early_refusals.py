@@ -41,7 +41,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("score model --data none", 1, "none does not exist"),
         ("vocab model --data none --out v.json", 1, "none does not exist"),
         ("distill model --prompts none --out run", 1, "none cannot be read"),
-        ("generate model hi --max-tokens 0", 2, "max_tokens"),
+        ("generate model hi --max-tokens 0", 2, "--max-tokens is 0"),
     ],
     ids=lambda value: str(value) if isinstance(value, str) and " --" in value else "",
 )

@@ -37,7 +37,7 @@ REFUSED = {
     "deepseek_v32": "deepseek_v32 models choose what a row sees by an indexer",
     "glm_moe_dsa": "glm_moe_dsa models choose what a row sees by an indexer",
     "mimo_v2": "the head has 3 modules",
-    "step3p5": "the head has 3 modules",
+    "step3p5": "the model has sliding windows",
 }
 FAMILIES = ("glm4_moe", "ernie4_5_moe", "deepseek_v3", *REFUSED)
 # Most of what is tried below does not depend on how a layer attends.
