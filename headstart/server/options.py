@@ -51,6 +51,10 @@ class ServerOptions:
         default=False,
         metadata={"help": "clients may say how important their requests are (priority)"},
     )
+    separate_key_caches: bool = field(
+        default=False,
+        metadata={"help": "no key sees, in cached_tokens or time, what prompts another one sent"},
+    )
     max_queue: int = field(
         default=256, metadata={"help": "answers that may wait for a place; more get a 429"}
     )
@@ -95,6 +99,11 @@ class ServerOptions:
             raise ConfigError("--served-model-name is empty; give a name, or leave the option out.")
         if any(not key for key in self.api_key or ()):
             raise ConfigError("--api-key is empty; give a key, or leave the option out.")
+        if self.separate_key_caches and not self.api_keys:
+            raise ConfigError(
+                "--separate-key-caches is given and there is no key; give --api-key (or "
+                f"{API_KEY_VARIABLE}), or leave it out."
+            )
         if any(key != key.strip() for key in self.api_key or ()):
             raise ConfigError("--api-key begins or ends with a blank, which no client can send.")
 

@@ -29,6 +29,7 @@ from headstart.server.protocol.base import (
 )
 from headstart.server.refusals import Refusal
 
+LONGEST_SALT = 1024
 LONGEST_STOP = 256  # characters; every token is held against all of them
 # Fields that go to the engine as they are, where they are given.
 _SAME = (
@@ -69,6 +70,10 @@ class SamplingFields(Part):
     priority: int = Field(
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY,
         description="smaller is more important; with --allow-priority",
+    )  # fmt: skip
+    cache_salt: str | None = Field(
+        default=None, min_length=1, max_length=LONGEST_SALT,
+        description="cached prefixes are shared by requests of the same one",
     )  # fmt: skip
     return_token_ids: bool = False
     response_format: dict[str, Any] | None = Field(
