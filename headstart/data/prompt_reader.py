@@ -18,7 +18,7 @@ from headstart.sampling.params import SamplingParams
 Message = Mapping[str, Any]
 TemplateOptions = dict[str, Any]  # what a chat template is given beside messages: JSON values
 Prompt = str | Sequence[int] | Sequence[Message]
-
+Render = Callable[[Sequence[Message], TemplateOptions], str]
 
 _GLANCE = 8  # characters per token; most texts have fewer
 _OURS = ("conversation", "tokenize", "return_tensors", "return_dict")
@@ -31,6 +31,7 @@ class PromptReader:
         self._folder, self._config = checkpoint.folder, checkpoint.config.fields
         self._generation_config = checkpoint.generation_config
         self.most_tokens: int | None = None  # much longer texts are refused before they are read
+        self.render: Render = self.render_here  # how a chat template is run
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -115,16 +116,16 @@ class PromptReader:
                 field="chat_template_kwargs",
             )
         _refuse_pictures(messages)
-        options = {"add_generation_prompt": True, **template_options}
+        text = self.render(messages, {"add_generation_prompt": True, **template_options})
+        return self.encode(text, add_special_tokens=False)
+
+    def render_here(self, messages: Sequence[Message], options: TemplateOptions) -> str:
+        """The text of messages, by a template that runs in this process."""
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template is a program: it may raise anything
-            raise RequestError(
-                f"the chat template refuses these messages: {str(error) or type(error).__name__}. "
-                "Change the messages or chat_template_kwargs.",
-                field="prompt",
-            ) from error
-        return self.encode(text, add_special_tokens=False)
+            raise refused_by_template(str(error) or type(error).__name__) from error
+        return str(text)
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Tokens of a text; of one of megabytes, first of its beginning: all take seconds."""
@@ -137,6 +138,14 @@ class PromptReader:
                     field="prompt",
                 )
         return list(self.tokenizer.encode(text, **options))
+
+
+def refused_by_template(why: str) -> RequestError:
+    return RequestError(
+        f"the chat template refuses these messages: {why}. Change the messages or "
+        "chat_template_kwargs.",
+        field="prompt",
+    )
 
 
 def _refuse_pictures(messages: list[Message]) -> None:

@@ -26,6 +26,7 @@ from headstart.server.protocol.requests import ChatRequest, SamplingFields, for_
 from headstart.server.reasoning import after_reasoning
 from headstart.server.refusals import STOPPED, Refusal, refusal_of, renamed, too_long, too_slow
 from headstart.server.state import ServerState
+from headstart.server.templates.client import in_thread
 from headstart.server.tools.calls import PreparedChat
 from headstart.server.tools.calls import prepare as prepare_tools
 from headstart.server.wire import (
@@ -100,9 +101,10 @@ class Answering(Response):
 
     async def _answer(self, send: Send) -> None:
         state = self.state
-        prepared = await asyncio.get_running_loop().run_in_executor(
-            state.pool, self._prepare, self.request, self.answer_id, state.model, state.options
-        )
+        prepared = await in_thread(
+            state.pool, state.model.templates,
+            self._prepare, self.request, self.answer_id, state.model, state.options,
+        )  # fmt: skip
         jobs = prepared.jobs
         if prepared.grammar is not None:
             grammar = await state.compiled(prepared.grammar)

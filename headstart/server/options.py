@@ -72,6 +72,9 @@ class ServerOptions:
     max_grammar_seconds: float = field(
         default=20.0, metadata={"help": "longest processor time to compile a grammar"}
     )
+    max_template_seconds: float = field(
+        default=5.0, metadata={"help": "longest processor time of a chat template for one request"}
+    )
     tool_call_parser: str | None = field(
         default=None, metadata={"help": "format of tool calls; default: by the chat template"}
     )
@@ -116,7 +119,7 @@ class ServerOptions:
 _POSITIVE = (
     "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops", "max_connections",
     "request_timeout_seconds", "step_timeout_seconds", "drain_seconds", "max_grammar_bytes",
-    "max_grammar_seconds",
+    "max_grammar_seconds", "max_template_seconds",
 )  # fmt: skip
 
 

@@ -112,6 +112,12 @@ class ServerState:
         """Wait for what compiles grammars, so that the first request with one does not."""
         await asyncio.get_running_loop().run_in_executor(self._grammar_pool, self.model.warm_up)
 
+    def cut_off(self, error: Exception) -> None:
+        """End every request with an error, whatever the engine and the templates are doing."""
+        self.worker.fail_all(error)
+        if self.worker.engine is not None:
+            self.model.close_templates()
+
     def close(self) -> None:
         for pool in (self.pool, self._grammar_pool, self.token_pool, self._metrics_pool):
             pool.shutdown(wait=False, cancel_futures=True)
