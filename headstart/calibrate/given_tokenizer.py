@@ -15,6 +15,7 @@ from typing import Any
 
 from headstart.checkpoint.config import read_json_object
 from headstart.errors import BrokenFile, ConfigError
+from headstart.files import read_plain
 
 ANY_TEXT = r"(.|\n)*"  # a regular expression that permits whatever the trunk writes
 
@@ -84,9 +85,19 @@ class GivenTokenizer:
             **self.files.get("tokenizer_config.json", {}),
         }
         named = {role: settings[role] for role in _ROLES if settings.get(role) is not None}
-        texts = {role: v["content"] if isinstance(v, dict) else v for role, v in named.items()}
-        ids = {role: self._own.token_to_id(text) for role, text in texts.items()}
+        texts = {role: v.get("content") if isinstance(v, dict) else v for role, v in named.items()}
+        ids = {role: self._id_of(role, text) for role, text in texts.items()}
         return {role: i for role, i in ids.items() if i is not None}
+
+    def _id_of(self, role: str, text: Any) -> int | None:
+        try:
+            found: int | None = self._own.token_to_id(text)
+        except (TypeError, UnicodeEncodeError):
+            raise ConfigError(
+                f"the tokenizer of {self.name} has the {role} {text!r}; expected text. Correct its "
+                "tokenizer_config.json."
+            ) from None
+        return found
 
     def config_with_ids(self, config: dict[str, Any]) -> dict[str, Any]:
         """The config with this tokenizer's first and last tokens instead of its own."""
@@ -125,13 +136,22 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
         raise ConfigError(
             f"--tokenizer: {folder} has no tokenizer.json. Give a folder that has one, or demo."
         )
-    files: dict[str, Any] = {"tokenizer.json": (folder / "tokenizer.json").read_text()}
+    files: dict[str, Any] = {"tokenizer.json": _text_in(folder / "tokenizer.json")}
     for name in _JSON_FILES:
         if (folder / name).is_file():
             files[name] = read_json_object(folder / name)
     if (folder / _TEMPLATE).is_file():
-        files[_TEMPLATE] = (folder / _TEMPLATE).read_text()
+        files[_TEMPLATE] = _text_in(folder / _TEMPLATE)
     return GivenTokenizer(str(folder), files)
+
+
+def _text_in(path: Path) -> str:
+    try:
+        return read_plain(path).decode("utf-8")
+    except ValueError as error:
+        raise ConfigError(
+            f"--tokenizer: {path} is not text ({error}). Download it again."
+        ) from None
 
 
 def _text_of(template: Any) -> str | None:

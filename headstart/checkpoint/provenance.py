@@ -20,7 +20,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headstart.checkpoint.config import check_fields, read_json_object
+from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.config_fields import check_fields
 from headstart.errors import BadConfig, BrokenFile
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import PromptTooLong, RequestError, some
+from headstart.errors import BadConfig, PromptTooLong, RequestError, first_line, some
 from headstart.sampling.params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -41,7 +41,13 @@ class PromptReader:
         # The class itself, not AutoTokenizer: that would want to run a checkpoint's own code.
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+        except Exception as error:  # whatever the library makes of odd files
+            raise BadConfig(
+                f"the tokenizer of {self._folder} cannot be loaded ({first_line(error)[:200]}). "
+                "Download tokenizer.json, tokenizer_config.json and their like again."
+            ) from error
 
     @cached_property
     def end_ids(self) -> frozenset[int]:

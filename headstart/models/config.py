@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from headstart.errors import BadConfig, UnsupportedFamily
+from headstart.checkpoint.config_fields import MAY_BE_LISTS
+from headstart.errors import BadConfig, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.parameters import held_by
 from headstart.families.registry import family_of_trunk, runtimes
@@ -113,6 +114,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     if owner is None or runtime is None:
         raise _does_not_run(model_type, owner)
     raw = runtime.complete(raw)
+    _refuse_lists(raw)
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedFamily(f"hidden_act is {activation!r}; the engine computes silu only.")
@@ -177,6 +179,16 @@ def _does_not_run(model_type: str, owner: Family | None) -> UnsupportedFamily:
         f"{', '.join(runtimes())}.{lacks} `headstart launch` has commands for other engines, "
         "and files are handled all the same."
     )
+
+
+def _refuse_lists(raw: Mapping[str, Any]) -> None:
+    """What a family's runtime has not made one value of is not computed layer by layer."""
+    listed = [name for name in sorted(MAY_BE_LISTS) if isinstance(raw.get(name), list)]
+    if listed:
+        raise UnsupportedFamily(
+            f"{some(listed)} {'are' if len(listed) > 1 else 'is'} given layer by layer; the engine "
+            f"computes {raw.get('model_type')} models with one value for all layers."
+        )
 
 
 # parameters that tell what a layer is made of

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.atomic import check_parents
+from headstart.documents import misfit, parse_json
 from headstart.errors import TrainError, some
 from headstart.files import partial_of, write_whole
 from headstart.train.checkpoints import Checkpoints, sync
@@ -38,6 +39,18 @@ _OTHERS = {
     "head": "another head to start from",
     "vocabulary": "another draft vocabulary (its ids differ)",
 }
+_RATES = list[float | None]
+_LINE = {
+    "step": int, "loss": float | None, "loss_by_depth": _RATES | None,
+    "cumulative_match": _RATES | None, "learning_rate": float | None,
+    "gradient_norm": float | None, "epoch": float | None, "tokens": int | None,
+    "seconds": float | None, "validation": dict[str, Any] | None,
+}  # fmt: skip
+_CATEGORY = {"acceptance_length": float, "cumulative_acceptance": _RATES}
+_VALIDATION = {
+    **_CATEGORY, "conditional_acceptance": _RATES, "rounds": int,
+    "by_category": dict[str, dict[str, Any]],
+}  # fmt: skip
 
 
 class RunFolder:
@@ -104,7 +117,7 @@ class RunFolder:
     def failure(self) -> str | None:
         """Why the head was dropped, if it was."""
         try:
-            return str(json.loads((self.path / FAILED).read_bytes())["error"])
+            return str(parse_json((self.path / FAILED).read_bytes())["error"])
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -125,7 +138,7 @@ class RunFolder:
     def _stored(self) -> dict[str, Any]:
         path = self.path / OPTIONS
         try:
-            found = json.loads(path.read_bytes())
+            found = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise TrainError(
                 f"{self.path} exists and is no run of `headstart train` ({OPTIONS} cannot be "
@@ -160,17 +173,35 @@ class Metrics:
         if not self.path.exists():
             return []
         result = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for number, line in enumerate(self.path.read_bytes().splitlines(), 1):
             try:
-                result.append(json.loads(line))
+                found = parse_json(line)
             except ValueError:
                 break
+            if wrong := _misfit(found):
+                raise TrainError(
+                    f"{self.path} line {number} is not as it was written: {wrong}. Begin anew with "
+                    "--overwrite, or take the file from a copy."
+                )
+            result.append(found)
         return result
 
     def go_back(self, step: int) -> None:
         """Forget what came after `step`: it will be done again."""
         kept = [line for line in self.lines() if line["step"] <= step]
         _write(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _misfit(line: Any) -> str | None:
+    """What is wrong with a line of metrics, in words."""
+    if not isinstance(line, dict):
+        return "it is no object"
+    found = line.get("validation")
+    wrong = misfit(_LINE, line) or (misfit(_VALIDATION, found) if found is not None else None)
+    if wrong is None and found is not None:
+        parts = found["by_category"].values()
+        wrong = next((bad for part in parts if (bad := misfit(_CATEGORY, part))), None)
+    return wrong
 
 
 def _write(path: Path, text: str) -> None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from headstart.checkpoint.config import check_fields
+from headstart.checkpoint.config_fields import check_fields
 from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
