@@ -24,6 +24,7 @@ from headstart.bench.study import Study
 from headstart.bench.sweep import Comparison, compare_cells, crossovers
 from headstart.bench.tasks import task_rows
 from headstart.bench.variants import Variant
+from headstart.checkpoint.local_paths import shown
 from headstart.documents import misfit, parse_json
 from headstart.errors import DataError
 
@@ -81,7 +82,7 @@ def make_document(
         "version": VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
-        "model": model,
+        "model": None if model is None else shown(model),
         "workload": {
             **workload,
             "api": study.workload.api,

@@ -18,6 +18,7 @@ from typing import Any
 
 from headstart.checkpoint.atomic import building, check_target
 from headstart.checkpoint.header import DTYPE_BITS
+from headstart.checkpoint.local_paths import without_paths
 from headstart.checkpoint.proof import Proof
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.checkpoint.source import FileSlice, TensorSource
@@ -93,7 +94,10 @@ def write_folder(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             copy_file(source, folder / name, copying, flusher)
             proof.file(folder / name, source)
-        for name, document in {**plan.documents, PROVENANCE_NAME: provenance}.items():
+        for name, document in {
+            **plan.documents,
+            PROVENANCE_NAME: without_paths(provenance),
+        }.items():
             _write_document(folder / name, document)
         proof.finish()
 

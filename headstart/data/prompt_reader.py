@@ -98,7 +98,7 @@ class PromptReader:
         _refuse_template_options(chat_template_kwargs)
         if self.tokenizer is None:
             raise RequestError(
-                f"{self._folder} has no tokenizer; give token ids instead of text.",
+                "the model has no tokenizer; give token ids instead of text.",
                 field="prompt",
             )
         return self.encode(prompt)
@@ -106,12 +106,12 @@ class PromptReader:
     def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(
-                f"{self._folder} has no tokenizer; give token ids instead of messages.",
+                "the model has no tokenizer; give token ids instead of messages.",
                 field="prompt",
             )
         if not getattr(self.tokenizer, "chat_template", None):
             raise RequestError(
-                f"{self._folder} has no chat template; give text or token ids instead.",
+                "the model has no chat template; give text or token ids instead.",
                 field="prompt",
             )
         taken = [name for name in template_options if name in _OURS]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from headstart.checkpoint.local_paths import shown
 from headstart.engine.engine import Engine
 from headstart.server.grammars.compiler import TokenGrammar
 from headstart.server.grammars.specs import GrammarSpec
@@ -51,8 +52,8 @@ class ServerState:
         is_public: bool,
     ):  # fmt: skip
         self.options, self.is_public = options, is_public
-        self.root = model
-        self.names: Sequence[str] = options.served_model_name or [model]
+        self.root = shown(model)
+        self.names: Sequence[str] = options.served_model_name or [self.root]
         series = Series(self.names[0])
         self.metrics, self.readings = ServerMetrics(series), Readings()
         self.metrics_page = MetricsPage(series, self.readings)

@@ -39,12 +39,11 @@ _OTHERS = {
     "head": "another head to start from",
     "vocabulary": "another draft vocabulary (its ids differ)",
 }
-_RATES = list[float | None]
-_LINE = {
-    "step": int, "loss": float | None, "loss_by_depth": _RATES | None,
-    "cumulative_match": _RATES | None, "learning_rate": float | None,
-    "gradient_norm": float | None, "epoch": float | None, "tokens": int | None,
-    "seconds": float | None, "validation": dict[str, Any] | None,
+_RATES = list[float]
+_LINE = {"step": int, "validation": dict[str, Any] | None}
+_STEP = {
+    "loss": float, "loss_by_depth": _RATES, "cumulative_match": _RATES, "learning_rate": float,
+    "gradient_norm": float, "epoch": float, "tokens": int, "seconds": float,
 }  # fmt: skip
 _CATEGORY = {"acceptance_length": float, "cumulative_acceptance": _RATES}
 _VALIDATION = {
@@ -197,7 +196,11 @@ def _misfit(line: Any) -> str | None:
     if not isinstance(line, dict):
         return "it is no object"
     found = line.get("validation")
-    wrong = misfit(_LINE, line) or (misfit(_VALIDATION, found) if found is not None else None)
+    wrong = misfit(_LINE, line) or misfit(_STEP if "loss" in line else {}, line)
+    if wrong is None and found is None and "loss" not in line:
+        wrong = "it has neither a loss nor a validation"
+    if wrong is None and found is not None:
+        wrong = misfit(_VALIDATION, found)
     if wrong is None and found is not None:
         parts = found["by_category"].values()
         wrong = next((bad for part in parts if (bad := misfit(_CATEGORY, part))), None)

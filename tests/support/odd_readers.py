@@ -138,9 +138,14 @@ def _file(name: str) -> bytes:
     return (Path("answers") / name).read_bytes()
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A command that goes away while it is answered is nothing to talk about."""
+
+
 @cache
 def _server() -> ThreadingHTTPServer:
-    made = ThreadingHTTPServer(("127.0.0.1", 0), _Answers)
+    made = _Server(("127.0.0.1", 0), _Answers)
     made.daemon_threads = True
     threading.Thread(target=made.serve_forever, args=(0.01,), daemon=True).start()
     return made
