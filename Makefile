@@ -6,7 +6,7 @@ PARALLEL ?= 2
 .PHONY: test test-long test-browser demo check kernels clean
 
 # The lock has the hashes of one platform's files; elsewhere, and for torch, versions alone count.
-PLATFORM = $(shell $(BIN)/python -c 'import sys, sysconfig; print("cpython-%d.%d-%s" % (*sys.version_info[:2], sysconfig.get_platform()))')
+PLATFORM = $(shell $(PYTHON) -c 'import sys, sysconfig; print("cpython-%d.%d-%s" % (*sys.version_info[:2], sysconfig.get_platform()))')
 
 .venv/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv .venv
