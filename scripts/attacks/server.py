@@ -17,9 +17,10 @@ from typing import Any
 
 from attacks.outcome import Outcome, support
 
-_USUAL = 40  # requests of others before an attack, and after it
+_USUAL, _USUAL_SECONDS = 10, 3  # requests of others before an attack, and after it; at least
 _FEWEST = 15  # during it, so that a median says something
 _MOST_TIMES = 2.0
+_ASKED = {"prompt": "abc", "max_tokens": 16, "ignore_eos": True, "temperature": 0}
 LOOPING = """{%- set said = messages[0].content -%}
 {%- if said == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}
 {%- endfor %}{% endif %}{%- if said == 'power' %}{{ 9 ** (9 ** (said | length + 4)) }}{% endif %}
@@ -62,7 +63,7 @@ class Others:
 
     def ask(self) -> None:
         started = time.perf_counter()
-        status, body = post(self._host, "/v1/completions", {"prompt": "abc", "max_tokens": 16})
+        status, body = post(self._host, "/v1/completions", _ASKED)
         self.seconds.append(time.perf_counter() - started)
         if status != 200:
             self.wrong.append(f"others got {status}: {body[:100]!r}")
@@ -172,7 +173,8 @@ def attack_server(
 ) -> list[Outcome]:
     """Each attack in turn, on one server process, with others asking all the while."""
     runs, attack_bodies = support("server_runs"), support("attack_bodies")
-    runs.write_tokenizer(folder, LOOPING)
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    (folder / "chat_template.jinja").write_text(LOOPING)
     grammars = [
         ("/v1/chat/completions", json.dumps({
             "messages": [{"role": "user", "content": "a"}], "max_tokens": 8, **grammar,
@@ -222,8 +224,8 @@ def _from_elsewhere(attack: Callable[[str, Outcome], None], host: str, outcome: 
 
 
 def _usual(others: Others) -> list[float]:
-    others.seconds = []
-    for _ in range(_USUAL):
+    others.seconds, started = [], time.monotonic()
+    while len(others.seconds) < _USUAL or time.monotonic() - started < _USUAL_SECONDS:
         others.ask()
         time.sleep(0.02)
     return others.seconds
