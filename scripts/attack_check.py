@@ -31,6 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from attacks import files, kills, server
 from attacks.outcome import Outcome, support
 
+from headstart.bench.environment import processor_name
+
 QUICK = {"kills": 3, "disks": 16, "per_file": 4, "methods": 2000, "connections": 100, "chats": 8}
 FULL = {"kills": 27, "disks": 100, "per_file": 40, "methods": 20_000, "connections": 500,
         "chats": 40}  # fmt: skip
@@ -86,7 +88,7 @@ def document(outcomes: list[Outcome], words: list[str], seconds: float) -> dict[
     return {
         "date": datetime.now(UTC).date().isoformat(),
         "command": " ".join(["python", "scripts/attack_check.py", *words]),
-        "hardware": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+        "hardware": f"{os.cpu_count()} cores of {processor_name()}, {platform.system()}",
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("torch", "transformers", "fastapi", "xgrammar")},

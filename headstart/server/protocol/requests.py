@@ -20,6 +20,7 @@ from headstart.server.protocol.base import (
     MESSAGE_FIELDS,
     MOST_LISTED,
     NOT_FOR_TEMPLATES,
+    CacheSalt,
     FewTokenIds,
     HeadstartFields,
     Part,
@@ -29,7 +30,6 @@ from headstart.server.protocol.base import (
 )
 from headstart.server.refusals import Refusal
 
-LONGEST_SALT = 1024
 LONGEST_STOP = 256  # characters; every token is held against all of them
 # Fields that go to the engine as they are, where they are given.
 _SAME = (
@@ -71,10 +71,9 @@ class SamplingFields(Part):
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY,
         description="smaller is more important; with --allow-priority",
     )  # fmt: skip
-    cache_salt: str | None = Field(
-        default=None, min_length=1, max_length=LONGEST_SALT,
-        description="cached prefixes are shared by requests of the same one",
-    )  # fmt: skip
+    cache_salt: CacheSalt | None = Field(
+        default=None, description="cached prefixes are shared by requests of the same one"
+    )
     return_token_ids: bool = False
     response_format: dict[str, Any] | None = Field(
         default=None, description="text, json_object or json_schema"
