@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -167,8 +168,8 @@ class Metrics:
         if self.path.exists():
             sync(self.path)
 
-    def lines(self) -> list[dict[str, Any]]:
-        """All whole lines; one that a kill tore is left out."""
+    def lines(self, last: float = math.inf) -> list[dict[str, Any]]:
+        """All whole lines of steps up to `last`; one that a kill tore is left out."""
         if not self.path.exists():
             return []
         result = []
@@ -177,6 +178,9 @@ class Metrics:
                 found = parse_json(line)
             except ValueError:
                 break
+            step = found.get("step") if isinstance(found, dict) else None
+            if type(step) is int and step > last:
+                continue
             if wrong := _misfit(found):
                 raise TrainError(
                     f"{self.path} line {number} is not as it was written: {wrong}. Begin anew with "
@@ -187,7 +191,7 @@ class Metrics:
 
     def go_back(self, step: int) -> None:
         """Forget what came after `step`: it will be done again."""
-        kept = [line for line in self.lines() if line["step"] <= step]
+        kept = self.lines(last=step)
         _write(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
 
