@@ -138,11 +138,6 @@ KINDS = _table(
     (_either(OBJECT, _EMPTY), "quantization_config compression_config"),  # xLLM writes ""
     (_TOKENS, "eos_token_id bos_token_id pad_token_id"),
 )  # fmt: skip
-# Fields that some models give layer by layer, in place of one value.
-MAY_BE_LISTS = frozenset(
-    name for name, kind in KINDS.items()
-    if kind.fits([1]) and (kind.fits(1) or kind.fits(1.5)) and name != "moe_layer_freq"
-) - {"eos_token_id", "bos_token_id", "pad_token_id"}  # fmt: skip
 # What generation_config.json says of sampling; SamplingParams has the limits.
 SAMPLING = _table(
     (NUMBER, "temperature top_p min_p repetition_penalty"),

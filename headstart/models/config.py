@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from headstart.checkpoint.config_fields import MAY_BE_LISTS
 from headstart.errors import BadConfig, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.parameters import held_by
@@ -181,9 +180,13 @@ def _does_not_run(model_type: str, owner: Family | None) -> UnsupportedFamily:
     )
 
 
+# Fields that some models give layer by layer, and that are read here as one value.
+_ONE_VALUE = ("head_dim", "num_key_value_heads", "rope_theta", "v_head_dim")
+
+
 def _refuse_lists(raw: Mapping[str, Any]) -> None:
     """What a family's runtime has not made one value of is not computed layer by layer."""
-    listed = [name for name in sorted(MAY_BE_LISTS) if isinstance(raw.get(name), list)]
+    listed = [name for name in _ONE_VALUE if isinstance(raw.get(name), list)]
     if listed:
         raise UnsupportedFamily(
             f"{some(listed)} {'are' if len(listed) > 1 else 'is'} given layer by layer; the engine "
