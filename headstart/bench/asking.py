@@ -11,6 +11,7 @@ from typing import Any
 from headstart.bench.chunks import error_words
 from headstart.bench.target import Target, refusal_words
 from headstart.bench.tokens import Tokens
+from headstart.documents import parse_json
 from headstart.errors import ServerError
 
 _SECONDS = 30.0
@@ -107,7 +108,7 @@ class Asking:
 
 def _document(data: bytes) -> Any:
     try:
-        return json.loads(data)
+        return parse_json(data)
     except ValueError:
         return data.decode("utf-8", "replace")
 

@@ -6,7 +6,6 @@ kept, and judged when the stream is over.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -15,6 +14,7 @@ from typing import Any
 from headstart.bench.records import Failure, FailureKind, Speculation, TokenCount
 from headstart.bench.response_counters import speculation_of_response
 from headstart.bench.sse import DONE
+from headstart.documents import parse_json
 
 _SHOWN = 200  # characters of a server's words that are kept
 
@@ -105,7 +105,7 @@ class AnswerReader:
         told = self._chunks[-1].total if self._chunks else 0
         if not chunk.is_bare or (self._total or 0) > (told or 0):
             self.content += content
-            self._ids += ids or ()
+            self._ids += ids if isinstance(ids, list) else ()
             self._chunks.append(chunk)
         if choice.get("finish_reason") is not None:
             self.finish_reason = str(choice["finish_reason"])
@@ -191,7 +191,7 @@ def error_words(document: Any) -> str | None:
 
 def _document(data: bytes) -> dict[str, Any]:
     try:
-        document = json.loads(data)
+        document = parse_json(data)
     except ValueError:
         raise BrokenStream("malformed", f"a chunk that is not JSON: {_shown(data)}") from None
     words = error_words(document)

@@ -6,7 +6,6 @@ It speaks HTTP and nothing else: any OpenAI-compatible server will do.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -19,6 +18,7 @@ from headstart.bench.records import Failure, FailureKind, RequestRecord
 from headstart.bench.sse import EventReader
 from headstart.bench.target import OPTIONAL_FIELDS, Bodies, Target, refusal_words
 from headstart.bench.workload import CountTokens, Question, Workload
+from headstart.documents import parse_json
 from headstart.errors import MissingExtra, ServerError, install
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class Client:
                     if response.status != 200:
                         failure = await _refusal(response)
                         raise ServerError(refusal_words(url, failure.status, failure.words))
-                    document: Any = json.loads(await response.read())
+                    document: Any = parse_json(await response.read())
             return str(document["data"][0]["id"])
         except (aiohttp.ClientError, OSError, TimeoutError) as error:
             raise ServerError(
@@ -236,7 +236,7 @@ async def _read_events(content: aiohttp.StreamReader, reader: AnswerReader) -> N
 async def _refusal(response: aiohttp.ClientResponse) -> Failure:
     body = await response.content.read(65536)
     try:
-        words = error_words(json.loads(body))
+        words = error_words(parse_json(body))
     except ValueError:
         words = None
     shown = words or body.decode("utf-8", "replace").strip()[:200] or response.reason or ""

@@ -6,7 +6,6 @@ be looked at again. VERSION rises when a reader of the older form would misread 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -25,10 +24,29 @@ from headstart.bench.study import Study
 from headstart.bench.sweep import Comparison, compare_cells, crossovers
 from headstart.bench.tasks import task_rows
 from headstart.bench.variants import Variant
+from headstart.checkpoint.local_paths import shown
+from headstart.documents import misfit, parse_json
 from headstart.errors import DataError
 
 FORMAT, VERSION = "headstart-bench", 1
 RESULT_NAME, PAGE_NAME = "bench.json", "report.html"
+# What a saved result must hold to be compared with another one.
+_OBJECT = dict[str, Any]
+_DOCUMENT = {
+    "environment": _OBJECT, "workload": _OBJECT, "is_valid": bool, "cells": list[_OBJECT],
+}  # fmt: skip
+_SPREAD = float | dict[str, float | None] | None
+_CELL = {
+    "variant": str, "task": str | None, "concurrency": int | None, "rate": float | None,
+    "measures": dict[str, Any], "speculation": _OBJECT | None, "requests": list[_OBJECT],
+}  # fmt: skip
+_MEASURES = {
+    "output_tokens_per_second": _SPREAD, "tpot_seconds": _SPREAD, "ttft_seconds": _SPREAD,
+}  # fmt: skip
+_REQUEST = {
+    "id": str, "repeat": int, "output_tokens": float | None, "latency_seconds": float | None,
+    "tpot_seconds": float | None, "ttft_seconds": float | None,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -64,7 +82,7 @@ def make_document(
         "version": VERSION,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "environment": environment(),
-        "model": model,
+        "model": None if model is None else shown(model),
         "workload": {
             **workload,
             "api": study.workload.api,
@@ -148,7 +166,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """A saved result; DataError where it is none, or one of a newer Headstart."""
     path = path / RESULT_NAME if path.is_dir() else path
     try:
-        found = json.loads(path.read_bytes())
+        found = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read ({error}); give a {RESULT_NAME} that `headstart bench` wrote."
@@ -160,7 +178,21 @@ def read_document(path: Path) -> dict[str, Any]:
             f"{path} has version {found.get('version')!r} and this Headstart reads {VERSION}; "
             "measure again, or use the Headstart that wrote it."
         )
+    if wrong := _misfit(found):
+        raise DataError(f"{path} is damaged: {wrong}. Give the file as `headstart bench` wrote it.")
     return found
+
+
+def _misfit(document: dict[str, Any]) -> str | None:
+    """What is wrong with the parts that are compared, in words."""
+    parts: list[tuple[dict[str, Any], Any]] = [(_DOCUMENT, document)]
+    if misfit(_DOCUMENT, document) is None:
+        for cell in document["cells"]:
+            parts.append((_CELL, cell))
+            if misfit(_CELL, cell) is None:
+                parts.append((_MEASURES, cell["measures"]))
+                parts += [(_REQUEST, request) for request in cell["requests"]]
+    return next((wrong for kinds, part in parts if (wrong := misfit(kinds, part))), None)
 
 
 def without_requests(document: dict[str, Any]) -> dict[str, Any]:

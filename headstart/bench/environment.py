@@ -13,6 +13,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from headstart.checkpoint.local_paths import shown_words
+
 _PACKAGES = ("headstart", "torch", "transformers", "triton", "aiohttp")
 _FLAG = "--api-key"
 _KEY = re.compile(rf"""({_FLAG}(?:=|\s+))(?:'[^']*'|[^\s'"]+)""")
@@ -21,7 +23,7 @@ _KEY = re.compile(rf"""({_FLAG}(?:=|\s+))(?:'[^']*'|[^\s'"]+)""")
 def environment() -> dict[str, Any]:
     """Of the machine that runs the load generator, which is also the server's for a MODEL."""
     return {
-        "command": shown_command(["headstart", *sys.argv[1:]]),
+        "command": shown_command(["headstart", *shown_words(sys.argv[1:])]),
         "python": platform.python_version(),
         "system": platform.platform(),
         "processor": processor_name(),

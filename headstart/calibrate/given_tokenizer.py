@@ -15,6 +15,7 @@ from typing import Any
 
 from headstart.checkpoint.config import read_json_object
 from headstart.errors import BrokenFile, ConfigError
+from headstart.files import read_plain
 
 ANY_TEXT = r"(.|\n)*"  # a regular expression that permits whatever the trunk writes
 
@@ -134,19 +135,19 @@ def read_tokenizer(folder: Path) -> GivenTokenizer:
         raise ConfigError(
             f"--tokenizer: {folder} has no tokenizer.json. Give a folder that has one, or demo."
         )
-    files: dict[str, Any] = {"tokenizer.json": _read_text(folder / "tokenizer.json")}
+    files: dict[str, Any] = {"tokenizer.json": _text_in(folder / "tokenizer.json")}
     for name in _JSON_FILES:
         if (folder / name).is_file():
             files[name] = read_json_object(folder / name)
     if (folder / _TEMPLATE).is_file():
-        files[_TEMPLATE] = _read_text(folder / _TEMPLATE)
+        files[_TEMPLATE] = _text_in(folder / _TEMPLATE)
     return GivenTokenizer(str(folder), files)
 
 
-def _read_text(path: Path) -> str:
+def _text_in(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
+        return read_plain(path).decode("utf-8")
+    except ValueError as error:
         raise BrokenFile(f"{path} is not text ({error}). Give another --tokenizer.") from error
 
 

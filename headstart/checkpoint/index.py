@@ -7,7 +7,6 @@ used as names of files directly inside the folder.
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 
 from headstart.checkpoint.compare import same_bytes
 from headstart.checkpoint.header import Header, TensorInfo, read_header
+from headstart.documents import parse_json
 from headstart.errors import BrokenFile, BrokenIndex, CheckpointError, some
 from headstart.files import read_plain
 
@@ -77,8 +77,8 @@ def _read_weight_map(folder: Path) -> tuple[dict[str, str] | None, dict[str, Any
     if not os.path.lexists(path):  # a link that points nowhere is an index all the same
         return None, {}
     try:
-        document = json.loads(read_plain(path).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        document = parse_json(read_plain(path).decode("utf-8"))
+    except (OSError, ValueError) as error:
         raise BrokenIndex(f"{path} cannot be read ({error}). Download the file again.") from error
     weight_map = document.get("weight_map") if isinstance(document, dict) else None
     if not isinstance(weight_map, dict) or not all(

@@ -20,7 +20,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from headstart.checkpoint.config import check_fields, read_json_object
+from headstart.checkpoint.config import read_json_object
+from headstart.checkpoint.config_fields import check_fields
+from headstart.checkpoint.local_paths import shown, shown_words, without_paths
 from headstart.errors import BadConfig, BrokenFile
 
 if TYPE_CHECKING:
@@ -48,21 +50,24 @@ def provenance(
     operation: str, sources: Iterable[Checkpoint], *, changes: Iterable[str] = (), **details: Any
 ) -> dict[str, Any]:
     """The document for one result; `details` are facts the reader of the format needs."""
-    return {
+    command = [Path(sys.argv[0]).name, *shown_words(sys.argv[1:])]
+    document = {
         "provenance_version": PROVENANCE_VERSION,
         "operation": operation,
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": shlex.join(command),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": {
             "headstart": _version("headstart"),
             "python": platform.python_version(),
         },
         "sources": [
-            {"path": os.path.abspath(source.folder), "digest": digest(source)} for source in sources
+            {"path": shown(os.path.abspath(source.folder)), "digest": digest(source)}
+            for source in sources
         ],
         "changes": list(changes),
         **details,
     }
+    return without_paths(document)
 
 
 def read_provenance(folder: Path) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from headstart.checkpoint.config import Config, read_config, read_json_object
+from headstart.checkpoint.config_fields import SAMPLING, check_kinds
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.index import INDEX_NAME, Index, read_index
 from headstart.checkpoint.links import followed_links
@@ -63,7 +64,9 @@ class Checkpoint:
     @cached_property
     def generation_config(self) -> dict[str, Any]:
         path = self.folder / "generation_config.json"
-        return read_json_object(path) if path.is_file() else {}
+        found = read_json_object(path) if path.is_file() else {}
+        check_kinds(path, found, SAMPLING)
+        return found
 
     def info(self, name: str) -> TensorInfo:
         try:

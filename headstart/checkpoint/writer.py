@@ -20,6 +20,7 @@ from headstart.checkpoint.atomic import building, check_target
 from headstart.checkpoint.dtypes import DTYPE_BITS
 from headstart.checkpoint.gguf.shard import GgufShard, padded
 from headstart.checkpoint.header import TensorInfo, read_header
+from headstart.checkpoint.local_paths import without_paths
 from headstart.checkpoint.proof import Proof
 from headstart.checkpoint.provenance import PROVENANCE_NAME
 from headstart.checkpoint.source import FileSlice, TensorSource
@@ -103,7 +104,10 @@ def write_folder(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             copy_file(source, folder / name, copying, flusher)
             proof.file(folder / name, source)
-        for name, document in {**plan.documents, PROVENANCE_NAME: provenance}.items():
+        for name, document in {
+            **plan.documents,
+            PROVENANCE_NAME: without_paths(provenance),
+        }.items():
             _write_document(folder / name, document)
         proof.finish()
 

@@ -29,6 +29,7 @@ import typer
 from typer.core import TyperGroup
 
 from headstart import __version__
+from headstart.checkpoint.local_paths import VARIABLE as HIDE_PATHS
 from headstart.errors import ConfigError, HeadstartError
 from headstart.report.terminal import say
 
@@ -194,6 +195,9 @@ def _options(
         False, "--version", callback=_print_version, is_eager=True, help="Print the version."
     ),
     debug: bool = typer.Option(False, "--debug", help="Show the traceback of an error."),
+    hide_paths: bool = typer.Option(
+        False, "--hide-paths", help="Results and servers tell no paths of this machine."
+    ),
 ) -> None:
     pass
 
@@ -212,9 +216,12 @@ def _show_traceback(
 def main() -> None:
     """Entry point of the console script."""
     signal.signal(signal.SIGTERM, _terminate)
-    debug = "--debug" in sys.argv[1:]
-    if debug:
-        sys.argv = [sys.argv[0], "--debug", *(w for w in sys.argv[1:] if w != "--debug")]
+    given = [flag for flag in ("--debug", "--hide-paths") if flag in sys.argv[1:]]
+    if given:  # they may stand anywhere
+        sys.argv = [sys.argv[0], *given, *(w for w in sys.argv[1:] if w not in given)]
+    debug = "--debug" in given
+    if "--hide-paths" in given:
+        os.environ[HIDE_PATHS] = "1"
     try:
         app()
     except HeadstartError as error:

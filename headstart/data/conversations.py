@@ -11,12 +11,12 @@ read is an error that names it, since prompts lost in silence would only show in
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headstart.documents import parse_json
 from headstart.errors import DataError, some
 
 ROLES = ("system", "developer", "user", "assistant")
@@ -103,8 +103,8 @@ def _entries(file: Path) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{file} is not UTF-8 text ({error.reason}). Convert it first.") from error
     if text.lstrip().startswith("["):
         try:
-            document = json.loads(text)
-        except (ValueError, RecursionError) as error:
+            document = parse_json(text)
+        except ValueError as error:
             raise DataError(
                 f"{file} begins as a JSON array and is not one ({error}). Mend it, or write one "
                 "JSON object a line."
@@ -115,8 +115,8 @@ def _entries(file: Path) -> Iterator[tuple[int, Any]]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                yield number, json.loads(line)
-            except (ValueError, RecursionError):
+                yield number, parse_json(line)
+            except ValueError:
                 yield number, line
 
 

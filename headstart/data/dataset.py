@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 from headstart.checkpoint.config import read_json_object
 from headstart.data.journal import JOURNAL_NAME
 from headstart.data.records import Record, pack, unpack
+from headstart.documents import misfit
 from headstart.errors import BadConfig, DataError, WriteFailed
 from headstart.files import write_whole
 
@@ -170,4 +171,6 @@ def _header(path: Path) -> Header:
             f"{path} lacks or has a strange {', '.join(sorted(set(found) ^ names))}; expected what "
             "`headstart distill` wrote. Run it again."
         )
+    if wrong := misfit(Header, found):
+        raise DataError(f"{path}: {wrong}. Run `headstart distill` again.")
     return Header(**found)

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from headstart.documents import misfit, parse_json
 from headstart.errors import DataError, some
 
 JOURNAL_NAME = "journal.jsonl"
@@ -183,8 +184,8 @@ def _read(path: Path) -> tuple[Asked | None, list[Answer], int]:
 
 def _parsed(path: Path, number: int, line: bytes) -> dict[str, Any]:
     try:
-        entry = json.loads(line)
-    except (ValueError, RecursionError) as error:
+        entry = parse_json(line)
+    except ValueError as error:
         raise _broken(path, number, f"is not JSON ({error})") from error
     if not isinstance(entry, dict):
         raise _broken(path, number, "is not a JSON object")
@@ -198,12 +199,12 @@ def _asked(path: Path, entry: dict[str, Any]) -> Asked:
             f"{path} has headstart_journal {version!r}; this version reads {JOURNAL_VERSION}. "
             "Give the folder of a dataset, or update Headstart."
         )
-    _check_names(path, 1, entry, Asked)
+    _check_fields(path, 1, entry, Asked)
     return Asked(**entry)
 
 
 def _answer(path: Path, number: int, entry: dict[str, Any]) -> Answer:
-    _check_names(path, number, entry, Answer)
+    _check_fields(path, number, entry, Answer)
     try:
         # Four bytes a token: as Python integers a large journal would fill the memory.
         entry["prompt_ids"] = array("i", entry["prompt_ids"])
@@ -213,11 +214,13 @@ def _answer(path: Path, number: int, entry: dict[str, Any]) -> Answer:
     return Answer(**entry)
 
 
-def _check_names(path: Path, number: int, entry: dict[str, Any], kind: type) -> None:
+def _check_fields(path: Path, number: int, entry: dict[str, Any], kind: type) -> None:
     expected = {each.name for each in fields(kind)}
     if set(entry) != expected:
         wrong = some(sorted(set(entry) ^ expected))
         raise _broken(path, number, f"lacks a field or has a strange one ({wrong})")
+    if misfits := misfit(kind, entry):
+        raise _broken(path, number, f"has a wrong value ({misfits})")
 
 
 def _broken(path: Path, number: int, what: str) -> DataError:

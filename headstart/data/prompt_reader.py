@@ -13,13 +13,13 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import PromptTooLong, RequestError, some
+from headstart.errors import BadConfig, PromptTooLong, RequestError, first_line, some
 from headstart.sampling.params import SamplingParams
 
 Message = Mapping[str, Any]
 TemplateOptions = dict[str, Any]  # what a chat template is given beside messages: JSON values
 Prompt = str | Sequence[int] | Sequence[Message]
-
+Render = Callable[[Sequence[Message], TemplateOptions], str]
 
 _GLANCE = 8  # characters per token; most texts have fewer
 _OURS = ("conversation", "tokenize", "return_tensors", "return_dict")
@@ -32,6 +32,7 @@ class PromptReader:
         self._folder, self._config = checkpoint.folder, checkpoint.config.fields
         self._generation_config = checkpoint.generation_config
         self.most_tokens: int | None = None  # much longer texts are refused before they are read
+        self.render: Render = self.render_here  # how a chat template is run
 
     @cached_property
     def tokenizer(self) -> Any:
@@ -41,7 +42,13 @@ class PromptReader:
         # The class itself, not AutoTokenizer: that would want to run a checkpoint's own code.
         from transformers import PreTrainedTokenizerFast
 
-        return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+        try:
+            return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+        except Exception as error:  # whatever the library makes of odd files
+            raise BadConfig(
+                f"the tokenizer of {self._folder} cannot be loaded ({first_line(error)[:200]}). "
+                "Download tokenizer.json, tokenizer_config.json and their like again."
+            ) from error
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -96,7 +103,7 @@ class PromptReader:
         _refuse_template_options(chat_template_kwargs)
         if self.tokenizer is None:
             raise RequestError(
-                f"{self._folder} has no tokenizer; give token ids instead of text.",
+                "the model has no tokenizer; give token ids instead of text.",
                 field="prompt",
             )
         return self.encode(prompt)
@@ -104,12 +111,12 @@ class PromptReader:
     def _chat(self, messages: list[Message], template_options: dict[str, Any]) -> list[int]:
         if self.tokenizer is None:
             raise RequestError(
-                f"{self._folder} has no tokenizer; give token ids instead of messages.",
+                "the model has no tokenizer; give token ids instead of messages.",
                 field="prompt",
             )
         if not getattr(self.tokenizer, "chat_template", None):
             raise RequestError(
-                f"{self._folder} has no chat template; give text or token ids instead.",
+                "the model has no chat template; give text or token ids instead.",
                 field="prompt",
             )
         taken = [name for name in template_options if name in _OURS]
@@ -120,16 +127,16 @@ class PromptReader:
                 field="chat_template_kwargs",
             )
         _refuse_pictures(messages)
-        options = {"add_generation_prompt": True, **template_options}
+        text = self.render(messages, {"add_generation_prompt": True, **template_options})
+        return self.encode(text, add_special_tokens=False)
+
+    def render_here(self, messages: Sequence[Message], options: TemplateOptions) -> str:
+        """The text of messages, by a template that runs in this process."""
         try:
             text = self.tokenizer.apply_chat_template(messages, tokenize=False, **options)
         except Exception as error:  # a template is a program: it may raise anything
-            raise RequestError(
-                f"the chat template refuses these messages: {str(error) or type(error).__name__}. "
-                "Change the messages or chat_template_kwargs.",
-                field="prompt",
-            ) from error
-        return self.encode(text, add_special_tokens=False)
+            raise refused_by_template(str(error) or type(error).__name__) from error
+        return str(text)
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Tokens of a text; of one of megabytes, first of its beginning: all take seconds."""
@@ -142,6 +149,14 @@ class PromptReader:
                     field="prompt",
                 )
         return list(self.tokenizer.encode(text, **options))
+
+
+def refused_by_template(why: str) -> RequestError:
+    return RequestError(
+        f"the chat template refuses these messages: {why}. Change the messages or "
+        "chat_template_kwargs.",
+        field="prompt",
+    )
 
 
 def _refuse_pictures(messages: list[Message]) -> None:

@@ -9,16 +9,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headstart.documents import misfit, parse_json
 from headstart.errors import DataError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_ROW_FIELDS = (
-    "id", "prompt_id", "category", "turn", "sample", "seed", "finish_reason", "exact_ids",
-    "num_prompt", "max_tokens",
-)  # fmt: skip
+_ROW_FIELDS = {
+    "id": str, "prompt_id": str, "category": str, "turn": int, "sample": int, "seed": int | None,
+    "finish_reason": str, "exact_ids": bool, "num_prompt": int, "max_tokens": int | None,
+}  # fmt: skip
 _TENSORS = {"ids": "int32", "mask": "uint8", "offsets": "int64", "rows": "uint8"}
 
 
@@ -126,7 +127,7 @@ def _row(record: Record) -> dict[str, Any]:
 
 def _rows(path: Path, data: bytes, count: int) -> list[dict[str, Any]]:
     try:
-        rows = [json.loads(line) for line in data.split(b"\n") if line]
+        rows = [parse_json(line) for line in data.split(b"\n") if line]
     except ValueError as error:
         raise _broken(path, f"has rows that are not JSON ({error})") from error
     if len(rows) != count:
@@ -134,6 +135,8 @@ def _rows(path: Path, data: bytes, count: int) -> list[dict[str, Any]]:
     for row in rows:
         if not isinstance(row, dict) or set(row) != set(_ROW_FIELDS):
             raise _broken(path, "has a row with missing or strange fields")
+        if wrong := misfit(_ROW_FIELDS, row):
+            raise _broken(path, f"has a row whose {wrong}")
     return rows
 
 

@@ -120,13 +120,17 @@ class Engine:
         priority: int = 0,
         grammar: Grammar | None = None,
         chat_template_kwargs: TemplateOptions | None = None,
+        cache_salt: str | None = None,
     ) -> str:
         """Submit a prompt (text, token ids or chat messages); returns its id.
 
-        The smaller its priority, the more important a request is.
+        The smaller its priority, the more important a request is. A prefix cache is shared by
+        requests of the same cache_salt, or by those without one.
         """
         asked = self.read(prompt, params, chat_template_kwargs)
-        return self.submit(asked, request_id=request_id, priority=priority, grammar=grammar)
+        return self.submit(
+            asked, request_id=request_id, priority=priority, grammar=grammar, cache_salt=cache_salt
+        )
 
     def read(
         self,
@@ -150,6 +154,7 @@ class Engine:
         request_id: str | None = None,
         priority: int = 0,
         grammar: Grammar | None = None,
+        cache_salt: str | None = None,
         is_claimed: bool = False,
     ) -> str:
         """Queue what `read` gave; returns its id."""
@@ -158,6 +163,11 @@ class Engine:
                 f"priority is {priority!r}; give a whole number from {-MAX_PRIORITY} to "
                 f"{MAX_PRIORITY}, smaller is more important.", field="priority",
             )  # fmt: skip
+        if cache_salt is not None and (type(cache_salt) is not str or not cache_salt):
+            raise RequestError(
+                "cache_salt is no text, or an empty one; give some text, or leave it out.",
+                field="cache_salt",
+            )
         group = request_id or self._free_id()
         if group in self._groups:
             raise RequestError(f"request id {group!r} is in use; choose another one.")
@@ -168,6 +178,7 @@ class Engine:
             self.admission.request(
                 group, sample, asked.ids, params, seed=seed, priority=priority, grammar=guarded,
                 arrival=self._arrivals + sample, draft_vocab=asked.draft_vocab,
+                cache_salt=cache_salt,
             )
             for sample in range(params.n)
         ]  # fmt: skip
@@ -212,6 +223,7 @@ class Engine:
         priority: int = 0,
         grammar: Grammar | None = None,
         chat_template_kwargs: TemplateOptions | None = None,
+        cache_salt: str | None = None,
     ) -> list[Result]:
         """Answer prompts, one result each, in order; all of them or none."""
         many = self.prompts.as_list(prompts)
@@ -229,8 +241,9 @@ class Engine:
         try:
             for one in asked:
                 name = self.submit(
-                    one, request_id=request_id, priority=priority, grammar=grammar, is_claimed=True
-                )
+                    one, request_id=request_id, priority=priority, grammar=grammar,
+                    cache_salt=cache_salt, is_claimed=True,
+                )  # fmt: skip
                 ids.append(name)
             self._groups.discard_updates(ids)
             while not all(map(self._groups.is_finished, ids)):
@@ -249,12 +262,14 @@ class Engine:
         priority: int = 0,
         grammar: Grammar | None = None,
         chat_template_kwargs: TemplateOptions | None = None,
+        cache_salt: str | None = None,
     ) -> Iterator[Update]:
         """Answer one prompt, yielding what each step adds; other requests advance as well."""
         asked = self.read(prompt, params, chat_template_kwargs)
         name = self.submit(
-            asked, request_id=request_id, priority=priority, grammar=grammar, is_claimed=True
-        )
+            asked, request_id=request_id, priority=priority, grammar=grammar,
+            cache_salt=cache_salt, is_claimed=True,
+        )  # fmt: skip
         group = self._groups.find(name)
         assert group is not None
         try:

@@ -25,12 +25,21 @@ def block_digest(parent: Digest, tokens: Sequence[int]) -> Digest:
     return state.digest()
 
 
+def root_digest(salt: str | None) -> Digest:
+    """What comes before the first block: texts of different salts have no block in common."""
+    if salt is None:
+        return b""
+    data = salt.encode("utf-8", "surrogatepass")
+    return hashlib.blake2b(data, digest_size=16, person=b"cache_salt").digest()
+
+
 def extend_digests(
-    digests: list[Digest], tokens: Sequence[int], num_blocks: int, block_size: int
-) -> None:
+    digests: list[Digest], tokens: Sequence[int], num_blocks: int, block_size: int,
+    root: Digest = b"",
+) -> None:  # fmt: skip
     """Compute the digests of the first `num_blocks` blocks that are not known yet."""
     for index in range(len(digests), num_blocks):
-        parent = digests[-1] if digests else b""
+        parent = digests[-1] if digests else root
         start = index * block_size
         digests.append(block_digest(parent, tokens[start : start + block_size]))
 
@@ -84,18 +93,21 @@ class BlockPool:
         self._digests[block] = None
         return block
 
-    def match(self, tokens: Sequence[int], known: list[Digest] | None = None) -> list[int]:
+    def match(
+        self, tokens: Sequence[int], known: list[Digest] | None = None, root: Digest = b""
+    ) -> list[int]:
         """The longest run of cached blocks that begins `tokens`; they are not taken yet.
 
         Never the whole text: at least the last token must run, for its logits. `known` are
         digests of the first blocks of `tokens`; those that had to be computed are added to it.
+        `root` is the `root_digest` of the text's salt.
         """
         found: list[int] = []
         digests = known if known is not None else []
         size = self.block_size
         for index, start in enumerate(range(0, len(tokens) - size, size)):
             if index == len(digests):
-                parent = digests[-1] if digests else b""
+                parent = digests[-1] if digests else root
                 digests.append(block_digest(parent, tokens[start : start + size]))
             block = self._by_digest.get(digests[index])
             if block is None:

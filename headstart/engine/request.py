@@ -18,6 +18,7 @@ from torch import Tensor
 from headstart.backends.base import LoadedModel
 from headstart.data.prompt_reader import Detokenizer, PromptReader
 from headstart.engine.grammar import GuardedGrammar
+from headstart.engine.kv_cache import root_digest
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.state_cache import StateTrack
 from headstart.errors import PromptTooLong, RequestError, some
@@ -67,6 +68,7 @@ class Request:
     group: str = ""  # what the user submitted; several samples share it
     sample: int = 0
     draft_vocab: str | None = None  # which reduced LM head drafts; None: the whole one
+    cache_root: bytes = b""  # blocks are shared with requests of the same one only
     grammar: GuardedGrammar | None = None
     state: State = State.WAITING
     tokens: list[int] = field(default_factory=list)
@@ -222,6 +224,7 @@ class Admission:
         grammar: GuardedGrammar | None,
         arrival: int,
         draft_vocab: str | None = None,
+        cache_salt: str | None = None,
     ) -> Request:
         """One sample of a checked prompt."""
         room = self.longest - len(ids)
@@ -231,6 +234,7 @@ class Admission:
             seed=derive_seed(seed, sample), max_tokens=limit, end_ids=self.ends(params),
             arrival=arrival, priority=priority, group=group, sample=sample,
             grammar=grammar.fork() if grammar is not None else None, draft_vocab=draft_vocab,
+            cache_root=root_digest(cache_salt),
         )  # fmt: skip
         request.stats.seed, request.stats.draft_vocab = seed, draft_vocab
         request.stats.max_tokens = limit

@@ -203,7 +203,9 @@ class Scheduler:
         for request in sorted(self.waiting, key=_importance):
             if len(self.running) >= self._max_running:
                 return
-            hit: list[int] | None = self.pool.match(request.tokens, request.digests)
+            hit: list[int] | None = self.pool.match(
+                request.tokens, request.digests, request.cache_root
+            )
             if self.states is not None:
                 hit = self.states.begin(request, hit or [])
             if hit is None:
@@ -232,7 +234,7 @@ class Scheduler:
             return
         size = self.pool.block_size
         full = num_final // size
-        extend_digests(request.digests, request.tokens, full, size)
+        extend_digests(request.digests, request.tokens, full, size, request.cache_root)
         for index in range(request.num_registered, full):
             self.pool.register(request.blocks[index], request.digests[index])
         request.num_registered = max(request.num_registered, full)

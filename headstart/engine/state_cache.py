@@ -251,7 +251,9 @@ class StatePlan:
 
     def _keep(self, request: Request, slot: int, end: int) -> None:
         track = request.states
-        extend_digests(request.digests, request.tokens, end // self._size, self._size)
+        extend_digests(
+            request.digests, request.tokens, end // self._size, self._size, request.cache_root
+        )
         digest = request.digests[end // self._size - 1]
         is_new = self.pool.find(digest) is None
         self.pool.keep(slot, digest)

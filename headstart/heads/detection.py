@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from headstart.checkpoint.config import COUNT_FIELDS, Config
+from headstart.checkpoint.config import Config
+from headstart.checkpoint.config_fields import COUNT_FIELDS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
 from headstart.families.base import Family

@@ -20,7 +20,7 @@ from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
-from headstart.models.loading import load_trunk, materialize
+from headstart.models.loading import check_size, load_trunk, materialize
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import table_bytes
 from headstart.models.stored import Layout, load_stored_head, trunk_tensors
@@ -84,12 +84,13 @@ def build(
     config = _tied_as_stored(config, checkpoint, lm_head)
     with torch.device("meta"):
         trunk = Trunk(config, 1, kind)
+    tensors = trunk_tensors(checkpoint, stored.family, stored.head_names, notes)
+    check_size(trunk, tensors)
     materialize(trunk, place, kind)
     if config.is_tied:
         trunk.lm_head.weight = trunk.embed
     trunk.rotate_up_to(max_len, kind)
     trunk.to(place)
-    tensors = trunk_tensors(checkpoint, stored.family, stored.head_names, notes)
     load_trunk(trunk, tensors, prefix=prefix, lm_head=lm_head)
     head = None
     if stored.head is not None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
-from headstart.errors import BadConfig, UnsupportedFamily
+from headstart.errors import BadConfig, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.parameters import held_by
 from headstart.families.registry import family_of_trunk, runtimes
@@ -113,6 +113,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     if owner is None or runtime is None:
         raise _does_not_run(model_type, owner)
     raw = runtime.complete(raw)
+    _refuse_lists(raw)
     activation = raw.get("hidden_act", "silu")
     if activation not in ("silu", "swish"):
         raise UnsupportedFamily(f"hidden_act is {activation!r}; the engine computes silu only.")
@@ -177,6 +178,20 @@ def _does_not_run(model_type: str, owner: Family | None) -> UnsupportedFamily:
         f"{', '.join(runtimes())}.{lacks} `headstart launch` has commands for other engines, "
         "and files are handled all the same."
     )
+
+
+# Fields that some models give layer by layer, and that are read here as one value.
+_ONE_VALUE = ("head_dim", "num_key_value_heads", "rope_theta", "v_head_dim")
+
+
+def _refuse_lists(raw: Mapping[str, Any]) -> None:
+    """What a family's runtime has not made one value of is not computed layer by layer."""
+    listed = [name for name in _ONE_VALUE if isinstance(raw.get(name), list)]
+    if listed:
+        raise UnsupportedFamily(
+            f"{some(listed)} {'are' if len(listed) > 1 else 'is'} given layer by layer; the engine "
+            f"computes {raw.get('model_type')} models with one value for all layers."
+        )
 
 
 # parameters that tell what a layer is made of

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from math import prod
 
 import torch
 from torch import nn
@@ -20,6 +21,7 @@ from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
 from headstart.models.weight_map import Target, Targets, layer_targets
 
+_MOST_PACKED = 16  # values in one that is stored, of quantised weights
 _READERS = 8  # tensors on their way to a GPU at once
 # Stored by some exporters, computed from the config by every engine.
 _DERIVED = (".rotary_emb.inv_freq",)
@@ -126,6 +128,17 @@ def _copy(source: TensorSource, name: str, target: Target, parameter: torch.Tens
     if target.order:
         value = value[torch.tensor(target.order)]
     part.copy_(value.to(part.dtype))
+
+
+def check_size(module: nn.Module, tensors: Mapping[str, TensorSource]) -> None:
+    """Refuse, before memory is taken, a config that asks for far more than the files hold."""
+    wanted = sum(parameter.numel() for parameter in module.parameters())
+    held = sum(prod(source.shape) for source in tensors.values())
+    if wanted > _MOST_PACKED * held:
+        raise ShapeMismatch(
+            f"the config asks for {wanted:,} values and the files hold {held:,}. Config and "
+            "weights do not belong together."
+        )
 
 
 def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> nn.Module:

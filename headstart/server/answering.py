@@ -26,6 +26,7 @@ from headstart.server.protocol.requests import ChatRequest, SamplingFields, for_
 from headstart.server.reasoning import after_reasoning
 from headstart.server.refusals import STOPPED, Refusal, refusal_of, renamed, too_long, too_slow
 from headstart.server.state import ServerState
+from headstart.server.templates.client import in_thread
 from headstart.server.tools.calls import PreparedChat
 from headstart.server.tools.calls import prepare as prepare_tools
 from headstart.server.wire import (
@@ -34,6 +35,7 @@ from headstart.server.wire import (
     encoded,
     events,
     record_of,
+    salt_of_key,
     send_part,
     send_refusal,
     send_whole,
@@ -55,7 +57,10 @@ def answer_route(
         body = await state.bodies.read(request, kind)
         check_name(body.model, state.names)
         body.check(state.options)
-        return Answering(state, body, f"{prefix}-{secrets.token_hex(16)}", prepare)
+        salt = body.cache_salt
+        if state.options.separate_key_caches:
+            salt = salt_of_key(request.headers.get("authorization", ""), salt)
+        return Answering(state, body, f"{prefix}-{secrets.token_hex(16)}", prepare, salt)
 
     return answer
 
@@ -65,8 +70,9 @@ class Answering(Response):
 
     def __init__(
         self, state: ServerState, request: SamplingFields, answer_id: str,
-        prepare: Callable[..., Prepared],
+        prepare: Callable[..., Prepared], cache_salt: str | None = None,
     ):  # fmt: skip
+        self._cache_salt = cache_salt
         self.state, self.request, self.answer_id = state, request, answer_id
         self._prepare = prepare
         self._is_streaming = False
@@ -95,13 +101,16 @@ class Answering(Response):
 
     async def _answer(self, send: Send) -> None:
         state = self.state
-        prepared = await asyncio.get_running_loop().run_in_executor(
-            state.pool, self._prepare, self.request, self.answer_id, state.model, state.options
-        )
+        prepared = await in_thread(
+            state.pool, state.model.templates,
+            self._prepare, self.request, self.answer_id, state.model, state.options,
+        )  # fmt: skip
         jobs = prepared.jobs
         if prepared.grammar is not None:
             grammar = await state.compiled(prepared.grammar)
             jobs = [replace(job, grammar=grammar.fork()) for job in jobs]
+        if self._cache_salt is not None:
+            jobs = [replace(job, cache_salt=self._cache_salt) for job in jobs]
         self._record.prompt = prepared.prompt if state.options.log_prompts else None
         for job in jobs:
             state.metrics.request_started(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from headstart.server.page import page_response
 from headstart.server.protocol.requests import ChatRequest
 from headstart.server.refusals import Refusal, no_such_route, refusal_of
 from headstart.server.state import ServerState
+from headstart.server.templates.client import in_thread
 from headstart.server.tokens import (
     DetokenizeRequest,
     TokenizeRequest,
@@ -82,8 +82,8 @@ def _add_tokens(app: FastAPI, state: ServerState, keys: list[Any]) -> None:
         body = await state.bodies.read(request, kind)
         check_name(body.model, state.names)
         with state.gate.entry(1, is_timed=False):
-            loop = asyncio.get_running_loop()
-            return _json(await loop.run_in_executor(state.token_pool, convert, body, state.model))
+            templates = state.model.templates
+            return _json(await in_thread(state.token_pool, templates, convert, body, state.model))
 
     @app.post("/tokenize", dependencies=keys, openapi_extra=body_of(TokenizeRequest))
     async def tokenize_text(request: Request) -> Response:

@@ -27,7 +27,7 @@ from headstart.errors import MissingExtra, RequestError
 from headstart.server.app import create_app
 from headstart.server.intake import ANY_NAME, give_back
 from headstart.server.options import ServerOptions, is_public, url_of
-from headstart.server.refusals import STOPPED, unavailable
+from headstart.server.refusals import stopped
 from headstart.server.state import ServerState
 from headstart.server.wire import GuardedConnection
 
@@ -175,9 +175,7 @@ class Serving:
         return signal.Signals(self._signals[-1]).name
 
     def _cut_off(self) -> None:
-        self.state.worker.fail_all(
-            unavailable("the server was stopped before the answer was complete.", code=STOPPED)
-        )
+        self.state.cut_off(stopped())
 
     def _end(self, code: int, reason: str) -> None:
         """The first ending counts, unless it is a good one and a failure follows."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from bisect import bisect_left
@@ -18,6 +19,7 @@ from headstart.server.options import ServerOptions
 from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format
 from headstart.server.refusals import about
+from headstart.server.templates.client import SlowTemplate, TemplateProcess
 from headstart.server.tools.formats import tool_format
 
 _TAIL_TOKENS = 32  # of a prompt, which may open or close a block of thinking
@@ -40,6 +42,12 @@ class ServedModel:
             options.reasoning_parser, self.chat_template, kind, added
         )
         self._limits = options
+        self.templates: TemplateProcess | None = None
+        if self.chat_template:
+            self.templates = TemplateProcess(
+                self.tokenizer, max_seconds=options.max_template_seconds
+            )
+            engine.prompts.render = self.templates.render
         self._lock = threading.Lock()
         self._compiler: GrammarCompiler | None = None
 
@@ -95,14 +103,25 @@ class ServedModel:
         return self._compiler is not None and self._compiler.is_kept(spec)
 
     def warm_up(self) -> None:
-        """Start what compiles grammars, and wait until it has compiled one."""
+        """Start what compiles grammars, and wait until it has compiled one; a template likewise."""
+        if self.templates is not None:
+            # What it says of these messages does not matter.
+            with contextlib.suppress(RequestError, SlowTemplate):
+                self.templates.render([{"role": "user", "content": "a"}], {})
         if self.tokenizer is not None:
             self._get_compiler().compile(regex("a*"))
 
     def close(self) -> None:
+        self.close_templates()
+        self.engine.prompts.render = self.engine.prompts.render_here
         with self._lock:
             if self._compiler is not None:
                 self._compiler.close()
+
+    def close_templates(self) -> None:
+        """End what renders; requests that wait for it are refused."""
+        if self.templates is not None:
+            self.templates.close()
 
     def _get_compiler(self) -> GrammarCompiler:
         with self._lock:

@@ -51,6 +51,10 @@ class ServerOptions:
         default=False,
         metadata={"help": "clients may say how important their requests are (priority)"},
     )
+    separate_key_caches: bool = field(
+        default=False,
+        metadata={"help": "no key sees, in cached_tokens or time, what prompts another one sent"},
+    )
     max_queue: int = field(
         default=256, metadata={"help": "answers that may wait for a place; more get a 429"}
     )
@@ -67,6 +71,9 @@ class ServerOptions:
     max_grammar_bytes: int = field(default=1 << 16, metadata={"help": "largest grammar or schema"})
     max_grammar_seconds: float = field(
         default=20.0, metadata={"help": "longest processor time to compile a grammar"}
+    )
+    max_template_seconds: float = field(
+        default=5.0, metadata={"help": "longest processor time of a chat template for one request"}
     )
     tool_call_parser: str | None = field(
         default=None, metadata={"help": "format of tool calls; default: by the chat template"}
@@ -95,6 +102,11 @@ class ServerOptions:
             raise ConfigError("--served-model-name is empty; give a name, or leave the option out.")
         if any(not key for key in self.api_key or ()):
             raise ConfigError("--api-key is empty; give a key, or leave the option out.")
+        if self.separate_key_caches and not self.api_keys:
+            raise ConfigError(
+                "--separate-key-caches is given and there is no key; give --api-key (or "
+                f"{API_KEY_VARIABLE}), or leave it out."
+            )
         if any(key != key.strip() for key in self.api_key or ()):
             raise ConfigError("--api-key begins or ends with a blank, which no client can send.")
 
@@ -107,7 +119,7 @@ class ServerOptions:
 _POSITIVE = (
     "max_body_bytes", "max_prompt_tokens", "max_n", "max_stops", "max_connections",
     "request_timeout_seconds", "step_timeout_seconds", "drain_seconds", "max_grammar_bytes",
-    "max_grammar_seconds",
+    "max_grammar_seconds", "max_template_seconds",
 )  # fmt: skip
 
 

@@ -88,6 +88,10 @@ def unavailable(why: str, *, code: str, retry_seconds: int = 5) -> Refusal:
     return Refusal(503, why, code=code, headers={"Retry-After": str(retry_seconds)})
 
 
+def stopped() -> Refusal:
+    return unavailable("the server was stopped before the answer was complete.", code=STOPPED)
+
+
 def too_slow(seconds: float) -> Refusal:
     return Refusal(
         408, f"the answer was not complete after {seconds:g} s, this server's limit. Ask for fewer "

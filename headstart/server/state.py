@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from headstart.checkpoint.local_paths import shown
 from headstart.engine.engine import Engine
 from headstart.server.grammars.compiler import TokenGrammar
 from headstart.server.grammars.specs import GrammarSpec
@@ -51,8 +52,8 @@ class ServerState:
         is_public: bool,
     ):  # fmt: skip
         self.options, self.is_public = options, is_public
-        self.root = model
-        self.names: Sequence[str] = options.served_model_name or [model]
+        self.root = shown(model)
+        self.names: Sequence[str] = options.served_model_name or [self.root]
         series = Series(self.names[0])
         self.metrics, self.readings = ServerMetrics(series), Readings()
         self.metrics_page = MetricsPage(series, self.readings)
@@ -111,6 +112,12 @@ class ServerState:
     async def warm_up(self) -> None:
         """Wait for what compiles grammars, so that the first request with one does not."""
         await asyncio.get_running_loop().run_in_executor(self._grammar_pool, self.model.warm_up)
+
+    def cut_off(self, error: Exception) -> None:
+        """End every request with an error, whatever the engine and the templates are doing."""
+        self.worker.fail_all(error)
+        if self.worker.engine is not None:
+            self.model.close_templates()
 
     def close(self) -> None:
         for pool in (self.pool, self._grammar_pool, self.token_pool, self._metrics_pool):

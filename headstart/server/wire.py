@@ -136,14 +136,24 @@ class Keys:
         """Refusal unless the header holds one of the keys."""
         if not self._digests:
             return
-        scheme, _, key = (authorization or "").partition(" ")
-        if scheme.lower() != "bearer" or not key:
+        key = _key_in(authorization or "")
+        if key is None:
             raise _refused("this server wants an API key: `Authorization: Bearer KEY`.")
         # All are compared, as digests of equal length: the time taken depends on none of them.
-        given = _digest(key.strip())
+        given = _digest(key)
         matches = [hmac.compare_digest(given, digest) for digest in self._digests]
         if not any(matches):
             raise _refused("the API key is not one of this server's.")
+
+
+def salt_of_key(authorization: str, asked: str | None) -> str:
+    """A request's own salt behind a digest of its key: keys then share no cached prefix."""
+    return f"{_digest(_key_in(authorization) or '').hex()}:{asked or ''}"
+
+
+def _key_in(authorization: str) -> str | None:
+    scheme, _, key = authorization.partition(" ")
+    return key.strip() if scheme.lower() == "bearer" and key else None
 
 
 def check_site(headers: Mapping[str, str], allowed: Sequence[str]) -> None:

@@ -38,6 +38,7 @@ class Job:
     asked: Asked
     priority: int = 0
     grammar: Any = None
+    cache_salt: str | None = None
 
     @property
     def num_samples(self) -> int:
@@ -211,8 +212,9 @@ class Worker:
         try:
             for number, job in enumerate(channel.jobs):
                 self.engine.submit(
-                    job.asked, request_id=job.id, priority=job.priority, grammar=job.grammar
-                )
+                    job.asked, request_id=job.id, priority=job.priority, grammar=job.grammar,
+                    cache_salt=job.cache_salt,
+                )  # fmt: skip
                 self._open[job.id] = _Open(job, number, channel)
         except Exception as error:
             if not isinstance(error, HeadstartError):

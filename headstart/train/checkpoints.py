@@ -20,6 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headstart.documents import parse_json
 from headstart.errors import TrainError
 from headstart.files import partial_of
 
@@ -95,7 +96,7 @@ class Checkpoints:
             with safe_open(path, framework="pt") as file:
                 metadata = file.metadata() or {}
                 found = get(file)
-            return found, Progress(**json.loads(metadata["progress"]))
+            return found, Progress(**parse_json(metadata["progress"]))
         except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
             raise TrainError(
                 f"{path} is damaged ({error}). Remove it: the run then goes on from the one before."

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headstart.errors import TrainError
 from headstart.report.page import Page
 from headstart.train.head_run import HeadRun
 
@@ -84,6 +85,11 @@ def _found(lines: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def _validations(page: Page, found: dict[int, dict[str, Any]], best: int) -> None:
+    if not {0, best} <= found.keys():
+        raise TrainError(
+            f"metrics.jsonl lacks the validation of step 0 or {best}, so there is no report. Begin "
+            "anew with --overwrite, or take the file from a copy."
+        )
     before, after = found[0], found[best]
     page.heading("Held-out answers, walked round by round")
     if best == 0:
@@ -113,7 +119,7 @@ def _validations(page: Page, found: dict[int, dict[str, Any]], best: int) -> Non
 
 
 def _by_depth(lines: list[dict[str, Any]], name: str) -> Points:
-    count = len(lines[0][name])
+    count = min(len(line[name]) for line in lines)
     return {
         f"depth {k + 1}": [(line["step"], line[name][k]) for line in lines] for k in range(count)
     }

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.atomic import check_parents
+from headstart.documents import misfit, parse_json
 from headstart.errors import TrainError, some
 from headstart.files import partial_of, write_whole
 from headstart.train.checkpoints import Checkpoints, sync
@@ -38,6 +40,17 @@ _OTHERS = {
     "head": "another head to start from",
     "vocabulary": "another draft vocabulary (its ids differ)",
 }
+_RATES = list[float]
+_LINE = {"step": int, "validation": dict[str, Any] | None}
+_STEP = {
+    "loss": float, "loss_by_depth": _RATES, "cumulative_match": _RATES, "learning_rate": float,
+    "gradient_norm": float, "epoch": float, "tokens": int, "seconds": float,
+}  # fmt: skip
+_CATEGORY = {"acceptance_length": float, "cumulative_acceptance": _RATES}
+_VALIDATION = {
+    **_CATEGORY, "conditional_acceptance": _RATES, "rounds": int,
+    "by_category": dict[str, dict[str, Any]],
+}  # fmt: skip
 
 
 class RunFolder:
@@ -104,7 +117,7 @@ class RunFolder:
     def failure(self) -> str | None:
         """Why the head was dropped, if it was."""
         try:
-            return str(json.loads((self.path / FAILED).read_bytes())["error"])
+            return str(parse_json((self.path / FAILED).read_bytes())["error"])
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -125,7 +138,7 @@ class RunFolder:
     def _stored(self) -> dict[str, Any]:
         path = self.path / OPTIONS
         try:
-            found = json.loads(path.read_bytes())
+            found = parse_json(path.read_bytes())
         except (OSError, ValueError) as error:
             raise TrainError(
                 f"{self.path} exists and is no run of `headstart train` ({OPTIONS} cannot be "
@@ -155,22 +168,47 @@ class Metrics:
         if self.path.exists():
             sync(self.path)
 
-    def lines(self) -> list[dict[str, Any]]:
-        """All whole lines; one that a kill tore is left out."""
+    def lines(self, last: float = math.inf) -> list[dict[str, Any]]:
+        """All whole lines of steps up to `last`; one that a kill tore is left out."""
         if not self.path.exists():
             return []
         result = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
+        for number, line in enumerate(self.path.read_bytes().splitlines(), 1):
             try:
-                result.append(json.loads(line))
+                found = parse_json(line)
             except ValueError:
                 break
+            step = found.get("step") if isinstance(found, dict) else None
+            if type(step) is int and step > last:
+                continue
+            if wrong := _misfit(found):
+                raise TrainError(
+                    f"{self.path} line {number} is not as it was written: {wrong}. Begin anew with "
+                    "--overwrite, or take the file from a copy."
+                )
+            result.append(found)
         return result
 
     def go_back(self, step: int) -> None:
         """Forget what came after `step`: it will be done again."""
-        kept = [line for line in self.lines() if line["step"] <= step]
+        kept = self.lines(last=step)
         _write(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+
+
+def _misfit(line: Any) -> str | None:
+    """What is wrong with a line of metrics, in words."""
+    if not isinstance(line, dict):
+        return "it is no object"
+    found = line.get("validation")
+    wrong = misfit(_LINE, line) or misfit(_STEP if "loss" in line else {}, line)
+    if wrong is None and found is None and "loss" not in line:
+        wrong = "it has neither a loss nor a validation"
+    if wrong is None and found is not None:
+        wrong = misfit(_VALIDATION, found)
+    if wrong is None and found is not None:
+        parts = found["by_category"].values()
+        wrong = next((bad for part in parts if (bad := misfit(_CATEGORY, part))), None)
+    return wrong
 
 
 def _write(path: Path, text: str) -> None:

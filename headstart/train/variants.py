@@ -11,6 +11,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from headstart.documents import parse_json
 from headstart.errors import ConfigError
 from headstart.train.options import ORDER_FIELDS, TrainOptions, changed, resolve
 
@@ -24,7 +25,7 @@ _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 def read_variants(path: Path, base: TrainOptions) -> dict[str, TrainOptions]:
     """Name -> resolved options."""
     try:
-        entries = json.loads(path.read_bytes())
+        entries = parse_json(path.read_bytes())
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); give a file.") from error
     except ValueError as error:

@@ -10,7 +10,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from headstart.errors import DataError
+from headstart.errors import DataError, first_line
 from headstart.vocab.draft_vocab import DraftVocab, from_d2t, from_t2d, to_d2t, to_t2d
 
 AGAIN = "Make the file again with `headstart vocab`."
@@ -101,8 +101,8 @@ def read_array(path: Path) -> list[DraftVocab]:
 
     try:
         array = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"cannot be read as an array ({error}). {AGAIN}") from error
+    except Exception as error:  # numpy takes headers for Python, and raises what Python raises
+        raise DataError(f"cannot be read as an array ({first_line(error)}). {AGAIN}") from error
     return [_from_array(array)]
 
 

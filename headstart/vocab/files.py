@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.atomic import check_parents, write_failed
+from headstart.documents import parse_json
 from headstart.errors import ConfigError, DataError, HeadstartError, some
 from headstart.files import read_plain, write_whole
 from headstart.vocab.draft_vocab import DraftVocab
@@ -156,8 +157,8 @@ def _document(vocabs: Sequence[DraftVocab]) -> str:
 
 def _read_document(path: Path) -> list[DraftVocab]:
     try:
-        document = json.loads(read_plain(path).decode("utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
+        document = parse_json(read_plain(path).decode("utf-8"))
+    except (OSError, ValueError) as error:
         raise DataError(f"cannot be read as JSON ({error}). {AGAIN}") from error
     version = document.get("draft_vocab_version") if isinstance(document, dict) else None
     if version is None:

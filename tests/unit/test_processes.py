@@ -52,7 +52,7 @@ def test_the_process_that_compiles_grammars_takes_no_code_from_the_folder(
 ) -> None:
     process = CompilerProcess("no vocabulary at all", max_seconds=1, max_memory=1 << 30)
     deadline = time.monotonic() + 60
-    while process._process.poll() is None:  # it ends when it has read that
+    while process._forks._process.poll() is None:  # it ends when it has read that
         assert time.monotonic() < deadline
         time.sleep(0.05)
     process.close()

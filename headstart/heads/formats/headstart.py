@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from headstart.checkpoint.config import check_fields
+from headstart.checkpoint.config_fields import check_fields
 from headstart.checkpoint.provenance import is_our_name, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from headstart.checkpoint.config import check_fields, text_part
+from headstart.checkpoint.config import text_part
+from headstart.checkpoint.config_fields import check_fields
 from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource

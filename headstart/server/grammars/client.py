@@ -5,30 +5,27 @@ from __future__ import annotations
 import json
 import re
 import socket
-import subprocess
 import threading
 import time
 
-from headstart.errors import EngineError, RequestError
-from headstart.processes import python_command
+from headstart.errors import RequestError
+from headstart.server.forks import ForkServer
 from headstart.server.refusals import unavailable
 
-_START_SECONDS = 120.0  # importing xgrammar brings torch along
 _AT_ONCE = 4  # grammars side by side: a slow one must not keep the others waiting
 _WAIT_FACTOR = 4  # waiting for a busy processor, as a multiple of the time that compiling may take
 
 
 class CompilerProcess:
-    """Compiles grammars in another process, which is started again when it is gone."""
+    """Compiles grammars in another process, each in a fork that limits end."""
 
     def __init__(self, tokenizer_info: str, *, max_seconds: float, max_memory: int):
-        self._info = tokenizer_info.encode()
         self._max_seconds, self._max_memory = max_seconds, max_memory
         self._max_wait = _WAIT_FACTOR * max_seconds
         self._places = threading.BoundedSemaphore(_AT_ONCE)
-        self._lock = threading.Lock()
-        self._is_closed = self._is_ready = False
-        self._start()
+        self._forks = ForkServer(
+            "headstart.server.grammars.process", tokenizer_info.encode(), "compiles grammars"
+        )
 
     def compile(self, what: str, text: str) -> str:
         """The compiled grammar, as xgrammar writes it; RequestError says why there is none."""
@@ -49,17 +46,11 @@ class CompilerProcess:
         return compiled.decode()
 
     def close(self) -> None:
-        self._is_closed = True
-        self._process.kill()  # a thread that waits for its start holds the lock
-        with self._lock:
-            self._stop()
+        self._forks.close()
 
     def _ask(self, text: str) -> tuple[dict[str, str], bytes, float]:
         """What the process says (nothing where it was killed), its result, and seconds."""
-        ours, theirs = socket.socketpair()
-        with ours:
-            with theirs, self._lock:
-                self._hand_over(theirs)
+        with self._forks.connect(self._limits) as ours:
             started = time.monotonic()
             try:
                 ours.settimeout(self._max_wait)
@@ -70,57 +61,13 @@ class CompilerProcess:
                 head, compiled = b"", b""
         return json.loads(head or b"{}"), compiled, time.monotonic() - started
 
-    def _hand_over(self, job: socket.socket) -> None:
-        limits = json.dumps(
-            {
-                "max_seconds": self._max_seconds, "max_wait": self._max_wait,
-                "max_memory": self._max_memory,
-            }
-        ).encode()  # fmt: skip
-        for _ in range(2):
-            self._await_start()
-            try:
-                socket.send_fds(self._control, [limits], [job.fileno()])
-                return
-            except OSError:  # the process is gone
-                self._stop()
-                self._start()
-        raise EngineError("the process that compiles grammars does not start; see the log.")
-
-    def _start(self) -> None:
-        if self._is_closed:
-            raise EngineError("the server is closing and compiles no grammars.")
-        self._control, theirs = socket.socketpair()
-        with theirs:
-            self._process = subprocess.Popen(
-                python_command("headstart.server.grammars.process", str(theirs.fileno())),
-                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, pass_fds=[theirs.fileno()],
-            )  # fmt: skip
-        self._is_ready = False
-        # The tokens are megabytes and are read only after the import: do not wait for that here.
-        threading.Thread(target=self._send_tokens, args=(self._process,), daemon=True).start()
-
-    def _send_tokens(self, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdin is not None
-        try:
-            with process.stdin as stream:
-                stream.write(self._info)
-        except (BrokenPipeError, ValueError):
-            pass  # it is gone, which the next grammar will notice
-
-    def _await_start(self) -> None:
-        if self._is_ready:
-            return
-        self._control.settimeout(_START_SECONDS)
-        try:
-            self._is_ready = self._control.recv(1) == b"+"
-        except OSError:
-            self._is_ready = False
-
-    def _stop(self) -> None:
-        self._control.close()
-        self._process.kill()
-        self._process.wait()
+    @property
+    def _limits(self) -> bytes:
+        limits = {
+            "max_seconds": self._max_seconds, "max_wait": self._max_wait,
+            "max_memory": self._max_memory,
+        }  # fmt: skip
+        return json.dumps(limits).encode()
 
 
 def _read(stream: socket.socket, deadline: float) -> tuple[bytes, bytes]:

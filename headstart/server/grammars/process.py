@@ -1,58 +1,36 @@
 """The process in which grammars are compiled.
 
 A grammar comes from a client, compiling cannot be interrupted, and it may take minutes or
-gigabytes. So it happens in a process that is killed when it takes too much. This module makes such
-processes: it imports xgrammar once, and forks for every grammar. It ends with the server, when the
-other end of the control socket closes. `client.py` is the other side.
+gigabytes. So it happens in a process that is killed when it takes too much (forks.py). This module
+imports xgrammar once, and forks for every grammar. `client.py` is the other side.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import resource
-import signal
 import socket
 import sys
 import tempfile
-from pathlib import Path
 from typing import Any
+
+from headstart.server.forks import fork_for_each, limit_memory, limit_time
 
 
 def main(control: socket.socket) -> None:
     import xgrammar
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the server's to handle
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the forks are not waited for
     info = xgrammar.TokenizerInfo.deserialize_json(sys.stdin.buffer.read().decode())
-    control.sendall(b"+")
-    while True:
-        try:
-            limits, fds, _, _ = socket.recv_fds(control, 256, 1)
-        except OSError:
-            return
-        if not fds:
-            return
-        job = socket.socket(fileno=fds[0])
-        if os.fork() == 0:
-            control.close()
-            try:
-                compile_one(info, job, **json.loads(limits))
-            finally:
-                os._exit(0)
-        job.close()
+    fork_for_each(control, lambda job, limits: compile_one(info, job, **json.loads(limits)))
 
 
 def compile_one(
     info: Any, job: socket.socket, *, max_seconds: float, max_wait: float, max_memory: int
 ) -> None:
     """Answer with one line of JSON, then the compiled grammar, unless the other end is closed."""
-    signal.setitimer(signal.ITIMER_PROF, max_seconds)  # of processor time, then it is killed
-    signal.setitimer(signal.ITIMER_REAL, max_wait)
+    limit_time(max_seconds, max_wait)
+    limit_memory(max_memory)
     os.nice(5)
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    limit = pages * resource.getpagesize() + max_memory
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     with job, job.makefile("rb") as stream:
         facts, compiled = _compile(info, stream.read().decode("utf-8", "surrogatepass"))
         job.sendall(json.dumps(facts).encode() + b"\n" + compiled)

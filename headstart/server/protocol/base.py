@@ -54,6 +54,7 @@ TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
 TokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=1 << 22)]
 FewTokenIds = Annotated[list[TokenId], Field(fail_fast=True, max_length=MOST_LISTED)]
 Texts = Annotated[list[str], Field(fail_fast=True)]
+CacheSalt = Annotated[str, Field(min_length=1, max_length=1024)]
 Speculate = Annotated[int, Field(ge=0, le=MAX_DRAFTS)] | Literal["auto", "off"]
 
 

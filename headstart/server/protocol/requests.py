@@ -20,6 +20,7 @@ from headstart.server.protocol.base import (
     MESSAGE_FIELDS,
     MOST_LISTED,
     NOT_FOR_TEMPLATES,
+    CacheSalt,
     FewTokenIds,
     HeadstartFields,
     Part,
@@ -70,6 +71,9 @@ class SamplingFields(Part):
         default=0, ge=-MAX_PRIORITY, le=MAX_PRIORITY,
         description="smaller is more important; with --allow-priority",
     )  # fmt: skip
+    cache_salt: CacheSalt | None = Field(
+        default=None, description="cached prefixes are shared by requests of the same one"
+    )
     return_token_ids: bool = False
     response_format: dict[str, Any] | None = Field(
         default=None, description="text, json_object or json_schema"

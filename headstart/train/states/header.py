@@ -16,6 +16,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from headstart.documents import parse_json
 from headstart.errors import ConfigError, DataError
 from headstart.files import read_plain
 from headstart.models.unroll import StateKind
@@ -107,7 +108,7 @@ def other_text(here: str, wanted: str) -> str:
 def read_object(path: Path) -> dict[str, Any]:
     """A JSON object of a cache folder."""
     try:
-        found = json.loads(read_plain(path))
+        found = parse_json(read_plain(path))
     except OSError as error:
         raise DataError(
             f"{path} cannot be read ({error.strerror}); expected a state cache. "

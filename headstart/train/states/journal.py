@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal
 
+from headstart.documents import parse_json
 from headstart.errors import DataError
 from headstart.files import open_no_link, write_whole
 from headstart.train.states.header import JOURNAL_NAME
@@ -80,7 +81,7 @@ def _read_journal(path: Path) -> Iterator[Entry]:
         return
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
-            entry = Entry(**json.loads(line))
+            entry = Entry(**parse_json(line))
         except (ValueError, TypeError):
             return  # torn by a kill: nothing behind it counts
         places = (entry.shard, entry.offset, entry.num_tokens, entry.end, entry.crc32)

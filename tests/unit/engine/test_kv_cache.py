@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headstart.engine.kv_cache import BlockPool, block_digest
+from headstart.engine.kv_cache import BlockPool, block_digest, extend_digests, root_digest
 from headstart.errors import EngineError
 
 
@@ -177,3 +177,18 @@ def test_a_block_in_two_places_is_noticed() -> None:
     pool._free.append(0)
     with pytest.raises(EngineError, match="two places"):
         pool.check([[0]])
+
+
+def test_texts_of_different_salts_share_no_block() -> None:
+    pool, tokens = BlockPool(8, 2), [1, 2, 3, 4, 5]
+    one = root_digest("one")
+    digests: list[bytes] = []
+    extend_digests(digests, tokens, 2, 2, one)
+    blocks = pool.allocate(2)
+    assert blocks is not None
+    for block, digest in zip(blocks, digests, strict=True):
+        pool.register(block, digest)
+    assert pool.match(tokens, root=one) == blocks
+    assert pool.match(tokens) == pool.match(tokens, root=root_digest("other")) == []
+    assert root_digest(None) == b"" != root_digest("")
+    assert root_digest("\ud800") != one

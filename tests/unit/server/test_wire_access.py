@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headstart.server.refusals import Refusal
-from headstart.server.wire import Keys, check_host, check_site
+from headstart.server.wire import Keys, check_host, check_site, salt_of_key
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,11 @@ def test_only_a_whole_key_opens(header: str | None) -> None:
     keys.check("bearer one")
     keys.check("Bearer zw\u00f6lf")
     Keys([]).check(header)
+
+
+def test_keys_have_salts_that_no_field_of_a_request_can_reach() -> None:
+    one, two = (salt_of_key(f"Bearer {key}", None) for key in ("one", "two"))
+    assert one != two and "one" not in one
+    assert salt_of_key("bearer  one ", None) == one
+    assert salt_of_key("Bearer two", one) not in (one, two)
+    assert salt_of_key("Bearer one", "a") == one + "a"

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.config import Config, check_fields
+from headstart.checkpoint.config import Config
+from headstart.checkpoint.config_fields import check_fields
 from headstart.checkpoint.gguf.fields import ARRAY, STRING, Field
 from headstart.checkpoint.gguf.header import GgufHeader, is_gguf, read_gguf_header
 from headstart.checkpoint.header import TensorInfo

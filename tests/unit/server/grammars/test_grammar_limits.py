@@ -12,6 +12,7 @@ import pytest
 from support.grammar_walks import MAX_SECONDS, ids, walk
 
 from headstart.errors import EngineError, RequestError
+from headstart.server.forks import ForkServer
 from headstart.server.grammars.client import CompilerProcess
 from headstart.server.grammars.compiler import GrammarCompiler
 from headstart.server.grammars.specs import GrammarSpec, json_schema, regex, schema_format
@@ -68,7 +69,7 @@ def test_a_grammar_that_is_slow_to_follow_ends_itself(compiler: GrammarCompiler)
 
 
 def test_the_process_is_started_again_when_it_is_gone(compiler: GrammarCompiler) -> None:
-    process = compiler._process._process
+    process = compiler._process._forks._process
     process.kill()
     process.wait()
     assert walk(compiler.compile(regex("again")), "again")
@@ -92,24 +93,24 @@ def test_compiled_grammars_are_kept_within_a_bound(
 
 
 def test_closing_does_not_wait_for_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    def start(process: CompilerProcess) -> None:
+    def start(forks: ForkServer) -> None:
         """One that never says that it is ready."""
-        if process._is_closed:
+        if forks._is_closed:
             raise EngineError("the server is closing")
-        process._control, theirs = socket.socketpair()
+        forks._control, theirs = socket.socketpair()
         with theirs:
-            process._process = subprocess.Popen(["sleep", "60"], pass_fds=[theirs.fileno()])
+            forks._process = subprocess.Popen(["sleep", "60"], pass_fds=[theirs.fileno()])
 
     def ask() -> None:
         with pytest.raises(EngineError, match="the server is closing"):
             process.compile("regex", "{}")
 
-    monkeypatch.setattr(CompilerProcess, "_start", start)
+    monkeypatch.setattr(ForkServer, "_start", start)
     process = CompilerProcess("{}", max_seconds=1, max_memory=1 << 30)
     thread = threading.Thread(target=ask)
     thread.start()
     started = time.monotonic()
-    while not process._lock.locked():
+    while not process._forks._lock.locked():
         assert time.monotonic() - started < 20, "it was never asked"
         time.sleep(0.01)
     started = time.monotonic()

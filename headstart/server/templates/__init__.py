@@ -1,0 +1,1 @@
+"""Chat templates, run in other processes: they are programs that come with a model."""

@@ -1,0 +1,1 @@
+"""Attacks of scripts/attack_check.py; each gives an `Outcome`."""
