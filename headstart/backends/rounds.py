@@ -134,8 +134,8 @@ class DeviceRounds(ABC):
         """Let a request leave."""
 
     @abstractmethod
-    def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
-        """More K/V blocks for a request, from entry `start` of its table."""
+    def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        """More K/V blocks of requests, by index: from which entry of a table on, and the blocks."""
 
     @abstractmethod
     def max_ahead(self, drafts: Sequence[int]) -> int:

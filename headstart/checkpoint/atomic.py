@@ -126,9 +126,12 @@ def _locked_sibling(out: Path) -> tuple[Path, int]:
     while True:
         partial = out.parent / f".{out.name}.partial-{secrets.token_hex(4)}"
         partial.mkdir()
-        lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY)
+        except FileNotFoundError:  # another run took the still unlocked folder for an abandoned one
+            continue
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if partial.exists():  # else another run took the still unlocked folder for an abandoned one
+        if partial.exists():  # else the same, a moment later
             return partial, lock
         os.close(lock)
 

@@ -165,7 +165,7 @@ class Rounds:
     def _extend(self, ahead: int) -> bool:
         """Blocks for a round and the one under way, whose outcome is not known."""
         size = self._pool.block_size
-        for index, request in enumerate(self._requests):
+        for request in self._requests:
             slots = len(request.tokens) + min(ahead, request.room)
             missing = -(-(slots + 1) // size) - len(request.blocks)
             if missing > 0:
@@ -173,10 +173,14 @@ class Rounds:
                 if got is None:
                     return False
                 request.blocks += got
+        new: dict[int, tuple[int, list[int]]] = {}
+        for index, request in enumerate(self._requests):
             known = self._num_blocks[request]
             if known < len(request.blocks):
-                self._device.extend(index, known, request.blocks[known:])
+                new[index] = (known, request.blocks[known:])
                 self._num_blocks[request] = len(request.blocks)
+        if new:
+            self._device.extend(new)
         return True
 
     def enter(self, works: Sequence[Work], logits: Tensor) -> tuple[list[Work], Tensor]:

@@ -7,7 +7,7 @@ The host keeps no copy of what the device decides; it learns the emitted tokens 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -124,7 +124,7 @@ class DecodeBatch:
         if request.states is not None:
             self.states[index, 0] = request.states[0]
             self.carried[index] = request.states[1:]
-        self.extend(index, 0, request.blocks)
+        self.extend({index: (0, request.blocks)})
         if self.recurrent is not None:
             rows = request.num_tokens - 1  # the newest token has not been read
             self.recurrent.admit(
@@ -134,10 +134,16 @@ class DecodeBatch:
     def remove(self, index: int) -> None:
         self._set(index, [0, 0, 0, 0])
 
-    def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
-        """More blocks for a request, from entry `start` of its table."""
-        new = on_device(blocks, self.tables.device, torch.int32)
-        self.tables[index, start : start + len(blocks)] = new
+    def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        """More blocks of requests, by index: from which entry of its table on, and the blocks.
+
+        In one copy: each costs the host more than what it holds.
+        """
+        indices = [index for index, (_, own) in blocks.items() for _ in own]
+        entries = [start + i for start, own in blocks.values() for i in range(len(own))]
+        values = [block for _, own in blocks.values() for block in own]
+        new = on_device([*indices, *entries, *values], self.tables.device).view(3, -1)
+        self.tables[new[0], new[1]] = new[2].int()
 
     def limit(self, drafts: Sequence[int]) -> None:
         """Drafts per round of the first requests."""

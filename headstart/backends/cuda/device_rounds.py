@@ -120,8 +120,8 @@ class CapturedRounds(DeviceRounds):
         if not self._params:  # the next request brings one token that its head has not read
             self._pending = 0
 
-    def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
-        self.batch.extend(index, start, blocks)
+    def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        self.batch.extend(blocks)
 
     def max_ahead(self, drafts: Sequence[int]) -> int:
         # A first token, too, may not have arrived at the host yet.

@@ -7,6 +7,8 @@ import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 from support.checkpoint_files import leftovers
@@ -180,20 +182,20 @@ def test_a_second_run_on_the_same_target_is_refused(tmp_path: Path) -> None:
     assert (tmp_path / "out").is_dir()
 
 
+@pytest.mark.parametrize("module, name", [(os, "open"), (fcntl, "flock")], ids=["open", "lock"])
 def test_a_folder_taken_for_abandoned_is_made_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, module: ModuleType, name: str
 ) -> None:
     """Another run may clear the new folder between its making and its locking."""
-    real, cleared = fcntl.flock, []
+    real, cleared = getattr(module, name), []
 
-    def flock(handle: int, operation: int) -> None:
-        if not cleared:
-            (partial,) = leftovers(tmp_path)
-            os.rmdir(tmp_path / partial)
-            cleared.append(partial)
-        real(handle, operation)
+    def late(*given: Any, **more: Any) -> Any:
+        if not cleared and (found := leftovers(tmp_path)):
+            cleared.extend(found)
+            os.rmdir(tmp_path / found[0])
+        return real(*given, **more)
 
-    monkeypatch.setattr(atomic.fcntl, "flock", flock)
+    monkeypatch.setattr(module, name, late)
     build(tmp_path / "out")
     assert cleared and content(tmp_path / "out") == "new"
 

@@ -77,8 +77,10 @@ class Device(DeviceRounds):
     def remove(self, index: int) -> None:
         self.calls.append(("remove", index))
 
-    def extend(self, index: int, start: int, blocks: Sequence[int]) -> None:
-        self.calls.append(("extend", index, start, list(blocks)))
+    def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
+        self.calls += [
+            ("extend", index, start, list(own)) for index, (start, own) in blocks.items()
+        ]
 
     def max_ahead(self, drafts: Sequence[int]) -> int:
         return AHEAD
