@@ -182,7 +182,7 @@ def main() -> None:
     )  # fmt: skip
     rounds = engine.loop.rounds._device if engine.loop.rounds is not None else None
     if given.apart and isinstance(rounds, CapturedRounds):
-        rounds._joins = False
+        rounds.joins_prompts = False
     play(engine, given, 20, seed=99)
     timeline.parts.clear()
     engine.stats.clear()

@@ -94,10 +94,11 @@ class GuardedGrammar:
         if not self.is_threaded or self.error is not None:
             return False
         try:
-            found = cast(ChainGrammar, self._grammar).chain_words(drafts)
+            found = list(cast(ChainGrammar, self._grammar).chain_words(drafts))
+            is_chain = all(words is None or self._are_words(words) for words in found)
         except Exception:
             return False
-        if not all(words is None or self._are_words(words) for words in found):
+        if not is_chain or not 1 <= len(found) <= len(drafts) + 1:
             return False
         self._masks, self._drafts = found, list(drafts[: len(found) - 1])
         return True

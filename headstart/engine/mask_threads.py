@@ -42,6 +42,6 @@ class MaskThreads:
             self._pool = ThreadPoolExecutor(self._helpers, thread_name_prefix="masks")
         helping = [self._pool.submit(work, rest) for _ in range(wanted)] if self._pool else []
         seconds = work(rest)
-        work(iter([i for i in range(len(asked)) if i not in set(shared)]))
+        work(iter([i for i, (grammar, _) in enumerate(asked) if not grammar.is_threaded]))
         self._seconds = seconds + sum(each.result() for each in helping)
         return found

@@ -11,6 +11,8 @@ from test_engine_kernels import PROMPTS, SIZES, model, settings, start
 
 pytest.importorskip("triton")
 
+from headstart.backends.cuda.decode_batch import DecodeBatch
+from headstart.backends.cuda.device_rounds import CapturedRounds
 from headstart.engine.engine import Engine
 from headstart.engine.loop import Loop
 
@@ -36,6 +38,30 @@ def test_after_a_failed_step_no_request_stays_in_rounds(
     assert ids_of(engine.generate(PROMPTS[:1], settings(4)[:1])) == wanted
     assert engine.loop.rounds is not None and not engine.loop.rounds.requests
     assert engine.pool.num_used == 0
+
+
+def test_a_request_that_could_not_enter_leaves_its_index_free(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: the device kept an index that the host did not know of."""
+    engine = start(model(tiny), "on")
+    wanted = ids_of(engine.generate(PROMPTS[:2], settings(4)[:2]))
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DecodeBatch, "extend", fail)
+        engine.add(PROMPTS[1], settings(4)[0])
+        with pytest.raises(RuntimeError, match="out of memory"):
+            for _ in range(3):
+                engine.step()
+    engine.recover()
+    assert engine.loop.rounds is not None
+    device = engine.loop.rounds._device
+    assert isinstance(device, CapturedRounds)
+    assert not device._params and not device.batch.lengths.any()
+    assert ids_of(engine.generate(PROMPTS[:2], settings(4)[:2])) == wanted
 
 
 def test_a_head_of_another_head_size_drafts_as_without_kernels(tiny: Tiny) -> None:

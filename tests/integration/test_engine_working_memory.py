@@ -27,6 +27,8 @@ from headstart.engine.memory import MemoryNeeds, plan_memory, resolved_requests,
 from headstart.engine.options import EngineOptions
 from headstart.models.build import build
 
+# Tensors of rows that join rounds: ids and positions, slots, states, tables, and `seen`.
+JOINED = 32 * (32 * (2 * 8 + 4 + 2 * 64 * 4) + 4 * (9 + 32) + 4)
 WORK = WorkSizes(
     rounds=RoundSizes(max_requests=8, max_drafts=16, num_drafts=3, max_tokens=100), block_size=16,
     max_rows=1000,
@@ -96,7 +98,8 @@ def test_everything_is_counted_on_a_gpu(tiny: Tiny, monkeypatch: pytest.MonkeyPa
     activations = 1000 * (2 * 2 * 96 + 6 * 64) * 4
     copies = int8_bytes(backend.head) + 640 * (64 + 4)
     context = 2 * backend.model.max_len * 2 * 16 * 4  # K and V of one head, twice
-    assert working.fixed == RESERVE + activations + copies + context
+    joined = JOINED + activation_bytes(backend.model, 32 * 32)  # prompts, in graphs
+    assert working.fixed == RESERVE + activations + copies + context + joined
     assert working.per_request > (6 + 2 * 3) * logits + 8 * 640, "passes, rounds, settings"
     more = backend.working_bytes(replace(WORK, vocab_tokens=100))
     assert more.fixed - working.fixed == 100 * (64 * 4 + 64 + 4), "rows of the LM head, in int8 too"
@@ -105,9 +108,14 @@ def test_everything_is_counted_on_a_gpu(tiny: Tiny, monkeypatch: pytest.MonkeyPa
 def test_what_is_not_there_is_not_counted(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     usual = on_gpu(tiny, monkeypatch).working_bytes(WORK)
     exact = on_gpu(tiny, monkeypatch, exact=True)
-    assert usual.fixed - exact.working_bytes(WORK).fixed == context_bytes(exact.model, 1 << 16)
+    context, joined = (
+        context_bytes(exact.model, 1 << 16),
+        activation_bytes(exact.model, 32 * 32),
+    )
+    assert usual.fixed - exact.working_bytes(WORK).fixed == context + joined
     plain = on_gpu(tiny, monkeypatch, TorchBackend)
-    assert plain.working_bytes(WORK) == WorkingBytes(usual.fixed, 6 * 4 * 640 * 4), "no rounds"
+    fixed = usual.fixed - joined - JOINED
+    assert plain.working_bytes(WORK) == WorkingBytes(fixed, 6 * 4 * 640 * 4), "no rounds"
     monkeypatch.undo()
     assert plain.working_bytes(WORK) == exact.working_bytes(WORK) == WorkingBytes()
 

@@ -99,7 +99,16 @@ class CudaBackend(Backend):
             lm_head_rows = self.config.vocab + sizes.vocab_tokens
             copies = int8_bytes(self.head) + lm_head_rows * (self.config.hidden + 4)
         passes = pass_bytes(self.model, sizes) + WorkingBytes(context + copies)
-        return passes + captured_bytes(self.model, sizes)
+        return passes + captured_bytes(self.model, sizes, joins=self.joins_prompts)
+
+    @property
+    def joins_prompts(self) -> bool:
+        """Whether rows of prompts join rounds.
+
+        Rows that depend on no others, and layers that attend to latents or go on from states, have
+        passes of their own.
+        """
+        return not self.options.exact and self.config.mla is None and self.config.delta is None
 
     # Forward passes
 

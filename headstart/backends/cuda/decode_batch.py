@@ -84,7 +84,7 @@ class DecodeBatch:
 
     @property
     def num_bytes(self) -> int:
-        """Of all tensors but those of recurrent layers."""
+        """Of all tensors but those of joined rows and of recurrent layers."""
         own = [*vars(self).values(), *vars(self.settings).values()]
         return sum(value.nbytes for value in own if isinstance(value, Tensor))
 
@@ -117,8 +117,6 @@ class DecodeBatch:
         states: of the recurrent layers, which hold the request's; vocab: its draft vocabulary.
         """
         self.vocabs[index].fill_(vocab)
-        num_pending = int(request.states is not None)
-        self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
         set_row(self.settings, index, request.row, request.newest, has_grammar=request.has_grammar)
         self.tokens[index, 0].fill_(request.newest)
         if request.states is not None:
@@ -130,6 +128,9 @@ class DecodeBatch:
             self.recurrent.admit(
                 index, request.state_slot, self._buffers[index], rows, states or []
             )
+        # Last, so that the index stays free if there was no memory for one of these steps.
+        num_pending = int(request.states is not None)
+        self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
 
     def remove(self, index: int) -> None:
         self._set(index, [0, 0, 0, 0])

@@ -45,10 +45,7 @@ class CapturedRounds(DeviceRounds):
 
     def __init__(self, backend: CudaBackend, sizes: RoundSizes, recurrent: RecurrentBatch | None):
         self.sizes, self.window, self.backend = sizes, WINDOW, backend
-        # Rows that depend on no others, and layers that attend to latents or go on from states,
-        # have passes of their own.
-        config = backend.config
-        self._joins = not backend.options.exact and config.mla is None and config.delta is None
+        self.joins_prompts = backend.joins_prompts
         self.cache, self.vocab = backend.sizes, backend.config.vocab
         block_size = backend.sizes.block_size
         self.batch = DecodeBatch.for_rounds(
@@ -94,9 +91,9 @@ class CapturedRounds(DeviceRounds):
     def admit(self, request: RoundRequest) -> None:
         index = len(self._params)
         params, vocab = request.row.params, self._vocab_number(request.draft_vocab)
+        self.batch.admit(index, request, self.backend.memory.states, vocab=vocab)
         self._params.append(params)
         self._needs.append(SamplingNeeds.of(params, has_grammar=request.has_grammar, vocab=vocab))
-        self.batch.admit(index, request, self.backend.memory.states, vocab=vocab)
         self._limits = []
         if request.states is not None:
             self._pending = max(self._pending, 1)
@@ -128,7 +125,7 @@ class CapturedRounds(DeviceRounds):
         return (self._last_drafts + 1) + (max(drafts) + 1) + 1
 
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
-        return self._joins and num_groups(rows) <= MOST_GROUPS
+        return self.joins_prompts and num_groups(rows) <= MOST_GROUPS
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
@@ -169,8 +166,9 @@ class CapturedRounds(DeviceRounds):
             drafts = to_host(self.batch.ids[: len(launched.drafts)])
             self._waiting = WaitingRound(launched, shape, drafts, self._mark())
         if rows:
-            groups = self.batch.joined.fill(rows, self.cache.block_size)
-            self.graphs.run_part(self.graphs.joined_shape(shape.trunk, groups))
+            trunk = self.graphs.joined_shape(shape.trunk, num_groups(rows))
+            self.batch.joined.fill(rows, self.cache.block_size, trunk.groups)
+            self.graphs.run_part(trunk)
             launched.joined = self._joined(rows)
         else:
             self.graphs.run_part(shape.trunk)

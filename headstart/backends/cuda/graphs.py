@@ -24,7 +24,11 @@ from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
 from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, TrunkShape
 
 _MOST_GRAPHS = 512
+_PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,
+_AS_LARGE = 2  # up to so many times as large
 _COARSE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+# Groups of joined rows: a few more than there are cost less than another capture.
+_GROUPS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
 
@@ -38,6 +42,8 @@ class Graphs:
         self.model, self._batch = model, batch
         self._graphs: dict[_Part, torch.cuda.CUDAGraph] = {}
         self._runs: Counter[_Part] = Counter()
+        self._wanted: Counter[TrunkShape] = Counter()  # with joined rows
+        self._too_large: set[_Part] = set()  # for which there was no memory when it was captured
         self.new_seconds: dict[RoundShape, float] = {}  # what compiling and capturing took the host
 
     @property
@@ -55,13 +61,26 @@ class Graphs:
         return min(_SIZES[at] if at < len(_SIZES) else self._batch.count, self._batch.count)
 
     def joined_shape(self, part: TrunkShape, groups: int) -> TrunkShape:
-        """The same with groups of other rows, for few numbers of requests."""
+        """The same with at least so many groups of other rows, for few numbers of requests.
+
+        For a while one with up to twice as many, if that is captured and the exact one is not.
+        """
         count = next((size for size in _COARSE_SIZES if size >= part.count), self._batch.count)
-        return TrunkShape(min(count, self._batch.count), part.num_drafts, groups)
+        count = min(count, self._batch.count)
+        exact, *larger = (
+            TrunkShape(count, part.num_drafts, size)
+            for size in _GROUPS
+            if groups <= size <= max(_AS_LARGE * groups, _GROUPS[bisect_left(_GROUPS, groups)])
+        )
+        self._wanted[exact] += 1
+        if self._wanted[exact] > _PATIENCE or exact in self._graphs:
+            return exact
+        return next((shape for shape in larger if shape in self._graphs), exact)
 
     def is_captured(self, shape: RoundShape) -> bool:
         """Whether the next round of this shape is a replay."""
-        return all(self._runs[part] >= 2 for part in (shape.drafts, shape.trunk, shape.choice))
+        parts = (shape.drafts, shape.trunk, shape.choice)
+        return all(self._runs[part] >= 2 and part not in self._too_large for part in parts)
 
     def run(self, shape: RoundShape) -> bool:
         """One round of the first `count` requests; whether its time counts: it was a replay."""
@@ -75,13 +94,24 @@ class Graphs:
 
     def run_part(self, part: _Part) -> None:
         """One part of a round, whose shape is one of a captured size."""
-        if not self._runs[part] or not self._batch.lengths.is_cuda:
+        graph = self._graph(part)
+        if graph is None:
             self._launch(part)
         else:
-            graph = self._graphs.pop(part, None) or self._capture(part)
-            self._graphs[part] = graph  # the last used comes last
             graph.replay()
         self._runs[part] += 1
+
+    def _graph(self, part: _Part) -> torch.cuda.CUDAGraph | None:
+        """None for a first run, and where there is no memory for a graph."""
+        if not self._runs[part] or part in self._too_large or not self._batch.lengths.is_cuda:
+            return None
+        try:
+            graph = self._graphs.pop(part, None) or self._capture(part)
+        except torch.cuda.OutOfMemoryError:
+            self._too_large.add(part)
+            return None
+        self._graphs[part] = graph  # the last used comes last
+        return graph
 
     def _launch(self, part: _Part) -> None:
         match part:
@@ -107,10 +137,6 @@ class Graphs:
             oldest = next(iter(self._graphs))
             del self._graphs[oldest]
             self._runs[oldest] = 1
-
-
-_PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,
-_AS_LARGE = 2  # up to so many times as large
 
 
 @dataclass

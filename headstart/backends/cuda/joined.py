@@ -7,7 +7,6 @@ is filled up with rows that write nothing.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,9 +18,7 @@ from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.rows import TrunkRows, pinned_to
 from headstart.models.attention import LayerCache
 
-# Groups that passes are captured for: a few more than there are cost less than another capture.
-_SIZES = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
-MOST_GROUPS = _SIZES[-1]
+MOST_GROUPS = 32
 
 
 def num_groups(rows: Sequence[TrunkRows]) -> int:
@@ -40,17 +37,20 @@ class JoinedRows:
         self._positions = numbers(torch.int64, GROUP_ROWS)
         self._kv_slots = numbers(torch.int32, GROUP_ROWS)
         self._seen = numbers(torch.int32)  # slot of each group's first row, -1: there is none
-        self._tables = numbers(torch.int32, max_blocks)
+        # Rows that fill up a group look past the blocks of their request, at the first one.
+        self._tables = numbers(torch.int32, max_blocks + GROUP_ROWS)
         self.stream = numbers(dtype, GROUP_ROWS, hidden).flatten(0, 1)
         self.normed = numbers(dtype, GROUP_ROWS, hidden).flatten(0, 1)
 
-    def fill(self, requests: Sequence[TrunkRows], block_size: int) -> int:
-        """Take the rows of requests; how many groups a pass over them has."""
-        size = _SIZES[bisect_left(_SIZES, num_groups(requests))]
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in vars(self).values())
+
+    def fill(self, requests: Sequence[TrunkRows], block_size: int, size: int) -> None:
+        """Take the rows of requests for a pass over `size` groups."""
         rows = size * GROUP_ROWS
         ids, positions = np.zeros((2, rows), np.int64)
         kv_slots, seen = np.full(rows, -1, np.int32), np.full(size, -1, np.int32)
-        # Rows that fill up a group look past the blocks of their request, at the first one.
         width = max(len(own.blocks) for own in requests) + -(-GROUP_ROWS // block_size)
         tables = np.zeros((size, min(width, self._tables.shape[1])), np.int32)
         for first, own in zip(starts_of(requests), requests, strict=True):
@@ -68,7 +68,6 @@ class JoinedRows:
             target.flatten()[: len(values)] = pinned_to(torch.from_numpy(values), target.device)
         found = pinned_to(torch.from_numpy(tables), self._tables.device)
         self._tables[:size, : tables.shape[1]] = found
-        return size
 
     def rows(self, model: RoundModel, groups: int) -> tuple[Tensor, Rows]:
         """Token ids, and where the rows of so many groups go."""

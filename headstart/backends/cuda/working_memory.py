@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
+from headstart.backends.cuda.forward import GROUP_ROWS
+from headstart.backends.cuda.joined import MOST_GROUPS
 from headstart.backends.working_memory import (
     WorkingBytes,
     WorkSizes,
@@ -21,8 +23,8 @@ _CHOICE = 3  # arrays of logits: as they come, processed, and raw for log-probab
 _CAPTURED = 2
 
 
-def captured_bytes(model: LoadedModel, sizes: WorkSizes) -> WorkingBytes:
-    """Of the rounds of one engine, by request."""
+def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> WorkingBytes:
+    """Of the rounds of one engine; `joins`: whether rows of prompts join them."""
     rounds = replace(sizes.rounds, max_requests=1)
     batch = DecodeBatch.for_rounds(
         rounds, model.config, window=WINDOW, block_size=sizes.block_size, dtype=model.dtype,
@@ -31,5 +33,8 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes) -> WorkingBytes:
     rows = rounds.num_drafts + 1
     widest = rows if model.head is None else batch.window  # a head that is late reads so many
     scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
-    scratch += activation_bytes(model, rows)  # beside prompts, in a pass that they join
-    return WorkingBytes(per_request=batch.num_bytes + scratch)
+    fixed = batch.joined.num_bytes
+    if joins:
+        fixed += activation_bytes(model, MOST_GROUPS * GROUP_ROWS)
+        scratch += activation_bytes(model, rows)  # beside prompts, in a pass that they join
+    return WorkingBytes(fixed, batch.num_bytes + scratch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -74,3 +75,31 @@ def test_of_very_many_graphs_those_used_last_are_kept(monkeypatch: pytest.Monkey
         graphs._graphs[part], graphs._runs[part] = object(), 5  # type: ignore[assignment]
     assert list(graphs._graphs) == parts[1:]
     assert graphs._runs == {parts[0]: 1, parts[1]: 5, parts[2]: 5}, "captured again next time"
+
+
+def test_without_memory_for_a_graph_its_part_runs_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs, part, ran = graphs_for(8), TrunkShape(4, 1), []
+
+    def capture(part: TrunkShape) -> Any:
+        ran.append("captured")
+        raise torch.cuda.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(graphs, "_capture", capture)
+    monkeypatch.setattr(graphs, "_launch", lambda part: ran.append("launched"))
+    monkeypatch.setattr(graphs, "_batch", SimpleNamespace(lengths=SimpleNamespace(is_cuda=True)))
+    for _ in range(4):
+        graphs.run_part(part)
+    assert ran == ["launched", "captured", "launched", "launched", "launched"]
+    assert not graphs.is_captured(RoundShape(4, 1, 2)), "its time is not that of a replay"
+
+
+def test_joined_rows_take_a_larger_graph_for_a_while() -> None:
+    graphs, trunk = graphs_for(8), TrunkShape(3, 1)
+    assert graphs.joined_shape(trunk, 3) == TrunkShape(4, 1, 4)
+    assert graphs.joined_shape(trunk, 9) == TrunkShape(4, 1, 12)
+    graphs._graphs[TrunkShape(4, 1, 16)] = object()  # type: ignore[assignment]
+    assert graphs.joined_shape(trunk, 9) == TrunkShape(4, 1, 16)
+    assert graphs.joined_shape(trunk, 7) == TrunkShape(4, 1, 8), "no more than twice as many"
+    found = [graphs.joined_shape(trunk, 9).groups for _ in range(10)]
+    assert found == [*[16] * 6, *[12] * 4], "wanted often enough"
+    assert graphs.joined_shape(trunk, 32) == TrunkShape(4, 1, 32)

@@ -27,7 +27,7 @@ def test_every_request_begins_a_group() -> None:
 def test_rows_go_to_the_slots_of_their_request() -> None:
     room = JoinedRows(8, 4, torch.float32, torch.device("cpu"))
     first, second = rows(40, 5, [6, 2, 7]), rows(3, 20, [1, 4])
-    assert room.fill([first, second], PAGE) == 4, "three groups, and one that is empty"
+    room.fill([first, second], PAGE, 4)  # three groups, and one that is empty
     places = room._kv_slots.flatten().tolist()
     slots = [first.blocks[slot // PAGE] * PAGE + slot % PAGE for slot in range(5, 45)]
     assert places[:40] == slots and places[40 : 2 * GROUP_ROWS] == [-1] * 24
@@ -40,8 +40,8 @@ def test_rows_go_to_the_slots_of_their_request() -> None:
 
 def test_nothing_is_left_of_the_rows_before() -> None:
     room = JoinedRows(8, 4, torch.float32, torch.device("cpu"))
-    room.fill([rows(60, 0, [1, 2, 3, 4])], PAGE)
-    assert room.fill([rows(2, 0, [5])], PAGE) == 1
+    room.fill([rows(60, 0, [1, 2, 3, 4])], PAGE, 2)
+    room.fill([rows(2, 0, [5])], PAGE, 1)
     assert room._kv_slots[0].tolist() == [5 * PAGE, 5 * PAGE + 1, *[-1] * (GROUP_ROWS - 2)]
     assert room._tables[0, :3].tolist() == [5, 0, 0], "rows that fill up look at the first block"
 
@@ -49,5 +49,17 @@ def test_nothing_is_left_of_the_rows_before() -> None:
 def test_a_pass_has_room_for_the_longest_request() -> None:
     blocks = list(range(MOST_GROUPS * GROUP_ROWS // PAGE))
     room = JoinedRows(len(blocks), 4, torch.float32, torch.device("cpu"))
-    assert room.fill([rows(MOST_GROUPS * GROUP_ROWS, 0, blocks)], PAGE) == MOST_GROUPS
+    room.fill([rows(MOST_GROUPS * GROUP_ROWS, 0, blocks)], PAGE, MOST_GROUPS)
     assert room._kv_slots.flatten().tolist() == list(range(MOST_GROUPS * GROUP_ROWS))
+
+
+@pytest.mark.parametrize("page", [1, PAGE])
+def test_rows_that_fill_up_a_group_have_entries_in_the_table(page: int) -> None:
+    """Of a request that ends with the last slot that there may be."""
+    blocks = list(range(1, 65))
+    room = JoinedRows(len(blocks), 4, torch.float32, torch.device("cpu"))
+    start = len(blocks) * page - 1
+    room.fill([rows(1, start, blocks)], page, 1)
+    last = (start + GROUP_ROWS - 1) // page
+    assert room._tables.shape[1] > last
+    assert room._tables[0, len(blocks) : last + 1].tolist() == [0] * (last + 1 - len(blocks))
