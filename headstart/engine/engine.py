@@ -107,6 +107,10 @@ class Engine:
         if self.admission.longest > _WARM_TOKENS:
             params = SamplingParams(temperature=0, max_tokens=_WARM_TOKENS // 2, ignore_eos=True)
             self.generate([[0, 0]], params)
+        self.clear_stats()
+
+    def clear_stats(self) -> None:
+        """Forget what was counted and learnt so far."""
         self.stats.clear()
         if self.policy is not None:
             self.policy.reset()

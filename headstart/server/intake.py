@@ -212,6 +212,7 @@ class Gate:
         self._empty = asyncio.Event()
         self._empty.set()
         self.num_open = 0  # answers
+        self.is_open = False  # when the first request is as fast as any other
         self.is_draining = False
 
     def check(self) -> None:
@@ -220,7 +221,7 @@ class Gate:
             raise unavailable("the engine has failed and the server ends.", code="engine_dead")
         if self.is_draining:
             raise unavailable("the server is shutting down; ask another one.", code="draining")
-        if not self._worker.is_ready:
+        if not (self._worker.is_ready and self.is_open):
             raise unavailable("the model is being loaded; try again soon.", code="loading")
 
     @contextmanager

@@ -28,6 +28,7 @@ from headstart.server.app import create_app
 from headstart.server.intake import ANY_NAME, give_back
 from headstart.server.options import ServerOptions, is_public, url_of
 from headstart.server.refusals import stopped
+from headstart.server.rehearsal import rehearse
 from headstart.server.state import ServerState
 from headstart.server.wire import GuardedConnection
 
@@ -132,7 +133,8 @@ class Serving:
                 _log.info("requests with a grammar are refused: %s", error)
             except Exception:
                 _log.warning("grammars could not be tried", exc_info=True)
-        self.state.is_warm = True
+            await rehearse(self.state)
+        self.state.gate.is_open = True
         self.state.readings.state = self.state.health
         names = ", ".join([*self.state.names, ANY_NAME])
         _log.info("ready at %s, the model's names are %s", self.url, names)

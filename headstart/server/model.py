@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
 from bisect import bisect_left
@@ -19,7 +18,7 @@ from headstart.server.options import ServerOptions
 from headstart.server.pieces import Pieces, special_ids
 from headstart.server.reasoning import Start, reasoning_format
 from headstart.server.refusals import about
-from headstart.server.templates.client import SlowTemplate, TemplateProcess
+from headstart.server.templates.client import TemplateProcess
 from headstart.server.tools.formats import tool_format
 
 _TAIL_TOKENS = 32  # of a prompt, which may open or close a block of thinking
@@ -103,11 +102,7 @@ class ServedModel:
         return self._compiler is not None and self._compiler.is_kept(spec)
 
     def warm_up(self) -> None:
-        """Start what compiles grammars, and wait until it has compiled one; a template likewise."""
-        if self.templates is not None:
-            # What it says of these messages does not matter.
-            with contextlib.suppress(RequestError, SlowTemplate):
-                self.templates.render([{"role": "user", "content": "a"}], {})
+        """Start what compiles grammars, and wait until it has compiled one."""
         if self.tokenizer is not None:
             self._get_compiler().compile(regex("a*"))
 

@@ -61,7 +61,6 @@ class ServerState:
         self.gate = Gate(self.worker, max_queue=options.max_queue)
         self.tally = Tally()
         threads = min(_MOST_THREADS, os.cpu_count() or 1)
-        self.is_warm = False  # when the first request is as fast as any other
         # For what would hold up the event loop; its queue is bounded as open requests are.
         self.pool = ThreadPoolExecutor(threads, thread_name_prefix="prepare")
         # Grammars may take seconds to compile: prompts must not wait for them.
@@ -79,7 +78,7 @@ class ServerState:
             return "dead"
         if self.gate.is_draining:
             return "draining"
-        return "ready" if self.worker.is_ready and self.is_warm else "starting"
+        return "ready" if self.worker.is_ready and self.gate.is_open else "starting"
 
     def _load(self, make_engine: Callable[[], Engine]) -> Engine:
         engine = make_engine()

@@ -107,7 +107,7 @@ class Worker:
     """Runs an engine; the public methods are for the event loop."""
 
     def __init__(self, make_engine: Callable[[], Engine], metrics: ServerMetrics):
-        self._make_engine, self._metrics = make_engine, metrics
+        self._make_engine, self.metrics = make_engine, metrics
         self._inbox: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._open: dict[str, _Open] = {}  # the engine thread's
         self._channels: set[Channel] = set()  # the event loop's
@@ -195,7 +195,7 @@ class Worker:
         seconds = time.perf_counter() - started
         num_tokens = engine.stats.prompt_tokens - num_before
         num_tokens += sum(len(update.token_ids) for update in updates)
-        self._metrics.observe_step(seconds, num_tokens)
+        self.metrics.observe_step(seconds, num_tokens)
         if updates:
             self._hand_out(engine, updates)
 
@@ -227,14 +227,14 @@ class Worker:
     def _forget(self, channel: Channel) -> None:
         """Requests that never came in have no result."""
         for job in channel.jobs:
-            self._metrics.request_failed(job.id)
+            self.metrics.request_failed(job.id)
 
     def _drop(self, channel: Channel) -> None:
         assert self.engine is not None
         for job in channel.jobs:
             if self._open.pop(job.id, None) is not None:
                 self.engine.abort(job.id)
-                self._metrics.request_finished(self.engine.collect(job.id))
+                self.metrics.request_finished(self.engine.collect(job.id))
 
     def _hand_out(self, engine: Engine, updates: list[Update]) -> None:
         events: list[tuple[Channel, Event]] = []
@@ -242,7 +242,7 @@ class Worker:
             open_job = self._open.get(update.request_id)
             if open_job is None:
                 continue
-            self._metrics.tokens(update.request_id, update.sample, len(update.token_ids))
+            self.metrics.tokens(update.request_id, update.sample, len(update.token_ids))
             result = self._result(engine, open_job) if update.finish_reason is not None else None
             events.append((open_job.channel, Event(open_job.number, update, result)))
         self._call_in_loop(_deliver, events)
@@ -254,7 +254,7 @@ class Worker:
             return None
         del self._open[open_job.job.id]
         result = engine.collect(open_job.job.id)
-        self._metrics.request_finished(result)
+        self.metrics.request_finished(result)
         return result
 
     def _recover(self, engine: Engine, error: Exception) -> None:
@@ -277,7 +277,7 @@ class Worker:
         """End all requests with one error: its cause was logged, and tracebacks take time."""
         gone, self._open = self._open, {}
         for open_job in gone.values():
-            self._metrics.request_failed(open_job.job.id)
+            self.metrics.request_failed(open_job.job.id)
         for channel in {id(o.channel): o.channel for o in gone.values()}.values():
             self._call_in_loop(channel.fail, engine_failed())
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import openai
 import pytest
+from starlette.types import Send
 from support.server_runs import HTTP, VOCAB
 from support.server_threads import (
     LONG,
@@ -33,10 +34,12 @@ from headstart.data.api_keys import API_KEY_VARIABLE
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
 from headstart.errors import ConfigError, MissingExtra
+from headstart.server.answering import Answering
 from headstart.server.lifecycle import Serving
 from headstart.server.model import ServedModel
 from headstart.server.options import ServerOptions, listen
 from headstart.server.reasoning import Start
+from headstart.server.refusals import Refusal
 
 
 @pytest.mark.parametrize("stream", [True, False], ids=["stream", "whole"])
@@ -241,6 +244,31 @@ def test_a_model_without_grammars_says_so_in_one_line(
         assert refused.status_code == 400 and "no decoder" in refused.text
         assert refused.json()["error"]["param"] == "structured_outputs.regex"
         assert ask(server, SHORT).status_code == 200
+
+
+def test_requests_of_the_servers_own_are_not_counted(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level("INFO", "headstart.server")
+    engine, answered, answer = small_engine(folder), [], Answering._answer
+
+    async def watched(own: Answering, send: Send) -> None:
+        with pytest.raises(Refusal, match="is being loaded"):
+            server.serving.state.gate.check()  # clients wait meanwhile
+        await answer(own, send)
+        answered.append((own.answer_id, engine.stats.output_tokens > 0))
+
+    monkeypatch.setattr(Answering, "_answer", watched)
+    with serving(lambda: engine, is_eager=True) as server:
+        wait_until(lambda: server.status() == "ready")
+        assert answered[:2] == [("cmpl-rehearsal", True), ("chatcmpl-rehearsal", True)]
+        assert engine.stats.output_tokens == engine.stats.prompt_tokens == 0
+        lines = HTTP.get(f"{server.url}/metrics").text.splitlines()
+        counted = [line for line in lines if "success_total{" in line or "step_duration" in line]
+        numbers = [line.split()[-1] for line in counted if not line.startswith("#")]
+        assert len(numbers) > 5 and set(numbers) == {"0.0"}
+    assert "rehearsal" not in caplog.text
+    assert "0 requests finished" in caplog.text
 
 
 def test_keys_are_asked_for_where_there_are_some(

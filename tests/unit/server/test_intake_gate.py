@@ -24,7 +24,11 @@ def with_gate(check: Callable[[Gate], None], *, running: int = 2, max_queue: int
     worker: Any = SimpleNamespace(failure=None, is_ready=True, engine=engine)
 
     async def run() -> None:
-        check(Gate(worker, max_queue=max_queue))
+        gate = Gate(worker, max_queue=max_queue)
+        with pytest.raises(Refusal, match="is being loaded"):
+            gate.check()
+        gate.is_open = True
+        check(gate)
 
     asyncio.run(run())
 
