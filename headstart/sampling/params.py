@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 def _setting(default: _T, help_text: str) -> _T:
-    """A field of `SamplingParams`, with what users are told of it."""
+    """A field of `SamplingParams`, with its help text."""
     return field(default=default, metadata={"help": help_text})
 
 
