@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--also", help="a Python file with one more attend(q, k, v)")
     given = parser.parse_args()
     config = model_config(shape_config(given.shape))
-    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    cudnn = torch.backends.cudnn.version()
     say(device=device_name(), torch=torch.__version__, cudnn=cudnn)
     libraries: dict[str, Library | None] = {"ours": None}
     shape = (config.num_heads, config.num_kv_heads, config.head_dim, DTYPE, DEVICE)

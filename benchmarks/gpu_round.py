@@ -20,7 +20,6 @@ from graph_timing import copy_speed, timed
 from random_models import random_model
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.graphs import Graphs
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.shapes import RoundShape
@@ -48,7 +47,8 @@ def round_model(config: Any, slots: int, max_context: int, draft_rows: int) -> R
     return RoundModel(
         trunk, head, [cache() for _ in range(config.num_layers)], [cache()],
         torch.zeros(slots // PAGE, 1, config.hidden, device=DEVICE, dtype=torch.bfloat16), PAGE,
-        [DraftTokens((lm_head,), ids)], max_context, Kernels(),
+        [DraftTokens((lm_head,), ids)], max_context,
+        feeds_stream=False,
     )  # fmt: skip
 
 

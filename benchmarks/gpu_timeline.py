@@ -89,7 +89,7 @@ class Timeline:
 
 
 def _mark() -> Any:
-    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event = torch.cuda.Event(enable_timing=True)
     event.record()
     return event
 

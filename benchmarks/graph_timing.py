@@ -44,7 +44,7 @@ def timed(run: Callable[[], Any], repeats: int = _REPLAYS) -> float:
         run()
     times = []
     for _ in range(repeats):
-        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()
         run()
         stop.record()

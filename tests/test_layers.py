@@ -14,7 +14,7 @@ from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD, families
 
 PACKAGE = Path(headstart.__file__).parent
 
-# Lower layers first. Packages in one layer are strangers to each other.
+# Lower layers first. Packages in one layer do not import each other.
 LAYERS = [
     {"documents", "errors", "files", "processes"},
     {"checkpoint", "families", "report", "sampling"},

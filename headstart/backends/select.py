@@ -43,12 +43,12 @@ class Selection:
     @property
     def notes(self) -> list[str]:
         """For people: what the model misses, where that is more than another device."""
-        told = {
+        shown = {
             name: reason
             for name, reason in self.reasons.items()
             if not reason.startswith(("the device is", "kernels are"))
         }
-        return [f"not backend {name}: {reason}" for name, reason in told.items()]
+        return [f"not backend {name}: {reason}" for name, reason in shown.items()]
 
 
 def load_backend(

@@ -32,7 +32,7 @@ def advice(
     is_valid: bool = True,
 ) -> list[str]:
     """Sentences, the most useful first; `drafts` says how many each variant drafts. Of a run that
-    is not valid only what was answered is told: its times are not the server's."""
+    is not valid only what was answered is described: its times are not the server's."""
     if not is_valid:
         return [*_answers(comparisons), *_failures(cells)]
     return [

@@ -116,7 +116,7 @@ class Client:
                 break
             self._leave_out(answer.failure)
         if answer.reader.token_ids is not None:
-            self.bodies.left_out.add("continuous_usage_stats")  # no need to be told twice
+            self.bodies.left_out.add("continuous_usage_stats")  # no need to ask again
         if "ignore_eos" in self.bodies.left_out and self.workload.ignore_eos:
             self.notes.append("the server does not know ignore_eos: answers may end early")
 

@@ -138,7 +138,7 @@ def _apart(compared: Sequence[Comparison]) -> list[str]:
     base, own = (f"{share:.0%}" for share in c.cached_shares)
     return [
         f"not comparable: the prefix cache held {own} of the prompt tokens of {c.variant} and "
-        f"{base} of those of {c.base} ({c.where}), so throughput and TTFT tell who asked second. "
+        f"{base} of those of {c.base} ({c.where}), so throughput and TTFT depend on their order. "
         "Turn the cache off (Headstart: `serve --no-prefix-caching`), or start a server for each"
     ]
 

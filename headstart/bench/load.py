@@ -201,7 +201,7 @@ def _speculation(
     before: Counters | None, after: Counters | None, records: tuple[RequestRecord, ...],
     notes: list[str],
 ) -> Speculation | None:  # fmt: skip
-    """From /metrics, where it can be told what belongs to this run; of the responses where those
+    """From /metrics, where it is known what belongs to this run; of the responses where those
     say more about depths, or are all there is."""
     scraped = None
     if before is not None and after is not None:

@@ -24,7 +24,7 @@ from headstart.errors import ConfigError, ServerError
 
 @dataclass(frozen=True)
 class Step:
-    """Where a study is: told with every answer that came."""
+    """Where a study is, reported with every answer that came."""
 
     variant: str
     point: Point

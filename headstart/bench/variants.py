@@ -1,4 +1,4 @@
-"""What is compared: the same server told to draft differently, or several servers.
+"""What is compared: the same server with other drafting, or several servers.
 
 On our server a request says how to draft, so one server gives all numbers of drafts. What only a
 server's start can change (no head at all, chunked prefill) needs a server of its own. Other engines

@@ -88,7 +88,7 @@ def _read_weight_map(folder: Path) -> tuple[dict[str, str] | None, dict[str, Any
             f"{path} has no weight_map of names to shard names. Download the file again."
         )
     for shard in set(weight_map.values()):
-        # An index may come from a stranger: it must not reach outside its own folder.
+        # An index is not trusted: it must not reach outside its own folder.
         if shard != Path(shard).name or shard in ("", ".", "..") or "\\" in shard or "\0" in shard:
             raise BrokenIndex(
                 f"{path} names the shard {shard!r}; expected a plain file name in the same folder. "

@@ -1,6 +1,6 @@
 """Symbolic links in a checkpoint: which may be followed when its files go into a result.
 
-A folder of a stranger may hold `LICENSE -> ~/.ssh/id_rsa`. What a link leads to is copied as
+An untrusted folder may hold `LICENSE -> ~/.ssh/id_rsa`. What a link leads to is copied as
 content, so it must lie in the folder itself, or in the blobs of the hub cache that the folder is
 a snapshot of (`models--x/snapshots/REVISION/file -> ../../blobs/HASH`).
 """

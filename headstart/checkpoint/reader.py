@@ -128,7 +128,7 @@ def _check_kinds(folder: Path) -> None:
     except OSError as error:
         _unreadable(error)
     for path in (folder / name for name in names):
-        # A link to nothing is none of these: it is told of where it is needed.
+        # A link to nothing is none of these: it is refused where it is needed.
         if path.exists() and not path.is_file() and not path.is_dir():
             raise CheckpointError(
                 f"{path} is neither a file nor a folder; a checkpoint has nothing else. Remove it, "

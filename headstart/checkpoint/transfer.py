@@ -121,7 +121,7 @@ def copy_range(handles: Handles, piece: FileSlice, target: int, flusher: Flusher
             if done == 0:
                 raise WriteFailed(
                     f"{piece.file} became shorter while it was read. Nothing was kept; run again "
-                    "when nobody writes to it."
+                    "when nothing writes to it."
                 )
             write_all(target, part[:done])
         start += done

@@ -117,7 +117,7 @@ def _read_into(target: memoryview, piece: FileSlice) -> None:
             if count == 0:
                 raise BrokenFile(
                     f"{piece.file} became shorter while it was read. Nothing was kept; run again "
-                    "when nobody writes to it."
+                    "when nothing writes to it."
                 )
             done += count
     finally:

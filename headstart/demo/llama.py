@@ -39,10 +39,10 @@ def plan_llama(file: GgufFile) -> FolderPlan:
         for ours, theirs in _LAYER.items():
             names[f"blk.{layer}.{ours}.weight"] = f"model.layers.{layer}.{theirs}.weight"
     # A file without `output.weight` has tied embeddings; with one it is another model.
-    strangers = [name for name in file.tensors if name not in names]
-    if strangers:
+    unexpected = [name for name in file.tensors if name not in names]
+    if unexpected:
         raise UnexpectedTensor(
-            f"{file.path} holds {some(strangers)}, for which the demo has no place. Take the file "
+            f"{file.path} holds {some(unexpected)}, for which the demo has no place. Take the file "
             "of the package."
         )
     tensors = {

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 Side = Literal["plain", "drafted"]
 SIDES: tuple[Side, Side] = ("plain", "drafted")
-Show = Callable[[Side, "Update", float], None]  # is told what came, and the side's seconds so far
+Show = Callable[[Side, "Update", float], None]  # gets what came, and the side's seconds so far
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from headstart.heads.graft import plan_graft
 NAME = "smollm2-135m-instruct-mtp"
 _LAYOUT = 1  # of the unpacked folder; another number unpacks again
 
-Report = Callable[[str], None]  # is told what is being done
+Report = Callable[[str], None]  # gets what is being done
 
 
 def ready(

@@ -1,4 +1,4 @@
-"""What `headstart distill` can be told, in one frozen dataclass that is also its flags."""
+"""The options of `headstart distill`, in one frozen dataclass that is also its flags."""
 
 from __future__ import annotations
 

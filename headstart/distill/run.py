@@ -114,7 +114,9 @@ def plan(
 ) -> Plan:
     """Read and check everything that is cheap; nothing is written."""
     if as_given and (options.server is not None or options.samples != 1):
-        raise ConfigError("--import asks nobody; leave --server and --samples out.")
+        raise ConfigError(
+            "--import takes the answers of the file; leave --server and --samples out."
+        )
     if options.server is not None:
         require_httpx()
     checkpoint = Checkpoint.open(local_folder(model))

@@ -12,7 +12,7 @@ from pathlib import Path
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.fingerprints import ABSENT, tokenizer_sha
 from headstart.data.prompt_reader import Prompt, PromptReader
-from headstart.errors import DataError, RequestError, some
+from headstart.errors import ConfigError, DataError, RequestError, some
 from headstart.vocab.draft_vocab import ALL, WHOLE_NAMES, DraftVocab
 from headstart.vocab.files import read
 from headstart.vocab.languages import language_of
@@ -89,11 +89,16 @@ class DraftVocabs:
 def _vocabs(source: Source) -> list[DraftVocab]:
     if isinstance(source, str | Path):
         return read(Path(source))
-    items = list(source)
+    items: list[int | DraftVocab] = list(source)
     vocabs = [item for item in items if isinstance(item, DraftVocab)]
-    if vocabs and len(vocabs) == len(items):
-        return vocabs
-    return [DraftVocab.of({int(item) for item in items})]  # type: ignore[call-overload]
+    ids = [item for item in items if not isinstance(item, DraftVocab)]
+    if vocabs and ids:
+        raise ConfigError(
+            f"draft_vocab holds {len(vocabs)} draft vocabularies and {len(ids)} other items; give "
+            "a file, draft vocabularies, or token ids.",
+            field="draft_vocab",
+        )
+    return vocabs or [DraftVocab.of({int(item) for item in ids})]
 
 
 def prompt_text(prompt: Prompt) -> str | None:

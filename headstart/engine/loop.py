@@ -71,7 +71,6 @@ class Loop:
         self._draft(decided)
         self._release_siblings(decided)
         self._retire()
-        self.stats.steps += 1
         return updates
 
     def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:

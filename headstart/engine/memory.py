@@ -1,6 +1,6 @@
 """How much memory an engine takes for K/V and recurrent states.
 
-As told; on a GPU what its share of the device leaves beside weights and what computing will take;
+As given; on a GPU what its share of the device leaves beside weights and what computing will take;
 on a CPU enough for its requests within what is free. Numbers only: what a block or a state needs is
 the backend's.
 """
@@ -32,7 +32,6 @@ _CPU_BYTES = 1 << 30
 _MOST_OF_FREE = 0.8
 # Of memory that recurrent states share with K/V; those that are not needed are snapshots.
 _STATE_SHARE = 0.5
-_AUTO_STATES = 4  # for drafts of a request where `auto` decides how many it has
 # One request of so many is expected to decode outside device rounds, with slots for its drafts.
 _HOST_PART = 4
 
@@ -87,12 +86,12 @@ class Memory:
         cache, needs = self.cache, self.needs
         size = cache.num_blocks * needs.block_bytes
         states = f"{cache.num_states} recurrent states of {needs.state_bytes / 1e6:.1f} MB"
-        rings = f"{needs.round_bytes / 1e6:.1f} MB for the newest rows of each request in rounds"
+        newest = f"{needs.round_bytes / 1e6:.1f} MB for the newest rows of each request in rounds"
         return [
             *([self.device_note] if self.device_note else []),
             f"{cache.num_blocks} K/V blocks of {cache.block_size} tokens ({size / 1e6:.0f} MB)",
             *([states] if cache.num_states else []),
-            *([rings] if needs.round_bytes else []),
+            *([newest] if needs.round_bytes else []),
         ]
 
 
@@ -141,11 +140,11 @@ def plan_memory(needs: MemoryNeeds, options: EngineOptions) -> Memory:
         return Memory(CacheSizes(num_blocks(needs, options), options.block_size), needs, note)
     given = _given(needs, options)
     whole = int(needs.device.free * _MOST_OF_FREE) if given is None else given
-    rings = options.num_requests * needs.round_bytes
-    if rings >= whole:
-        what = f"the newest rows of {options.num_requests} requests need {rings:,} bytes"
+    newest_row_bytes = options.num_requests * needs.round_bytes
+    if newest_row_bytes >= whole:
+        what = f"the newest rows of {options.num_requests} requests need {newest_row_bytes:,} bytes"
         raise _too_little(what, whole, needs, options, "max_running_requests or speculate")
-    left = whole - rings
+    left = whole - newest_row_bytes
     room = left * _STATE_SHARE
     if given is None:
         room = min(max(_CPU_BYTES, 2 * needs.state_bytes), left / 2)
@@ -153,7 +152,7 @@ def plan_memory(needs: MemoryNeeds, options: EngineOptions) -> Memory:
     if states < 1:
         what = f"the state of one request needs {needs.state_bytes:,} bytes"
         raise _too_little(what, int(room), needs, options)
-    taken = states * needs.state_bytes + rings
+    taken = states * needs.state_bytes + newest_row_bytes
     blocks = num_blocks(needs, options, taken=taken)
     return Memory(CacheSizes(blocks, options.block_size, states), needs, note)
 
@@ -164,9 +163,7 @@ def _most_states(needs: MemoryNeeds, options: EngineOptions) -> int:
     Requests in device rounds need none for drafts: they go back by the rows that rounds keep.
     """
     running = options.num_requests
-    drafts = 0
-    if needs.has_head:
-        drafts = _AUTO_STATES if options.speculate == "auto" else int(options.speculate)
+    drafts = options.usual_drafts if needs.has_head else 0
     return 2 * running + drafts * (-(-running // _HOST_PART) if needs.has_rounds else running)
 
 

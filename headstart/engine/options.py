@@ -1,4 +1,4 @@
-"""What an engine can be told, in one frozen dataclass that is also its command-line flags."""
+"""The options of an engine, in one frozen dataclass that is also its command-line flags."""
 
 from __future__ import annotations
 
@@ -151,8 +151,7 @@ class EngineOptions:
             return self.max_batched_tokens
         if not self.chunked_prefill:
             return _CPU_WHOLE_ROWS
-        drafts = _AUTO_DRAFTS if self.speculate == "auto" else self.speculate
-        return max(_CPU_ROWS, 2 * self.num_requests * (drafts + 1))
+        return max(_CPU_ROWS, 2 * self.num_requests * (self.usual_drafts + 1))
 
     @property
     def num_requests(self) -> int:
@@ -181,13 +180,18 @@ class EngineOptions:
         """The most draft tokens a round may have."""
         return MENU[-1] if self.speculate == "auto" else self.speculate
 
+    @property
+    def usual_drafts(self) -> int:
+        """Draft tokens per round that limits are planned for; `auto` may choose more."""
+        return _AUTO_DRAFTS if self.speculate == "auto" else self.speculate
+
 
 # In one trunk pass: enough for the products to be efficient, and no more where a pass takes long,
 # since running answers wait for it. Of many answers half of the rows are for prompts.
 _CPU_ROWS, _GPU_ROWS = 512, 8192
 _CPU_REQUESTS = 64
 _CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until no other request runs
-_AUTO_DRAFTS = 3  # that a row limit reckons with where `auto` decides, which may have more
+_AUTO_DRAFTS = 3  # usual where `auto` decides
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
     "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,

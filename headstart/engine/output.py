@@ -74,7 +74,6 @@ class EngineStats:
     """Counters of a whole engine since it started."""
 
     acceptance: Acceptance = field(default_factory=Acceptance)
-    steps: int = 0
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0

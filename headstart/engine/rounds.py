@@ -98,7 +98,7 @@ class Rounds:
         """Launch the next round; what the last one gave, and whether there was memory.
 
         The device goes on at once; only then the host waits for the round before. `rows` of
-        requests that are not in join its trunk pass if they can: see `joined`.
+        requests outside rounds join its trunk pass if they can: see `joined`.
         """
         before, firsts = self._flight, self._firsts
         self._flight = self._firsts = self.measured = self.joined = None
@@ -203,10 +203,10 @@ class Rounds:
             else:
                 kept += rows
                 others.append(work)
-        self.choose_first(entering, logits[own] if kept else logits)
+        self._choose_first(entering, logits[own] if kept else logits)
         return others, logits[kept]
 
-    def choose_first(self, works: Sequence[Work], logits: Tensor) -> None:
+    def _choose_first(self, works: Sequence[Work], logits: Tensor) -> None:
         """The first token of each of these, all of which `takes`; logits [n, V].
 
         The host sees them with the outcomes of the next `advance`; until then the requests wait

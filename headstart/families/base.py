@@ -159,7 +159,7 @@ class Family:
     # engine -> model_type or architecture that came later than the family, or never (None)
     variants: Mapping[str, Mapping[str, str | None]] = field(default_factory=dict)
     variant_titles: Mapping[str, str] = field(default_factory=dict)  # as people call them
-    disputed: str = ""  # what engines do differently and nobody has settled
+    disputed: str = ""  # what engines do differently, where none is known to be right
     cautions: tuple[Caution, ...] = ()  # faults of some releases of engines
     # its releases are quantised as part of the layout, which no quantisation config describes
     is_quantized_by_layout: bool = False

@@ -133,7 +133,7 @@ def _rule(name: str) -> str:
 
 
 def is_listed(quantization: dict[str, Any], name: str) -> bool:
-    """Whether an engine that asks for `name` is told to leave it unquantised."""
+    """Whether an engine that asks for `name` has to leave it unquantised."""
     rules = quantization.get("dynamic")
     if isinstance(rules, dict):
         skips = [rule[2:] for rule in rules if rule.startswith("-:")]

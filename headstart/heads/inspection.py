@@ -25,7 +25,7 @@ _SAMPLING = (
     "do_sample", "temperature", "top_k", "top_p", "min_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "max_new_tokens", "eos_token_id",
 )  # fmt: skip
-_KV_BYTES = 2  # engines keep K/V in 16 bits unless told otherwise
+_KV_BYTES = 2  # engines keep K/V in 16 bits unless set otherwise
 
 
 @dataclass(frozen=True)

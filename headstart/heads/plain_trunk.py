@@ -81,10 +81,10 @@ def missing_biases(model: Checkpoint, layout: Family) -> list[tuple[str, tuple[i
     ]
     known = {*expected, *layout.trunk.lm_heads}
     beside = (*(f".{scale}" for scale in SCALES), ".rotary_emb.inv_freq")
-    strangers = [n for n in model.tensors if n not in known and not n.endswith(beside)]
-    if strangers:
+    unexpected = [n for n in model.tensors if n not in known and not n.endswith(beside)]
+    if unexpected:
         raise UnexpectedTensor(
-            f"{model.folder} holds {some(strangers)}, for which the {layout.name} layout has no "
+            f"{model.folder} holds {some(unexpected)}, for which the {layout.name} layout has no "
             "place. Train a separate drafter for it instead."
         )
     return missing

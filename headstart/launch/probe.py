@@ -74,7 +74,7 @@ def _ask(engine: str, program: str, timeout_seconds: float) -> str | None:
         return None
     if answer.returncode != 0:
         return None
-    if engine == "llamacpp":  # builds are counted, and told on stderr
+    if engine == "llamacpp":  # builds are counted, and printed on stderr
         build = _BUILD.search(answer.stdout + answer.stderr)
         return None if build is None else f"b{build[1] or build[2]}"
     found = _VERSION.findall(answer.stdout)

@@ -92,4 +92,5 @@ def windows_by_layer(
             f"sliding_window is {raw.get('sliding_window')!r}, use_sliding_window "
             f"{raw.get('use_sliding_window')!r}. Set both, or make the layers full_attention."
         )
-    return tuple(int(size) if name == "sliding_attention" else None for name in kinds)  # type: ignore[arg-type]
+    window = int(size) if size else None
+    return tuple(window if name == "sliding_attention" else None for name in kinds)

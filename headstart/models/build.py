@@ -112,7 +112,7 @@ def _own_length(config: ModelConfig, dtype: torch.dtype, notes: list[str]) -> in
 
 
 def has_head(checkpoint: Checkpoint, folder: Path | None = None) -> bool:
-    """Whether `build` would give a head, told without loading anything."""
+    """Whether `build` would give a head, decided without loading anything."""
     return _find(checkpoint, folder, [], with_head=True).head is not None
 
 

@@ -57,7 +57,7 @@ class Router(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Both stay in fp32 when the model does not: near ties decide which experts run."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        nn.Module._apply(self, fn, recurse)
         self.weight.data = _wide(self.weight.data)
         if self.correction is not None:
             self.correction = _wide(self.correction)

@@ -40,7 +40,7 @@ class DeltaNet(nn.Module):
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Both stay in fp32 when the model does not: decays are exponentials of them."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        nn.Module._apply(self, fn, recurse)
         for parameter in (self.a_log, self.dt_bias):
             parameter.data = parameter.data.to(torch.promote_types(parameter.dtype, torch.float32))
         return self

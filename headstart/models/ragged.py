@@ -68,7 +68,7 @@ def chained_attention(
 
 def _apply(q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, n: Lengths) -> Tensor:
     if _is_fused(q):
-        result: Tensor = _Merged.apply(q, k, v, own_k, own_v, n)  # type: ignore[no-untyped-call]
+        result: Tensor = _Merged.apply(q, k, v, own_k, own_v, n)
         return result
     return _apply_dense(q, k, v, own_k, own_v, n, None, None)
 

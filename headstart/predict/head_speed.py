@@ -43,7 +43,7 @@ class HeadPrediction:
         return list(dict.fromkeys((*self.costs.notes, *self.built.notes)))
 
     def run(self, progress: Callable[[int], None] = lambda num_tokens: None) -> dict[str, Any]:
-        """The method and one result for each vocabulary, for JSON; `progress` is told tokens."""
+        """The method and one result for each vocabulary, for JSON; `progress` gets tokens."""
         ways: dict[str, VocabOf] = {WHOLE: lambda record: None}
         if self.options.vocab is not None:
             ways[self.options.vocab.name] = self._map_of

@@ -1,4 +1,4 @@
-"""What a prediction can be told; importing it does not import torch."""
+"""The options of a prediction; importing it does not import torch."""
 
 from __future__ import annotations
 

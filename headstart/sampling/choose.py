@@ -25,7 +25,7 @@ from headstart.sampling.truncation import Candidates, candidates, ranked, take
 NOTHING_ALLOWED = -1
 
 
-class TokenLogprob(NamedTuple):  # made for every token, which takes a dataclass longer
+class TokenLogprob(NamedTuple):  # one per token: a NamedTuple is cheaper to create than a dataclass
     """Log-probability of an emitted token and of the best alternatives at its place."""
 
     token: int

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Literal, TypeGuard, TypeVar, cast, get_args
 
 from headstart.errors import ConfigError, some
 
@@ -33,7 +33,7 @@ _T = TypeVar("_T")
 
 
 def _setting(default: _T, help_text: str) -> _T:
-    """A field of `SamplingParams`, with what users are told of it."""
+    """A field of `SamplingParams`, with its help text."""
     return field(default=default, metadata={"help": help_text})
 
 
@@ -235,16 +235,18 @@ def _check_combinations(params: SamplingParams) -> None:
 def _check_ids(name: str, ids: Collection[object]) -> None:
     if not ids:
         return
-    if set(map(type, ids)) == {int} and 0 <= min(ids) <= max(ids) <= _MOST_ID:  # type: ignore[type-var, operator]
-        return  # a list may hold a whole vocabulary
-    bad = [i for i in ids if not (_is_number(i, whole=True) and 0 <= i <= _MOST_ID)]  # type: ignore[operator]
+    if set(map(type, ids)) == {int}:  # a list may hold a whole vocabulary
+        numbers = cast(Collection[int], ids)
+        if 0 <= min(numbers) <= max(numbers) <= _MOST_ID:
+            return
+    bad = [i for i in ids if not (_is_number(i, whole=True) and 0 <= i <= _MOST_ID)]
     if bad:
         raise ConfigError(
             f"{name} holds {some(map(_shown, bad))}; give token ids, 0 to 2**31 - 1.", field=name
         )
 
 
-def _is_number(value: object, *, whole: bool) -> bool:
+def _is_number(value: object, *, whole: bool) -> TypeGuard[int | float]:
     if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
         return False
     return isinstance(value, int) or math.isfinite(value)

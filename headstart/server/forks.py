@@ -1,6 +1,6 @@
 """Processes for work that nothing can interrupt and that may take too much: grammars, templates.
 
-Work of strangers runs in a process that is killed when it goes beyond its limits. `ForkServer` is
+Untrusted work runs in a process that is killed when it goes beyond its limits. `ForkServer` is
 the server's side: it starts a module once (and again when it is gone), and gives it one end of a
 socket for each piece of work. `fork_for_each` is that module's loop. Both end with the server: the
 loop when its control socket closes, and whatever it forked when the loop's process is gone.
@@ -22,6 +22,7 @@ from headstart.errors import EngineError
 from headstart.processes import python_command
 
 _START_SECONDS = 120.0  # such a module may import torch
+WAIT_FACTOR = 4  # waiting for a busy processor, as a multiple of the time that work may take
 _DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
 
 

@@ -86,11 +86,6 @@ class ReasoningSplitter:
         self._held = ""
         self._has_begun = format is None  # something of the current part was given out
 
-    @property
-    def is_reasoning(self) -> bool:
-        """Whether the text that comes next is reasoning, by the text so far."""
-        return self._state == "open"
-
     def feed(self, text: str) -> tuple[str, str]:
         """(reasoning, content) that this text adds."""
         self._held += text

@@ -136,11 +136,6 @@ class ServerMetrics:
         if max_tokens is not None:
             self._plain["request_params_max_tokens"].observe(max_tokens)
 
-    @property
-    def num_tracked(self) -> int:
-        """Requests that have started and not ended."""
-        return len(self._tracks)
-
     def tokens(self, request_id: str, sample: int, count: int) -> None:
         """An update brought `count` tokens of one sample; unknown requests are ignored."""
         track = self._tracks.get(request_id)

@@ -1,4 +1,4 @@
-"""What training can be told, in one frozen dataclass that is also its command-line flags.
+"""The options of training, in one frozen dataclass that is also its command-line flags.
 
 Fields that are None are the recipe's to fill: `resolve` returns a complete new object, which is
 what a run stores and what a re-run is compared with. Recipes are data.

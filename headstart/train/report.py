@@ -72,7 +72,7 @@ def write_comparison(path: Path, runs: Sequence[HeadRun], session: Session) -> N
 
 
 def _own_options(run: HeadRun, runs: Sequence[HeadRun]) -> str:
-    """What this head was told and not all others."""
+    """Options of this head that not all others have."""
     documents = [other.learner.options.document() for other in runs]
     own = run.learner.options.document()
     names = [n for n in own if any(document[n] != own[n] for document in documents)]

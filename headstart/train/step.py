@@ -103,7 +103,7 @@ def learn(learner: Learner, batch: Batch, counts: Counts, *, is_filler: bool = F
     ]
     losses = _losses(learner, batch, wanted, gathered)
     total = _total(learner, gathered, losses, wanted, batch.documents.num_rows, counts)
-    (total * 0 if is_filler else total).backward()  # type: ignore[no-untyped-call]
+    (total * 0 if is_filler else total).backward()
     if is_filler:
         return Sums.zero(options.num_depths, batch.ids.device)
     return _sums(total.detach(), losses, wanted, batch.documents.num_rows)

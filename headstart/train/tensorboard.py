@@ -20,7 +20,7 @@ class TensorBoard:
         except ImportError:
             return
         # Files of an earlier start may hold steps that are done again, which TensorBoard would
-        # complain about; one that is watching is told to forget what it has read.
+        # complain about; one that is running forgets what it has read.
         shutil.rmtree(folder, ignore_errors=True)
         self._writer = SummaryWriter(str(folder), purge_step=0)
         for line in lines:

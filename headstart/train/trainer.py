@@ -72,7 +72,7 @@ class Trainer:
         self._epoch = lru_cache(1)(lambda epoch: plan_epoch(session.records, options, epoch))
 
     def run(self) -> list[Outcome]:
-        """All steps that are left; ends early, with everything saved, when told to stop."""
+        """All steps that are left; ends early, with everything saved, when asked to stop."""
         reached = restore(self.session)
         self.step = reached or 0
         self._stopper.heeds_stops()

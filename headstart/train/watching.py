@@ -1,4 +1,4 @@
-"""What a run tells while it goes on, and how it is told to stop."""
+"""What a run reports while it goes on, and how it is stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The language of a text, told by its characters alone. Pure functions.
+"""The language of a text, decided by its characters alone. Pure functions.
 
 Good enough to pick a draft vocabulary, where a mistake costs a little speed and nothing else: what
 matters is the script, and whether it is code. So `en` stands for every text in Latin letters.

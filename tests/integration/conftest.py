@@ -54,7 +54,7 @@ def api_server(tiny: Tiny) -> Iterator[Server]:
 
 @pytest.fixture(scope="session")
 def attacked(tiny: Tiny) -> Iterator[Server]:
-    """Another one, with short answers and the usual limits, for those who mean it harm."""
+    """Another one, with short answers and the usual limits, for attacks."""
     limits = ("--max-model-len", "512", "--request-timeout-seconds", "20", "--max-queue", "64")
     with running(served(tiny), "--speculate", "3", *limits) as started:
         yield started

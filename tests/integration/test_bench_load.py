@@ -1,4 +1,4 @@
-"""The load generator against a server that does as it is told, well or badly."""
+"""The load generator against a server that answers by a script, well or badly."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_an_open_loop_sends_when_requests_are_due() -> None:
         for one in (run, limited)
     )
     assert waits[-1] > 0.2 and measure(limited).wait_seconds is not None
-    assert max(free) < waits[-1], "nobody waits for others' answers"
+    assert max(free) < waits[-1], "no request waits for others' answers"
 
 
 def test_turns_follow_each_other_with_the_models_own_answers() -> None:

@@ -148,7 +148,7 @@ def test_running_again_asks_nothing_and_writes_the_same(
 ) -> None:
     before, journal = contents(whole), (whole / "journal.jsonl").read_bytes()
     stamp = Dataset.open(whole).header.stamp
-    monkeypatch.setattr(Engine, "__init__", None)  # nobody may start one
+    monkeypatch.setattr(Engine, "__init__", None)  # none may be started
     outcome = run(model, prompts, whole)
     assert outcome.num_new == 0
     assert contents(whole) == before
@@ -315,7 +315,7 @@ def test_an_out_that_cannot_be_made_is_said_before_a_model_is_loaded(
     model: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("x")
-    monkeypatch.setattr(Engine, "__init__", None)  # nobody may start one
+    monkeypatch.setattr(Engine, "__init__", None)  # none may be started
     with pytest.raises(CheckpointError, match=r"file is not a folder: choose another --out"):
         run(model, prompts, tmp_path / "file" / "d")
     monkeypatch.setattr("os.access", lambda path, mode: False)

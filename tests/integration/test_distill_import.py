@@ -96,5 +96,5 @@ def test_messages_that_a_template_refuses_are_reported(tiny: Tiny, tmp_path: Pat
 
 def test_importing_asks_nobody(model: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "talks.jsonl", [("human", "t11"), ("gpt", "t21")])
-    with pytest.raises(ConfigError, match="asks nobody"):
+    with pytest.raises(ConfigError, match="takes the answers of the file"):
         imported(model, path, tmp_path / "d", server="http://127.0.0.1:9")

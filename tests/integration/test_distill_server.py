@@ -64,7 +64,7 @@ def error(status: int, message: str = "no", **headers: str) -> Reply:
 def test_exact_ids_and_turns_come_from_a_healthy_server(
     model: Path, prompts: Path, render: Callable[[Any], list[int]], tmp_path: Path
 ) -> None:
-    four = threading.Barrier(4, timeout=20)  # nobody is answered before four have asked
+    four = threading.Barrier(4, timeout=20)  # no answer before four requests are there
 
     def together(number: int, body: dict[str, Any]) -> None:
         if number < 4:

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine.auto import single_request
 from headstart.engine.engine import Engine
-from headstart.errors import DataError, RequestError
+from headstart.errors import ConfigError, DataError, RequestError
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.params import SamplingParams
 from headstart.vocab.draft_vocab import DraftVocab
@@ -241,6 +241,13 @@ def test_maps_of_another_model_are_refused_at_start(
     larger = DraftVocab.of([1, 2], vocab_size=128)
     with pytest.raises(DataError, match="for a vocabulary of 128 tokens; the model has 64"):
         start(model, speculate=3, draft_vocab=[larger])
+
+
+def test_maps_and_ids_together_are_refused(model: Path) -> None:
+    """Regression: this was a TypeError."""
+    mixed = cast(list[int], [DraftVocab.of({2, 3}), 5, 6])
+    with pytest.raises(ConfigError, match="holds 1 draft vocabularies and 2 other items; give a"):
+        start(model, draft_vocab=mixed)
 
 
 def test_auto_profiles_the_reduced_head_and_keeps_the_text(

@@ -188,7 +188,7 @@ def test_a_new_answer_has_nothing_to_catch_up_with(
 
 
 def test_a_round_is_timed_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Regression: steps without a round before them told the time of the last one again."""
+    """Regression: steps without a round before them gave the time of the last one again."""
     engine = start(model(tiny), speculate=1)
     timing, seen = RoundTiming(1, 1, 0.1), []
     monkeypatch.setattr(device_rounds.LaunchedRound, "timing", lambda _: timing)

@@ -47,7 +47,7 @@ def asked(fields: list[dict[str, Any]], **more: Any) -> list[SamplingParams]:
 
 
 def texts(engine: Engine, fields: list[dict[str, Any]], **more: Any) -> list[Any]:
-    """Tokens with what is told of them; so many requests share a batch."""
+    """Tokens with their log-probabilities; so many requests share a batch."""
     prompts = make_prompts()
     many = [prompts[i % len(prompts)] for i in range(len(fields))]
     outputs = [result.outputs[0] for result in run(engine, many, asked(fields, **more))]

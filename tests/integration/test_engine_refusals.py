@@ -41,7 +41,7 @@ def test_what_cannot_be_answered_is_refused_with_a_reason(
 
 
 def test_an_id_in_use_is_refused_and_a_free_one_is_found(drafting: Engine) -> None:
-    """Regression: a chosen id that looked like a made one kept strangers out."""
+    """Regression: a chosen id that looked like a made one kept other requests out."""
     taken = drafting.add([3], seeded(max_tokens=1))
     with pytest.raises(RequestError, match="is in use"):
         drafting.add([3], seeded(), request_id=taken)
@@ -76,7 +76,7 @@ def test_drafts_asked_of_an_engine_without_a_head_are_refused(tiny: Tiny) -> Non
 
 @pytest.mark.parametrize("priority", ["high", 1.5, True, None, 11, -11, -(2**63)])
 def test_a_priority_that_is_no_small_number_is_refused(priority: Any, drafting: Engine) -> None:
-    """Regression: a text as priority stopped the scheduler for everybody."""
+    """Regression: a text as priority stopped the scheduler for all requests."""
     with pytest.raises(RequestError, match="give a whole number from -10 to 10, smaller is more"):
         drafting.add([3], seeded(), priority=priority)
     assert not drafting.has_work
@@ -99,7 +99,7 @@ def test_collecting_what_is_unknown_or_unfinished_is_refused_and_stops_nothing(
 
 
 def test_generate_answers_all_prompts_or_queues_none(drafting: Engine) -> None:
-    """Regression: prompts before a bad one ran on, and nobody could collect them."""
+    """Regression: prompts before a bad one ran on, and could not be collected."""
     with pytest.raises(RequestError, match="outside 0 to 63"):
         drafting.generate([[5, 6], [VOCAB]], seeded())
     with pytest.raises(RequestError, match="2 prompts came with 1 sampling parameters"):

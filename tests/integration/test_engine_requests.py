@@ -97,7 +97,7 @@ def test_streams_side_by_side_get_all_their_tokens(drafting: Engine) -> None:
 def test_what_streams_and_generate_make_for_others_is_handed_out_by_the_next_step(
     drafting: Engine,
 ) -> None:
-    """Regression: tokens of added requests vanished while somebody else generated."""
+    """Regression: tokens of added requests vanished while another caller generated."""
     expected = ids_of(drafting.generate([PROMPT], seeded(max_tokens=9)))[0]
     name = drafting.add(PROMPT, seeded(max_tokens=9))
     drafting.generate([[9, 8]], seeded())
@@ -187,7 +187,7 @@ def test_samples_wait_for_the_first_one_even_if_it_loses_its_memory_or_leaves(
 def test_token_ids_in_and_out_need_no_tokenizer(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Importing one takes seconds, which nobody should wait for who does not use it."""
+    """Importing one takes seconds, which users who do not need it should not wait for."""
 
     def unwanted(reader: PromptReader) -> None:
         raise AssertionError("a tokenizer was asked for")

@@ -79,7 +79,7 @@ def test_nothing_that_was_chosen_outlives_a_pass(
         result = inner(own, index, parts)
         used.extend((own, chosen) for _, chosen in result if chosen is not None)
         kept = [chosen for layer in layers for chosen in layer._chosen if chosen is not None]
-        assert not kept or own._num_followers, "only for those who have not seen it yet"
+        assert not kept or own._num_followers, "only for those that have not seen it yet"
         return result
 
     monkeypatch.setattr(indexer.Indexer, "choose", watched)

@@ -131,7 +131,7 @@ def test_a_kill_while_replacing_leaves_what_the_same_command_takes(
         return call
 
     with monkeypatch.context() as patch:
-        patch.setattr(Replaced, "put_back", lambda self: None)  # a kill asks nobody
+        patch.setattr(Replaced, "put_back", lambda self: None)  # as after a kill
         patch.setattr("headstart.train.replacing.os.rename", deadly(os.rename))
         patch.setattr("headstart.train.run_folder.write_whole", deadly(write_whole))
         patch.setattr("headstart.train.replacing.shutil.rmtree", deadly(shutil.rmtree))

@@ -1,4 +1,4 @@
-"""A server that writes at times it was told: the truth that a benchmark's figures are held to.
+"""A server that writes at given times: the truth that a benchmark's figures are held to.
 
 In a test: `with serving(Script(...)) as server`. As a process of its own, so that it does not share
 an interpreter with what measures it: `python bench_server.py '{"first_seconds": 0.1, ...}'`, which

@@ -1,4 +1,4 @@
-"""A chat server for tests, in a thread: it answers by the seed, and fails as it is told."""
+"""A chat server for tests, in a thread: it answers by the seed, and fails as it is set."""
 
 from __future__ import annotations
 

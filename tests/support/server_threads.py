@@ -37,7 +37,7 @@ class Running:
             self._outcome.append(error)
 
     def status(self) -> str | None:
-        """What /health says; None where nobody answers."""
+        """What /health says; None where there is no answer."""
         try:
             return str(HTTP.get(f"{self.url}/health").json()["status"])
         except httpx.TransportError:

@@ -194,7 +194,7 @@ class CudaBackend(Backend):
             trunk=self.trunk, head=self.head, caches=self.memory.trunk,
             head_caches=self.memory.head, boundary=self._boundary,
             block_size=self.sizes.block_size, drafting=[], max_context=max_context,
-            kernels=self.kernels, states=self.memory.states,
+            feeds_stream=self.feeds_stream, kernels=self.kernels, states=self.memory.states,
         )  # fmt: skip
 
     def draft_tokens(self, vocab: str | None) -> DraftTokens:

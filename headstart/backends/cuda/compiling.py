@@ -35,7 +35,7 @@ def compiled_together() -> Iterator[None]:
         with ThreadPoolExecutor(_THREADS) as threads, AsyncCompileMode(threads), compiling_only():
             yield
     finally:
-        active_mode.set(None)  # Triton 3.6 and 3.7 forget to where a kernel does not compile
+        active_mode.set(None)  # Triton 3.6 and 3.7 do not reset it when a kernel fails to compile
 
 
 def thinned(model: RoundModel) -> RoundModel:

@@ -65,7 +65,7 @@ class CapturedRounds(DeviceRounds):
         self._waiting: WaitingRound | None = None  # for masks
         self._copies: torch.cuda.Stream | None = None  # of masks, beside what runs
         if backend.device.type == "cuda":
-            self._copies = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            self._copies = torch.cuda.Stream()
         self._room = torch.empty(0, dtype=torch.int32)  # masks on their way to the device
         self._arrived: torch.cuda.Event | None = None  # and when they are there
         self._limits: list[int] = []  # drafts by index, as the device knows them
@@ -289,6 +289,6 @@ class CapturedRounds(DeviceRounds):
         """A point in what the device has been given to do, with a time that it will know."""
         if not self.batch.lengths.is_cuda:
             return None
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event

@@ -2,7 +2,9 @@
 
 Every module reads the pending tokens of each request, which makes its K/V final there. Module j
 goes on with the j drafts that are known by then, which gives draft j + 1; beyond its last module a
-head goes on with that one on its own output. What rows of drafts write is temporary.
+head goes on with that one on its own output. What rows of drafts write is temporary. No published
+family uses several chained modules here yet: Step-3.5 is refused for its sliding windows, and the
+modules of MiMo-V2 are parallel.
 
 B requests, R pending rows at most, D width. Module j at slot i is fed with what module j - 1 gave
 at slot i - 1: for the first pending token that is what the batch carries from the round before.

@@ -110,7 +110,8 @@ def ragged_recur(
 
     def recur(net: DeltaNet, layer: int, x: Tensor) -> Tensor:
         context = SlotRecurrence(states[layer], spans, starts=starts, scan=scan)
-        return net(x, None, context).unsqueeze(0)  # type: ignore[no-any-return]
+        result: Tensor = net(x, None, context)
+        return result.unsqueeze(0)
 
     return recur
 

@@ -37,13 +37,9 @@ class RoundModel:
     block_size: int
     drafting: list[DraftTokens]  # by number, as requests ask for them
     max_context: int
+    feeds_stream: bool = field(kw_only=True)  # the head, with what comes before the final norm
     kernels: Kernels = field(default_factory=Kernels)
     states: list[LayerStates] = field(default_factory=list)  # of the recurrent layers
-
-    @property
-    def feeds_stream(self) -> bool:
-        """Whether the head is fed with what comes before the final norm."""
-        return self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
 
     def rows(
         self, placed: tuple[Tensor, Tensor, Tensor], tables: Tensor, rows: int, *, first_slot: int

@@ -1,4 +1,4 @@
-"""Which models the fused kernels run, told without loading Triton."""
+"""Which models the fused kernels run, decided without loading Triton."""
 
 from __future__ import annotations
 

@@ -44,23 +44,23 @@ def _column(tokens, token):
 
 
 @njit()
-def _penalised(value, count, asked):
+def _penalised(value, count, params):
     """Of a token that is in the prompt, or `count` times in the output."""
-    if asked.repetition != 1:
-        value = value / asked.repetition if value > 0 else value * asked.repetition
+    if params.repetition != 1:
+        value = value / params.repetition if value > 0 else value * params.repetition
     if count > 0:
-        value -= asked.frequency * np.float32(count) + asked.presence
+        value -= params.frequency * np.float32(count) + params.presence
     return value
 
 
 @njit()
 def _penalise(logits, settings, row, out):
     """Tokens before the row: what the request has counted, then the drafts, which are few."""
-    asked = settings.rows[row]
+    params = settings.rows[row]
     seen, counts = _part(settings, row, HISTORY)
     drafts, _ = _part(settings, row, DRAFTS)
     for i in range(seen.shape[0]):
-        out[seen[i]] = _penalised(logits[seen[i]], counts[i], asked)
+        out[seen[i]] = _penalised(logits[seen[i]], counts[i], params)
     for number in range(drafts.shape[0]):
         token, count = drafts[number], np.float32(0)
         for i in range(seen.shape[0]):
@@ -68,7 +68,7 @@ def _penalise(logits, settings, row, out):
                 count = counts[i]
         for other in drafts:
             count += np.float32(other == token)
-        out[token] = _penalised(logits[token], count, asked)
+        out[token] = _penalised(logits[token], count, params)
 
 
 @njit()
@@ -93,19 +93,19 @@ def _restrict(mask, tokens, out):
 @njit()
 def adjust(logits, settings, row, ahead, tokens, out):
     """out [columns]: the logits of a row `ahead` tokens behind the one that `settings` describe."""
-    asked = settings.rows[row]
+    params = settings.rows[row]
     copy(logits, out)
-    if asked.is_penalised:
+    if params.is_penalised:
         _penalise(logits, settings, row, out)
     listed, amounts = _part(settings, row, BIAS)
     for i in range(listed.shape[0]):
         column = _column(tokens, listed[i])
         if column >= 0:
             out[column] += amounts[i]
-    if asked.allowed >= 0:
-        _restrict(settings.masks[asked.allowed], tokens, out)
+    if params.allowed >= 0:
+        _restrict(settings.masks[params.allowed], tokens, out)
     _forbid(_part(settings, row, BANNED)[0], tokens, out)
-    if ahead < asked.held_back:
+    if ahead < params.held_back:
         _forbid(_part(settings, row, ENDS)[0], tokens, out)
-    if asked.mask >= 0:
-        _restrict(settings.masks[asked.mask], tokens, out)
+    if params.mask >= 0:
+        _restrict(settings.masks[params.mask], tokens, out)

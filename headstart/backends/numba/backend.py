@@ -21,14 +21,14 @@ from headstart.backends.numba.chooser import CompiledChooser
 from headstart.backends.numba.compiler import kept_in
 from headstart.backends.numba.forward import (
     Chain,
+    DraftTokens,
     HeadKernels,
-    Tokens,
     TrunkKernels,
     layout_of,
     matrices,
     slot_numbers,
 )
-from headstart.backends.numba.layers import best_of_rows
+from headstart.backends.numba.layers import argmax_rows
 from headstart.backends.numba.linear import PackedFloat, PackedLinear
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
@@ -69,7 +69,7 @@ class NumbaBackend(CompiledChooser, Backend):
         if options.threads is None:
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
-        self._tokens: dict[str | None, Tokens] = {}  # by draft vocabulary
+        self._tokens: dict[str | None, DraftTokens] = {}  # by draft vocabulary
         self._greedy: dict[int, Settings] = {}  # of so many plain greedy requests
         self._trunk: TrunkKernels | None = None
         self._modules: list[HeadKernels] = []
@@ -104,12 +104,12 @@ class NumbaBackend(CompiledChooser, Backend):
         _, normed, _ = self._trunk.run(ids, layout, [0])
         for module in self._modules:
             module.run(ids, normed, layout)
-        best_of_rows(np.zeros((1, 1), np.float32))
+        argmax_rows(np.zeros((1, 1), np.float32))
         self.warm_up()
         if self.drafts_chains:
             slot, rows = np.zeros(1, np.int64), [Row(SamplingParams(temperature=0), 0, 0)]
             self._modules[0].draft(
-                ids, normed, [Chain(1, 0, slot, slot, 1)], self._among(None),
+                ids, normed, [Chain(1, 0, slot, slot, 1)], self._draft_tokens(None),
                 self._draft_settings(rows), 0,
             )  # fmt: skip
 
@@ -139,7 +139,7 @@ class NumbaBackend(CompiledChooser, Backend):
             ids += request.tokens
         rejects = [row.params.acceptance == "rejection" for row in rows]
         drafts, probs, states = self._modules[0].draft(
-            ids, hidden_of(requests), chains, self._among(vocab),
+            ids, hidden_of(requests), chains, self._draft_tokens(vocab),
             self._draft_settings(rows), self.config.vocab if any(rejects) else 0,
         )  # fmt: skip
         return [
@@ -160,17 +160,17 @@ class NumbaBackend(CompiledChooser, Backend):
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:
         if all(row.is_plain_greedy for row in rows):
-            return [int(best) for best in best_of_rows(logits.numpy())]
+            return [int(best) for best in argmax_rows(logits.numpy())]
         return super().choose(logits, rows)
 
-    def _among(self, vocab: str | None) -> Tokens:
+    def _draft_tokens(self, vocab: str | None) -> DraftTokens:
         """What drafts are chosen among."""
         if vocab not in self._tokens:
             if vocab is None:
-                found = Tokens(matrices([self._lm_head(0)]), self._tokens_of(None))
+                found = DraftTokens(matrices([self._lm_head(0)]), self._tokens_of(None))
             else:
                 known = self.draft_vocabs[vocab]
-                found = Tokens(matrices([known.lm_heads[0]]), self._tokens_of(known.ids))
+                found = DraftTokens(matrices([known.lm_heads[0]]), self._tokens_of(known.ids))
             self._tokens[vocab] = found
         return self._tokens[vocab]
 
@@ -178,4 +178,4 @@ class NumbaBackend(CompiledChooser, Backend):
         super().add_draft_vocab(name, ids)
         self._tokens.pop(name, None)
         if self.drafts_chains:
-            self._among(name)  # packed now, not when the first request waits for it
+            self._draft_tokens(name)  # packed now, not when the first request waits for it

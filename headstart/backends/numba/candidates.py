@@ -13,26 +13,26 @@ from collections import namedtuple
 import numpy as np
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.rows import bits_of, copy, exp, fill, float_of, in_order, largest
+from headstart.backends.numba.rows import bits_of, copy, exp, fill, float_of, largest, sortable_bits
 
 # Of one thread, each [tokens]: a row after penalties, bias and masks; then of each candidate its
 # value after temperature (the largest is 0), exp of that, its column, its token, what it counts.
-Space = namedtuple("Space", "adjusted values weights columns tokens masses")
+RowScratch = namedtuple("RowScratch", "adjusted values weights columns tokens masses")
 
 _UNIT = np.float32(2.0**40)  # the mass of weight 1: that of a whole vocabulary stays below 2^63
 _LOWEST = np.float32(np.finfo(np.float32).min)
 _NOTHING = np.float32(-np.inf)
 _ZERO = np.float32(0)
 _EACH = np.int64(1)  # the mass of a token that is counted
-_STRETCH = 64  # values that are compared together
-_FEW = 16  # columns of which the largest stands for all where candidates are looked for
+_VECTOR_CHUNK = 64  # values that are compared together
+_GROUP_SIZE = 16  # columns, of which a search for candidates looks at the largest first
 
 
 @njit()
-def new_space(width):
+def new_scratch(width):
     numbers = np.empty((3, width), np.float32)
     places = np.empty((2, width), np.int32)
-    return Space(
+    return RowScratch(
         numbers[0], numbers[1], numbers[2], places[0], places[1], np.empty(width, np.int64)
     )
 
@@ -44,21 +44,21 @@ def scaled(number, highest, temperature):
 
 
 @njit()
-def weigh(row, temperature, space):
+def write_weights(row, temperature, scratch):
     """Weights of all columns; returns the row's highest number, finite where none is.
 
     Weights below exp(-60) are that: too little to be drawn or to count.
     """
-    highest, weights = max(largest(row), _LOWEST), space.weights
+    highest, weights = max(largest(row), _LOWEST), scratch.weights
     for i in range(row.shape[0]):
         weights[i] = exp(scaled(row[i], highest, temperature))
     return highest
 
 
 @njit()
-def _scale(row, temperature, space):
+def _scale(row, temperature, scratch):
     """Values and weights of all columns; whether any token is allowed."""
-    highest, values, weights = max(largest(row), _LOWEST), space.values, space.weights
+    highest, values, weights = max(largest(row), _LOWEST), scratch.values, scratch.weights
     for i in range(row.shape[0]):
         values[i] = scaled(row[i], highest, temperature)
         weights[i] = exp(values[i])
@@ -68,12 +68,12 @@ def _scale(row, temperature, space):
 @njit()
 def _key(value):
     """Whole numbers in the order of float32."""
-    return np.int64(in_order(bits_of(value)))
+    return np.int64(sortable_bits(bits_of(value)))
 
 
 @njit()
 def _of_key(key):
-    return float_of(in_order(np.int32(key)))
+    return float_of(sortable_bits(np.int32(key)))
 
 
 @njit()
@@ -85,8 +85,8 @@ def _mass_from(values, masses, least):
 
 
 @njit()
-def _edge(values, masses, goal):
-    """The largest value from which on the masses reach the goal; -inf where all do not."""
+def _threshold(values, masses, goal):
+    """The largest value from which on masses reach the goal; -inf where all together do not."""
     low, high = _key(_NOTHING), _key(largest(values))
     while low < high:
         middle = (low + high + 1) >> 1
@@ -106,8 +106,8 @@ def _num_from(values, least):
 
 
 @njit()
-def _nth(values, count):
-    """The value that so many are not below, of at least as many."""
+def _kth_largest(values, count):
+    """The `count`-th largest of at least as many values."""
     low, high = _key(_NOTHING), _key(largest(values))
     while low < high:
         middle = (low + high + 1) >> 1
@@ -119,8 +119,8 @@ def _nth(values, count):
 
 
 @njit()
-def _before(least, highest, temperature):
-    """The lowest number that is not below `least` after temperature."""
+def _lowest_logit_for(least, highest, temperature):
+    """The lowest logit that is not below `least` after temperature."""
     low, high = _key(_NOTHING), _key(highest)
     while low < high:
         middle = (low + high) >> 1
@@ -132,16 +132,16 @@ def _before(least, highest, temperature):
 
 
 @njit(inline="always")
-def _move(space, place, kept):
-    space.values[kept] = space.values[place]
-    space.weights[kept] = space.weights[place]
-    space.columns[kept] = space.columns[place]
-    space.tokens[kept] = space.tokens[place]
+def _move(scratch, place, kept):
+    scratch.values[kept] = scratch.values[place]
+    scratch.weights[kept] = scratch.weights[place]
+    scratch.columns[kept] = scratch.columns[place]
+    scratch.tokens[kept] = scratch.tokens[place]
 
 
 @njit()
 def _num_groups(width):
-    return (width + _FEW - 1) // _FEW
+    return (width + _GROUP_SIZE - 1) // _GROUP_SIZE
 
 
 @njit()
@@ -156,78 +156,78 @@ def _largest_of_groups(row, out):
 
 
 @njit()
-def _gather(by, least, best, space):
+def _gather(by, least, best, scratch):
     """Columns whose number in `by` is not less, in order; how many. best: of groups of `by`."""
     width, groups, listed, kept = by.shape[0], best.shape[0], 0, 0
-    for begin in range(0, groups, _STRETCH):
-        end = min(begin + _STRETCH, groups)
+    for begin in range(0, groups, _VECTOR_CHUNK):
+        end = min(begin + _VECTOR_CHUNK, groups)
         if largest(best[begin:end]) < least:
             continue
         for group in range(begin, end):
             if best[group] >= least:
-                space.tokens[listed] = group
+                scratch.tokens[listed] = group
                 listed += 1
     for begin in range(0, width, groups):
         for i in range(listed):
-            column = begin + space.tokens[i]
+            column = begin + scratch.tokens[i]
             if column < width and by[column] >= least:
-                space.columns[kept] = column
+                scratch.columns[kept] = column
                 kept += 1
     return kept
 
 
 @njit()
-def _take(row, highest, temperature, tokens, count, space):
+def _take(row, highest, temperature, tokens, count, scratch):
     """Values, weights and tokens of the columns that were gathered."""
     for i in range(count):
-        column = space.columns[i]
-        space.values[i] = scaled(row[column], highest, temperature)
-        space.tokens[i] = tokens[column]
+        column = scratch.columns[i]
+        scratch.values[i] = scaled(row[column], highest, temperature)
+        scratch.tokens[i] = tokens[column]
     for i in range(count):
-        space.weights[i] = exp(space.values[i])
+        scratch.weights[i] = exp(scratch.values[i])
 
 
 @njit()
-def _cut(space, count, goal):
+def _cut(scratch, count, goal):
     """Keep the candidates before which, by value and then by column, the goal is not reached."""
-    values, masses = space.values[:count], space.masses[:count]
-    edge = _edge(values, masses, goal)
+    values, masses = scratch.values[:count], scratch.masses[:count]
+    threshold = _threshold(values, masses, goal)
     before, kept = np.int64(0), 0
     for i in range(count):
-        before += masses[i] if values[i] > edge else np.int64(0)
+        before += masses[i] if values[i] > threshold else np.int64(0)
     for i in range(count):
-        is_tied = values[i] == edge and before < goal
+        is_tied = values[i] == threshold and before < goal
         if is_tied:
             before += masses[i]
-        if is_tied or values[i] > edge:
-            _move(space, i, kept)
+        if is_tied or values[i] > threshold:
+            _move(scratch, i, kept)
             kept += 1
     return kept
 
 
 @njit()
-def keep_few(space, found, count):
+def keep_top_of(scratch, found, count):
     """Of so many candidates the `count` with the largest values, equal ones by lowest column."""
     if found <= count:
         return found
-    fill(space.masses[:found], _EACH)
-    return _cut(space, found, count)
+    fill(scratch.masses[:found], _EACH)
+    return _cut(scratch, found, count)
 
 
 @njit()
-def keep_top(row, temperature, tokens, count, space):
+def keep_top(row, temperature, tokens, count, scratch):
     """The same of all columns; none where no token is allowed."""
-    best = space.values[: _num_groups(row.shape[0])]
+    best = scratch.values[: _num_groups(row.shape[0])]
     _largest_of_groups(row, best)
     highest, least = largest(best), _LOWEST  # what is not allowed is no candidate
     if highest == _NOTHING:
         return 0
     if count <= best.shape[0]:  # as many numbers are not below the last of so many groups' largest
-        edge = scaled(_nth(best, count), highest, temperature)
-        least = max(least, _before(edge, highest, temperature))
-    found = _gather(row, least, best, space)
-    _take(row, highest, temperature, tokens, found, space)
-    return keep_few(space, found, count)
+        threshold = scaled(_kth_largest(best, count), highest, temperature)
+        least = max(least, _lowest_logit_for(threshold, highest, temperature))
+    found = _gather(row, least, best, scratch)
+    _take(row, highest, temperature, tokens, found, scratch)
+    return keep_top_of(scratch, found, count)
 
 
 @njit()
@@ -239,61 +239,61 @@ def _mass(weights):
 
 
 @njit()
-def _keep_share(space, count, share, total):
+def _keep_share(scratch, count, share, total):
     for i in range(count):
-        space.masses[i] = np.int64(space.weights[i] * _UNIT)
-    return _cut(space, count, np.int64(np.ceil(share * total)))
+        scratch.masses[i] = np.int64(scratch.weights[i] * _UNIT)
+    return _cut(scratch, count, np.int64(np.ceil(share * total)))
 
 
 @njit()
-def _keep_top_p(row, temperature, tokens, share, space):
-    width, weights = row.shape[0], space.weights
-    highest = weigh(row, temperature, space)
+def _keep_top_p(row, temperature, tokens, share, scratch):
+    width, weights = row.shape[0], scratch.weights
+    highest = write_weights(row, temperature, scratch)
     if highest == _LOWEST:
         return 0
     # All that weigh less than this are together less than what is left over.
     total = _mass(weights[:width])
     least = np.float32((1 - share) * total / (2 * width) / _UNIT)
-    best = space.values[: _num_groups(width)]
+    best = scratch.values[: _num_groups(width)]
     _largest_of_groups(weights[:width], best)
-    count = _gather(weights[:width], least, best, space)
-    _take(row, highest, temperature, tokens, count, space)
-    return _keep_share(space, count, share, total)
+    count = _gather(weights[:width], least, best, scratch)
+    _take(row, highest, temperature, tokens, count, scratch)
+    return _keep_share(scratch, count, share, total)
 
 
 @njit()
-def _keep_min_p(row, temperature, tokens, floor, space):
-    best = space.values[: _num_groups(row.shape[0])]
+def _keep_min_p(row, temperature, tokens, floor, scratch):
+    best = scratch.values[: _num_groups(row.shape[0])]
     _largest_of_groups(row, best)
     highest = largest(best)
     if highest == _NOTHING:
         return 0
-    count = _gather(row, _before(floor, highest, temperature), best, space)
-    _take(row, highest, temperature, tokens, count, space)
+    count = _gather(row, _lowest_logit_for(floor, highest, temperature), best, scratch)
+    _take(row, highest, temperature, tokens, count, scratch)
     return count
 
 
 @njit()
-def truncate(row, tokens, asked, space):
+def truncate(row, tokens, params, scratch):
     """Candidates of a row after temperature, top-k, top-p and min-p: how many, whether any went.
 
     None where no token is allowed. Where none went, values and weights are those of all columns,
     and columns are not set.
     """
-    width, temperature = tokens.shape[0], asked.temperature
-    if 0 < asked.top_k < width:
-        count = keep_top(row, temperature, tokens, asked.top_k, space)
-        if asked.top_p < 1:
-            count = _keep_share(space, count, asked.top_p, _mass(space.weights[:count]))
-    elif asked.top_p < 1:
-        count = _keep_top_p(row, temperature, tokens, asked.top_p, space)
-    elif asked.floor > _NOTHING:
-        return _keep_min_p(row, temperature, tokens, asked.floor, space), True
+    width, temperature = tokens.shape[0], params.temperature
+    if 0 < params.top_k < width:
+        count = keep_top(row, temperature, tokens, params.top_k, scratch)
+        if params.top_p < 1:
+            count = _keep_share(scratch, count, params.top_p, _mass(scratch.weights[:count]))
+    elif params.top_p < 1:
+        count = _keep_top_p(row, temperature, tokens, params.top_p, scratch)
+    elif params.floor > _NOTHING:
+        return _keep_min_p(row, temperature, tokens, params.floor, scratch), True
     else:
-        return (width if _scale(row, temperature, space) else 0), False
+        return (width if _scale(row, temperature, scratch) else 0), False
     kept = 0
     for i in range(count):
-        if space.values[i] >= asked.floor:
-            _move(space, i, kept)
+        if scratch.values[i] >= params.floor:
+            _move(scratch, i, kept)
             kept += 1
     return kept, True

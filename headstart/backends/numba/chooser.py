@@ -15,9 +15,9 @@ from headstart.backends.numba.settings import SettingsPacker
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.sampling.params import Row, SamplingParams
 
-# What choosing among tokens costs, in products of `ThreadPool.run`: where exp of all is needed, for
-# a choice and for what is told of it, and where candidates are found without.
-_PER_TOKEN, _PER_TOKEN_TOLD, _PER_TOKEN_CUT = 12, 10, 5
+# Cost per token in units of `ThreadPool.run`: exp of every token for a choice; the same for
+# log-probabilities; no exp (greedy, top-k, min-p).
+_PER_TOKEN, _PER_TOKEN_LOGPROBS, _PER_TOKEN_CUT = 12, 10, 5
 
 _PLAIN = Row(SamplingParams(logprobs=1), 0, 0)
 
@@ -82,23 +82,23 @@ class CompiledChooser(Chooser):
         self, logits: Tensor, at: Sequence[int], ids: Sequence[int], rows: Sequence[Row]
     ) -> list[RowLogprobs]:
         counts = [min(row.params.logprobs or 0, self._num_tokens) for row in rows]
-        told = np.empty(len(rows), np.float32)
+        logprobs = np.empty(len(rows), np.float32)
         best = np.empty((len(rows), max(counts)), np.int64)
         best_values = np.empty(best.shape, np.float32)
         POOL.run(
-            self._work(rows, told=True), kernels.tell_rows, new_counters(1), logits.numpy(),
-            np.array(at), self._told_settings(rows), self._all,
+            self._work(rows, for_logprobs=True), kernels.logprobs_of_rows, new_counters(1),
+            logits.numpy(), np.array(at), self._logprob_settings(rows), self._all,
             np.array([row.params.logprobs_mode == "processed" for row in rows]),
-            np.maximum(np.array(ids), 0), told, best, best_values,
+            np.maximum(np.array(ids), 0), logprobs, best, best_values,
         )  # fmt: skip
         return [
             (value, _ranked(names, numbers, count))
             for value, names, numbers, count in zip(
-                told.tolist(), best.tolist(), best_values.tolist(), counts, strict=True
+                logprobs.tolist(), best.tolist(), best_values.tolist(), counts, strict=True
             )
         ]
 
-    def _told_settings(self, rows: Sequence[Row]) -> Settings:
+    def _logprob_settings(self, rows: Sequence[Row]) -> Settings:
         """Raw log-probabilities depend on none."""
         if any(row.params.logprobs_mode == "processed" for row in rows):
             return self.packer.pack(rows)
@@ -109,16 +109,18 @@ class CompiledChooser(Chooser):
     def _tokens_of(self, token_ids: Tensor | None) -> np.ndarray:
         return self._all if token_ids is None else token_ids.numpy().astype(np.int32)
 
-    def _work(self, rows: Sequence[Row], *, told: bool = False) -> int:
+    def _work(self, rows: Sequence[Row], *, for_logprobs: bool = False) -> int:
         """One row has nothing to share."""
         if len(rows) == 1:
             return 0
-        return self._num_tokens * sum(_per_token(row.params, told=told) for row in rows)
+        return self._num_tokens * sum(
+            _per_token(row.params, for_logprobs=for_logprobs) for row in rows
+        )
 
 
-def _per_token(params: SamplingParams, *, told: bool) -> int:
-    if told and (params.logprobs_mode == "raw" or params.is_greedy):
-        return _PER_TOKEN_TOLD
+def _per_token(params: SamplingParams, *, for_logprobs: bool) -> int:
+    if for_logprobs and (params.logprobs_mode == "raw" or params.is_greedy):
+        return _PER_TOKEN_LOGPROBS
     is_cut = params.top_k > 0 or (params.top_p == 1 and params.min_p > 0)
     return _PER_TOKEN_CUT if params.is_greedy or is_cut else _PER_TOKEN
 

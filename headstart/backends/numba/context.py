@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.rows import exp, largest
-from headstart.backends.numba.vectors import LANES, VECTOR, everywhere, fma, load, loop
+from headstart.backends.numba.vectors import LANES, VECTOR, broadcast, fma, load, loop
 
 KEYS = 64  # of a context that are compared before soft-max goes on
 QUERIES = 4  # that share what is loaded of keys and values
@@ -44,7 +44,7 @@ def _scores_of(queries: int, groups: int) -> Any:
                 at, offset = build.mul(number, _INT64(4)), build.mul(number, _INT64(4 * LANES))
                 near = [load(build, build.add(part, offset), VECTOR) for part in parts]
                 factors = [load(build, build.add(query, at), _FLOAT) for query in asked]
-                spread = [everywhere(build, factor) for factor in factors]
+                spread = [broadcast(build, factor) for factor in factors]
                 pairs = [(factor, part) for factor in spread for part in near]
                 return [fma(build, *pair, total) for pair, total in zip(pairs, sums, strict=True)]
 
@@ -92,7 +92,7 @@ def _blend_of(queries: int, vectors: int) -> Any:
                 ]
                 at = build.add(shares, build.mul(number, _INT64(4)))
                 own = [
-                    everywhere(build, load(build, build.add(at, _INT64(4 * SCORES * n)), _FLOAT))
+                    broadcast(build, load(build, build.add(at, _INT64(4 * SCORES * n)), _FLOAT))
                     for n in range(queries)
                 ]
                 pairs = [(share, part) for share in own for part in parts]

@@ -18,7 +18,7 @@ from torch.nn.functional import pad
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE
 from headstart.backends.numba.thread_pool import claim, finish, wait
-from headstart.backends.numba.vectors import LANES, VECTOR, everywhere, fetch, fma, load, loop
+from headstart.backends.numba.vectors import LANES, VECTOR, broadcast, fma, load, loop, prefetch
 
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
 _LINE = 64  # bytes that memory gives at a time
@@ -55,14 +55,14 @@ def _for_rows(rows: int) -> Any:
             def add(number: Any, totals: list[Any]) -> list[Any]:
                 at = build.add(weights, build.mul(number, _INT64(4 * TILE)))
                 for line in range(0, 4 * TILE, _LINE):
-                    fetch(build, build.add(at, _INT64(_AHEAD + line)))
+                    prefetch(build, build.add(at, _INT64(_AHEAD + line)))
                 tile = [
                     load(build, build.add(at, _INT64(4 * LANES * block)), VECTOR)
                     for block in range(BLOCKS)
                 ]
                 offset = build.mul(number, _INT64(4))
                 values = [
-                    everywhere(build, load(build, build.add(first, offset), _FLOAT))
+                    broadcast(build, load(build, build.add(first, offset), _FLOAT))
                     for first in firsts
                 ]
                 pairs = [(value, part) for value in values for part in tile]

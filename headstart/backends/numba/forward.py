@@ -94,9 +94,9 @@ def row_layout(
         end, stop = begin + len(seen), row + len(slots)
         begins += [begin] * len(slots)
         ends += range(end - len(slots) + 1, end + 1)
-        together = range(row, stop, kernels.TOGETHER)
+        together = range(row, stop, kernels.ROWS_PER_ITEM)
         firsts += together
-        lasts += [min(first + kernels.TOGETHER, stop) for first in together]
+        lasts += [min(first + kernels.ROWS_PER_ITEM, stop) for first in together]
         begin, row = end, stop
     return kernels.RowLayout(
         np.array(positions), joined([slots for slots, _ in requests]),
@@ -148,16 +148,16 @@ def matrices(found: Sequence[nn.Module]) -> kernels.Matrices | kernels.FloatMatr
     """One kind of matrix of all layers, in one piece of memory."""
     if isinstance(found[0], PackedFloat):
         floats = [_checked(module, PackedFloat) for module in found]
-        return kernels.FloatMatrices(_whole(floats), np.stack([f.offsets for f in floats]))
+        return kernels.FloatMatrices(_one_array(floats), np.stack([f.offsets for f in floats]))
     parts = [_checked(module, PackedLinear) for module in found]
     return kernels.Matrices(
-        _whole(parts), np.stack([part.scales.numpy() for part in parts]),
+        _one_array(parts), np.stack([part.scales.numpy() for part in parts]),
         np.stack([part.bias.numpy() for part in parts]),
         np.array([part.levels for part in parts]),
     )  # fmt: skip
 
 
-def _whole(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
+def _one_array(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
     """All weights in one array, of which the parts keep views."""
     if len(parts) == 1:
         return parts[0].weight.numpy()[None]
@@ -175,8 +175,8 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
 
 
 @dataclass(frozen=True)
-class Tokens:
-    """What is guessed among: an LM head, and the ids of its rows, int32."""
+class DraftTokens:
+    """What drafts are chosen among: an LM head, and the ids of its rows, int32."""
 
     lm_head: kernels.Matrices | kernels.FloatMatrices
     ids: np.ndarray
@@ -229,8 +229,8 @@ class HeadKernels:
         return torch.from_numpy(normed), torch.from_numpy(recycled)
 
     def draft(
-        self, ids: Sequence[int], hidden: torch.Tensor, chains: Sequence[Chain], tokens: Tokens,
-        settings: Settings, num_probs: int,
+        self, ids: Sequence[int], hidden: torch.Tensor, chains: Sequence[Chain],
+        tokens: DraftTokens, settings: Settings, num_probs: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
         """Drafts [depths, chains], what they were drawn from [depths, chains, num_probs], and the
         state that would feed each chain's next depth [chains, hidden].
@@ -244,7 +244,7 @@ class HeadKernels:
         ]
         embedded = self._embedded(ids, layout)
         shape = (len(active), len(chains))
-        room = kernels.Room(
+        buffers = kernels.ChainBuffers(
             np.empty((len(active) - 1, len(chains), embedded.shape[1]), np.float32),
             np.empty((*shape, len(tokens.ids)), np.float32), np.empty(shape, np.int64),
             np.empty((*shape, num_probs), np.float32),
@@ -254,9 +254,9 @@ class HeadKernels:
             work, kernels.run_chain, new_counters(kernels.HEAD_PHASES * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),
             self._head, layout, np.cumsum([chain.rows for chain in chains]) - 1, _later(chains),
-            np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, room,
+            np.array(active), self._embed, tokens.lm_head, tokens.ids, settings, buffers,
         )  # fmt: skip
-        return drafts, room.probs, states
+        return drafts, buffers.probs, states
 
     def _embedded(self, ids: Sequence[int], layout: kernels.RowLayout) -> np.ndarray:
         embedded: np.ndarray = self._embed[np.array(ids)]

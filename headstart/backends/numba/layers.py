@@ -16,10 +16,10 @@ from numba.extending import overload
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.context import attend
 from headstart.backends.numba.float_products import product as float_product
-from headstart.backends.numba.noise import best_of
+from headstart.backends.numba.noise import argmax
 from headstart.backends.numba.products import product, round_rows
-from headstart.backends.numba.rows import ONE, copy, gate, norm, turn
-from headstart.backends.numba.sampling import choose_rows
+from headstart.backends.numba.rows import ONE, copy, norm, rotate, swiglu
+from headstart.backends.numba.sampling import FIRST, choose_rows
 from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.backends.numba.vectors import LANES
 
@@ -31,18 +31,18 @@ FloatMatrices = namedtuple("FloatMatrices", "packed bias")
 Layers = namedtuple("Layers", "attention_norm qkv o mlp_norm gate_up down eps")
 # With its memory: keys [L, groups, kv_heads, dim, 16], values [L, slots, kv_heads, dim].
 Model = namedtuple("Model", "layers keys values angles")
-# Of each row [rows]: the angle it is turned by, its own slot, and which of `kv_slots` it sees.
-# `runs`: from each place on, how many follow one another. Up to TOGETHER rows of a request attend
-# together: `firsts` and `lasts` (the row behind) of each such group.
+# Of each row [rows]: its position, its own slot, and which of `kv_slots` it sees.
+# `runs`: from each place on, how many follow one another. Up to ROWS_PER_ITEM rows of a request
+# attend together: `firsts` and `lasts` (the row behind) of each such group.
 RowLayout = namedtuple("RowLayout", "positions slots kv_slots runs begins ends firsts lasts")
-TOGETHER = 2  # fewer items than that would make would leave threads without work
+ROWS_PER_ITEM = 2  # more would leave threads without work
 # By position [positions, rotated dimensions].
 Angles = namedtuple("Angles", "cos sin")
-# Shared between the threads of a call: q, k and v; turned queries [kv_heads, rows * heads that
-# share keys, dim]; what was seen; gate and up; all others [rows, width].
-Scratch = namedtuple("Scratch", "qkv queries seen both")
-FIRST = np.int64(0)  # phase or layer; a plain 0 would be a kind of its own to compile for
-PHASES = 6  # of a layer: qkv, place, attend, o, gate and up, down
+# Shared between the threads of a call: q, k and v; rotated queries [kv_heads, rows * heads that
+# share keys, dim]; attention's output;
+# gate and up; all others [rows, width].
+Scratch = namedtuple("Scratch", "qkv queries attended gate_up")
+PHASES = 6  # of a layer: qkv, rotate and store, attend, o, gate and up, down
 
 
 def apply(counters, phase, x, matrices, layer, out, adds):
@@ -70,10 +70,10 @@ def _apply_integers(counters, phase, x, matrices, layer, out, adds):
 
 
 @njit()
-def _place(counters, phase, scratch, keys, values, layout, angles):
-    """Turn q and k; k and v go to their slots. An item is a row."""
+def _rotate_and_store(counters, phase, scratch, keys, values, layout, angles):
+    """Rotate q and k; k and v go to their slots. An item is a row."""
     rows, (kv_heads, dim) = layout.slots.shape[0], values.shape[1:]
-    heads = scratch.seen.shape[1] // dim
+    heads = scratch.attended.shape[1] // dim
     group = heads // kv_heads
     scale = np.float32(1 / np.sqrt(dim))
     while True:
@@ -86,10 +86,10 @@ def _place(counters, phase, scratch, keys, values, layout, angles):
             for head in range(kv_heads):
                 for number in range(group):
                     q, own = (head * group + number) * dim, row * group + number
-                    turn(qkv[q : q + dim], cos, sin, scale, scratch.queries[head, own])
+                    rotate(qkv[q : q + dim], cos, sin, scale, scratch.queries[head, own])
                 k = (heads + head) * dim
                 v = k + kv_heads * dim
-                turn(qkv[k : k + dim], cos, sin, ONE, keys[slot // LANES, head, :, slot % LANES])
+                rotate(qkv[k : k + dim], cos, sin, ONE, keys[slot // LANES, head, :, slot % LANES])
                 copy(qkv[v : v + dim], values[slot, head])
         finish(counters, phase, end - begin)
     wait(counters, phase, rows)
@@ -99,9 +99,9 @@ def _place(counters, phase, scratch, keys, values, layout, angles):
 def _attend(counters, phase, scratch, keys, values, layout):
     """What every row sees: an item is those heads of a few rows that share keys."""
     kv_heads, dim = values.shape[1:]
-    heads = scratch.seen.shape[1] // (kv_heads * dim)  # that share keys
-    counts = np.empty(TOGETHER * heads, np.int64)
-    found = np.empty((TOGETHER * heads, dim), np.float32)
+    heads = scratch.attended.shape[1] // (kv_heads * dim)  # that share keys
+    counts = np.empty(ROWS_PER_ITEM * heads, np.int64)
+    found = np.empty((ROWS_PER_ITEM * heads, dim), np.float32)
     items = layout.firsts.shape[0] * kv_heads
     while True:
         begin, end = claim(counters, phase, items)
@@ -122,7 +122,7 @@ def _attend(counters, phase, scratch, keys, values, layout):
             for number in range(queries):
                 row, own = divmod(number, heads)
                 begins = (head * heads + own) * dim
-                copy(found[number], scratch.seen[first + row, begins : begins + dim])
+                copy(found[number], scratch.attended[first + row, begins : begins + dim])
         finish(counters, phase, end - begin)
     wait(counters, phase, items)
 
@@ -147,10 +147,10 @@ def norm_rows(x, weight, eps):
 
 
 @njit()
-def _gate_rows(both):
-    out = np.empty((both.shape[0], both.shape[1] // 2), np.float32)
-    for row in range(both.shape[0]):
-        gate(both[row], out[row])
+def _swiglu_rows(gate_up):
+    out = np.empty((gate_up.shape[0], gate_up.shape[1] // 2), np.float32)
+    for row in range(gate_up.shape[0]):
+        swiglu(gate_up[row], out[row])
     return out
 
 
@@ -163,17 +163,18 @@ def run_layers(counters, phase, stream, scratch, model, layout):
     what it reads. `scratch` may have more rows than there are.
     """
     layers, rows = model.layers, stream.shape[0]
-    qkv, seen, both = scratch.qkv[:rows], scratch.seen[:rows], scratch.both[:rows]
+    qkv, attended = scratch.qkv[:rows], scratch.attended[:rows]
+    gate_up = scratch.gate_up[:rows]
     for layer in range(model.keys.shape[0]):
         keys, values = model.keys[layer], model.values[layer]
         normed = norm_rows(stream, layers.attention_norm[layer], layers.eps)
         apply(counters, phase, normed, layers.qkv, layer, qkv, False)
-        _place(counters, phase + 1, scratch, keys, values, layout, model.angles)
+        _rotate_and_store(counters, phase + 1, scratch, keys, values, layout, model.angles)
         _attend(counters, phase + 2, scratch, keys, values, layout)
-        apply(counters, phase + 3, seen, layers.o, layer, stream, True)
+        apply(counters, phase + 3, attended, layers.o, layer, stream, True)
         normed = norm_rows(stream, layers.mlp_norm[layer], layers.eps)
-        apply(counters, phase + 4, normed, layers.gate_up, layer, both, False)
-        apply(counters, phase + 5, _gate_rows(both), layers.down, layer, stream, True)
+        apply(counters, phase + 4, normed, layers.gate_up, layer, gate_up, False)
+        apply(counters, phase + 5, _swiglu_rows(gate_up), layers.down, layer, stream, True)
         phase += PHASES
     return phase
 
@@ -193,7 +194,7 @@ def run_trunk(counters, stream, scratch, model, layout, final_norm, lm_head, wan
 Head = namedtuple("Head", "model norms fuse out_norm swaps recycles_normed")
 # What a chain writes: streams [depths - 1, requests, hidden], logits [depths, requests, columns],
 # chosen columns [depths, requests], what was drawn from [depths, requests, tokens or 0].
-Room = namedtuple("Room", "streams logits chosen probs")
+ChainBuffers = namedtuple("ChainBuffers", "streams logits chosen probs")
 
 
 HEAD_PHASES = PHASES + 3  # of one depth: fusing, the block, the LM head, the choice
@@ -225,12 +226,12 @@ def run_head(counters, phase, embedded, hidden, stream, scratch, head, layout):
 @njit()
 def run_chain(
     counters, embedded, hidden, stream, scratch, head, layout, last, later, active, embed, lm_head,
-    tokens, settings, room,
+    tokens, settings, buffers,
 ):  # fmt: skip
     """Drafts [depths, requests], those of each request as many as it asked for, and the state that
     each request's next depth would be fed with [requests, hidden].
 
-    The first pass has rows as `layout` say, of which `last` [requests] guess. In later ones each
+    The first pass has rows as `layout` say, of which `last` [requests] draft. In later ones each
     request has a row: those of the second depth as `later` says, with a row of slots [depths - 1,
     requests] for each; further ones one position on. `active` [depths]: how many requests, the
     first ones, go that deep. `settings` are those of the first depth, by request.
@@ -251,25 +252,25 @@ def run_chain(
             )  # fmt: skip
             phase, normed, recycled = run_head(
                 counters, phase, embed[drafts[depth - 1, :rows]], recycled[:rows],
-                room.streams[depth - 1, :rows], scratch, head, own,
+                buffers.streams[depth - 1, :rows], scratch, head, own,
             )  # fmt: skip
-        logits = room.logits[depth, :rows]
+        logits = buffers.logits[depth, :rows]
         apply(counters, phase, normed, lm_head, FIRST, logits, False)
         choose_rows(
-            counters, phase + 1, logits, settings, depth, tokens, room.probs[depth, :rows],
-            room.chosen[depth, :rows],
+            counters, phase + 1, logits, settings, depth, tokens, buffers.probs[depth, :rows],
+            buffers.chosen[depth, :rows],
         )  # fmt: skip
         phase += 2
         for request in range(rows):  # where no token is allowed any will do
-            drafts[depth, request] = tokens[max(room.chosen[depth, request], 0)]
+            drafts[depth, request] = tokens[max(buffers.chosen[depth, request], 0)]
             copy(recycled[request], states[request])
     return drafts, states
 
 
 @njit()
-def best_of_rows(logits):
+def argmax_rows(logits):
     """The column of the largest value in each row, the first of equal ones."""
     best = np.empty(logits.shape[0], np.int64)
     for row in range(logits.shape[0]):
-        best[row] = best_of(logits[row])
+        best[row] = argmax(logits[row])
     return best

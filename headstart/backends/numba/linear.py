@@ -31,7 +31,7 @@ class PackedLinear(Int8Linear):
 
     def _hold(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> None:
         self.outputs, self.inputs = weight.shape
-        self.levels = products.finest(weight)
+        self.levels = products.most_levels(weight)
         self.register_buffer("weight", products.pack(weight))
         self.register_buffer("scales", scales.contiguous())
         self.register_buffer("bias", bias.contiguous())

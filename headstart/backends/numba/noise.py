@@ -23,8 +23,8 @@ _27, _30, _31, _32 = (np.uint64(shift) for shift in (27, 30, 31, 32))
 _A, _B = np.uint32(reference.MULTIPLIER_A), np.uint32(reference.MULTIPLIER_B)
 _15, _16 = np.uint32(15), np.uint32(16)
 _SCALE, _OFFSET = np.float32(reference.SCALE), np.float32(reference.OFFSET)
-_STRETCH = 64  # tokens that are tested together
-_LONG = 512  # values whose largest is found without looking where it is
+_VECTOR_CHUNK = 64  # tokens that are tested together
+_ARGMAX_CHUNK = 512  # values whose largest is found without looking where it is
 # Above what rounding of values, of exp and of logarithms can hide.
 _MARGIN = 1.001
 
@@ -69,11 +69,11 @@ def gumbel(u):
 
 
 @njit()
-def best_of(values):
+def argmax(values):
     """The place of the largest value, the first of equal ones."""
-    start, found = 0, largest(values[:_LONG])
-    for begin in range(_LONG, values.shape[0], _LONG):
-        highest = largest(values[begin : begin + _LONG])
+    start, found = 0, largest(values[:_ARGMAX_CHUNK])
+    for begin in range(_ARGMAX_CHUNK, values.shape[0], _ARGMAX_CHUNK):
+        highest = largest(values[begin : begin + _ARGMAX_CHUNK])
         if highest > found:
             start, found = begin, highest
     while values[start] != found and start < values.shape[0] - 1:
@@ -110,13 +110,13 @@ def draw(values, weights, tokens, key):
     are then the logarithms of weights.
     """
     first, second = np.uint32(key), np.uint32(key >> _32)
-    best = best_of(weights)  # a good sum to begin with leaves little to do
+    best = argmax(weights)  # a good sum to begin with leaves little to do
     total = _sum(values, weights, best, _uniform(tokens[best], first, second))
     limit = _limit(total)
-    for begin in range(0, weights.shape[0], _STRETCH):
-        end = min(begin + _STRETCH, weights.shape[0])
-        own, named = weights[begin:end], tokens[begin:end]
-        if largest(own) * limit < _OFFSET or not _can_win(own, named, first, second, limit):
+    for begin in range(0, weights.shape[0], _VECTOR_CHUNK):
+        end = min(begin + _VECTOR_CHUNK, weights.shape[0])
+        own, ids = weights[begin:end], tokens[begin:end]
+        if largest(own) * limit < _OFFSET or not _can_win(own, ids, first, second, limit):
             continue
         for place in range(begin, end):
             u = _uniform(tokens[place], first, second)

@@ -39,7 +39,7 @@ def unpack(packed: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
     return parts.reshape(packed.shape[0] * TILE, -1)[:outputs, :inputs]
 
 
-def finest(weight: torch.Tensor) -> int:
+def most_levels(weight: torch.Tensor) -> int:
     """The largest integer that inputs may have: the largest sum then still fits."""
     most = max(1, int(weight.abs().sum(dim=1, dtype=torch.int64).max()))
     return min(_LARGEST_INPUT, _LARGEST_SUM // most)

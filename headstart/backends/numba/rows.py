@@ -1,4 +1,4 @@
-"""What happens to one row between products: norm, rotation, gate.
+"""What happens to one row between products: norm, rotation, SwiGLU.
 
 Every function treats one row by itself in code that knows nothing of others, so that its bits
 depend on nothing else. Where sums may be reordered for speed, the order follows from sizes
@@ -51,19 +51,19 @@ def bits_of(typing: Any, number: Any) -> tuple[Any, Any]:
 
 
 @njit(inline="always")
-def in_order(bits):
-    """Of a float32's bits a whole number in the order of float32; its own opposite."""
+def sortable_bits(bits):
+    """A float32's bits as an integer that sorts as the float32 does; its own inverse."""
     return np.int32(bits ^ ((bits >> np.int32(31)) & np.int32(0x7FFFFFFF)))
 
 
 @njit()
 def largest(row):
     """Of whole numbers vectors find the largest; of floats, compilers leave it one by one."""
-    found = in_order(bits_of(row[0]))
+    found = sortable_bits(bits_of(row[0]))
     for i in range(row.shape[0]):
-        number = in_order(bits_of(row[i]))
+        number = sortable_bits(bits_of(row[i]))
         found = number if number > found else found
-    return float_of(in_order(found))
+    return float_of(sortable_bits(found))
 
 
 @njit(inline="always")
@@ -95,16 +95,16 @@ def norm(x, weight, eps, out):
 
 
 @njit()
-def gate(both, out):
+def swiglu(gate_up, out):
     """silu of the first half times the second."""
     width = out.shape[0]
     for i in range(width):
-        x = both[i] if both[i] > _LOWEST else _LOWEST  # below, silu is nothing
-        out[i] = x / (ONE + exp(-x)) * both[width + i]
+        x = gate_up[i] if gate_up[i] > _LOWEST else _LOWEST  # below, silu is nothing
+        out[i] = x / (ONE + exp(-x)) * gate_up[width + i]
 
 
 @njit()
-def turn(head, cos, sin, scale, out):
+def rotate(head, cos, sin, scale, out):
     """Rotate one head, and scale it; what is not rotated is only scaled.
 
     `sin` has the sign of each first half.

@@ -16,7 +16,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from headstart.backends.numba.compiler import njit
-from headstart.backends.numba.vectors import LANES, fetch, loop
+from headstart.backends.numba.vectors import LANES, loop, prefetch
 
 BLOCKS = 2  # vectors of LANES outputs in a tile
 TILE = LANES * BLOCKS
@@ -44,7 +44,7 @@ def _for_rows(rows: int) -> Any:
 
             def add(pair: Any, totals: list[Any]) -> list[Any]:
                 ahead = build.mul(build.add(pair, _INT64(_AHEAD)), _INT64(2 * TILE))
-                fetch(build, build.add(weights, ahead))
+                prefetch(build, build.add(weights, ahead))
                 tile = [_weights(build, weights, pair, block) for block in range(BLOCKS)]
                 results: list[Any] = []
                 for row in range(rows):
@@ -86,8 +86,8 @@ def _inputs(build: Any, first: Any, offset: Any, pair: Any) -> Any:
     loaded.align = 2
     nothing = ir.Constant(_SUMS, ir.Undefined)
     one = build.insert_element(nothing, loaded, _INT32(0))
-    everywhere = build.shuffle_vector(one, nothing, ir.Constant(_SUMS, None))
-    return build.sext(build.bitcast(everywhere, ir.VectorType(_INT16, 2 * LANES)), _PAIRS)
+    broadcast = build.shuffle_vector(one, nothing, ir.Constant(_SUMS, None))
+    return build.sext(build.bitcast(broadcast, ir.VectorType(_INT16, 2 * LANES)), _PAIRS)
 
 
 _one, _two, _three, _four, _five, _six, _seven, _eight = map(_for_rows, range(1, MOST_ROWS + 1))

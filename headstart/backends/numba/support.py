@@ -1,4 +1,4 @@
-"""Which models the compiled kernels of a CPU run, told without loading numba where that will do."""
+"""Which models the compiled kernels of a CPU run, decided without loading numba where possible."""
 
 from __future__ import annotations
 
@@ -70,5 +70,5 @@ def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | No
     if config.head_dim % _LANES:
         return f"the model has heads of size {config.head_dim}, no multiple of {_LANES}"
     if config.rope.is_interleaved:
-        return "the model rotates neighbours"
+        return "the model uses interleaved rotary embeddings"
     return None

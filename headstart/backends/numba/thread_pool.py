@@ -27,17 +27,17 @@ from headstart.backends.numba.compiler import njit
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
-_SHARES = 24  # claims that a phase is cut into, if it has as many items
-_TURNS = 4000  # of waiting before others may have the core: some microseconds
-_WORTH = 1 << 21  # products (in weights times rows) below which waking a helper takes longer
-_BACKLOG = 2  # calls that may wait for a helper that is held up
-_LINE = 8  # int64 in a cache line: counters that several write must not share one
-_DONE = _LINE
+_CLAIMS_PER_PHASE = 24  # if it has as many items
+_MAX_SPINS = 4000  # before the core is yielded: some microseconds
+_MIN_WORK = 1 << 21  # products (in weights times rows) below which waking a helper takes longer
+_MAX_QUEUED = 2  # calls that may wait for a helper that is held up
+_CACHE_LINE = 8  # int64 in a cache line: counters that several write must not share one
+_DONE = _CACHE_LINE
 
 
 def new_counters(phases: int) -> np.ndarray:
     """Counters of a call: how many items of each phase are claimed, and how many done."""
-    return np.zeros((phases, 2 * _LINE), np.int64)
+    return np.zeros((phases, 2 * _CACHE_LINE), np.int64)
 
 
 class ThreadPool:
@@ -53,13 +53,13 @@ class ThreadPool:
 
         `work`: how many products that is; where it is little no helper is woken.
         """
-        helpers = torch.get_num_threads() - 1 if work >= _WORTH else 0
+        helpers = torch.get_num_threads() - 1 if work >= _MIN_WORK else 0
         while len(self._jobs) < helpers:
             jobs: SimpleQueue[Any] = SimpleQueue()
             self._jobs.append(jobs)
             threading.Thread(target=_help, args=(jobs,), daemon=True).start()
         for jobs in self._jobs[:helpers]:
-            if jobs.qsize() < _BACKLOG:
+            if jobs.qsize() < _MAX_QUEUED:
                 jobs.put((function, arguments))
         try:
             return function(*arguments)
@@ -111,7 +111,7 @@ def _read(typing: Any, address: Any) -> tuple[Any, Any]:
 
 
 @intrinsic
-def _give_way(typing: Any) -> tuple[Any, Any]:
+def _yield_core(typing: Any) -> tuple[Any, Any]:
     """Let another thread have the core."""
 
     def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
@@ -122,16 +122,16 @@ def _give_way(typing: Any) -> tuple[Any, Any]:
 
 
 @njit()
-def share_of(items):
+def items_per_claim(items):
     """How many items are claimed at once."""
-    return max(1, items // _SHARES)
+    return max(1, items // _CLAIMS_PER_PHASE)
 
 
 @njit()
 def claim(counters, phase, items):
     """The next items [begin, end) of a phase; none are left where begin is not below `items`."""
-    begin = _add(counters[phase:].ctypes.data, share_of(items))
-    return begin, min(begin + share_of(items), items)
+    begin = _add(counters[phase:].ctypes.data, items_per_claim(items))
+    return begin, min(begin + items_per_claim(items), items)
 
 
 @njit()
@@ -142,8 +142,8 @@ def finish(counters, phase, count):
 @njit()
 def wait(counters, phase, items):
     """Until all items of a phase are done, by any thread."""
-    done, turns = counters[phase:, _DONE:].ctypes.data, 0
+    done, spins = counters[phase:, _DONE:].ctypes.data, 0
     while _read(done) < items:
-        turns += 1
-        if turns > _TURNS:
-            _give_way()
+        spins += 1
+        if spins > _MAX_SPINS:
+            _yield_core()

@@ -23,7 +23,7 @@ def load(build: Any, address: Any, kind: Any) -> Any:
     return loaded
 
 
-def everywhere(build: Any, value: Any) -> Any:
+def broadcast(build: Any, value: Any) -> Any:
     """A vector of the same number."""
     nothing = ir.Constant(VECTOR, ir.Undefined)
     one = build.insert_element(nothing, value, _INT32(0))
@@ -37,7 +37,7 @@ def fma(build: Any, a: Any, b: Any, c: Any) -> Any:
     return build.call(function, [a, b, c])
 
 
-def fetch(build: Any, address: Any) -> None:
+def prefetch(build: Any, address: Any) -> None:
     """Ask for what will be read soon. Processors do so themselves within a page only."""
     kind = ir.FunctionType(ir.VoidType(), [_BYTES, _INT32, _INT32, _INT32])
     function = get_or_insert_function(build.module, kind, "llvm.prefetch.p0")

@@ -57,8 +57,8 @@ def measure_threads(trunk: Trunk, *, is_tuned: bool) -> list[str]:
         if seconds[threads] < seconds[best] * _CLEARLY:
             best = threads
     torch.set_num_threads(best)
-    told = ", ".join(f"{count}: {time * 1e3:.1f} ms" for count, time in seconds.items())
-    return [f"threads: {best}, the fastest for a pass of {_ROWS} rows here ({told})"]
+    measured = ", ".join(f"{count}: {time * 1e3:.1f} ms" for count, time in seconds.items())
+    return [f"threads: {best}, the fastest for a pass of {_ROWS} rows here ({measured})"]
 
 
 def prepare(model: LoadedModel, *, chooses_threads: bool) -> list[str]:

@@ -90,10 +90,10 @@ def read(checkpoint: Checkpoint) -> Head:
     names = checkpoint.tensors
     tensors = {n: checkpoint.source(n) for n in names if not n.startswith(_TRUNK)}
     carried = {n.removeprefix(_TRUNK): checkpoint.source(n) for n in names if n not in tensors}
-    strangers = [n for n in tensors if not is_our_name(n)]
-    if strangers:
+    unexpected = [n for n in tensors if not is_our_name(n)]
+    if unexpected:
         raise UnexpectedTensor(
-            f"{checkpoint.folder} holds {some(strangers)}; expected names such as "
+            f"{checkpoint.folder} holds {some(unexpected)}; expected names such as "
             "modules.0.fuse.weight, or names that start with shared. or trunk. Remove what does "
             "not belong to the head."
         )

@@ -49,10 +49,10 @@ def read(checkpoint: Checkpoint) -> Head:
         )
     _check_contract(checkpoint, owner)
     names = {name: _our_name(name) for name in checkpoint.tensors if name not in _TRUNK}
-    strangers = [name for name, ours in names.items() if ours is None]
-    if strangers:
+    unexpected = [name for name, ours in names.items() if ours is None]
+    if unexpected:
         raise UnexpectedTensor(
-            f"{checkpoint.folder} holds {some(strangers)}, which is not part of a head that "
+            f"{checkpoint.folder} holds {some(unexpected)}, which is not part of a head that "
             "transformers saves. Remove what does not belong to it."
         )
     tensors = {ours: checkpoint.source(name) for name, ours in names.items() if ours is not None}

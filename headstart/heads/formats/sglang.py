@@ -112,10 +112,10 @@ def read(checkpoint: Checkpoint) -> Head:
         for published in checkpoint.tensors
         if (ours := owner.keys.to_ours(published, naming)) is not None
     }
-    strangers = [n for n in checkpoint.tensors if owner.keys.to_ours(n, naming) is None]
-    if strangers:
+    unexpected = [n for n in checkpoint.tensors if owner.keys.to_ours(n, naming) is None]
+    if unexpected:
         raise UnexpectedTensor(
-            f"{checkpoint.folder} holds {some(strangers)}, which is not part of a {owner.name} "
+            f"{checkpoint.folder} holds {some(unexpected)}, which is not part of a {owner.name} "
             "head. Remove it, or export the head again."
         )
     return Head(

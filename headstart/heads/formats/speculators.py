@@ -172,12 +172,12 @@ def read(checkpoint: Checkpoint) -> Head:
     check_fields(checkpoint.folder / "config.json", layer, "transformer_layer_config.")
     owner = _owner(checkpoint, made, layer)
     _check_fits(owner, 1)
-    strangers = [
+    unexpected = [
         name for name in checkpoint.tensors if not name.startswith(_PREFIX) and name not in _IGNORED
     ]
-    if strangers:
+    if unexpected:
         raise UnexpectedTensor(
-            f"{checkpoint.folder} holds {some(strangers)}; expected only {_PREFIX}* tensors."
+            f"{checkpoint.folder} holds {some(unexpected)}; expected only {_PREFIX}* tensors."
         )
     tensors: dict[str, TensorSource] = {
         _our_name(name): checkpoint.source(name)

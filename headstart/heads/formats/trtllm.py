@@ -69,10 +69,10 @@ def read(checkpoint: Checkpoint) -> Head:
     config: Mapping[str, Any] = made.trunk_config or checkpoint.config.raw
     naming = _naming(owner, config)
     names = {name: owner.keys.to_ours(name, naming) for name in checkpoint.tensors}
-    strangers = [name for name, ours in names.items() if ours is None]
-    if strangers:
+    unexpected = [name for name, ours in names.items() if ours is None]
+    if unexpected:
         raise UnexpectedTensor(
-            f"{checkpoint.folder} holds {some(strangers)}, which is not part of a {owner.name} "
+            f"{checkpoint.folder} holds {some(unexpected)}, which is not part of a {owner.name} "
             "head. Remove it, or export the head again."
         )
     tensors = {ours: checkpoint.source(name) for name, ours in names.items() if ours is not None}

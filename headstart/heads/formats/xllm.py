@@ -228,10 +228,10 @@ def read(checkpoint: Checkpoint) -> Head:
             tensors[ours] = checkpoint.source(published)
         elif published != "model.rot.weight":
             trunk[published] = checkpoint.source(published)
-    strangers = [name for name in trunk if name not in _trunk_names(owner)]
-    if strangers:
+    unexpected = [name for name in trunk if name not in _trunk_names(owner)]
+    if unexpected:
         raise UnexpectedTensor(
-            f"{checkpoint.folder} holds {some(strangers)}, which xLLM's export of a {name} head "
+            f"{checkpoint.folder} holds {some(unexpected)}, which xLLM's export of a {name} head "
             "does not have. Remove it, or export the head again."
         )
     return Head(

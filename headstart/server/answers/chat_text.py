@@ -87,7 +87,8 @@ def delta(event: ToolEvent) -> dict[str, Any]:
 
 def assembled(events: Iterable[ToolEvent]) -> tuple[str | None, list[dict[str, Any]]]:
     """(content, tool_calls) of a whole message; content is None where there are only calls."""
-    content, calls = "", []
+    content = ""
+    calls: list[dict[str, Any]] = []
     for event in events:
         if isinstance(event, ContentDelta):
             content += event.text
@@ -95,7 +96,7 @@ def assembled(events: Iterable[ToolEvent]) -> tuple[str | None, list[dict[str, A
             function = {"name": event.name, "arguments": ""}
             calls.append({"id": event.id, "type": "function", "function": function})
         else:
-            calls[event.index]["function"]["arguments"] += event.text  # type: ignore[index]
+            calls[event.index]["function"]["arguments"] += event.text
     return (content or None) if calls else content, calls
 
 

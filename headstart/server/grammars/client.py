@@ -9,11 +9,10 @@ import threading
 import time
 
 from headstart.errors import RequestError
-from headstart.server.forks import ForkServer
+from headstart.server.forks import WAIT_FACTOR, ForkServer
 from headstart.server.refusals import unavailable
 
 _AT_ONCE = 4  # grammars side by side: a slow one must not keep the others waiting
-_WAIT_FACTOR = 4  # waiting for a busy processor, as a multiple of the time that compiling may take
 
 
 class CompilerProcess:
@@ -21,7 +20,7 @@ class CompilerProcess:
 
     def __init__(self, tokenizer_info: str, *, max_seconds: float, max_memory: int):
         self._max_seconds, self._max_memory = max_seconds, max_memory
-        self._max_wait = _WAIT_FACTOR * max_seconds
+        self._max_wait = WAIT_FACTOR * max_seconds
         self._places = threading.BoundedSemaphore(_AT_ONCE)
         self._forks = ForkServer(
             "headstart.server.grammars.process", tokenizer_info.encode(), "compiles grammars"

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from headstart.data.prompt_reader import refused_by_template
 from headstart.errors import EngineError, RequestError
-from headstart.server.forks import ForkServer
+from headstart.server.forks import WAIT_FACTOR, ForkServer
 from headstart.server.refusals import stopped
 from headstart.server.templates.process import ANSWERED, ASKED, LARGE, MAX_BYTES, TEXT
 
 _QUICK_SECONDS = 0.1  # of a processor
-_WAIT_FACTOR = 4  # waiting for a busy processor, as a multiple of the time that a text may take
 _SLOW_THREADS = 2
 _MOST_IDLE = 8  # processes that wait for the next request
 
@@ -134,7 +133,7 @@ class TemplateProcess:
         self, worker: socket.socket, job: Job, seconds: float, is_patient: bool
     ) -> tuple[bytes, bytes] | None:
         """What a process says; None where it was killed, or too slow."""
-        wait = _WAIT_FACTOR * seconds
+        wait = WAIT_FACTOR * seconds
         data = job.bytes_after(self._open[worker])
         is_whole = False
         try:

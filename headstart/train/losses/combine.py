@@ -104,7 +104,7 @@ def attach(
 
     A tensor given at several depths, or used elsewhere as well, receives the sum.
     """
-    result: Tensor = _Stored.apply(loss, len(depths), *depths, *gradients, *scales)  # type: ignore[no-untyped-call]
+    result: Tensor = _Stored.apply(loss, len(depths), *depths, *gradients, *scales)
     return result
 
 

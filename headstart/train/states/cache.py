@@ -129,7 +129,7 @@ class StateCache:
 
 
 def _check_shards(folder: Path, index: dict[str, Any]) -> None:
-    """Refuse names that lead elsewhere: an index may come from a stranger, its checksum, too."""
+    """Refuse names that lead elsewhere: neither an index nor its checksum is trusted."""
     shards, records = index.get("shards"), index.get("records")
     if not isinstance(shards, list) or not isinstance(records, dict):
         raise damaged(folder / INDEX_NAME, "lists no shards and records")

@@ -97,8 +97,8 @@ def test_three_repeats_cannot_quite_tell_their_noise_from_that_of_requests(
 
 def test_pairs_make_intervals_narrower() -> None:
     base, other = arms(7, truth=1.2, keys=40)
-    stranger = [Sample(f"x{s.key}", s.repeat, s.amount, s.per) for s in other]
-    paired, apart = ratio(base, other), ratio(base, stranger)
+    unpaired = [Sample(f"x{s.key}", s.repeat, s.amount, s.per) for s in other]
+    paired, apart = ratio(base, other), ratio(base, unpaired)
     assert paired is not None and apart is not None and paired.is_paired and not apart.is_paired
     assert paired.value == pytest.approx(apart.value)
     assert _width(paired) < 0.7 * _width(apart)

@@ -1,4 +1,4 @@
-"""What an engine may be told, and what is refused with which words."""
+"""Options of an engine, and what is refused with which words."""
 
 from __future__ import annotations
 

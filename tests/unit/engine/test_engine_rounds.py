@@ -35,7 +35,7 @@ AHEAD = 5  # tokens that the device says two rounds may add
 
 @dataclass
 class Result:
-    """Tokens that are told in advance."""
+    """Tokens that are known in advance."""
 
     tokens: list[list[int]]
     drafts: list[int] = field(default_factory=list)
@@ -136,7 +136,7 @@ class Host:
         for own in requests:
             own.blocks = self.pool.allocate(-(-len(own.tokens) // 2)) or []
         logits = torch.eye(64)[5 : 5 + len(requests)]
-        self.rounds.choose_first([Work(r, 0, len(r.tokens), ()) for r in requests], logits)
+        self.rounds.enter([Work(r, 0, len(r.tokens), ()) for r in requests], logits)
         for own in self.rounds.entering:
             self.rounds.admit(own, None)
 
@@ -148,7 +148,7 @@ class Host:
         return outcomes
 
 
-def told(outcomes: list[RoundOutcome]) -> list[tuple[str, list[int]]]:
+def tokens_of(outcomes: list[RoundOutcome]) -> list[tuple[str, list[int]]]:
     return [(outcome.request.id, outcome.emitted.tokens) for outcome in outcomes]
 
 
@@ -205,7 +205,7 @@ def test_there_is_room_for_requests_that_have_two_blocks_each(
 def test_a_request_brings_what_the_device_has_to_know() -> None:
     host, own, state = Host(), request("a", 3, max_tokens=9), torch.ones(1, 2)
     own.blocks, own.states.slot = [4, 2], 6
-    host.rounds.choose_first([Work(own, 0, 3, ())], torch.eye(8)[[5]])
+    host.rounds.enter([Work(own, 0, 3, ())], torch.eye(8)[[5]])
     assert host.device.calls == [("first", [(ord("a"), 3)])]
     assert host.rounds.entering == [own] and own not in host.rounds.requests
     host.rounds.admit(own, state)
@@ -226,17 +226,17 @@ def test_without_recurrent_layers_there_is_no_state_slot() -> None:
 def test_the_first_token_arrives_with_the_next_advance() -> None:
     host, first, second = Host(), request("a"), request("b")
     host.enter(first, second)
-    assert told(host.advance()) == [("a", [5]), ("b", [6])]
+    assert tokens_of(host.advance()) == [("a", [5]), ("b", [6])]
     late = request("c")
     host.enter(late)
     # The round that was launched before `c` came, then the first token of `c`.
-    assert told(host.advance()) == [("a", [7]), ("b", [7]), ("c", [5])]
+    assert tokens_of(host.advance()) == [("a", [7]), ("b", [7]), ("c", [5])]
     assert host.device.launches() == [[0, 0], [0, 0, 0]]
 
 
 def test_what_a_failed_step_chose_is_forgotten() -> None:
     host, own = Host(), request("a")
-    host.rounds.choose_first([Work(own, 0, 3, ())], torch.eye(8)[[5]])
+    host.rounds.enter([Work(own, 0, 3, ())], torch.eye(8)[[5]])
     assert host.advance() == [], "it was not admitted"
     assert host.rounds.entering == []
 
@@ -285,8 +285,8 @@ def test_what_a_round_gave_a_request_that_has_left_is_dropped() -> None:
     host.advance()
     host.rounds.remove(first)
     # The round under way knew `c` by its old index.
-    assert told(host.advance()) == [("b", [2]), ("c", [3])]
-    assert told(host.advance()) == [("c", [1]), ("b", [2])]
+    assert tokens_of(host.advance()) == [("b", [2]), ("c", [3])]
+    assert tokens_of(host.advance()) == [("c", [1]), ("b", [2])]
 
 
 def test_a_first_token_of_a_request_that_has_left_is_dropped() -> None:
@@ -331,7 +331,7 @@ def test_without_memory_no_round_begins_and_the_last_one_is_handed_out() -> None
     host.advance()
     own.tokens += [1, 1]  # as if it had got more than was expected
     outcomes, is_launched = host.rounds.advance({})
-    assert not is_launched and told(outcomes) == [("a", [7])]
+    assert not is_launched and tokens_of(outcomes) == [("a", [7])]
     assert host.device.launches() == [[0]]
     assert host.rounds.advance({})[0] == [], "nothing was under way"
 

@@ -84,7 +84,7 @@ def test_a_fraction_of_a_gpu_is_of_all_its_memory_for_everything() -> None:
     assert blocks(needs) == (int(80 * GIB * 0.9) - 20 * GIB - 2 * GIB - 128 * MIB) // block
     assert blocks(needs, memory_fraction=0.5) == (40 * GIB - 22 * GIB - 128 * MIB) // block
     assert blocks(needs, max_running_requests=32, memory_fraction=0.5) == 17 * GIB // block
-    assert blocks(needs, kv_bytes=50 * GIB) == 50 * GIB // block, "as told, whatever is to come"
+    assert blocks(needs, kv_bytes=50 * GIB) == 50 * GIB // block, "as given, whatever is to come"
 
 
 def test_weights_that_leave_no_room_are_refused_with_all_numbers() -> None:
@@ -139,7 +139,7 @@ def planned(needs: MemoryNeeds, **settings: Any) -> Memory:
 @pytest.mark.parametrize(
     ("needs", "speculate", "most"),
     [
-        (RECURRENT, 3, 8 + 3), (RECURRENT, 0, 8), (RECURRENT, "auto", 8 + 4),
+        (RECURRENT, 3, 8 + 3), (RECURRENT, 0, 8), (RECURRENT, "auto", 8 + 3),
         (replace(RECURRENT, has_rounds=False), 3, 8 + 12),
         (replace(RECURRENT, has_head=False), 3, 8),
     ],

@@ -49,7 +49,7 @@ def test_drafts_yield_to_a_row_for_everybody_who_generates() -> None:
 
 
 def test_drafts_that_fill_the_budget_do_not_lock_a_prompt_out() -> None:
-    """Regression: with all rows taken by drafts nobody else ever started."""
+    """Regression: with all rows taken by drafts no other request ever started."""
     own = scheduler(max_batched_tokens=4)
     own.add(request("a", 1))
     run(own, own.plan(), drafts=3)

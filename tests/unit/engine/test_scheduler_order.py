@@ -1,4 +1,4 @@
-"""Who goes first, who gives way, and who waits for whom."""
+"""Which requests go first, which are preempted, and which wait for others."""
 
 from __future__ import annotations
 

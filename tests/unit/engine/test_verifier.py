@@ -1,4 +1,4 @@
-"""What a step comes to, with choices made up: what is accepted, what is added, what is told."""
+"""What a step comes to, with choices made up: accepted tokens, the added one, log-probabilities."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PROMPT = [1, 2, 3]
 
 
 class Chooser(base.Chooser):
-    """Gives what it was told to give, and keeps the rows that it was asked for."""
+    """Gives what it was made with, and keeps the rows that it was asked for."""
 
     def __init__(self, *choices: int):
         self._choices, self.rows = list(choices), list[Row]()

@@ -77,7 +77,7 @@ def test_code_and_reason_are_of_the_same_ending(
     endings: list[tuple[int, str]], expected: tuple[int, str]
 ) -> None:
     def make_engine() -> Any:
-        raise AssertionError("nobody asks")
+        raise AssertionError("not called")
 
     with listen(ServerOptions(port=0)) as listener:
         serving = Serving("model", ServerOptions(), make_engine, listener)

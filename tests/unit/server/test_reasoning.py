@@ -72,13 +72,10 @@ def test_the_prompts_end_says_whether_the_block_is_open() -> None:
     assert THINK.start_in("what does <think> mean?<|assistant|>\n") == "free"
 
 
-def test_thinking_is_known_while_it_goes_on() -> None:
+def test_reasoning_is_given_out_while_it_goes_on() -> None:
     splitter = ReasoningSplitter(THINK, "free")
-    seen = []
-    for piece in ("<think>", "hm", "</think>", "Yes"):
-        splitter.feed(piece)
-        seen.append(splitter.is_reasoning)
-    assert seen == [True, True, False, False]
+    given = [splitter.feed(piece) for piece in ("<think>", "hm", "</think>", "Yes")]
+    assert given == [("", ""), ("hm", ""), ("", ""), ("", "Yes")]
 
 
 def test_the_format_comes_from_the_template_the_model_or_the_user() -> None:

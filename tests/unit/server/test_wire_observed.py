@@ -18,7 +18,7 @@ from headstart.server.wire import Observed
 
 
 class Counted:
-    """Metrics that keep what they are told of answers."""
+    """Metrics that keep what they get of answers."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[Any, ...]] = []
@@ -81,7 +81,7 @@ def test_an_answer_is_counted_and_logged(caplog: pytest.LogCaptureFixture) -> No
 def test_a_route_that_fails_is_a_500_in_the_shape_that_clients_know(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Regression: it was counted and logged as if the client had gone, who got plain text."""
+    """Regression: it was counted and logged as if the client had gone; it got plain text."""
     counted = Counted()
     answer = TestClient(observed(counted)).get("/broken")
     error = answer.json()["error"]

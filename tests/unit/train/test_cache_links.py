@@ -1,4 +1,4 @@
-"""A state cache of a stranger: names and links in it never lead to other files."""
+"""An untrusted state cache: names and links in it never lead to other files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AdamW and Muon as one optimiser: who steps what, and going on where a run stopped."""
+"""AdamW and Muon as one optimiser: which of them steps what, and going on where a run stopped."""
 
 from __future__ import annotations
 

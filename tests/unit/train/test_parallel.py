@@ -1,4 +1,4 @@
-"""Processes together: sums of gradients, and refusals that are told once."""
+"""Processes together: sums of gradients, and refusals that are printed once."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from torch import nn
 from headstart.train.parallel import joined
 
 with joined("cpu") as (world, device):
-    both, first, nobody = (nn.Parameter(torch.ones(2)) for _ in range(3))
+    both, first, neither = (nn.Parameter(torch.ones(2)) for _ in range(3))
     both.grad = torch.full((2,), 1.0 + world.rank)
     if world.is_main:
         first.grad = torch.full((2,), 5.0)
-    world.sum_gradients([both, first, nobody])
-    print([None if p.grad is None else p.grad.tolist() for p in (both, first, nobody)])
+    world.sum_gradients([both, first, neither])
+    print([None if p.grad is None else p.grad.tolist() for p in (both, first, neither)])
 """
 
 Ranks = dict[str, list[tuple[int, str, str]]]

@@ -31,7 +31,7 @@ class Arch:
     paired: tuple[str, ...] = ()
     shares_roles: bool = False  # the tensors around the block exist once and are stored in each
     tolerates_missing: bool = True  # loads where a count is declared and no head is there
-    # models without any head have the name, too: without one, whose file it is cannot be told
+    # models without any head have the name, too: without one, whose file it is cannot be known
     is_shared: bool = False
     max_modules: int | None = None  # more are refused by llama.cpp
     # what arrays with one value per layer hold for a module

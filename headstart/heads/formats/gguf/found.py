@@ -159,7 +159,7 @@ def spelled_in(model: GgufModel) -> SpelledHead:
 
 
 def _is_record(record: object, arch: Arch) -> bool:
-    """Files come from strangers: only what we would have written is used."""
+    """Files are not trusted: only what we would have written is used."""
     if not isinstance(record, dict) or record.get("family") != arch.family:
         return False
     roots = ("", *family(arch.family).keys.roots)

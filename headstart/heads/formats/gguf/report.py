@@ -22,7 +22,7 @@ from headstart.heads.inspection import HeadReport, Report, TrunkReport
 from headstart.heads.operation import counted, megabytes
 from headstart.heads.sharing import Sharing
 
-_KV_BYTES = 2  # llama.cpp keeps K/V in F16 unless told otherwise
+_KV_BYTES = 2  # llama.cpp keeps K/V in F16 unless set otherwise
 _COARSE = ("IQ1", "IQ2", "IQ3")
 _SHARED = "nextn_shared_target_tensors"
 

@@ -99,7 +99,7 @@ def _ours(own: Mapping[str, TensorSource], arch: Arch) -> Iterator[tuple[str, Te
 
 
 def _usual_dtype(spelled: SpelledHead) -> str:
-    """What the matrices were published as, as far as can be told."""
+    """What the matrices were published as, as far as is known."""
     was = spelled.record.get("dtype")
     if was in PLAIN:
         return str(was)

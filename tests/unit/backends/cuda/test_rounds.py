@@ -13,7 +13,6 @@ from support.tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
-from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.rounds import run_round
 from headstart.backends.cuda.shapes import RoundShape
@@ -60,7 +59,7 @@ class Rig:
             trunk, head, [cache() for _ in range(config.num_layers)],
             [cache()] if head is not None else [],
             torch.zeros(shape[0] // PAGE, 1, config.hidden, device=DEVICE), PAGE,
-            [DraftTokens((trunk.lm_head,))], BLOCKS * PAGE, Kernels(),
+            [DraftTokens((trunk.lm_head,))], BLOCKS * PAGE, feeds_stream=False,
         )  # fmt: skip
         self.batch = DecodeBatch(
             4, max_drafts=num_drafts, window=4, max_blocks=BLOCKS, hidden=config.hidden,

@@ -45,7 +45,7 @@ CHOICE = {
     "banned_token_ids": st.none() | st.lists(TOKENS, max_size=1),
     "min_tokens": st.sampled_from([0, 0, 4]),
 }
-# What is told of it, and the rule by which drafts are accepted: below.
+# Log-probabilities, and the rule by which drafts are accepted: below.
 TOLD = {"logprobs": st.integers(0, 7), "logprobs_mode": st.sampled_from(["raw", "processed"])}
 RULE = {"acceptance"}
 # No choice depends on these: where a text ends (min_tokens holds back `Row.end_ids`), how it is

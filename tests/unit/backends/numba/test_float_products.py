@@ -55,7 +55,7 @@ def test_a_row_has_the_same_bits_alone_and_among_others(shape: tuple[int, int]) 
 def test_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     packed, x = PackedFloat(layer(960, 576)), torch.randn(4, 576)
     alone = packed(x)
-    monkeypatch.setattr(thread_pool, "_WORTH", 0)
+    monkeypatch.setattr(thread_pool, "_MIN_WORK", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     for _ in range(50):
         assert torch.equal(packed(x), alone)

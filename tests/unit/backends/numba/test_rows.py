@@ -13,7 +13,8 @@ pytest.importorskip("numba")
 
 from headstart.backends.numba.context import attend
 from headstart.backends.numba.layers import runs
-from headstart.backends.numba.rows import gate, norm, turn
+from headstart.backends.numba.rows import norm, swiglu
+from headstart.backends.numba.rows import rotate as rotate_row
 
 DIM, KV_HEADS, GROUP, SLOTS = 80, 2, 3, 320
 
@@ -32,7 +33,7 @@ def test_norm() -> None:
 def test_gate_of_small_and_of_huge_values() -> None:
     both, out = random(200) * 30, np.empty(100, np.float32)
     both[:4] = (-1e30, -100, 100, 1e30)
-    gate(both, out)
+    swiglu(both, out)
     values = torch.from_numpy(both)
     expected = silu(values[:100]) * values[100:]
     torch.testing.assert_close(torch.from_numpy(out), expected, rtol=1e-6, atol=1e-5)
@@ -41,7 +42,7 @@ def test_gate_of_small_and_of_huge_values() -> None:
 def test_rotation_of_a_part_of_a_head() -> None:
     table = RotaryTable(RopeConfig("default", 1e4, 32), 9, torch.float32)
     x, out = random(48), np.empty(48, np.float32)
-    turn(x, table.cos[7].numpy(), table.sin[7].numpy(), np.float32(2), out)
+    rotate_row(x, table.cos[7].numpy(), table.sin[7].numpy(), np.float32(2), out)
     cos, sin, _ = table.at(torch.tensor([7]))
     expected = rotate(torch.from_numpy(x)[None, None], cos, sin)[0, 0] * 2
     torch.testing.assert_close(torch.from_numpy(out), expected)

@@ -59,7 +59,7 @@ def fixed_seconds(table: RoundCosts, batch: int, drafts: int, right: list[list[b
 
 @dataclass
 class Player:
-    """Plays rounds as `auto` chooses them; `believed` is what it was told at start."""
+    """Plays rounds as `auto` chooses them; `believed` is what it was given at start."""
 
     table: RoundCosts = TABLE
     believed: RoundCosts = TABLE

@@ -99,7 +99,7 @@ def test_many_rows_of_one_expert(rows: int, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_few_rows_without_tiles_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two shared experts, the last one narrower, and a row of nobody."""
+    """Two shared experts, the last one narrower, and a row that chooses none."""
     block, x = make(KINDS["softmax, shared experts gated"]), random(3, HIDDEN)
     slots = torch.tensor([0, -1, 2], dtype=torch.int32, device=DEVICE)
     found = moe_terms(x, block, slots)
@@ -176,7 +176,7 @@ def test_more_rows_than_are_scanned_or_run_at_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_rows_of_nobody_ask_no_expert() -> None:
-    """Their own experts hold no numbers here, and nobody notices."""
+    """Their own experts hold no numbers here, which changes nothing."""
     config = replace(SOFTMAX, num_experts=16, top_k=2, shared_width=0)
     block, x = make(config), random(4, HIDDEN)
     wanted = block(x)

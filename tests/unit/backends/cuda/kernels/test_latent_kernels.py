@@ -49,7 +49,7 @@ def test_rows_gather_the_latents_that_they_see(
     seen = torch.tensor([1, 37, -1, 60], dtype=torch.int32, device=DEVICE)
     tables = torch.randperm(39, generator=torch.Generator().manual_seed(1))[:36].view(2, 18) + 1
     tables = torch.cat([tables, tables.flip(0)]).to(DEVICE, torch.int32)
-    entries = torch.full((40 * PAGE, rank + rope), torch.nan, device=DEVICE)  # nobody's, as yet
+    entries = torch.full((40 * PAGE, rank + rope), torch.nan, device=DEVICE)  # not written yet
     for table, first in zip(tables, seen.tolist(), strict=True):
         own = torch.arange(first + rows if first >= 0 else 0, device=DEVICE)
         kv_slots = table[own // PAGE].long() * PAGE + own % PAGE

@@ -16,12 +16,12 @@ from headstart.backends.cuda.kernels.sorting import Lists, sort_pairs, sort_plai
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def choices(rows: int, each: int, num_experts: int, *, nobody: float = 0.0) -> Tensor:
-    """Random ones, the last of every row the same: a shared expert. Some rows are nobody's."""
+def choices(rows: int, each: int, num_experts: int, *, empty: float = 0.0) -> Tensor:
+    """Random ones, the last of every row the same: a shared expert. Some rows choose none."""
     generator = torch.Generator().manual_seed(rows + each)
     chosen = torch.rand(rows, num_experts - 1, generator=generator).argsort(1)[:, :each]
     chosen[:, -1] = num_experts - 1
-    chosen[torch.rand(rows, generator=generator) < nobody] = -1
+    chosen[torch.rand(rows, generator=generator) < empty] = -1
     return chosen.to(DEVICE, torch.int32)
 
 
@@ -33,12 +33,12 @@ def assert_equal(found: Lists, wanted: Lists) -> None:
 
 @pytest.mark.parametrize("sort", [sort_pairs, sort_plainly])
 @pytest.mark.parametrize(
-    ("rows", "num_experts", "nobody"), [(65, 20, 0.0), (65, 20, 0.4), (90, 4, 0.4), (65, 5, 1.0)]
+    ("rows", "num_experts", "empty"), [(65, 20, 0.0), (65, 20, 0.4), (90, 4, 0.4), (65, 5, 1.0)]
 )
 def test_every_pair_is_in_one_tile_of_its_expert(
-    rows: int, num_experts: int, nobody: float, sort: Callable[[Tensor, int], Lists]
+    rows: int, num_experts: int, empty: float, sort: Callable[[Tensor, int], Lists]
 ) -> None:
-    chosen = choices(rows, 3, num_experts, nobody=nobody)
+    chosen = choices(rows, 3, num_experts, empty=empty)
     lists = sort(chosen, num_experts)
     ids, order = chosen.flatten().tolist(), lists.order.tolist()
     found: dict[int, list[int]] = {expert: [] for expert in range(num_experts)}
@@ -51,16 +51,16 @@ def test_every_pair_is_in_one_tile_of_its_expert(
 
 
 @pytest.mark.parametrize(
-    ("rows", "each", "num_experts", "nobody"),
+    ("rows", "each", "num_experts", "empty"),
     [(65, 3, 12, 0.0), (65, 3, 12, 0.2), (100, 2, 3, 0.7), (300, 1, 2, 0.0), (1, 1, 2, 0.0),
      (65, 2, 3, 1.0)],
-    ids=["all", "some are nobody's", "most are nobody's", "one expert has all", "one", "none"],
+    ids=["all", "some choose none", "most choose none", "one expert has all", "one", "none"],
 )  # fmt: skip
 @pytest.mark.parametrize("step", [64, 1024])
 def test_the_launch_gives_what_torch_gives(
-    rows: int, each: int, num_experts: int, nobody: float, step: int
+    rows: int, each: int, num_experts: int, empty: float, step: int
 ) -> None:
-    chosen = choices(rows, each, num_experts, nobody=nobody)
+    chosen = choices(rows, each, num_experts, empty=empty)
     assert_equal(sort_pairs(chosen, num_experts, step), sort_plainly(chosen, num_experts))
 
 
@@ -70,7 +70,7 @@ def test_tiles_grow_with_the_pairs_of_an_expert() -> None:
 
 
 def test_very_many_pairs_are_sorted_by_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    chosen = choices(70, 2, 5, nobody=0.1)
+    chosen = choices(70, 2, 5, empty=0.1)
     wanted = sort_pairs(chosen, 5)
     monkeypatch.setattr(sorting, "_sort", None)
     with pytest.raises(TypeError):
