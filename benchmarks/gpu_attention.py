@@ -1,10 +1,12 @@
 """Which cut of attention over paged contexts is fastest on this GPU, by requests and rows.
 
 PYTHONPATH=. python3 benchmarks/gpu_attention.py [--requests 16,80] [--rows 1,2,4] [--context 3250]
-    [--heads 32] [--kv-heads 8] [--dim 128]
+    [--mixed] [--max-context 8192] [--heads 32] [--kv-heads 8] [--dim 128]
 
 Blocks of a request lie anywhere in the cache, several caches are read in turn, and launches are
-captured in a graph. For each number of requests and rows: the cut that the engine takes, then the
+captured in a graph. With --mixed contexts are as long as those of mixed loads over HTTP (at most
+--context), as when many answers of a server are under way. --rows 32 are groups of a prompt that
+joins a round. For each number of requests and rows: the cut that the engine takes, then the
 fastest others, in terabytes of keys and values per second; a result that differs is an error.
 Without a GPU the kernel runs in Triton's interpreter: try --requests 2 --context 40 --heads 2
 --kv-heads 1 --dim 16.
@@ -16,6 +18,7 @@ import argparse
 import itertools
 import json
 import os
+import random
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +29,7 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen before triton is imported
 
 from graph_timing import DEVICE, device_name, seconds
+from over_http.load import Sizes, lengths
 from torch import Tensor
 
 from headstart.backends.cuda.forward import _cut
@@ -51,18 +55,18 @@ class Contexts:
     caches: list[tuple[Tensor, Tensor]]
     tables: Tensor
     seen: Tensor
-    context: int
+    max_context: int
 
     @property
     def num_bytes(self) -> int:
         keys = self.caches[0][0]
-        return 2 * self.q.shape[0] * self.context * keys.shape[1] * keys.shape[2] * DTYPE.itemsize
+        tokens = int((self.seen + self.q.shape[1]).sum())
+        return 2 * tokens * keys.shape[1] * keys.shape[2] * DTYPE.itemsize
 
     def run(self, cut: Cut, at: int = 0) -> Tensor:
-        most = self.tables.shape[1] * PAGE
         return paged_attention(
-            self.q, *self.caches[at], self.tables, self.seen, block_size=PAGE, max_context=most,
-            cut=cut,
+            self.q, *self.caches[at], self.tables, self.seen, block_size=PAGE,
+            max_context=self.max_context, cut=cut,
         )  # fmt: skip
 
     def seconds(self, cut: Cut) -> float:
@@ -81,10 +85,20 @@ def make(requests: int, rows: int, given: argparse.Namespace) -> Contexts:
     )
     shape = (requests * each * PAGE, given.kv_heads, given.dim)
     caches = [(normal(*shape), normal(*shape)) for _ in range(_CACHES)]
-    seen = torch.full((requests,), given.context - rows, dtype=torch.int32, device=DEVICE)
-    return Contexts(
-        normal(requests, rows, given.heads, given.dim), caches, tables, seen, given.context
-    )
+    numbers = [given.context - rows] * requests
+    if given.mixed:
+        numbers = [max(0, min(number, given.context) - rows) for number in mixed(requests)]
+    seen = torch.tensor(numbers, dtype=torch.int32, device=DEVICE)
+    most = max(given.max_context, each * PAGE)
+    return Contexts(normal(requests, rows, given.heads, given.dim), caches, tables, seen, most)
+
+
+def mixed(count: int) -> list[int]:
+    """Tokens of requests of which each has written a part of its answer."""
+    draw = random.Random(0)
+    return [
+        prompt + draw.randrange(answer) for prompt, answer in lengths(count, "contexts", Sizes())
+    ]
 
 
 def measure(contexts: Contexts, cuts: list[Cut]) -> list[dict[str, Any]]:
@@ -114,6 +128,8 @@ def main() -> None:
     parser.add_argument("--requests", default="16,80")
     parser.add_argument("--rows", default="1,2,4")
     parser.add_argument("--context", type=int, default=3250)
+    parser.add_argument("--mixed", action="store_true", help="contexts of many lengths")
+    parser.add_argument("--max-context", type=int, default=0, help="that captured rounds allow")
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--kv-heads", type=int, default=8)
     parser.add_argument("--dim", type=int, default=128)
