@@ -13,7 +13,7 @@ from typing import Any
 Fields = Mapping[str, Any]
 
 # our name -> the config fields (or dotted paths) that hold it, first present wins
-_FIELDS: dict[str, tuple[str, ...]] = {
+FIELDS: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size",),
     "vocab": ("vocab_size",),
     "layers": ("num_hidden_layers",),
@@ -67,7 +67,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 def dims(fields: Fields) -> dict[str, int]:
     """Every size that `fields` (the text part of a config over its top level) gives."""
     found: dict[str, int] = {}
-    for name, candidates in _FIELDS.items():
+    for name, candidates in FIELDS.items():
         for field in candidates:
             value = at(fields, field)
             if type(value) is int:
@@ -85,7 +85,9 @@ def dims(fields: Fields) -> dict[str, int]:
         found["shared_width"] = found["moe_width"] * found.get("shared_experts", 1)
     if found.get("o_groups") and "heads" in found:
         found["heads_per_group"] = found["heads"] // found["o_groups"]
-    return found
+    # A size of 0 means that there is no such part: shapes that name it are not checked. Only
+    # rope_dim is a part of sums, and 0 in models that rotate nothing (GLM-5.3-Flash).
+    return {n: value for n, value in found.items() if value >= (0 if n == "rope_dim" else 1)}
 
 
 def at(fields: Fields, path: str) -> Any:
