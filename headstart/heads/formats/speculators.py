@@ -12,6 +12,7 @@ from typing import Any
 
 from headstart.checkpoint.config import text_part
 from headstart.checkpoint.config_fields import check_fields
+from headstart.checkpoint.local_paths import shown
 from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
@@ -46,8 +47,7 @@ _DEFAULT_DEPTH = 3
 
 
 def why_not(owner: Family) -> str:
-    found = some(_problems(owner, owner.default_modules))
-    return f"the speculators format has no place for {found}" if found else ""
+    return "; ".join(_problems(owner, owner.default_modules))
 
 
 def plan(head: Head) -> Export:
@@ -89,16 +89,23 @@ def plan(head: Head) -> Export:
 
 
 def _problems(owner: Family, num_modules: int) -> list[str]:
-    """What such a head has and the format has no place for."""
+    """In which ways such a head is none that the format holds, as sentences."""
     layout = owner.layout
     problems = {
-        f"{num_modules} modules": num_modules != 1,
-        "two added fusion projections": layout.fuse_order == "summed",
-        "no out norm of its own": layout.out_norm != "own",
-        "no norm of the hidden state": not layout.normalises_hidden,
-        "several sub-layers": owner.name == "nemotron_h",
-        "an LM head of its own": "lm_head" not in layout.shares,
-        "an embedding of its own": "embed_tokens" not in layout.shares,
+        f"the format holds one module, the head has {num_modules}": num_modules != 1,
+        "the format holds one fusion matrix, the head adds two": layout.fuse_order == "summed",
+        "the format wants an out norm, the head has none": layout.out_norm == "none",
+        "the format wants an out norm, the head uses the trunk's": layout.out_norm == "shared",
+        "the format wants a norm of the hidden state, the head has none": (
+            not layout.normalises_hidden
+        ),
+        "the format holds one decoder layer, the head has several": owner.name == "nemotron_h",
+        "the format has no place for an LM head of the head's own": (
+            "lm_head" not in layout.shares
+        ),
+        "the format has no place for an embedding of the head's own": (
+            "embed_tokens" not in layout.shares
+        ),
     }
     return [problem for problem, applies in problems.items() if applies]
 
@@ -107,9 +114,8 @@ def _check_fits(owner: Family, num_modules: int) -> None:
     found = _problems(owner, num_modules)
     if found:
         raise UnsupportedFamily(
-            f"the speculators format cannot carry a {owner.name} head ({some(found)}); it holds "
-            "one module with one fusion matrix, one decoder layer and an out norm. "
-            "Use --format headstart."
+            f"the speculators format cannot carry a {owner.name} head: {'; '.join(found)}. Use "
+            "--format headstart."
         )
 
 
@@ -149,7 +155,7 @@ def _config(head: Head, dtype: str) -> dict[str, Any]:
                 }
             ],
             "verifier": {
-                "name_or_path": head.model,
+                "name_or_path": None if head.model is None else shown(head.model),
                 "architectures": list(head.config.get("architectures") or []),
             },
         },

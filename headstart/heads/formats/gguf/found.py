@@ -165,6 +165,8 @@ def _is_record(record: object, arch: Arch) -> bool:
         record.get("root") in roots
         and isinstance(dtypes, dict)
         and isinstance(left_out, list)
+        and isinstance(record.get("training", {}), dict)
+        and record.get("fresh", True) is True
         and all(isinstance(name, str) and is_our_name(name) for name in left_out)
     )
 

@@ -121,7 +121,7 @@ def open_gguf(path: Path) -> GgufModel:
 
 def _only_model(folder: Path) -> Path:
     """The first file of the only model in a folder."""
-    found = sorted(path for path in folder.glob("*.gguf"))
+    found = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("."))
     first = [p for p in found if (m := SPLIT.fullmatch(p.name)) is None or m["no"] == "00001"]
     if len(first) != 1:
         raise CheckpointError(
