@@ -44,8 +44,8 @@ def run(
     limit_spinning()
     from headstart.checkpoint.reader import Checkpoint
     from headstart.cli.demo_view import View, next_steps, setting_up, show_head, summary
+    from headstart.demo import PROMPTS
     from headstart.demo.page import write_page
-    from headstart.demo.prompts import PROMPTS
     from headstart.demo.race import mean_speed_up, race
     from headstart.demo.shipped import shipped_head
     from headstart.demo.unpacked import ready

@@ -25,8 +25,8 @@ def split_kv_b(
     if not nope or not value or not fits:
         raise ConfigError(
             f"{name} has shape {list(source.shape)}; the config's num_attention_heads, "
-            f"qk_nope_head_dim and v_head_dim ask for {heads * period} rows. Give the head with the "
-            "config of its model."
+            f"qk_nope_head_dim and v_head_dim ask for {heads * period} rows. Give the head with "
+            "the config of its model."
         )
     return transposed(picked(source, period, 0, nope)), picked(source, period, nope, period)
 

@@ -153,7 +153,7 @@ def _parts(piece: Any, size: int) -> Iterator[Any]:
         while left:
             found = handle.read(min(left, max(size, 1 << 20)))
             if not found:
-                return  # shorter than it was: the writer notices
+                raise piece.cut_off()
             yield found
             left -= len(found)
 

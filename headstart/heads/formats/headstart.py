@@ -130,6 +130,6 @@ def _check_contract(checkpoint: Checkpoint, layout: HeadLayout, stored: Any) -> 
         if stored.get(key) != ours:
             raise BadConfig(
                 f"{checkpoint.folder / 'config.json'}: layout.{key} is "
-                f"{repr(stored.get(key))[:60]}; the family has {ours!r}. The head was made under another contract; export or "
-                "train it again."
+                f"{repr(stored.get(key))[:60]}; the family has {ours!r}. The head was made "
+                "under another contract; export or train it again."
             )

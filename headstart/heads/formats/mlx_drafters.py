@@ -50,7 +50,9 @@ def _module(name: str, pattern: str) -> str | None:
     if not name.startswith(start):
         return None
     number = name[len(start) :].partition(".")[0]
-    is_there = re.fullmatch(NUMBER, number) and name[len(start) + len(number) :].startswith(f"{end}.")
+    is_there = re.fullmatch(NUMBER, number) and name[len(start) + len(number) :].startswith(
+        f"{end}."
+    )
     return number if is_there else None
 
 

@@ -183,5 +183,5 @@ def test_a_coverage_that_is_no_share_is_refused(tmp_path: Path, coverage: float)
     document = json.loads((tmp_path / "v.json").read_text())
     document["maps"]["en"]["coverage"] = coverage
     (tmp_path / "v.json").write_text(json.dumps(document))
-    with pytest.raises(DataError, match="coverage of map 'en' is .*; expected 0 to 1"):
+    with pytest.raises(DataError, match=r"coverage of map 'en' is .*; expected 0 to 1"):
         read(tmp_path / "v.json")
