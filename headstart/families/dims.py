@@ -6,7 +6,7 @@ does not give is left out, and shapes that need it are then not checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
@@ -96,6 +96,13 @@ def at(fields: Fields, path: str) -> Any:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def positive_ints(fields: Fields, names: Iterable[str]) -> tuple[int, ...] | None:
+    """The values of fields; None where one is no whole number above 0."""
+    values = [fields.get(name) for name in names]
+    found = tuple(value for value in values if type(value) is int and value > 0)
+    return found if len(found) == len(values) else None
 
 
 def size(expression: str, known: Mapping[str, int]) -> int | None:
