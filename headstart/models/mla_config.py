@@ -87,9 +87,9 @@ def _index(raw: Mapping[str, Any], rope_dim: int) -> IndexConfig:
     sizes = positive_ints(raw, (*names, "q_lora_rank"))
     if sizes is None or sizes[1] < rope_dim:
         raise BadConfig(
-            f"{_listed(raw, (*names, 'q_lora_rank'))}; expected whole numbers above 0, "
-            f"and index heads of at least the {rope_dim} numbers that are rotated. Take the "
-            "config.json of the release."
+            f"{_listed(raw, names)} and q_lora_rank is {raw.get('q_lora_rank')!r}; expected whole "
+            f"numbers above 0, and index heads of at least the {rope_dim} numbers that are "
+            "rotated. Take the config.json of the release."
         )
     heads, dim, top_k, _ = sizes
     neighbours = bool(raw.get("indexer_rope_interleave"))

@@ -109,7 +109,7 @@ def test_the_command_ends_with_the_mean_speed_up(
 
 def test_misuse_is_refused_before_anything_is_unpacked(tmp_path: Path) -> None:
     done = headstart("demo", "--weights", "fp4")
-    assert done.returncode == 2 and "'fp4' is not one of 'int8', 'as-dtype'" in done.stderr
+    assert done.returncode == 2 and "'fp4' is not one of" in done.stderr
     with pytest.raises(ConfigError, match="--max-tokens is 1"):
         command.run(max_tokens=1)
     (tmp_path / "file").write_text("")
