@@ -108,7 +108,8 @@ def families_page() -> str:
     lines += ["", "## Drafters that are no heads", ""]
     for drafter in DRAFTERS:
         ways = "; ".join(
-            f"{name} {since}: `{flags}`" for name, (since, flags) in drafter.served.items()
+            f"{name} {since}: `{drafter.flags(name, {}, 'DRAFTER')}`"
+            for name, (since, _) in drafter.served.items()
         )
         text = (
             f"- {drafter.name}: named by `inspect`, opaque to all operations (`export`, `convert`, "

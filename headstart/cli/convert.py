@@ -14,6 +14,7 @@ def run(
     *,
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head in any of our formats.")],
     to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(WRITTEN)}.")],
+    writing: Writing,
     model: Annotated[
         str | None,
         typer.Option("--model", help="The head's model, if the format carries trunk tensors."),
@@ -22,7 +23,6 @@ def run(
     dequantize: Dequantize = False,
     trunk: Trunk = None,
     head_type: HeadType = None,
-    writing: Writing,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out

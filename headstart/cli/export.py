@@ -20,6 +20,7 @@ def run(
         str | None,
         typer.Argument(metavar="MODEL", help="Checkpoint folder, GGUF file or hub name."),
     ] = None,
+    writing: Writing,
     format_name: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(WRITTEN)}.")
     ] = "headstart",
@@ -33,7 +34,6 @@ def run(
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", help="As xLLM spells --out.")
     ] = None,
-    writing: Writing,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out

@@ -8,8 +8,8 @@ from headstart.cli.options import Link, Model, Writing
 def run(
     *,
     model: Model,
-    link: Link = False,
     writing: Writing,
+    link: Link = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out

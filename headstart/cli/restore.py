@@ -17,11 +17,11 @@ def run(
     original: Annotated[
         str, typer.Option("--from", metavar="ORIGINAL", help="The model that still has the head.")
     ],
+    writing: Writing,
     model_type: ModelType = None,
     dequantize: Dequantize = False,
     head_type: HeadType = None,
     link: Link = False,
-    writing: Writing,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out

@@ -15,11 +15,11 @@ def run(
         str, typer.Argument(metavar="HEAD", help="A head in any format, or a model that has one.")
     ],
     model: Model,
+    writing: Writing,
     model_type: ModelType = None,
     dequantize: Dequantize = False,
     head_type: HeadType = None,
     link: Link = False,
-    writing: Writing,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out

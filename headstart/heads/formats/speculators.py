@@ -47,7 +47,8 @@ _DEFAULT_DEPTH = 3
 
 
 def why_not(owner: Family) -> str:
-    return "; ".join(_problems(owner, owner.default_modules))
+    found = "; it ".join(_problems(owner, owner.default_modules))
+    return f"the speculators format {found}" if found else ""
 
 
 def plan(head: Head) -> Export:
@@ -89,21 +90,21 @@ def plan(head: Head) -> Export:
 
 
 def _problems(owner: Family, num_modules: int) -> list[str]:
-    """In which ways such a head is none that the format holds, as sentences."""
+    """Why the format cannot hold such a head: what follows "the format"."""
     layout = owner.layout
     problems = {
-        f"the format holds one module, the head has {num_modules}": num_modules != 1,
-        "the format holds one fusion matrix, the head adds two": layout.fuse_order == "summed",
-        "the format wants an out norm, the head has none": layout.out_norm == "none",
-        "the format wants an out norm, the head uses the trunk's": layout.out_norm == "shared",
-        "the format wants a norm of the hidden state, the head has none": (
+        f"holds one module, and there are {num_modules}": num_modules != 1,
+        "holds one fusion matrix, and these heads add two": layout.fuse_order == "summed",
+        "wants an out norm, and these heads have none": layout.out_norm == "none",
+        "wants an out norm, and these heads use the trunk's": layout.out_norm == "shared",
+        "wants a norm of the hidden state, and these heads have none": (
             not layout.normalises_hidden
         ),
-        "the format holds one decoder layer, the head has several": owner.name == "nemotron_h",
-        "the format has no place for an LM head of the head's own": (
+        "holds one decoder layer, and these heads have several": owner.name == "nemotron_h",
+        "has no place for an LM head, and these heads have their own": (
             "lm_head" not in layout.shares
         ),
-        "the format has no place for an embedding of the head's own": (
+        "has no place for an embedding, and these heads have their own": (
             "embed_tokens" not in layout.shares
         ),
     }
@@ -114,8 +115,8 @@ def _check_fits(owner: Family, num_modules: int) -> None:
     found = _problems(owner, num_modules)
     if found:
         raise UnsupportedFamily(
-            f"the speculators format cannot carry a {owner.name} head: {'; '.join(found)}. Use "
-            "--format headstart."
+            f"the speculators format cannot carry a {owner.name} head: it {'; it '.join(found)}. "
+            "Use --format headstart."
         )
 
 
