@@ -58,10 +58,13 @@ class Contexts:
     max_context: int
 
     @property
+    def num_tokens(self) -> int:
+        return int((self.seen + self.q.shape[1]).sum())
+
+    @property
     def num_bytes(self) -> int:
         keys = self.caches[0][0]
-        tokens = int((self.seen + self.q.shape[1]).sum())
-        return 2 * tokens * keys.shape[1] * keys.shape[2] * DTYPE.itemsize
+        return 2 * self.num_tokens * keys.shape[1] * keys.shape[2] * DTYPE.itemsize
 
     def run(self, cut: Cut, at: int = 0) -> Tensor:
         return paged_attention(

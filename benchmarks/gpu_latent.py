@@ -41,12 +41,12 @@ class Latents(Contexts):
 
     @property
     def num_bytes(self) -> int:
-        return self.q.shape[0] * self.context * self.caches[0][0].shape[1] * DTYPE.itemsize
+        return self.num_tokens * self.caches[0][0].shape[1] * DTYPE.itemsize
 
     def run(self, cut: Cut, at: int = 0) -> Tensor:
         return latent_attention(
             self.q, self.turned, self.caches[at][0], self.tables, self.seen, scale=0.1,
-            block_size=PAGE, max_context=self.tables.shape[1] * PAGE, cut=cut,
+            block_size=PAGE, max_context=self.max_context, cut=cut,
         )  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def make(requests: int, rows: int, given: argparse.Namespace) -> Latents:
     lifted, turned = (
         normal(requests, rows, given.heads, size) for size in (given.rank, given.rope)
     )
-    return Latents(lifted, [(part, part) for part in entries], tables, seen, given.context, turned)
+    return Latents(lifted, [(part, part) for part in entries], tables, seen, each * PAGE, turned)
 
 
 def cuts_of(requests: int, lines: int) -> list[Cut]:

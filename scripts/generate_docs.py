@@ -16,8 +16,8 @@ import headstart.errors
 from headstart.cli.families import family_rows, markdown_table, short_table
 from headstart.cli.main import COMMANDS, build_command
 from headstart.families.drafters import DRAFTERS
-from headstart.families.registry import GRAFTED_AS
-from headstart.heads.formats.matrix import matrix_page
+from headstart.families.registry import GRAFTED_AS, families
+from headstart.heads.formats import WRITTEN, format_named, formats_of
 from headstart.server.metrics.table import GROUPS, Metric
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -54,6 +54,28 @@ def _wrapped(paragraph: str, indent: str = "") -> str:
     )
 
 
+def matrix_page() -> str:
+    """The table of docs/formats.md: one row a family, reasons by number below."""
+    reasons: list[str] = []
+    lines = [
+        f"| family | {' | '.join(WRITTEN)} |",
+        f"|---|{'---|' * len(WRITTEN)}",
+    ]
+    for owner in sorted(families(), key=lambda each: each.name):
+        cells = []
+        for reason in formats_of(owner).values():
+            if reason and reason not in reasons:
+                reasons.append(reason)
+            cells.append(f"no ({reasons.index(reason) + 1})" if reason else "yes")
+        lines.append(f"| `{owner.name}` | {' | '.join(cells)} |")
+    lines += ["", "Not carried, because:", ""]
+    for number, reason in enumerate(reasons, 1):
+        lines.append(fill(f"{number}. {reason}", WIDTH, subsequent_indent="   "))
+    lines += ["", "What comes back with every bit: everything but", ""]
+    lines += [f"- `{name}`: {format_named(name).LOSES or 'nothing is lost'}" for name in WRITTEN]
+    return "\n".join(lines)
+
+
 def families_page() -> str:
     rows = family_rows()
     lines = [
@@ -86,7 +108,8 @@ def families_page() -> str:
     lines += ["", "## Drafters that are no heads", ""]
     for drafter in DRAFTERS:
         ways = "; ".join(
-            f"{name} {since}: `{flags}`" for name, (since, flags) in drafter.served.items()
+            f"{name} {since}: `{drafter.flags(name, {}, 'DRAFTER')}`"
+            for name, (since, _) in drafter.served.items()
         )
         text = (
             f"- {drafter.name}: named by `inspect`, opaque to all operations (`export`, `convert`, "

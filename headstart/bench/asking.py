@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from headstart.bench.chunks import error_words
@@ -59,23 +60,22 @@ class Asking:
     def tokens(self) -> Tokens | None:
         """By /tokenize and /detokenize; None where the server has not both."""
         for name in _TEXTS:
-            tokens = Tokens(
-                lambda text, name=name: self._encode(name, text) or [],  # type: ignore[misc]
-                lambda ids, name=name: self._decode(name, ids),  # type: ignore[misc]
-            )
+            tokens = Tokens(partial(self._encode, name), partial(self._decode, name))
             ids = tokens.encode("hello world")
             if ids and tokens.decode(ids) is not None:
                 return tokens
         return None
 
-    def _encode(self, name: str, text: str) -> list[int] | None:
-        body = {"model": self.model, name: text}
+    def _encode(self, name: str, text: str) -> list[int]:
+        """Empty where the server does not answer with tokens."""
+        body: dict[str, str | bool] = {"model": self.model, name: text}
         if name == "prompt":  # the other form adds none unless asked
-            body["add_special_tokens"] = False  # type: ignore[assignment]
+            body["add_special_tokens"] = False
         status, found = self._ask("/tokenize", body)
         ids = found.get("tokens") if status == 200 and isinstance(found, dict) else None
-        is_list = isinstance(ids, list) and all(isinstance(token, int) for token in ids)
-        return ids if is_list else None
+        if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+            return []
+        return ids
 
     def _decode(self, name: str, ids: Sequence[int]) -> str | None:
         status, found = self._ask("/detokenize", {"model": self.model, "tokens": list(ids)})

@@ -32,7 +32,7 @@ _REMEDIES = {
     errno.EROFS: "The disk is mounted read-only: choose an --out on another one.",
     errno.ENOTDIR: "A part of the path is a file: choose another --out.",
     errno.EEXIST: "It appeared meanwhile: choose another --out, or add --overwrite.",
-    errno.ENOENT: "A file vanished meanwhile: run again when nothing changes the folders.",
+    errno.ENOENT: "A file vanished meanwhile: run again while no other program writes to them.",
     errno.ENAMETOOLONG: "Choose an --out with a shorter name.",
 }
 

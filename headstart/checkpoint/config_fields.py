@@ -87,7 +87,9 @@ KINDS = _table(
         share_expert_dim q_lora_rank kv_lora_rank index_n_heads index_topk
         moe_latent_size o_lora_rank o_groups hc_mult
         swa_num_attention_heads swa_num_key_value_heads linear_num_key_heads linear_num_value_heads
-        mamba_num_heads n_groups ssm_state_size
+        mamba_num_heads n_groups ssm_state_size ffn_hidden_size
+        swa_q_lora_rank swa_kv_lora_rank indexer_n_heads indexer_kv_heads index_kpool
+        num_noise_heads param_sink_number hc_count hc_lowrank linear_num_heads
     """),
     (SIZE, """
         num_experts_per_tok moe_k moe_top_k n_group topk_group sliding_window sliding_window_size
@@ -95,7 +97,8 @@ KINDS = _table(
     (_either(HEAD_SIZE, _PER_LAYER), """
         head_dim attention_head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim index_head_dim
         swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim
-        linear_conv_kernel_dim conv_kernel mamba_head_dim
+        linear_conv_kernel_dim conv_kernel mamba_head_dim indexer_head_dim linear_head_dim
+        short_conv_kernel_size swa_qk_nope_head_dim swa_qk_rope_head_dim
     """),
     (_either(EXPERTS, _PER_LAYER), """
         n_routed_experts num_experts num_local_experts moe_num_experts mtp_num_experts
@@ -105,7 +108,7 @@ KINDS = _table(
     (LAYERS, """
         num_hidden_layers first_k_dense_replace moe_layer_start_index moe_layer_interval
         full_attention_interval decoder_sparse_step max_window_layers index_topk_freq
-        index_skip_topk_offset
+        index_skip_topk_offset layer_group_size
     """),
     (_whole(-1, 10_000), "moe_layer_end_index"),  # -1: up to the last layer
     (POSITIONS, "max_position_embeddings original_max_position_embeddings"),
@@ -116,23 +119,27 @@ KINDS = _table(
         attention_value_scale moe_norm_min factor low_freq_factor high_freq_factor beta_fast
         beta_slow mscale mscale_all_dim attention_factor
     """),
-    (_NUMBERS, "swiglu_limits swiglu_limits_shared"),
+    (_NUMBERS, """
+        swiglu_limits swiglu_limits_shared expert_swiglu_limit_list share_expert_swiglu_limit_list
+    """),
     (FLAG, """
         tie_word_embeddings attention_bias mlp_bias use_qk_norm use_sliding_window norm_topk_prob
         norm_expert_weight rope_interleave indexer_rope_interleave use_head_wise_attn_gate
         attn_output_gate add_swa_attention_sink_bias add_full_attention_sink_bias
         index_share_for_mtp_iteration mtp_use_dedicated_embeddings truncate
+        chain_hidden_post_norm use_bias
     """),
     (TEXT, """
         model_type hybrid_override_pattern mtp_hybrid_override_pattern hidden_act scoring_func
         moe_router_activation topk_method swa_attention_gate_type torch_dtype dtype rope_type
-        quant_method speculators_model_type
+        quant_method speculators_model_type norm_type layernorm_type type
+        gated_attention_proj_granularity_type attention_projection_layout
     """),
     (_either(TEXT, _list(LAYERS, "layer numbers")), "moe_layers_enum"),
     (_either(TEXT, TEXTS), "mtp_layer_types index_topk_pattern"),
     (TEXTS, """
         architectures layer_types layers_block_type mtp_layers_block_type mlp_layer_types
-        indexer_types
+        indexer_types mtp_mlp_layer_types
     """),
     (_list(LAYERS, "layer numbers"), "mlp_only_layers mtp_local_layer_ids"),
     (_either(LAYERS, _list(_either(LAYERS, FLAG), "whole numbers")), "moe_layer_freq"),
@@ -144,6 +151,12 @@ KINDS = _table(
     (_either(OBJECT, _EMPTY), "quantization_config compression_config"),  # xLLM writes ""
     (_TOKENS, "eos_token_id bos_token_id pad_token_id"),
 )  # fmt: skip
+# Lists of modules in quantisation configs; what ModelOpt's own file calls it comes last.
+QUANTIZATION = _table(
+    (TEXT, "quant_method"),
+    (TEXTS, "ignore modules_to_not_convert exclude ignored_layers exclude_modules"),
+    (OBJECT, "dynamic"),
+)
 # What generation_config.json says of sampling; SamplingParams has the limits.
 SAMPLING = _table(
     (NUMBER, "temperature top_p min_p repetition_penalty"),
@@ -153,6 +166,7 @@ SAMPLING = _table(
 )
 _INSIDE = ("text_config", "llm_config", "mtp_config", "attention_other_setting", "rope_parameters",
            "rope_scaling")  # fmt: skip
+_QUANTIZED = ("quantization_config", "compression_config")
 _ONE_PER_LAYER = ("moe_layer_freq", "hybrid_layer_pattern")
 _OF_ROPES = ("full_attention", "sliding_attention")  # rotation by the kind of a layer
 
@@ -163,6 +177,9 @@ def check_fields(path: Path, part: dict[str, Any], prefix: str = "") -> None:
     `prefix` says where in `path` the config lies, for messages (`trunk_config.`).
     """
     check_kinds(path, part, KINDS, prefix)
+    for name in _QUANTIZED:
+        if isinstance(part.get(name), dict):
+            check_kinds(path, part[name], QUANTIZATION, f"{prefix}{name}.")
     for name in _ONE_PER_LAYER:
         value, layers = part.get(name), part.get("num_hidden_layers") or 0
         if isinstance(value, list) and len(value) < layers:

@@ -50,19 +50,19 @@ def read_header(file: Path) -> Header:
     """Parse and check the header of `file`; BrokenFile says what is wrong with it."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):  # opening a pipe would wait for ever
-            raise _broken(file, "is not a plain file")
+            raise broken(file, "is not a plain file")
         with open(file, "rb") as handle:
             size = os.fstat(handle.fileno()).st_size
             raw_length = handle.read(8)
             if len(raw_length) < 8:
-                raise _broken(file, f"has {size} bytes, too few for a safetensors header")
+                raise broken(file, f"has {size} bytes, too few for a safetensors header")
             (length,) = struct.unpack("<Q", raw_length)
             if length > MAX_HEADER_BYTES:
-                raise _broken(
+                raise broken(
                     file, f"claims a header of {length} bytes (limit {MAX_HEADER_BYTES:,})"
                 )
             if 8 + length > size:
-                raise _broken(
+                raise broken(
                     file, f"ends inside its header ({size} bytes, header needs {8 + length})"
                 )
             raw = handle.read(length)
@@ -73,15 +73,15 @@ def read_header(file: Path) -> Header:
     try:
         entries = json.loads(raw.decode("utf-8"), object_pairs_hook=_unique(file))
     except (ValueError, RecursionError) as error:
-        raise _broken(file, f"has a header that is not JSON ({error})") from error
+        raise broken(file, f"has a header that is not JSON ({error})") from error
     if not isinstance(entries, dict):
-        raise _broken(file, "has a header that is not a JSON object")
+        raise broken(file, "has a header that is not a JSON object")
     metadata = entries.pop("__metadata__", {})
     if not isinstance(metadata, dict):
-        raise _broken(file, "has __metadata__ that is not a JSON object")
+        raise broken(file, "has __metadata__ that is not a JSON object")
     for text in (*entries, *metadata, *map(str, metadata.values())):
         if not text.isascii() and not _is_unicode(text):
-            raise _broken(file, f"has a name that is not Unicode text ({_short(text)})")
+            raise broken(file, f"has a name that is not Unicode text ({short(text)})")
     data_start = 8 + length
     tensors = {name: _tensor(file, name, entry, data_start) for name, entry in entries.items()}
     _check_tiling(file, tensors, data_start, size)
@@ -95,7 +95,7 @@ def _unique(file: Path) -> Any:
         result = dict(pairs)
         if len(result) != len(pairs):
             [(twice, _)] = Counter(name for name, _ in pairs).most_common(1)
-            raise _broken(file, f"names {_short(twice)} twice in its header")
+            raise broken(file, f"names {short(twice)} twice in its header")
         return result
 
     return build
@@ -103,21 +103,21 @@ def _unique(file: Path) -> Any:
 
 def _tensor(file: Path, name: str, entry: Any, data_start: int) -> TensorInfo:
     if not isinstance(entry, dict):
-        raise _broken(file, f"describes {_short(name)} with something that is not an object")
+        raise broken(file, f"describes {short(name)} with something that is not an object")
     dtype, shape, offsets = (entry.get(key) for key in ("dtype", "shape", "data_offsets"))
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
-        raise _broken(file, f"gives {_short(name)} the unknown dtype {_short(dtype)}")
+        raise broken(file, f"gives {short(name)} the unknown dtype {short(dtype)}")
     if not _is_sizes(shape) or not _is_sizes(offsets) or len(offsets) != 2:
-        raise _broken(
-            file, f"gives {_short(name)} shape {_short(shape)} and data_offsets {_short(offsets)}"
+        raise broken(
+            file, f"gives {short(name)} shape {short(shape)} and data_offsets {short(offsets)}"
         )
     start, end = offsets
     if start > end or end - start != byte_size(dtype, tuple(shape)):
         needed = byte_size(dtype, tuple(shape))
-        raise _broken(
+        raise broken(
             file,
-            f"gives {_short(name)} {end - start} bytes; {dtype} {_short(shape)} needs "
-            f"{_short(needed)}",
+            f"gives {short(name)} {end - start} bytes; {dtype} {short(shape)} needs "
+            f"{short(needed)}",
         )
     return TensorInfo(name, dtype, tuple(shape), file, data_start + start, data_start + end)
 
@@ -135,16 +135,16 @@ def _check_tiling(file: Path, tensors: dict[str, TensorInfo], data_start: int, s
     previous = "the header"
     for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
         if info.start < position:
-            raise _broken(file, f"has {_short(info.name)} overlapping {_short(previous)}")
+            raise broken(file, f"has {short(info.name)} overlapping {short(previous)}")
         if info.start > position:
-            raise _broken(
-                file, f"has {info.start - position} unused bytes before {_short(info.name)} (a gap)"
+            raise broken(
+                file, f"has {info.start - position} unused bytes before {short(info.name)} (a gap)"
             )
         position, previous = info.end, info.name
     if position > size:
-        raise _broken(file, f"is truncated: {size} bytes on disk, {position} expected")
+        raise broken(file, f"is truncated: {size} bytes on disk, {position} expected")
     if position < size:
-        raise _broken(file, f"has {size - position} bytes after its last tensor")
+        raise broken(file, f"has {size - position} bytes after its last tensor")
 
 
 def _is_unicode(text: str) -> bool:
@@ -155,11 +155,12 @@ def _is_unicode(text: str) -> bool:
     return True
 
 
-def _short(value: object) -> str:
+def short(value: object) -> str:
     """A value on one line of bounded length, whatever a broken file holds."""
     shown = repr(value)
     return shown if len(shown) <= 120 else f"{shown[:100]}..."
 
 
-def _broken(file: Path, what: str) -> BrokenFile:
-    return BrokenFile(f"{file} {what}. Download or copy the file again.")
+def broken(file: Path, what: str, advice: str = "Download or copy the file again.") -> BrokenFile:
+    """The error for a file that is not what it should be."""
+    return BrokenFile(f"{file} {what}. {advice}")

@@ -46,7 +46,8 @@ class Index:
 def read_index(folder: Path) -> Index:
     """Read all shard headers of `folder` and check the index against them."""
     weight_map, index_metadata = _read_weight_map(folder)
-    files = sorted(folder.glob("*.safetensors"))
+    # Hidden files are left by copying tools and are no part of the model.
+    files = sorted(f for f in folder.glob("*.safetensors") if not f.name.startswith("."))
     if not files and weight_map is None:
         raise CheckpointError(_no_weights(folder))
     present = {file.name for file in files}

@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "HEADSTART_HIDE_PATHS"
-_ABSOLUTE = re.compile(r"(?<![\w./:])/(?:[^\s/'\"]+/)*([^\s/'\"]+)")
+# Names of folders may hold blanks, but not end with one: there another path begins.
+_FOLDER = r"[^\s/'\"](?:[^/'\"\n]*[^\s/'\"])?/"
+_ABSOLUTE = re.compile(rf"(?<![\w./:])/(?:{_FOLDER})*([^\s/'\"]+)")
 
 
 def are_hidden() -> bool:

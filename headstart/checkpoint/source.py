@@ -13,6 +13,7 @@ from pathlib import Path
 
 from headstart.checkpoint.dtypes import byte_size
 from headstart.checkpoint.header import TensorInfo
+from headstart.errors import BrokenFile
 
 Buffer = bytes | bytearray | memoryview
 
@@ -28,6 +29,13 @@ class FileSlice:
     @property
     def num_bytes(self) -> int:
         return self.end - self.start
+
+    def cut_off(self) -> BrokenFile:
+        """The error for a file that ends before the slice, although its header was checked."""
+        return BrokenFile(
+            f"{self.file} became shorter while it was read. Nothing was kept; run again while no "
+            "other program writes to it."
+        )
 
 
 Piece = FileSlice | Buffer

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from headstart.checkpoint.source import Buffer, FileSlice
-from headstart.errors import WriteFailed
 
 Copying = Literal["copy", "link"]
 Report = Callable[[int], None]
@@ -119,10 +118,7 @@ def copy_range(handles: Handles, piece: FileSlice, target: int, flusher: Flusher
             part = handles.buffer[: piece.end - start]
             done = os.preadv(source, [part], start)
             if done == 0:
-                raise WriteFailed(
-                    f"{piece.file} became shorter while it was read. Nothing was kept; run again "
-                    "when nothing writes to it."
-                )
+                raise piece.cut_off()
             write_all(target, part[:done])
         start += done
         flusher.advance(target, done)

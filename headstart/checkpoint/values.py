@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import FileSlice, TensorSource, rows
-from headstart.errors import BrokenFile, ShapeMismatch
+from headstart.errors import ShapeMismatch
 
 if TYPE_CHECKING:
     import torch
@@ -115,10 +115,7 @@ def _read_into(target: memoryview, piece: FileSlice) -> None:
         while done < piece.num_bytes:
             count = os.preadv(handle, [target[done:]], piece.start + done)
             if count == 0:
-                raise BrokenFile(
-                    f"{piece.file} became shorter while it was read. Nothing was kept; run again "
-                    "when nothing writes to it."
-                )
+                raise piece.cut_off()
             done += count
     finally:
         os.close(handle)

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,13 +83,11 @@ class Targets:
             return
         from headstart.bench.own_server import own_servers
 
-        try:
-            import uvicorn  # noqa: F401
-        except ModuleNotFoundError:
+        if find_spec("uvicorn") is None:
             raise MissingExtra(
                 "a MODEL is measured behind our own server and uvicorn is not installed. Install "
                 f"it ({install('serve')}), or give servers with --url."
-            ) from None
+            )
         with own_servers(
             self.model, self.variants, max_concurrency=max_concurrency, flags=self._flags()
         ) as variants:

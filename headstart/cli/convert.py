@@ -6,16 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import (
-    Dequantize,
-    DryRun,
-    HeadType,
-    Json,
-    ModelType,
-    Out,
-    Overwrite,
-    Trunk,
-)
+from headstart.cli.options import Dequantize, HeadType, ModelType, Trunk, Writing
 from headstart.heads.formats import WRITTEN
 
 
@@ -23,7 +14,7 @@ def run(
     *,
     head: Annotated[str, typer.Argument(metavar="HEAD", help="A head in any of our formats.")],
     to: Annotated[str, typer.Option("--to", help=f"One of {', '.join(WRITTEN)}.")],
-    out: Out = None,
+    writing: Writing,
     model: Annotated[
         str | None,
         typer.Option("--model", help="The head's model, if the format carries trunk tensors."),
@@ -32,9 +23,6 @@ def run(
     dequantize: Dequantize = False,
     trunk: Trunk = None,
     head_type: HeadType = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
@@ -47,4 +35,4 @@ def run(
         source, to, model=lender, dequantized=dequantize,
         trunk=open_target(trunk) if trunk is not None else None, head_type=head_type,
     )  # fmt: skip
-    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output)
+    carry_out(operation, writing)

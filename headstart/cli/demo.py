@@ -6,7 +6,7 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -18,7 +18,6 @@ from headstart.report.terminal import say
 if TYPE_CHECKING:
     from headstart.demo.race import Race
 
-_WEIGHTS = ("int8", "as-dtype")
 _PAGE = "report.html"
 
 
@@ -28,7 +27,8 @@ def run(
         Path, typer.Option("--out", metavar="DIR", help="Where report.html goes.")
     ] = Path("headstart-demo"),
     weights: Annotated[
-        str, typer.Option("--weights", help="int8 (fastest on most CPUs) or as-dtype (fp32).")
+        Literal["int8", "as-dtype"],
+        typer.Option("--weights", help="int8 (fastest on most CPUs) or as-dtype (fp32)."),
     ] = "int8",
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 112,
     threads: Annotated[
@@ -36,16 +36,14 @@ def run(
     ] = None,
     json_output: Json = False,
 ) -> None:
-    if weights not in _WEIGHTS:
-        raise ConfigError(f"--weights is {weights!r}; expected {' or '.join(_WEIGHTS)}.")
     if max_tokens < 8:
         raise ConfigError(f"--max-tokens is {max_tokens}; give at least 8, or nothing can be seen.")
     _prepare(out)
     limit_spinning()
     from headstart.checkpoint.reader import Checkpoint
     from headstart.cli.demo_view import View, next_steps, setting_up, show_head, summary
+    from headstart.demo import PROMPTS
     from headstart.demo.page import write_page
-    from headstart.demo.prompts import PROMPTS
     from headstart.demo.race import mean_speed_up, race
     from headstart.demo.shipped import shipped_head
     from headstart.demo.unpacked import ready
@@ -58,7 +56,7 @@ def run(
         report("loading the model twice, with and without its head")
         from headstart.demo.engines import open_engines
 
-        engines = open_engines(folder, weights=weights, threads=threads)  # type: ignore[arg-type]
+        engines = open_engines(folder, weights=weights, threads=threads)
     if not json_output:
         show_head(
             inspect(Checkpoint.open(folder)), folder, time.monotonic() - started,

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, TypeVar
 
 import typer
 
-from headstart.cli.options import (
-    Dequantize,
-    DryRun,
-    HeadType,
-    Json,
-    ModelType,
-    Out,
-    Overwrite,
-    Trunk,
-)
+from headstart.cli.options import Dequantize, HeadType, ModelType, Trunk, Writing
 from headstart.heads.formats import WRITTEN
 
 T = TypeVar("T")
@@ -28,7 +20,7 @@ def run(
         str | None,
         typer.Argument(metavar="MODEL", help="Checkpoint folder, GGUF file or hub name."),
     ] = None,
-    out: Out = None,
+    writing: Writing,
     format_name: Annotated[
         str, typer.Option("--format", help=f"One of {', '.join(WRITTEN)}.")
     ] = "headstart",
@@ -42,9 +34,6 @@ def run(
     output_dir: Annotated[
         Path | None, typer.Option("--output-dir", help="As xLLM spells --out.")
     ] = None,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
@@ -54,14 +43,14 @@ def run(
     folder = _one("MODEL", model, "--input-dir", input_dir)
     if folder is None:
         raise typer.BadParameter("give the checkpoint (MODEL or --input-dir)")
-    target = _one("--out", out, "--output-dir", output_dir)
+    out = _one("--out", writing.out, "--output-dir", output_dir)
     advice = "To change its format use `headstart convert`."
     head = head_in(open_target(local_folder(folder), advice), model_type)
     lender = open_target(trunk) if trunk is not None else None
     operation = plan_export(
         head, format_name, dequantized=dequantize, trunk=lender, head_type=head_type
     )
-    carry_out(operation, target, overwrite=overwrite, dry_run=dry_run, as_json=json_output)
+    carry_out(operation, replace(writing, out=out))
 
 
 def _one(name: str, value: T | None, alias: str, other: T | None) -> T | None:

@@ -40,7 +40,7 @@ def family_rows() -> list[dict[str, Any]]:
 
 def _facts(family: Family) -> dict[str, Any]:
     from headstart.families.engines import ENGINE_TITLES, served_by
-    from headstart.heads.formats.matrix import formats_of
+    from headstart.heads.formats import formats_of
 
     layout = family.layout
     served = served_by(family.name)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from headstart.cli.options import DryRun, Json, Link, Model, Out, Overwrite
+from headstart.cli.options import Link, Model, Writing
 
 
 def run(
     *,
     model: Model,
-    out: Out = None,
+    writing: Writing,
     link: Link = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
@@ -20,4 +17,4 @@ def run(
     from headstart.heads.graft import plan_graft
 
     operation = plan_graft(open_model(local_folder(model)))
-    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)
+    carry_out(operation, writing, link=link)

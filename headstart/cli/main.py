@@ -3,9 +3,9 @@
 Only the chosen command's module is imported, so `--help` does not wait for torch. Exit codes: 0
 done, 1 failed, 2 misuse, 130 interrupted.
 
-A component's options live in its own frozen dataclass, with help in the fields' metadata. A
-command takes that dataclass as one parameter and gets one flag per field, so that a name, a default
-and a help text exist once.
+A component's options live in its own frozen dataclass, with help in the fields' metadata or, for
+options that are the command line's own, in annotations. A command takes that dataclass as one
+parameter and gets one flag per field, so that a name, a default and a help text exist once.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from functools import wraps
 from importlib import import_module
 from types import FrameType, TracebackType
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from typer.core import TyperGroup
@@ -143,9 +143,12 @@ def _taken(group: type, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _flags(group: type) -> list[inspect.Parameter]:
-    hints = get_type_hints(group)
+    hints = get_type_hints(group, include_extras=True)
     result = []
     for field in dataclasses.fields(group):
+        if get_origin(hints[field.name]) is Annotated:  # an option of cli/options.py
+            result.append(_parameter(field.name, field.default, hints[field.name]))
+            continue
         flag = f"--{field.name.replace('_', '-')}"
         # What is on, or may be, must have a way to be off.
         if field.default is True or hints[field.name] == (bool | None):
@@ -163,15 +166,13 @@ def _flags(group: type) -> list[inspect.Parameter]:
         hint = hints[field.name]
         if "parser" in field.metadata:  # a type that typer cannot parse
             hint, default = str, str(default)
-        result.append(
-            inspect.Parameter(
-                field.name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=default,
-                annotation=Annotated[hint, option],
-            )
-        )
+        result.append(_parameter(field.name, default, Annotated[hint, option]))
     return result
+
+
+def _parameter(name: str, default: Any, annotation: Any) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
 
 
 app = typer.Typer(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -54,6 +55,16 @@ Device = Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")]
 Dtype = Annotated[
     str, typer.Option("--dtype", help="float32, bfloat16, float64, or auto by device.")
 ]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Where a command that writes a folder puts it, and how it speaks of that."""
+
+    out: Out = None
+    overwrite: Overwrite = False
+    dry_run: DryRun = False
+    json_output: Json = False
 
 
 def _folder(head: Path | None) -> Path | None:

@@ -7,17 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import (
-    Dequantize,
-    DryRun,
-    HeadType,
-    Json,
-    Link,
-    Model,
-    ModelType,
-    Out,
-    Overwrite,
-)
+from headstart.cli.options import Dequantize, HeadType, Link, Model, ModelType, Writing
 from headstart.errors import ConfigError
 
 
@@ -27,14 +17,11 @@ def run(
     original: Annotated[
         str, typer.Option("--from", metavar="ORIGINAL", help="The model that still has the head.")
     ],
-    out: Out = None,
+    writing: Writing,
     model_type: ModelType = None,
     dequantize: Dequantize = False,
     head_type: HeadType = None,
     link: Link = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
@@ -52,4 +39,4 @@ def run(
         target, head.origin, head, dequantized=dequantize, model_type=model_type,
         head_type=head_type,
     )  # fmt: skip
-    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)
+    carry_out(operation, writing, link=link)

@@ -6,17 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import (
-    Dequantize,
-    DryRun,
-    HeadType,
-    Json,
-    Link,
-    Model,
-    ModelType,
-    Out,
-    Overwrite,
-)
+from headstart.cli.options import Dequantize, HeadType, Link, Model, ModelType, Writing
 
 
 def run(
@@ -25,14 +15,11 @@ def run(
         str, typer.Argument(metavar="HEAD", help="A head in any format, or a model that has one.")
     ],
     model: Model,
-    out: Out = None,
+    writing: Writing,
     model_type: ModelType = None,
     dequantize: Dequantize = False,
     head_type: HeadType = None,
     link: Link = False,
-    overwrite: Overwrite = False,
-    dry_run: DryRun = False,
-    json_output: Json = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
@@ -46,4 +33,4 @@ def run(
         model_type=model_type,
         head_type=head_type,
     )
-    carry_out(operation, out, overwrite=overwrite, dry_run=dry_run, as_json=json_output, link=link)
+    carry_out(operation, writing, link=link)

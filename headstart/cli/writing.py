@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
-from pathlib import Path
 
 from headstart.checkpoint.atomic import check_parents
+from headstart.checkpoint.transfer import Copying
+from headstart.cli.options import Writing
 from headstart.cli.progress import byte_progress
 from headstart.errors import ConfigError
 from headstart.heads.operation import Operation
 from headstart.report.terminal import say
 
 
-def carry_out(
-    operation: Operation,
-    out: Path | None,
-    *,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-    link: bool = False,
-) -> None:
+def carry_out(operation: Operation, writing: Writing, *, link: bool = False) -> None:
     """Print what the operation does and, unless it is a dry run, do it."""
+    out, dry_run = writing.out, writing.dry_run
     if out is None and not dry_run:
         raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
     if out is not None and out.suffix == ".gguf":
@@ -33,9 +27,9 @@ def carry_out(
         check_parents(out)
     if not dry_run and out is not None:
         with byte_progress(operation.name, operation.plan.num_bytes) as report:
-            copying = "link" if link else "copy"
-            operation.write(out, overwrite=overwrite, copying=copying, report=report)  # type: ignore[arg-type]
-    if as_json:
+            copying: Copying = "link" if link else "copy"
+            operation.write(out, overwrite=writing.overwrite, copying=copying, report=report)
+    if writing.json_output:
         done = {"out": None if out is None else str(out), "dry_run": dry_run}
         say(json.dumps({**operation.as_json(), **done}))
         return

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from headstart.demo.prompts import WARM_UP
+from headstart.demo import WARM_UP
 from headstart.demo.race import Side, race
 from headstart.demo.shipped import shipped_vocab
 

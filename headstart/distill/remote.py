@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from importlib.util import find_spec
 from typing import Any
 
 from headstart.data.journal import Answer
@@ -205,12 +206,10 @@ class RemoteAsker:
 
 def require_httpx() -> None:
     """MissingExtra where httpx is not installed."""
-    try:
-        import httpx  # noqa: F401
-    except ImportError:
+    if find_spec("httpx") is None:
         raise MissingExtra(
             f"--server needs httpx, which is not installed. Install it: {install('train')}."
-        ) from None
+        )
 
 
 def _has_template(reader: PromptReader) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headstart.families.base import parts
+from headstart.families.dims import Fields
 
 # The tensors around the block, under our names.
 ROLES = parts("""
@@ -92,3 +93,22 @@ QWEN_MOE = EXPERTS + parts("""
     mlp.shared_expert.down_proj.weight   hidden         shared_width
     mlp.shared_expert_gate.weight        1              hidden
 """)
+
+# Hyper-connections of DeepSeek-V4 and GLM-5.3-Flash: how a layer reads and writes several streams.
+HYPER = parts("""
+    hc_attn_fn      2*hc+hc*hc   hc*hidden
+    hc_ffn_fn       2*hc+hc*hc   hc*hidden
+    hc_attn_base    2*hc+hc*hc
+    hc_ffn_base     2*hc+hc*hc
+    hc_attn_scale   3
+    hc_ffn_scale    3
+""")
+
+
+def dense_then_sparse(fields: Fields, layer: int, num_dense: int) -> str:
+    """What `mlp_layer_types` calls a layer's MLP; the first ones are dense where it is absent."""
+    feeds = fields.get("mlp_layer_types")
+    if isinstance(feeds, list) and layer < len(feeds):
+        return str(feeds[layer])
+    first = int(fields.get("first_k_dense_replace") or num_dense)
+    return "dense" if layer < first else "sparse"

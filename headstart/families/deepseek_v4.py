@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.blocks import HYPER
 from headstart.families.names import KeyMap
 
-_HYPER = parts("""
-    hc_attn_fn      2*hc+hc*hc   hc*hidden
-    hc_ffn_fn       2*hc+hc*hc   hc*hidden
-    hc_attn_base    2*hc+hc*hc
-    hc_ffn_base     2*hc+hc*hc
-    hc_attn_scale   3
-    hc_ffn_scale    3
-""")
-
-_BLOCK = _HYPER + parts("""
+_BLOCK = HYPER + parts("""
     attn_norm.weight                     hidden
     ffn_norm.weight                      hidden
     attn.wq_a.weight                     q_rank             hidden

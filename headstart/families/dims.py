@@ -6,14 +6,14 @@ does not give is left out, and shapes that need it are then not checked.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import prod
 from typing import Any
 
 Fields = Mapping[str, Any]
 
 # our name -> the config fields (or dotted paths) that hold it, first present wins
-_FIELDS: dict[str, tuple[str, ...]] = {
+FIELDS: dict[str, tuple[str, ...]] = {
     "hidden": ("hidden_size",),
     "vocab": ("vocab_size",),
     "layers": ("num_hidden_layers",),
@@ -67,7 +67,7 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 def dims(fields: Fields) -> dict[str, int]:
     """Every size that `fields` (the text part of a config over its top level) gives."""
     found: dict[str, int] = {}
-    for name, candidates in _FIELDS.items():
+    for name, candidates in FIELDS.items():
         for field in candidates:
             value = at(fields, field)
             if type(value) is int:
@@ -85,7 +85,9 @@ def dims(fields: Fields) -> dict[str, int]:
         found["shared_width"] = found["moe_width"] * found.get("shared_experts", 1)
     if found.get("o_groups") and "heads" in found:
         found["heads_per_group"] = found["heads"] // found["o_groups"]
-    return found
+    # A size of 0 means that there is no such part: shapes that name it are not checked. Only
+    # rope_dim is a part of sums, and 0 in models that rotate nothing (GLM-5.3-Flash).
+    return {n: value for n, value in found.items() if value >= (0 if n == "rope_dim" else 1)}
 
 
 def at(fields: Fields, path: str) -> Any:
@@ -94,6 +96,13 @@ def at(fields: Fields, path: str) -> Any:
     for key in path.split("."):
         value = value.get(key) if isinstance(value, Mapping) else None
     return value
+
+
+def positive_ints(fields: Fields, names: Iterable[str]) -> tuple[int, ...] | None:
+    """The values of fields; None where one is no whole number above 0."""
+    values = [fields.get(name) for name in names]
+    found = tuple(value for value in values if type(value) is int and value > 0)
+    return found if len(found) == len(values) else None
 
 
 def size(expression: str, known: Mapping[str, int]) -> int | None:

@@ -7,7 +7,9 @@ drafters are models of their own. Headstart names them and treats their tensors 
 
 from __future__ import annotations
 
+import json
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,14 +31,21 @@ class Drafter:
     words: tuple[str, ...]  # parts of names of types and classes, in lower case
     types: tuple[str, ...]  # model types
     block_field: str
-    # engine -> first release, and the flags; {k} is the block, {model} the drafter's own folder
-    served: Mapping[str, tuple[str, str]]
+    # engine -> first release, and the flags, where an object stands for its JSON; {k} is the block,
+    # {model} the drafter's own folder
+    served: Mapping[str, tuple[str, tuple[str | Mapping[str, str], ...]]]
 
     def flags(self, engine: str, config: Fields, model: str) -> str:
-        """What an engine is started with to draft with it, beside the model."""
+        """What an engine is started with to draft with it, beside the model, as shell words."""
         block = config.get(self.block_field)
-        count = block if type(block) is int and block > 0 else _BLOCK
-        return self.served[engine][1].replace("{k}", str(count)).replace("{model}", model)
+        values = {"{k}": block if type(block) is int and block > 0 else _BLOCK, "{model}": model}
+        words = []
+        for word in self.served[engine][1]:
+            if isinstance(word, str):
+                words.append(str(values.get(word, word)))
+            else:
+                words.append(json.dumps({key: values.get(v, v) for key, v in word.items()}))
+        return shlex.join(words)
 
 
 DSPARK = Drafter(
@@ -54,9 +63,9 @@ DSPARK = Drafter(
     served={
         "vllm": (
             "0.25.0 (DeepSeek-V4.1 0.30.0)",
-            '--speculative-config \'{"method": "dspark", "num_speculative_tokens": {k}}\'',
+            ("--speculative-config", {"method": "dspark", "num_speculative_tokens": "{k}"}),
         ),
-        "sglang": ("0.5.16", "--speculative-algorithm DSPARK"),
+        "sglang": ("0.5.16", ("--speculative-algorithm", "DSPARK")),
     },
 )
 
@@ -70,12 +79,14 @@ DFLASH = Drafter(
     served={
         "vllm": (
             "0.20.0",
-            '--speculative-config \'{"method": "dflash", "model": "{model}", '
-            '"num_speculative_tokens": {k}}\'',
+            (
+                "--speculative-config",
+                {"method": "dflash", "model": "{model}", "num_speculative_tokens": "{k}"},
+            ),
         ),
         "sglang": (
             "0.5.11",
-            "--speculative-algorithm DFLASH --speculative-draft-model-path {model}",
+            ("--speculative-algorithm", "DFLASH", "--speculative-draft-model-path", "{model}"),
         ),
     },
 )

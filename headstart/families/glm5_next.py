@@ -6,7 +6,16 @@ The trunk has several residual streams and recurrent layers; the head has neithe
 from __future__ import annotations
 
 from headstart.families.base import Family, HeadLayout, Trunk, parts
-from headstart.families.blocks import DENSE_MLP, INDEXER, MLA, NORMS, ROLES, SIGMOID_MOE
+from headstart.families.blocks import (
+    DENSE_MLP,
+    HYPER,
+    INDEXER,
+    MLA,
+    NORMS,
+    ROLES,
+    SIGMOID_MOE,
+    dense_then_sparse,
+)
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
 
@@ -15,14 +24,6 @@ _POOL = parts("""
     self_attn.indexer.index_kpool_compress_ape    kpool       index_dim
 """)
 _SPARSE = NORMS + MLA + INDEXER + _POOL
-_HYPER = parts("""
-    hc_attn_fn      2*hc+hc*hc   hc*hidden
-    hc_ffn_fn       2*hc+hc*hc   hc*hidden
-    hc_attn_base    2*hc+hc*hc
-    hc_ffn_base     2*hc+hc*hc
-    hc_attn_scale   3
-    hc_ffn_scale    3
-""")
 _RECURRENT = NORMS + parts("""
     self_attn.q_proj.weight     kda_heads*kda_dim   hidden
     self_attn.k_proj.weight     kda_heads*kda_dim   hidden
@@ -45,14 +46,11 @@ _FEEDS = {"dense": DENSE_MLP, "sparse": SIGMOID_MOE}
 
 def _kind(fields: Fields, layer: int) -> str:
     """Three recurrent layers, then one with attention; the first three are dense."""
-    attention, feeds = fields.get("layer_types"), fields.get("mlp_layer_types")
+    attention = fields.get("layer_types")
     has_attention = layer % 4 == 3
     if isinstance(attention, list) and layer < len(attention):
         has_attention = attention[layer] != "linear_attention"
-    dense = int(fields.get("first_k_dense_replace") or 3)
-    feed = "dense" if layer < dense else "sparse"
-    if isinstance(feeds, list) and layer < len(feeds):
-        feed = str(feeds[layer])
+    feed = dense_then_sparse(fields, layer, num_dense=3)
     return f"{'attention' if has_attention else 'recurrent'}_{feed}"
 
 
@@ -74,7 +72,7 @@ FAMILY = Family(
         prefixes=_ROOTS,
         lm_heads=("lm_head.weight", "language_model.lm_head.weight"),
         kinds={
-            f"{kind}_{feed}": layer + _HYPER + mlp
+            f"{kind}_{feed}": layer + HYPER + mlp
             for kind, layer in {"attention": _SPARSE, "recurrent": _RECURRENT}.items()
             for feed, mlp in _FEEDS.items()
         },

@@ -1,14 +1,27 @@
-"""Hunyuan 3: an appended MoE layer with `final_layernorm`, embedding and LM head from the trunk."""
+"""Hunyuan 3 and 4.
+
+Version 3 appends a MoE layer with `final_layernorm`; embedding and LM head are the trunk's.
+Version 4 has `model.mtp_layers.` with gated latent attention and a sink per head.
+"""
 
 from __future__ import annotations
 
-from headstart.families.base import Family, HeadLayout, Trunk
-from headstart.families.blocks import ROLES
+from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.blocks import (
+    DENSE_MLP,
+    INDEXER,
+    MLA,
+    NORMS,
+    ROLES,
+    SIGMOID_MOE,
+    dense_then_sparse,
+)
 from headstart.families.cautions import Caution
 from headstart.families.deepseek import dense_then_moe
-from headstart.families.keymaps import appended_layer
+from headstart.families.dims import Fields
+from headstart.families.keymaps import appended_layer, mtp_layers
 
-FAMILY = Family(
+V3 = Family(
     name="hy_v3",
     title="Hunyuan 3 (Hy3-preview)",
     model_types=("hy_v3",),
@@ -33,4 +46,75 @@ FAMILY = Family(
         ),
     ),
     notes=("an embedding or LM head stored in the head is ignored; the trunk's are used",),
+)
+
+_GATED = parts("""
+    self_attn.linear_gate.weight     heads*v_dim   hidden
+    self_attn.learnable_sink_param   heads
+""")
+_SHARED = NORMS + MLA + _GATED  # attends to what an earlier layer's indexer chose
+_FULL = _SHARED + INDEXER
+_HYPER = parts("""
+    hc_attn_layer.hc_fn      2*hc   hc*hidden
+    hc_attn_layer.hc_base    2*hc
+    hc_attn_layer.hc_scale   2
+    hc_mlp_layer.hc_fn       2*hc   hc*hidden
+    hc_mlp_layer.hc_base     2*hc
+    hc_mlp_layer.hc_scale    2
+""")
+_ROUTER = tuple(part for part in SIGMOID_MOE if "{expert}" not in part.name)
+_FUSED_MOE = _ROUTER + parts("""
+    mlp.experts.gate_up_proj   experts   2*moe_width   hidden
+    mlp.experts.down_proj      experts   hidden        moe_width
+""")
+_FEEDS = {"dense": DENSE_MLP, "sparse": _FUSED_MOE}  # trunks keep experts fused
+
+
+def _kind(fields: Fields, layer: int) -> str:
+    indexers = fields.get("indexer_types")
+    shares = isinstance(indexers, list) and indexers[layer : layer + 1] == ["shared"]
+    feed = dense_then_sparse(fields, layer, num_dense=1)
+    return f"{'shared' if shares else 'full'}_{feed}"
+
+
+V4 = Family(
+    name="hy_v4",
+    title="Hunyuan 4 (Hy4-preview)",
+    model_types=("hy_v4",),
+    architectures=("HYV4ForCausalLM",),
+    may_count_one_more=True,
+    keys=mtp_layers("model.mtp_layers."),
+    # fed after the streams were joined (hc_head) and normalised, so it is one hidden size wide
+    layout=HeadLayout(deviations={"vllm": {"zero_embed_at_position_0": True}}),
+    head=ROLES,
+    block=lambda fields: _FULL + SIGMOID_MOE,
+    block_kind="full_sparse",
+    trunk=Trunk(
+        kinds={
+            f"{kind}_{feed}": layer + _HYPER + mlp
+            for kind, layer in {"full": _FULL, "shared": _SHARED}.items()
+            for feed, mlp in _FEEDS.items()
+        },
+        kind_of=_kind,
+        extras=parts("""
+            hc_head.hc_head_fn      hc   hc*hidden
+            hc_head.hc_head_base    hc
+            hc_head.hc_head_scale   1
+        """),
+    ),
+    kv_elements="kv_rank+rope_dim+index_dim",
+    looked_up_as={"vllm": "model.layers.{layer}.", "sglang": "model.decoder."},
+    served={"vllm": "0.29.0", "sglang": "0.5.20"},
+    elsewhere=("mlx-vlm from pull request 2082",),
+    is_complete=True,
+    lacks="several residual streams with hyper-connections, and gates and sinks in latent "
+    "attention with an indexer",
+    notes=(
+        "pairs that are rotated are neighbours (vLLM, SGLang); transformers 5.22.2 rotates halves "
+        "and may compute something else with released weights",
+        "exports that count 2 modules for the one that is stored exist",
+        "names of others: model.mtp.layers.0., self_attn.g_proj for linear_gate, mlp.router.gate",
+        "ignore lists name model.mtp_layers.0.*, which engines rename before they ask",
+        "mtp_quant_algo says how the head of an MXFP8 release is quantised: FP8, BF16 or NONE",
+    ),
 )

@@ -127,10 +127,10 @@ def _fill(pattern: str, values: Mapping[str, str], naming: Naming) -> str:
 
 _REGEXES: dict[tuple[str, int], re.Pattern[str]] = {}
 # No leading zeros, or a name would not survive the way there and back.
-_NUMBER = r"(?:0|[1-9][0-9]{0,8})"
+NUMBER = r"(?:0|[1-9][0-9]{0,8})"
 _PIECES = {
-    "module": f"(?P<module>{_NUMBER})",
-    "layer": f"(?P<layer>{_NUMBER})",
+    "module": f"(?P<module>{NUMBER})",
+    "layer": f"(?P<layer>{NUMBER})",
     "rest": r"(?P<rest>.+)",
 }
 

@@ -1,9 +1,14 @@
-"""openPangu-Ultra-MoE: the DeepSeek-V3 head with optional norms around the MLP."""
+"""openPangu-Ultra-MoE, and openPangu 2.0 with three chained modules.
+
+The first is the DeepSeek-V3 head with optional norms around the MLP. The second has convolutions
+and sinks in latent attention; what its modules are fed and hand on is disputed between engines:
+`layout` is what its makers' own engine (omni-infer) does, and `deviations` name the others.
+"""
 
 from __future__ import annotations
 
-from headstart.families.base import Family, Part, Trunk, parts
-from headstart.families.blocks import EXPERTS, MLA, NORMS, ROLES, SHARED_EXPERTS
+from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
+from headstart.families.blocks import DENSE_MLP, EXPERTS, MLA, NORMS, ROLES, SHARED_EXPERTS
 from headstart.families.deepseek import LAYOUT, dense_then_moe
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
@@ -13,15 +18,15 @@ _OPTIONAL = parts("""
     pre_mlp_layernorm.weight           hidden    if sandwich_norm
     post_mlp_layernorm.weight          hidden    if sandwich_norm
 """)
-_MOE_LAYER = NORMS + MLA + EXPERTS + SHARED_EXPERTS + _OPTIONAL
+_ULTRA_LAYER = NORMS + MLA + EXPERTS + SHARED_EXPERTS + _OPTIONAL
 
 
 def _block(fields: Fields) -> tuple[Part, ...]:
     """The layer, where the config uses DeepSeek's field names; others are left to the trunk."""
-    return _MOE_LAYER if fields.get("kv_lora_rank") and fields.get("n_routed_experts") else ()
+    return _ULTRA_LAYER if fields.get("kv_lora_rank") and fields.get("n_routed_experts") else ()
 
 
-FAMILY = Family(
+ULTRA_MOE = Family(
     name="pangu_ultra_moe",
     title="openPangu-Ultra-MoE-718B",
     model_types=("pangu_ultra_moe",),
@@ -37,4 +42,67 @@ FAMILY = Family(
     looked_up_as={"vllm": "model.layers.{layer}."},
     served={"vllm": "0.11.1"},
     notes=("the number of published modules is not known; one is assumed",),
+)
+
+_V2_ATTENTION = (
+    NORMS
+    + MLA
+    + parts("""
+    self_attn.qa_conv.weight             q_rank        1   3
+    self_attn.compresskv_conv.weight     kv_rank       1   3
+    self_attn.o_conv.weight              heads*v_dim   1   3
+    self_attn.param_sink_compressed_kv   sinks         kv_rank
+    self_attn.param_sink_k_pe            sinks         rope_dim
+    pre_mlp_layernorm.weight             hidden        if sandwich_norm
+    post_mlp_layernorm.weight            hidden        if sandwich_norm
+""")
+)
+_V2_LAYER = (
+    _V2_ATTENTION
+    + EXPERTS
+    + SHARED_EXPERTS
+    + parts("mlp.e_score_correction_bias experts if router_enable_expert_bias")
+)
+
+V2 = Family(
+    name="openpangu_v2",
+    title="openPangu-2.0-Flash",
+    model_types=("openpangu_v2",),
+    architectures=("OpenPanguV2ForCausalLM",),
+    default_modules=3,
+    keys=appended_layer(),
+    layout=HeadLayout(
+        trunk_hidden="before_final_norm",
+        recycled_hidden="before_out_norm",
+        topology="chained",
+        deviations={
+            "ik_llama.cpp": {
+                "trunk_hidden": "after_final_norm",
+                "recycled_hidden": "after_out_norm",
+            }
+        },
+    ),
+    head=ROLES,
+    block=lambda fields: _V2_LAYER,
+    block_kind="moe",
+    copies=("embed_tokens", "lm_head"),
+    # Trunk layers add an indexer to some, and streams with hyper-connections to all of this.
+    trunk=Trunk(
+        kinds={"dense": _V2_ATTENTION + DENSE_MLP, "moe": _V2_LAYER}, kind_of=dense_then_moe
+    ),
+    kv_elements="kv_rank+rope_dim",
+    elsewhere=(
+        "omni-infer (Ascend)",
+        "exllamav3",
+        "ik_llama.cpp from pull request 2065 (--spec-type mtp:n_max=1,heads=1)",
+    ),
+    is_complete=True,
+    lacks="convolutions and sinks in latent attention, several residual streams, and a contract "
+    "that is settled (engines feed and recycle states before or after the norms)",
+    disputed="omni-infer and exllamav3 feed and recycle states before the norms, ik_llama.cpp "
+    "after them",
+    notes=(
+        "mlp.e_score_correction_bias lies beside mlp.gate, not below it",
+        "vLLM pull request 47271 is open",
+    ),
 )

@@ -104,10 +104,10 @@ def unstack_experts(tensors: Tensors) -> dict[str, TensorSource]:
         if found is None:
             result[name] = source
             continue
-        if len(source.shape) != 3:
+        if len(source.shape) != 3 or 0 in source.shape:
             raise ShapeMismatch(
-                f"{name} has shape {list(source.shape)}; expected a stack of matrices. The file is "
-                "damaged: download or export it again."
+                f"{name} has shape {list(source.shape)}; expected a stack of matrices, none of "
+                "them empty. The file is damaged: download or export it again."
             )
         count, height, width = source.shape
         flat = reshaped(source, (count * height, width))

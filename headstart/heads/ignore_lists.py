@@ -16,6 +16,7 @@ from typing import Any
 
 from headstart.families.base import Family
 from headstart.families.names import Naming
+from headstart.heads.patterns import matches
 
 # checkpoint modules -> how engines call them once fused
 _FUSED_LOOKUPS = {
@@ -102,7 +103,7 @@ def with_unquantized(quantization: dict[str, Any], names: list[str]) -> dict[str
     """A copy of a quantisation config in which `names` are excluded."""
     result = copy.deepcopy(quantization)
     if _has_rules(result):
-        rules = result.setdefault("dynamic", {})
+        result["dynamic"] = rules = result.get("dynamic") or {}  # GPTQModel writes null for none
         for name in names:
             rules.setdefault(_rule(name), {})
         return result
@@ -137,7 +138,7 @@ def is_listed(quantization: dict[str, Any], name: str) -> bool:
     rules = quantization.get("dynamic")
     if isinstance(rules, dict):
         skips = [rule[2:] for rule in rules if rule.startswith("-:")]
-        if any(_matches(rule, name) for rule in skips):
+        if any(matches(rule, name) for rule in skips):
             return True
     field = list_field(quantization)
     entries = quantization.get(field) if field else None
@@ -151,16 +152,9 @@ def _entry_covers(method: str, entry: str, name: str) -> bool:
     if entry == name or entry in fused_lookups(name):
         return True
     if entry.startswith("re:"):
-        return _matches(entry[3:], name)
+        return matches(entry[3:], name)
     if method == "awq":
         return entry in name
     if method.startswith("modelopt"):
         return entry in name or fnmatch.fnmatch(name, entry)
     return False
-
-
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.match(pattern, name) is not None
-    except re.error:
-        return False

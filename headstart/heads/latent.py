@@ -21,25 +21,33 @@ def split_kv_b(
     known = dims(fields)
     heads, nope, value = (known.get(key, 0) for key in ("heads", "nope_dim", "v_dim"))
     period = nope + value
-    if not nope or not value or source.shape[0] != heads * period:
+    fits = len(source.shape) == 2 and source.shape[0] == heads * period and 0 not in source.shape
+    if not nope or not value or not fits:
         raise ConfigError(
-            f"{name} has {source.shape[0]} rows; the config's num_attention_heads, "
-            f"qk_nope_head_dim and v_head_dim ask for {heads * period}. Give the head with the "
-            "config of its model."
+            f"{name} has shape {list(source.shape)}; the config's num_attention_heads, "
+            f"qk_nope_head_dim and v_head_dim ask for {heads * period} rows. Give the head with "
+            "the config of its model."
         )
     return transposed(picked(source, period, 0, nope)), picked(source, period, nope, period)
 
 
 def joined_kv_b(key: TensorSource, value: TensorSource) -> TensorSource:
     """kv_b_proj as it is published, of its two parts."""
-    if key.dtype != value.dtype or key.dtype not in PLAIN:
-        key, value = cast(key, "F32"), cast(value, "F32")
     shapes = len(key.shape), len(value.shape)
-    if shapes != (3, 3) or key.shape[0] != value.shape[0] or key.shape[1] != value.shape[2]:
+    is_empty = 0 in (*key.shape, *value.shape)
+    if (
+        shapes != (3, 3)
+        or is_empty
+        or key.shape[0] != value.shape[0]
+        or key.shape[1] != value.shape[2]
+    ):
         raise ShapeMismatch(
             f"the two parts of kv_b_proj are {list(key.shape)} and {list(value.shape)}; expected "
-            "as many heads and the same rank. The file is damaged."
+            "[heads, rank, keys] and [heads, values, rank], none of them 0. The file is damaged: "
+            "download or export it again."
         )
+    if key.dtype != value.dtype or key.dtype not in PLAIN:
+        key, value = cast(key, "F32"), cast(value, "F32")
     heads, rank, nope = key.shape
     width = value.shape[1]
     parts = [

@@ -7,10 +7,11 @@ error; commands that cannot go on raise their own.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import some
+from headstart.errors import BadConfig, some
 from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD
 from headstart.heads.detection import (
     FoundHead,
@@ -183,6 +184,14 @@ def _quantization(
         and not is_quantized(name, info)
         and ".block." in name
     ]
+    try:
+        yield from _unlisted(head, quantization, plain)
+    except BadConfig as error:  # a pattern that is not understood here may be fine for engines
+        yield f"whether the head's modules are excluded is not known: {error}"
+
+
+def _unlisted(head: FoundHead, quantization: dict[str, Any], plain: list[str]) -> Iterator[str]:
+    """Plain modules of the head that engines would build as quantised."""
     asked = lookups(head.family, head.naming, plain) if plain else []
     unlisted = [name for name in asked if not is_listed(quantization, name)]
     if unlisted and len(unlisted) == len(asked):

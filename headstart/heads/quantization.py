@@ -157,7 +157,7 @@ def _is_packed_fp4(weight: TensorSource, scale: TensorSource) -> bool:
 
 
 def _scale_kind(name: str, weight: TensorSource, scale_name: str, scale: TensorSource) -> str:
-    if len(weight.shape) in (2, 3):
+    if len(weight.shape) in (2, 3) and 0 not in weight.shape:
         *experts, count, columns = weight.shape
         if scale.shape in ((), (1,)):
             return "tensor"

@@ -7,9 +7,11 @@ on the list of modules that are left alone, wherever the method keeps that list.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.config import Config, read_json_object, text_part
+from headstart.checkpoint.config_fields import QUANTIZATION, check_kinds
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, some
 from headstart.families.experts import is_fused_experts, split_name
@@ -43,10 +45,18 @@ def quantization_of(model: Checkpoint) -> dict[str, Any]:
     path = model.folder / _MODELOPT_LIST
     if found or not path.is_file():
         return found
-    inner = read_json_object(path).get("quantization")
+    inner = _listing(path).get("quantization")
     if not isinstance(inner, dict):
         return {}
     return {**inner, "quant_method": "modelopt", "ignore": inner.get("exclude_modules")}
+
+
+def _listing(path: Path) -> dict[str, Any]:
+    """ModelOpt's own file, with its list checked."""
+    found = read_json_object(path)
+    if isinstance(found.get("quantization"), dict):
+        check_kinds(path, found["quantization"], QUANTIZATION, "quantization.")
+    return found
 
 
 def has_four_bits(name: str, info: Typed, quantization: Mapping[str, Any]) -> bool:
@@ -123,7 +133,7 @@ def relist(
     documents: dict[str, Any] = {}
     path = model.folder / _MODELOPT_LIST
     if path.is_file():
-        listing = read_json_object(path)
+        listing = _listing(path)
         inner = listing.get("quantization")
         if isinstance(inner, dict):
             listed = {"quant_method": "modelopt", "ignore": inner.get("exclude_modules")}

@@ -261,6 +261,7 @@ def _config(head: Head, model: Checkpoint) -> dict[str, Any]:
         place = config if "." in field else text_part(config)
         *path, last = field.split(".")
         for key in path:
-            place = place.setdefault(key, {})
+            place[key] = place.get(key) or {}  # null is as good as absent
+            place = place[key]
         place[last] = head.num_modules
     return config

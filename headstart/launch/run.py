@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 
 from headstart.errors import LaunchError
+from headstart.files import write_whole
 from headstart.launch.command import EngineCommand, Preparation, Process
 from headstart.launch.probe import INSTALL
 from headstart.processes import python_command
@@ -44,7 +45,7 @@ def run(command: EngineCommand, grace_seconds: float = 60) -> int:
     if command.preparation is not None:
         _prepare(command.preparation)
     for name, text in command.files.items():
-        Path(name).write_text(text)
+        write_whole(Path(name), text.encode())
     environment = {**os.environ, **command.env}
     if len(command.processes) == 1 and command.processes[0].log is None:
         # Python ignores broken pipes, and a program we turn into would inherit that.

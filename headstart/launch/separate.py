@@ -27,7 +27,7 @@ _ASSISTANT = "gemma4_assistant"
 _READS: dict[str, tuple[str | None, ...]] = {
     "vllm": (None,),
     "sglang": ("sglang", None),
-    "trtllm": (None,),
+    "trtllm": ("trtllm", None),
     "xllm": ("xllm",),
     "llamacpp": ("gguf",),
 }
@@ -100,6 +100,7 @@ def _require_format(engine: str, path: Path, found: str | None, report: Report) 
         advice = f"`headstart convert {head} --to sglang --out DIR` makes one: use --head DIR."
     else:
         reads = "a full checkpoint with the model's own tensor names"
+        reads += " or trtllm format" if engine == "trtllm" else ""
         advice = f"Run `headstart stitch {head} {model} --out DIR` and launch DIR without --head."
     raise LaunchError(f"--head: {path} is {what}; {ENGINE_TITLES[engine]} reads {reads}. {advice}")
 

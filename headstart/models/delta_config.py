@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.errors import BadConfig, UnsupportedFamily, some
+from headstart.families.dims import positive_ints
 
 _KINDS = ("full_attention", "linear_attention")
 _SIZES = (
@@ -45,11 +46,11 @@ class DeltaConfig:
 
 def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
     """The recurrent layers of a config, or what is wrong with it."""
-    sizes = [raw.get(name) for name in _SIZES]
-    k_heads, v_heads, k_dim, v_dim, kernel = sizes
-    if any(type(size) is not int or size < 1 for size in sizes) or v_heads % k_heads:  # type: ignore[operator]
+    sizes = positive_ints(raw, _SIZES)
+    if sizes is None or sizes[1] % sizes[0]:
+        found = ", ".join(repr(raw.get(name)) for name in _SIZES)
         raise BadConfig(
-            f"{', '.join(_SIZES)} are {', '.join(map(repr, sizes))}; expected whole numbers above "
+            f"{', '.join(_SIZES)} are {found}; expected whole numbers above "
             "0, and as many value heads as key heads or a multiple. Take the config.json of the "
             "model's release."
         )
@@ -70,10 +71,5 @@ def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
             "attn_output_gate is false; the engine computes gated attention for "
             f"{raw.get('model_type')}, as its published implementation does."
         )
-    return DeltaConfig(
-        k_heads=int(k_heads),  # type: ignore[arg-type]
-        v_heads=int(v_heads),  # type: ignore[arg-type]
-        k_dim=int(k_dim),  # type: ignore[arg-type]
-        v_dim=int(v_dim),  # type: ignore[arg-type]
-        kernel=int(kernel),  # type: ignore[arg-type]
-    )
+    k_heads, v_heads, k_dim, v_dim, kernel = sizes
+    return DeltaConfig(k_heads=k_heads, v_heads=v_heads, k_dim=k_dim, v_dim=v_dim, kernel=kernel)

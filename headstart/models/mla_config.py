@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.errors import BadConfig, UnsupportedFamily
+from headstart.families.dims import positive_ints
 
 _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 # of the norms of both latents, whatever the layers' norms have: configs do not say
@@ -57,21 +58,19 @@ class MlaConfig:
 
 def mla_config(raw: Mapping[str, Any], *, has_index: bool = False) -> MlaConfig:
     """The latent attention of a config, or what is wrong with it."""
-    sizes = [raw.get(name) for name in _SIZES]
     q_rank = raw.get("q_lora_rank")
-    given = [*sizes, *([] if q_rank is None else [q_rank])]
-    if any(type(size) is not int or size < 1 for size in given) or sizes[2] % 2:  # type: ignore[operator]
+    sizes = positive_ints(raw, _SIZES if q_rank is None else (*_SIZES, "q_lora_rank"))
+    if sizes is None or sizes[2] % 2:
         raise BadConfig(
-            f"{', '.join(_SIZES)} are {', '.join(map(repr, sizes))} and q_lora_rank is {q_rank!r}; "
-            "expected whole numbers above 0, the rotated size an even one. Take the config.json "
-            "of the model's release."
+            f"{_listed(raw, _SIZES)} and q_lora_rank is {q_rank!r}; expected whole numbers "
+            "above 0, the rotated size an even one. Take the config.json of the model's release."
         )
     if raw.get("attention_bias"):
         raise UnsupportedFamily(
             "attention_bias is true; the engine computes latent attention without biases, as all "
             "its releases are."
         )
-    kv_rank, nope_dim, rope_dim, v_dim = (int(size) for size in sizes if size is not None)
+    kv_rank, nope_dim, rope_dim, v_dim = sizes[:4]
     return MlaConfig(
         q_rank=q_rank,
         kv_rank=kv_rank,
@@ -85,18 +84,20 @@ def mla_config(raw: Mapping[str, Any], *, has_index: bool = False) -> MlaConfig:
 
 def _index(raw: Mapping[str, Any], rope_dim: int) -> IndexConfig:
     names = ("index_n_heads", "index_head_dim", "index_topk")
-    sizes = [raw.get(name) for name in names]
-    if any(type(size) is not int or size < 1 for size in (*sizes, raw.get("q_lora_rank"))) or (
-        sizes[1] < rope_dim  # type: ignore[operator]
-    ):
+    sizes = positive_ints(raw, (*names, "q_lora_rank"))
+    if sizes is None or sizes[1] < rope_dim:
         raise BadConfig(
-            f"{', '.join(names)} are {', '.join(map(repr, sizes))} and q_lora_rank is "
-            f"{raw.get('q_lora_rank')!r}; expected whole numbers above 0, and index heads of at "
-            f"least the {rope_dim} numbers that are rotated. Take the config.json of the release."
+            f"{_listed(raw, names)} and q_lora_rank is {raw.get('q_lora_rank')!r}; expected whole "
+            f"numbers above 0, and index heads of at least the {rope_dim} numbers that are "
+            "rotated. Take the config.json of the release."
         )
-    heads, dim, top_k = (int(size) for size in sizes if size is not None)
+    heads, dim, top_k, _ = sizes
     neighbours = bool(raw.get("indexer_rope_interleave"))
     return IndexConfig(heads=heads, dim=dim, top_k=top_k, is_interleaved=neighbours)
+
+
+def _listed(raw: Mapping[str, Any], names: tuple[str, ...]) -> str:
+    return f"{', '.join(names)} are {', '.join(repr(raw.get(name)) for name in names)}"
 
 
 def _scale(raw: Mapping[str, Any], dim: int) -> float:

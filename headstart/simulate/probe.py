@@ -18,12 +18,13 @@ from torch import Tensor
 
 from headstart.errors import HeadNotFound
 from headstart.families.base import HeadLayout
+from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
 from headstart.models.build import LoadedModel
 from headstart.models.documents import Documents
 from headstart.models.mtp import MTPHead
+from headstart.models.recurrence import SlotRecurrence, StateSpan, empty_states
 from headstart.models.trunk import Trunk
 from headstart.models.unroll import StateKind, trunk_states, unroll
-from headstart.simulate.continuation import continued
 
 PROBE_TEXT = (
     "The harbour wakes before the town does. Boats come in with the tide, and the first crates of "
@@ -254,3 +255,33 @@ def _recycled_said(recycled: list[Variant], layout: HeadLayout) -> str:
         f" Depth 2 wants {way} recycled, {same} the registry says "
         f"({100 * best.agreement:.0f} against {100 * other.agreement:.0f} %)."
     )
+
+
+def continued(trunk: Trunk, ids: list[int], count: int, max_len: int) -> list[int]:
+    """The ids and up to `count` more, each the trunk's most likely token."""
+    config, device, dtype = trunk.config, trunk.embed.device, trunk.embed.dtype
+    total = min(len(ids) + count, max_len)
+    kept = [
+        empty_states(config.delta, 1, dtype, device)
+        if kind.mixer == "delta" and config.delta is not None
+        else empty_cache(config.kept(kind), total, dtype, device)
+        for kind in config.layers
+    ]
+    ids, done = list(ids), 0
+    while len(ids) < total:
+        rows = len(ids) - done
+        span = Span(0, rows, slice(done, len(ids)), slice(0, len(ids)))
+        state = StateSpan(0, rows, 0 if done else None, ((rows, 0),))
+        stream = trunk(
+            torch.tensor(ids[done:], device=device),
+            torch.arange(done, len(ids), device=device),
+            [
+                PagedContext(own, [span])
+                if isinstance(own, LayerCache)
+                else SlotRecurrence(own, [state])
+                for own in kept
+            ],
+        )
+        done = len(ids)
+        ids.append(int(trunk.logits(trunk.final_norm(stream[-1:])).argmax()))
+    return ids

@@ -9,8 +9,8 @@ from typing import Any
 from headstart.errors import TrainError, some
 from headstart.train.checkpoints import Progress
 from headstart.train.learner import Learner
+from headstart.train.optimizers import learning_rate
 from headstart.train.run_folder import RunFolder
-from headstart.train.schedule import learning_rate
 from headstart.train.step import Sums
 from headstart.train.tensorboard import TensorBoard
 from headstart.train.validation import Validation

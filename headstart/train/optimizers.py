@@ -2,12 +2,14 @@
 
 Muon (https://kellerjordan.github.io/posts/muon) makes every step of a matrix equally long in all
 directions. PyTorch's own is used, scaled so that a step is about as long as AdamW's with the same
-rate; the rates that are best for it were still two to five times as high.
+rate; the rates that are best for it were still two to five times as high. `learning_rate` is the
+rate of a step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -21,7 +23,20 @@ _MUON_MOMENTS = ("momentum_buffer",)
 # Of Muon's rate, for AdamW on stacked matrices of experts, which Muon does not take: about how far
 # the best rates of the two lay apart for other matrices. Not measured for experts.
 STACKED_SHARE = 0.2
+_SHAPES: dict[str, Callable[[float], float]] = {
+    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
+    "linear": lambda done: 1 - done,
+    "constant": lambda done: 1.0,
+}
 _UPDATES = "updates"  # how often a parameter was changed: 0 for what no depth uses
+
+
+def learning_rate(step: int, num_steps: int, *, peak: float, warmup: float, schedule: str) -> float:
+    """For the optimiser's step number `step` (from 0): up linearly, then down by the schedule."""
+    num_warmup = math.ceil(warmup * num_steps)
+    if step < num_warmup:
+        return peak * (step + 1) / (num_warmup + 1)
+    return peak * _SHAPES[schedule]((step - num_warmup) / max(1, num_steps - num_warmup))
 
 
 class Optimizer:

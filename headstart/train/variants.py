@@ -45,13 +45,17 @@ def read_variants(path: Path, base: TrainOptions) -> dict[str, TrainOptions]:
 def _entry(path: Path, entry: Any) -> tuple[str, dict[str, Any]]:
     fields = entry if isinstance(entry, dict) else {}
     name, overrides = fields.get("name"), fields.get("overrides", {})
-    is_named = isinstance(name, str) and _NAME.fullmatch(name)
-    if not is_named or not isinstance(overrides, dict) or set(fields) - {"name", "overrides"}:
+    if (
+        not isinstance(name, str)
+        or not _NAME.fullmatch(name)
+        or not isinstance(overrides, dict)
+        or set(fields) - {"name", "overrides"}
+    ):
         raise ConfigError(
             f'{path}: {json.dumps(entry)[:80]} is no variant; expected {{"name": "...", '
             '"overrides": {"loss": "kl"}}, the name fit for a folder.'
         )
-    return name, overrides  # type: ignore[return-value]
+    return name, overrides
 
 
 def _check_shared(path: Path, variants: dict[str, TrainOptions]) -> None:

@@ -175,6 +175,10 @@ def _read_document(path: Path) -> list[DraftVocab]:
         if not isinstance(entry, dict):
             raise DataError(f"map {name!r} is {repr(entry)[:60]}; expected an object. {AGAIN}")
         coverage = _field(entry, "coverage", (int, float))
+        if coverage is not None and not 0 <= coverage <= 1:
+            raise DataError(
+                f"coverage of map {name!r} is {str(coverage)[:60]}; expected 0 to 1. {AGAIN}"
+            )
         result.append(
             DraftVocab.of(
                 whole_numbers(entry.get("ids"), name), name=name, vocab_size=size,

@@ -29,7 +29,7 @@ from headstart import demo
 from headstart.calibrate.tiny import write_tiny
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
-from headstart.demo.prompts import PROMPTS
+from headstart.demo import PROMPTS
 from headstart.engine.engine import Engine
 from headstart.errors import HeadstartError
 from headstart.sampling.params import SamplingParams

@@ -170,6 +170,35 @@ def test_a_head_of_a_file_can_change_its_type(made: dict[str, Path], tmp_path: P
     plan_export(open_head(path), "gguf", head_type="bf16").write(tmp_path / "bf16")
 
 
+def test_a_head_in_f32_can_change_its_type(made: dict[str, Path], tmp_path: Path) -> None:
+    plan_export(open_head(made["whole"]), "gguf", head_type="f32").write(tmp_path / "f32")
+    [path] = (tmp_path / "f32").glob("*.gguf")
+    operation = plan_export(open_head(path), "gguf", head_type="q8_0")
+    assert operation.changes[0] == "matrices were F32 and are Q8_0 now"
+    operation.write(tmp_path / "q8")
+    [again] = (tmp_path / "q8").glob("*.gguf")
+    found = read_gguf_header(again).tensors
+    assert found["blk.2.ffn_up.weight"].dtype == "Q8_0"
+    assert found["blk.2.attn_norm.weight"].dtype == "F32"
+
+
+def test_a_type_that_a_head_has_already_changes_nothing(made: dict[str, Path]) -> None:
+    operation = plan_export(open_head(made["whole"]), "gguf", head_type="bf16")
+    assert not any("matrices were" in change for change in operation.changes)
+
+
+def test_factors_of_rotation_go_into_a_draft_file(made: dict[str, Path], tmp_path: Path) -> None:
+    """The converter of llama.cpp writes them for Step-3.5."""
+    shard = trunk_shards(QWEN)["trunk.gguf"]
+    factors = TensorSource("F32", (16,), lambda: (bytes(range(64)),), is_copy=False)
+    new = type(shard)({**shard.tensors, "rope_freqs.weight": factors}, shard.fields)
+    write_folder(FolderPlan({"best-of-qwen3.gguf": new}), tmp_path / "t", provenance={})
+    trunk = open_target(tmp_path / "t" / "best-of-qwen3.gguf")
+    plan_export(open_head(made["head"]), "gguf", trunk=trunk).write(tmp_path / "draft")
+    draft = tmp_path / "draft" / "mtp-best-of-qwen3.gguf"
+    assert stored(draft)["rope_freqs.weight"] == bytes(range(64))
+
+
 def test_limits_of_activations_are_those_of_the_heads_layers() -> None:
     fields = {"num_hidden_layers": 2, "swiglu_limits": [None, 7.0, None, 5.0]}
     values = [STEP.layer_values(fields, module)["swiglu_clamp_exp"] for module in range(3)]
@@ -211,7 +240,7 @@ def test_a_trunk_that_declares_a_head_it_lost_is_not_counted_twice(
 REFUSALS: dict[str, tuple[type[HeadstartError], str, tuple[Field, ...]]] = {
     "layers": (ShapeMismatch, "trunk of 2 layers, .* has 3", (
         field("qwen35.block_count", 3, UINT32),)),
-    "width": (ShapeMismatch, "width 64, .* has 128", (
+    "width": (ShapeMismatch, r"eh_proj\.weight is \[64, 128\], .* has width 128", (
         field("qwen35.embedding_length", 128, UINT32),)),
     "architecture": (UnsupportedFamily, r"qwen35 in llama\.cpp\), .* is 'llama'", (
         field("general.architecture", "llama", STRING),
@@ -272,6 +301,25 @@ def test_arrays_that_nobody_can_extend_are_refused(made: dict[str, Path], tmp_pa
     trunk = changed_trunk(tmp_path / "trunk", odd)
     with pytest.raises(UnsupportedFamily, match=r"head_count_kv with one value per layer"):
         plan_stitch(open_head(made["head"]), open_target(trunk))
+
+
+def test_a_key_that_cannot_hold_its_new_value_is_refused(
+    made: dict[str, Path], tmp_path: Path
+) -> None:
+    odd = field("qwen35.attention.recurrent_layers", ["a"] * LAYERS, ARRAY, STRING)
+    trunk = changed_trunk(tmp_path / "trunk", odd)
+    said = r"qwen35\.attention\.recurrent_layers is an array of string .* cannot hold \['a'"
+    with pytest.raises(BadConfig, match=said):
+        plan_stitch(open_head(made["head"]), open_target(trunk)).write(tmp_path / "out")
+
+
+def test_a_past_that_is_not_ours_is_refused(made: dict[str, Path], tmp_path: Path) -> None:
+    data = made["whole"].read_bytes()
+    text = b'"left_out":[]'
+    assert data.count(text) == 1
+    (tmp_path / "x.gguf").write_bytes(data.replace(text, b'"training":[]'))
+    with pytest.raises(BadConfig, match=r"headstart.head is not what Headstart writes"):
+        open_head(tmp_path / "x.gguf")
 
 
 def test_a_record_that_is_not_ours_is_refused(made: dict[str, Path], tmp_path: Path) -> None:

@@ -19,8 +19,7 @@ from headstart.errors import ConfigError, DataError, HeadNotFound
 from headstart.models.build import LoadedModel, build
 from headstart.models.documents import Documents
 from headstart.models.unroll import StateKind, teacher_states, trunk_states, unroll
-from headstart.simulate.continuation import continued
-from headstart.simulate.probe import probe
+from headstart.simulate.probe import continued, probe
 
 DOCUMENT = 32
 

@@ -33,7 +33,7 @@ from support.head_edits import (
 from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import CheckpointError, ShapeMismatch, UnsupportedFamily
+from headstart.errors import BadConfig, CheckpointError, ShapeMismatch, UnsupportedFamily
 from headstart.heads.formats import open_head
 from headstart.heads.head import dequantize
 from headstart.heads.inspection import inspect
@@ -532,6 +532,38 @@ def test_a_pattern_in_the_list_is_understood(tiny: Tiny, tmp_path: Path, entry: 
     method = {"quant_method": "compressed-tensors", "ignore": [entry]}
     model = with_method(tiny("qwen3_5"), tmp_path / "model", method)
     assert not [w for w in inspect(Checkpoint.open(model)).warnings if "exclude" in w]
+
+
+def test_a_pattern_that_would_never_end_does_not_stop_inspect(tiny: Tiny, tmp_path: Path) -> None:
+    method = {"quant_method": "compressed-tensors", "ignore": ["re:([a-z0-9._]+)+!"]}
+    model = with_method(tiny("qwen3_5"), tmp_path / "model", method)
+    warnings = inspect(Checkpoint.open(model)).warnings
+    assert [w for w in warnings if "whether the head's modules are excluded is not known" in w]
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "a list of strings"),
+        ({"quant_method": "compressed-tensors", "ignore": 5}, "a list of strings"),
+        ({"quant_method": "compressed-tensors", "ignore": [{}]}, "a list of strings"),
+        ({"quant_method": "gptq", "dynamic": []}, "an object"),
+    ],
+    ids=["text", "number", "objects", "rules"],
+)
+def test_a_list_of_another_kind_is_refused(
+    tiny: Tiny, tmp_path: Path, method: dict[str, Any], said: str
+) -> None:
+    model = with_method(tiny("mimo"), tmp_path / "model", method)
+    with pytest.raises(BadConfig, match=rf"quantization_config\.\w+ is .*; expected {said}"):
+        Checkpoint.open(model)
+
+
+def test_modelopts_own_list_of_another_kind_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    files = {"hf_quant_config.json": {"quantization": {"exclude_modules": "lm_head"}}}
+    model = edited(tiny("mimo"), tmp_path / "model", files=files)
+    with pytest.raises(BadConfig, match=r"quantization\.exclude_modules is 'lm_head'"):
+        inspect(Checkpoint.open(model))
 
 
 def test_stale_scales_disappear_when_the_head_is_stitched_again(

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -43,9 +44,11 @@ from headstart.errors import (
     UnexpectedTensor,
     UnsupportedFamily,
 )
+from headstart.families.base import HeadLayout
 from headstart.heads.detection import find_head
 from headstart.heads.export import plan_export
 from headstart.heads.formats import FORMATS, format_of, open_head
+from headstart.heads.formats.headstart import contract
 from headstart.heads.stitch import plan_stitch
 
 # variants that a format has no place for, with a word of the reason
@@ -68,15 +71,15 @@ REFUSED = {
     },
     "sglang": dict.fromkeys(("qwen3", "mellum", "motif", "openpangu_v2"), "does not serve"),
     "speculators": {
-        "deepseek_v4": "two added fusion projections",
-        "mimo_v2": "3 modules",
-        "ernie4_5_moe": "no out norm",
-        "nemotron_h": "several sub-layers",
-        "step3p5": "LM head of its own",
-        "qwen4_exp": "two added fusion projections",
-        "motif": "no norm of the hidden state",
-        "gigachat3_5": "2 modules",
-        "openpangu_v2": "3 modules",
+        "deepseek_v4": "one fusion matrix, and these heads add two",
+        "mimo_v2": "one module, and there are 3",
+        "ernie4_5_moe": "wants an out norm, and these heads",
+        "nemotron_h": "one decoder layer, and these heads have several",
+        "step3p5": "no place for an LM head",
+        "qwen4_exp": "one fusion matrix, and these heads add two",
+        "motif": "wants a norm of the hidden state",
+        "gigachat3_5": "there are 2",
+        "openpangu_v2": "there are 3",
     },
     "headstart": {},
 }
@@ -373,6 +376,14 @@ def test_an_xllm_export_of_qwen_carries_embedding_and_lm_head(
     assert differing({n: tensors(model)[n] for n in head}, head) == set()
 
 
+def test_tables_of_glm5_next_that_are_more_than_a_weight_are_refused(tiny: Tiny) -> None:
+    head = open_head(tiny("glm5_next"))
+    table = "modules.0.embed_tokens.weight"
+    odd = {table.replace("weight", "weight_scale"): head.tensors[table]}
+    with pytest.raises(UnexpectedTensor, match=r"no place for modules\.0\.embed_tokens\.weight_"):
+        plan_export(replace(head, tensors={**head.tensors, **odd}), "xllm")
+
+
 @pytest.mark.parametrize("copies", ["with copies", "without copies"])
 def test_an_xllm_export_of_glm5_next_is_a_small_model(
     tiny: Tiny, tmp_path: Path, copies: str
@@ -514,6 +525,21 @@ def test_a_head_that_another_tool_wrote_is_read_as_well(
     assert differing(tensors(model), tensors(result)) == set()
 
 
+def test_a_count_inside_of_an_object_that_is_null_is_written(tiny: Tiny, tmp_path: Path) -> None:
+    """Inkling keeps the number of modules in mtp_config."""
+
+    def empty(document: dict[str, Any]) -> None:
+        document["mtp_config"] = None
+        document.pop("num_nextn_predict_layers", None)
+
+    model = edited(tiny("mimo", with_head=False), tmp_path / "model", change_config=empty)
+    head = open_head(tiny("mimo"))
+    field = "mtp_config.num_nextn_predict_layers"
+    changed = replace(head, family=replace(head.family, count_field=field))
+    plan_stitch(changed, Checkpoint.open(model)).write(tmp_path / "out")
+    assert config(tmp_path / "out")["mtp_config"] == {"num_nextn_predict_layers": 1}
+
+
 def set_config(head: Path, out: Path, **changes: Any) -> Path:
     shutil.copytree(head, out)
     (out / "config.json").write_text(json.dumps({**config(head), **changes}))
@@ -530,6 +556,16 @@ def test_a_head_made_under_another_contract_is_refused(exported: Exported, tmp_p
     layout = {**config(exported("mimo", "headstart"))["layout"], "fuse_order": "embed_first"}
     head = set_config(exported("mimo", "headstart"), tmp_path / "head", layout=layout)
     with pytest.raises(BadConfig, match=r"layout\.fuse_order is 'embed_first'"):
+        open_head(head)
+
+
+@pytest.mark.parametrize("key", sorted(contract(HeadLayout())))
+def test_every_part_of_the_contract_is_compared(
+    exported: Exported, tmp_path: Path, key: str
+) -> None:
+    layout = {**config(exported("mimo", "headstart"))["layout"], key: "something else"}
+    head = set_config(exported("mimo", "headstart"), tmp_path / "head", layout=layout)
+    with pytest.raises(BadConfig, match=rf"layout\.{key} is 'something else'; the family has"):
         open_head(head)
 
 

@@ -10,10 +10,16 @@ import struct
 from dataclasses import dataclass
 from typing import Any
 
+from headstart.errors import BadConfig
+
 # kind -> struct code
 SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d",
 }  # fmt: skip
+KIND_NAMES = (
+    "uint8", "int8", "uint16", "int16", "uint32", "int32", "float32", "bool", "string", "array",
+    "uint64", "int64", "float64",
+)  # fmt: skip
 UINT16, UINT32, INT32, FLOAT32, BOOL, STRING, ARRAY = 2, 4, 5, 6, 7, 8, 9
 
 
@@ -61,7 +67,18 @@ class Field:
 
 
 def field(name: str, value: Any, kind: int, item_kind: int | None = None) -> Field:
-    """A new key."""
+    """A new key; BadConfig for a value that is none of its kind."""
+    of = kind if item_kind is None else item_kind
+    try:
+        return _field(name, value, kind, item_kind)
+    except (struct.error, AttributeError, TypeError, OverflowError):
+        raise BadConfig(
+            f"the key {name} is {'an array of ' if kind == ARRAY else ''}{KIND_NAMES[of]} in the "
+            f"file, which cannot hold {str(value)[:60]}. Convert the model again."
+        ) from None
+
+
+def _field(name: str, value: Any, kind: int, item_kind: int | None) -> Field:
     if kind == STRING:
         return Field(name, kind, _packed(value))
     if kind != ARRAY:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from headstart.checkpoint.dtypes import GGUF_TYPES, byte_size
 from headstart.checkpoint.gguf.fields import ARRAY, SCALARS, STRING, UINT32, Field
-from headstart.checkpoint.header import TensorInfo
+from headstart.checkpoint.header import TensorInfo, broken, short
 from headstart.errors import BrokenFile
 
 MAGIC = b"GGUF"
@@ -55,11 +55,11 @@ def read_gguf_header(file: Path) -> GgufHeader:
     """Parse and check the header of `file`; BrokenFile says what is wrong with it."""
     try:
         if not stat.S_ISREG(os.stat(file).st_mode):  # opening a pipe would wait for ever
-            raise _broken(file, "is not a plain file")
+            raise broken(file, "is not a plain file")
         with open(file, "rb") as handle:
             size = os.fstat(handle.fileno()).st_size
             if size < 24:
-                raise _broken(file, f"has {size} bytes, too few for a GGUF header")
+                raise broken(file, f"has {size} bytes, too few for a GGUF header")
             length = min(size, _MAX_HEADER_BYTES)
             with mmap.mmap(handle.fileno(), length, access=mmap.ACCESS_READ) as data:
                 return _Parser(file, data, size).header()
@@ -91,7 +91,7 @@ class _Parser:
         for _ in range(num_fields):
             found = self.field()
             if found.name in fields:
-                raise self.broken(f"has the key {_short(found.name)} twice")
+                raise self.broken(f"has the key {short(found.name)} twice")
             fields[found.name] = found
         listed = [self.tensor() for _ in range(num_tensors)]
         alignment = self.alignment(fields)
@@ -99,7 +99,7 @@ class _Parser:
         tensors: dict[str, TensorInfo] = {}
         for info in self.placed(listed, start, alignment):
             if info.name in tensors:
-                raise self.broken(f"has the tensor {_short(info.name)} twice")
+                raise self.broken(f"has the tensor {short(info.name)} twice")
             tensors[info.name] = info
         return GgufHeader(self.file, version, fields, tensors, alignment)
 
@@ -114,37 +114,37 @@ class _Parser:
         elif kind in SCALARS:
             self.take(struct.calcsize(SCALARS[kind]))
         else:
-            raise self.broken(f"gives the key {_short(name)} the unknown kind {kind}")
+            raise self.broken(f"gives the key {short(name)} the unknown kind {kind}")
         return Field(name, kind, self.data[start : self.at])
 
     def skip_array(self, name: str) -> None:
         kind, count = struct.unpack("<IQ", self.take(12))
         if kind == STRING:
             if 8 * count > len(self.data):
-                raise self.broken(f"claims {count} texts in {_short(name)}, more than fit into it")
+                raise self.broken(f"claims {count} texts in {short(name)}, more than fit into it")
             for _ in range(count):
                 self.skip_text()
         elif kind in SCALARS:
             self.take(count * struct.calcsize(SCALARS[kind]))
         else:
-            raise self.broken(f"has items of the kind {kind} in {_short(name)}, which is not read")
+            raise self.broken(f"has items of the kind {kind} in {short(name)}, which is not read")
 
     def tensor(self) -> tuple[str, tuple[int, ...], str, int]:
         name = self.name("a tensor")
         (num_dims,) = struct.unpack("<I", self.take(4))
         if num_dims > _MAX_DIMS:
-            raise self.broken(f"gives {_short(name)} {num_dims} dimensions; expected at most 4")
+            raise self.broken(f"gives {short(name)} {num_dims} dimensions; expected at most 4")
         *dims, number, offset = struct.unpack(f"<{num_dims}QIQ", self.take(8 * num_dims + 12))
         if number not in _NAMES:
             raise self.broken(
-                f"stores {_short(name)} as type {number}, which is none of the types known here",
+                f"stores {short(name)} as type {number}, which is none of the types known here",
                 "Use the tools that wrote it.",
             )
         kind = _NAMES[number]
         shape = tuple(int(dim) for dim in reversed(dims))
         block = GGUF_TYPES[kind][1]
         if prod(shape) > _MAX_VALUES or 0 in shape or (shape and shape[-1] % block):
-            raise self.broken(f"gives {_short(name)} ({kind}) the shape {list(shape)}")
+            raise self.broken(f"gives {short(name)} ({kind}) the shape {list(shape)}")
         return name, shape, kind, int(offset)
 
     def placed(
@@ -154,13 +154,13 @@ class _Parser:
         for name, shape, kind, offset in listed:
             if offset != expected:
                 raise self.broken(
-                    f"has {_short(name)} at offset {offset}, expected {expected}: tensors overlap "
+                    f"has {short(name)} at offset {offset}, expected {expected}: tensors overlap "
                     "or leave a gap"
                 )
             num_bytes = byte_size(kind, shape)
             end = start + offset + num_bytes
             if end > self.size:
-                raise self.broken(f"is truncated: {self.size} bytes, {_short(name)} ends at {end}")
+                raise self.broken(f"is truncated: {self.size} bytes, {short(name)} ends at {end}")
             yield TensorInfo(name, kind, shape, self.file, end - num_bytes, end)
             expected += -(-num_bytes // alignment) * alignment
         if listed and self.size > start + expected:
@@ -172,7 +172,7 @@ class _Parser:
             return ALIGNMENT
         value = found.value
         if found.kind != UINT32 or not 1 <= value <= _MAX_ALIGNMENT or value & (value - 1):
-            raise self.broken(f"has general.alignment {_short(value)}; expected a power of two")
+            raise self.broken(f"has general.alignment {short(value)}; expected a power of two")
         return int(value)
 
     def name(self, what: str) -> str:
@@ -196,15 +196,5 @@ class _Parser:
         self.at = end
         return found
 
-    def broken(self, what: str, advice: str = "Download or copy the file again.") -> BrokenFile:
-        return _broken(self.file, what, advice)
-
-
-def _short(value: object) -> str:
-    """A value on one line of bounded length, whatever a broken file holds."""
-    shown = repr(value)
-    return shown if len(shown) <= 80 else f"{shown[:70]}..."
-
-
-def _broken(file: Path, what: str, advice: str = "Download or copy the file again.") -> BrokenFile:
-    return BrokenFile(f"{file} {what}. {advice}")
+    def broken(self, what: str, *advice: str) -> BrokenFile:
+        return broken(self.file, what, *advice)

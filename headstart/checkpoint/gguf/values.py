@@ -7,12 +7,13 @@ block types, and quantising, are left to the `gguf` package (extra `gguf`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.dtypes import DTYPE_BITS, byte_size
 from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.checkpoint.values import as_bytes, load, one_thread, to_float32
-from headstart.errors import MissingExtra, UnsupportedFamily, install
+from headstart.errors import MissingExtra, ShapeMismatch, UnsupportedFamily, install
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +43,31 @@ def cast(source: TensorSource, kind: str) -> TensorSource:
 def shifted(source: TensorSource, by: float, kind: str = "F32") -> TensorSource:
     """Every value plus `by`, added in FP32."""
     return _mapped(source, kind, lambda values: values + by)
+
+
+def scaled(source: TensorSource, factors: TensorSource, kind: str) -> TensorSource:
+    """Every value times its factor: one for all, or one for each matrix of a stack."""
+    count = prod(factors.shape)
+    is_stack = len(source.shape) == 3 and count == source.shape[0]
+    if 0 in source.shape or not source.shape or (count != 1 and not is_stack):
+        raise ShapeMismatch(
+            f"a scale of shape {list(factors.shape)} stands beside a weight of shape "
+            f"{list(source.shape)}; expected one value, or one for each matrix of a stack. The "
+            "file is damaged: download or convert it again."
+        )
+    each = prod(source.shape[:-1]) // count  # rows that share a factor
+
+    def pieces() -> Iterator[memoryview]:
+        import torch
+
+        with one_thread():
+            values, start = floats_of(factors).reshape(-1), 0
+            for part in _floats_by_rows(source):
+                numbers = torch.arange(start, start + len(part)) // each
+                yield _encoded(part * values[numbers, None], kind)
+                start += len(part)
+
+    return TensorSource(kind, source.shape, pieces, is_copy=False)
 
 
 def transposed(source: TensorSource) -> TensorSource:
@@ -127,7 +153,7 @@ def _parts(piece: Any, size: int) -> Iterator[Any]:
         while left:
             found = handle.read(min(left, max(size, 1 << 20)))
             if not found:
-                return  # shorter than it was: the writer notices
+                raise piece.cut_off()
             yield found
             left -= len(found)
 
@@ -135,17 +161,22 @@ def _parts(piece: Any, size: int) -> Iterator[Any]:
 def _mapped(
     source: TensorSource, kind: str, change: Callable[[torch.Tensor], torch.Tensor]
 ) -> TensorSource:
+    def pieces() -> Iterator[memoryview]:
+        with one_thread():
+            for part in _floats_by_rows(source):
+                yield _encoded(change(part), kind)
+
+    return TensorSource(kind, source.shape, pieces, is_copy=False)
+
+
+def _floats_by_rows(source: TensorSource) -> Iterator[torch.Tensor]:
+    """The values in FP32, some rows at a time."""
     width = source.shape[-1] if source.shape else 1
     row = byte_size(source.dtype, (width,))
     size = max(1, _VALUES_AT_ONCE // max(width, 1)) * row
-
-    def pieces() -> Iterator[memoryview]:
-        with one_thread():
-            for raw in byte_blocks(source, size):
-                shape = (len(raw) // row, width) if row else (0, width)
-                yield _encoded(change(_decoded(source.dtype, raw, shape)), kind)
-
-    return TensorSource(kind, source.shape, pieces, is_copy=False)
+    for raw in byte_blocks(source, size):
+        shape = (len(raw) // row, width) if row else (0, width)
+        yield _decoded(source.dtype, raw, shape)
 
 
 def _held(dtype: str, shape: tuple[int, ...], raw: bytes) -> TensorSource:

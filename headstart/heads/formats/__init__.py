@@ -59,6 +59,11 @@ def format_named(name: str) -> Format:
     return cast(Format, import_module(f"headstart.heads.formats.{name}"))
 
 
+def formats_of(owner: Family) -> dict[str, str]:
+    """Every format, with why it does not carry heads of the family; empty where it does."""
+    return {name: format_named(name).why_not(owner) for name in WRITTEN}
+
+
 def reader_of(name: str) -> Reader:
     return cast(Reader, import_module(f"headstart.heads.formats.{name}"))
 

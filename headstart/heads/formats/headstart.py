@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import Any
 
 from headstart.checkpoint.config_fields import check_fields
@@ -11,7 +11,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, index_document, split_shards
 from headstart.errors import BadConfig, MissingTensor, UnexpectedTensor, some
-from headstart.families.base import Family
+from headstart.families.base import Family, HeadLayout
 from headstart.families.registry import family
 from headstart.heads.formats import Export, count_modules, format_of
 from headstart.heads.head import Head
@@ -21,6 +21,8 @@ LOSES = ""
 FORMAT_VERSION = 1
 MODEL_TYPE = "headstart_head"
 _MAX_MODULES = 64
+# parts of the contract that heads of older releases do not state
+_LATER = ("zero_embed_at_position_0", "rotates_halves", "out_norm", "shares")
 _TRUNK = "trunk."  # tensors of the trunk that another format carried along
 
 
@@ -28,16 +30,24 @@ def why_not(owner: Family) -> str:
     return ""
 
 
+def contract(layout: HeadLayout) -> dict[str, Any]:
+    """The layout as JSON has it, without what engines make of it."""
+    whole = {each.name: getattr(layout, each.name) for each in fields(HeadLayout)}
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in whole.items()
+        if name not in ("deviations", "former")
+    }
+
+
 def plan(head: Head) -> Export:
-    layout = asdict(head.family.layout)
-    del layout["deviations"], layout["former"]  # what engines do is no part of the head
     config = {
         "headstart_format": FORMAT_VERSION,
         "model_type": MODEL_TYPE,
         "family": head.family.name,
         "modules": head.num_modules,
         "root": head.root,
-        "layout": layout,
+        "layout": contract(head.family.layout),
         "trunk_config": dict(head.config),
     }
     tensors = dict(sorted(head.tensors.items()))
@@ -110,18 +120,16 @@ def read(checkpoint: Checkpoint) -> Head:
     )  # fmt: skip
 
 
-def _check_contract(checkpoint: Checkpoint, layout: Any, stored: Any) -> None:
+def _check_contract(checkpoint: Checkpoint, layout: HeadLayout, stored: Any) -> None:
     """A head trained under another contract than the family's would draft nonsense."""
-    ours = asdict(layout)
     stored = stored if isinstance(stored, dict) else {}
     stored = {"normalises_hidden": True, **stored}  # heads written before it was asked had one
-    for key in (
-        "fuse_order", "zero_centred_norms", "trunk_hidden", "recycled_hidden", "topology",
-        "normalises_hidden",
-    ):  # fmt: skip
-        if stored.get(key) != ours[key]:
+    for key, ours in contract(layout).items():
+        if key in _LATER and key not in stored:
+            continue
+        if stored.get(key) != ours:
             raise BadConfig(
-                f"{checkpoint.folder / 'config.json'}: layout.{key} is {stored.get(key)!r}; the "
-                f"family has {ours[key]!r}. The head was made under another contract; export or "
-                "train it again."
+                f"{checkpoint.folder / 'config.json'}: layout.{key} is "
+                f"{repr(stored.get(key))[:60]}; the family has {ours!r}. The head was made "
+                "under another contract; export or train it again."
             )

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstart.checkpoint.gguf.values import PLAIN, cast, shifted
-from headstart.checkpoint.provenance import made_by_us
+from headstart.checkpoint.provenance import PROVENANCE_NAME, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
-from headstart.errors import MissingTensor, UnexpectedTensor, UnsupportedFamily, some
+from headstart.errors import BadConfig, MissingTensor, UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.registry import family, match_family
 from headstart.heads.experts import (
@@ -129,6 +129,11 @@ def recognises(checkpoint: Checkpoint) -> bool:
 def read(checkpoint: Checkpoint) -> Head:
     made = made_by_us(checkpoint.folder)
     owner = family(made.family) if made.family else _family(checkpoint)
+    if owner.name not in DRAFTERS:
+        raise BadConfig(
+            f"{checkpoint.folder / PROVENANCE_NAME}: family is {owner.name!r}; MLX has drafters of "
+            f"{', '.join(DRAFTERS)}. Export the head again, or remove the file."
+        )
     drafter = DRAFTERS[owner.name]
     tensors = as_published(checkpoint, owner, dict.fromkeys(checkpoint.tensors, ""))
     if made.experts == "fused":

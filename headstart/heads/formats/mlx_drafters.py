@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from headstart.families.names import NUMBER
 
 EXPERTS, STACKS = ".experts.", ".switch_mlp."
 KEYS, VALUES = "embed_q.weight", "unembed_out.weight"  # latent attention's up-projection in two
@@ -47,7 +50,9 @@ def _module(name: str, pattern: str) -> str | None:
     if not name.startswith(start):
         return None
     number = name[len(start) :].partition(".")[0]
-    is_there = number.isdecimal() and name[len(start) + len(number) :].startswith(f"{end}.")
+    is_there = re.fullmatch(NUMBER, number) and name[len(start) + len(number) :].startswith(
+        f"{end}."
+    )
     return number if is_there else None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from headstart.checkpoint.config import text_part
 from headstart.checkpoint.config_fields import check_fields
+from headstart.checkpoint.local_paths import shown
 from headstart.checkpoint.provenance import Made, made_by_us
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
@@ -46,8 +47,8 @@ _DEFAULT_DEPTH = 3
 
 
 def why_not(owner: Family) -> str:
-    found = some(_problems(owner, owner.default_modules))
-    return f"the speculators format has no place for {found}" if found else ""
+    found = "; it ".join(_problems(owner, owner.default_modules))
+    return f"the speculators format {found}" if found else ""
 
 
 def plan(head: Head) -> Export:
@@ -89,16 +90,23 @@ def plan(head: Head) -> Export:
 
 
 def _problems(owner: Family, num_modules: int) -> list[str]:
-    """What such a head has and the format has no place for."""
+    """Why the format cannot hold such a head: what follows "the format"."""
     layout = owner.layout
     problems = {
-        f"{num_modules} modules": num_modules != 1,
-        "two added fusion projections": layout.fuse_order == "summed",
-        "no out norm of its own": layout.out_norm != "own",
-        "no norm of the hidden state": not layout.normalises_hidden,
-        "several sub-layers": owner.name == "nemotron_h",
-        "an LM head of its own": "lm_head" not in layout.shares,
-        "an embedding of its own": "embed_tokens" not in layout.shares,
+        f"holds one module, and there are {num_modules}": num_modules != 1,
+        "holds one fusion matrix, and these heads add two": layout.fuse_order == "summed",
+        "wants an out norm, and these heads have none": layout.out_norm == "none",
+        "wants an out norm, and these heads use the trunk's": layout.out_norm == "shared",
+        "wants a norm of the hidden state, and these heads have none": (
+            not layout.normalises_hidden
+        ),
+        "holds one decoder layer, and these heads have several": owner.name == "nemotron_h",
+        "has no place for an LM head, and these heads have their own": (
+            "lm_head" not in layout.shares
+        ),
+        "has no place for an embedding, and these heads have their own": (
+            "embed_tokens" not in layout.shares
+        ),
     }
     return [problem for problem, applies in problems.items() if applies]
 
@@ -107,8 +115,7 @@ def _check_fits(owner: Family, num_modules: int) -> None:
     found = _problems(owner, num_modules)
     if found:
         raise UnsupportedFamily(
-            f"the speculators format cannot carry a {owner.name} head ({some(found)}); it holds "
-            "one module with one fusion matrix, one decoder layer and an out norm. "
+            f"the speculators format cannot carry a {owner.name} head: it {'; it '.join(found)}. "
             "Use --format headstart."
         )
 
@@ -149,7 +156,7 @@ def _config(head: Head, dtype: str) -> dict[str, Any]:
                 }
             ],
             "verifier": {
-                "name_or_path": head.model,
+                "name_or_path": None if head.model is None else shown(head.model),
                 "architectures": list(head.config.get("architectures") or []),
             },
         },

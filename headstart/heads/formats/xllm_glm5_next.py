@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from headstart.checkpoint.source import TensorSource
+from headstart.errors import UnexpectedTensor
 from headstart.heads.head import Head
 
 # our part -> its name in the export
@@ -27,7 +28,13 @@ _DESCRIBED = (
 
 def their_name(ours: str) -> str:
     role, _, rest = ours.removeprefix("modules.0.").partition(".")
-    return f"{_NAMES[role]}.{rest}" if role in _NAMES else _TABLES[role]
+    if role in _NAMES:
+        return f"{_NAMES[role]}.{rest}"
+    if role not in _TABLES or rest != "weight":
+        raise UnexpectedTensor(
+            f"xLLM's export has no place for {ours}. Remove it, or use --format headstart."
+        )
+    return _TABLES[role]
 
 
 def our_name(theirs: str) -> str | None:

@@ -26,6 +26,12 @@ def test_shards_are_read_with_and_without_an_index(tmp_path: Path) -> None:
     assert with_index.has_index and with_index.unlisted == ()
 
 
+def test_hidden_files_are_no_part_of_a_model(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "m", TWO)
+    (folder / "._one.safetensors").write_bytes(b"left by a copying tool")
+    assert set(read_index(folder).tensors) == {"a", "b", "c"}
+
+
 def test_side_files_that_the_index_misses_are_found(tmp_path: Path) -> None:
     weight_map = {"a": "one.safetensors", "b": "one.safetensors"}
     index = read_index(make_folder(tmp_path / "m", TWO, index=weight_map))

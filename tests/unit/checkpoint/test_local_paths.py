@@ -39,6 +39,30 @@ def test_the_last_part_of_a_path_stays(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.usefixtures("_hidden")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/home/jane doe/x", "x"),
+        ("head of /home/jane doe/x and /y/z", "head of x and z"),
+        ("'/home/jane doe/x' 1/2", "'x' 1/2"),
+    ],
+)
+def test_folders_with_blanks_are_hidden(text: str, expected: str) -> None:
+    assert without_paths({"a": text}) == {"a": expected}
+
+
+def test_a_verifier_is_named_without_its_folder(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "0")  # and back at the end: the flag sets it
+    model, out = tiny("qwen3_5"), tmp_path / "head"
+    words = ("export", str(model), "--format", "speculators", "--out", str(out), "--hide-paths")
+    assert headstart(*words).returncode == 0
+    verifier = json.loads((out / "config.json").read_text())["speculators_config"]["verifier"]
+    assert verifier["name_or_path"] == model.name
+
+
 def test_results_carry_no_paths(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

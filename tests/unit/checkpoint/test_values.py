@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headstart.checkpoint.gguf.values import cast
 from headstart.checkpoint.source import FileSlice, TensorSource, concatenated, reshaped, rows
 from headstart.checkpoint.values import as_bytes, load, one_thread, swapped_halves, to_float32
 from headstart.errors import BrokenFile
@@ -54,6 +55,13 @@ def test_a_file_that_shrinks_while_it_is_read_is_refused(tmp_path: Path) -> None
     (tmp_path / "a").write_bytes(b"1234")
     with pytest.raises(BrokenFile, match="a became shorter while it was read"):
         load(source)
+
+
+def test_a_file_that_shrinks_while_it_is_cast_is_refused(tmp_path: Path) -> None:
+    source = cast(in_file(tmp_path / "a", torch.arange(12.0)), "BF16")
+    (tmp_path / "a").write_bytes(b"1234")
+    with pytest.raises(BrokenFile, match="a became shorter while it was read"):
+        list(source.pieces())
 
 
 def test_every_fp8_value_converts_as_torch_does_it() -> None:

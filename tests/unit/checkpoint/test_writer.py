@@ -24,7 +24,7 @@ from headstart.checkpoint.writer import (
     split_shards,
     write_folder,
 )
-from headstart.errors import WriteFailed
+from headstart.errors import BrokenFile, WriteFailed
 
 BIG = bytes(range(256)) * 40
 
@@ -247,7 +247,7 @@ def test_a_source_that_vanished_is_named(model: Path, tmp_path: Path) -> None:
 def test_a_source_that_shrinks_meanwhile_is_refused(model: Path, tmp_path: Path) -> None:
     plan = rewriting(model)
     os.truncate(model / "one.safetensors", 500)
-    with pytest.raises(WriteFailed, match=r"one\.safetensors became shorter while it was read"):
+    with pytest.raises(BrokenFile, match=r"one\.safetensors became shorter while it was read"):
         write(plan, tmp_path / "out")
     assert nothing_left(tmp_path / "out")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +148,19 @@ def test_a_drafter_of_its_own_is_no_head_to_launch_or_convert(tiny: Tiny, tmp_pa
         options = LaunchOptions(head=folder)
         with pytest.raises(LaunchError, match=f"--head: .* is a {name} drafter"):
             build("vllm", inspect(Checkpoint.open(tiny("deepseek_v4"))), options, NEWEST["vllm"])
+
+
+def test_flags_can_be_pasted_whatever_the_folder_is_called(tmp_path: Path) -> None:
+    folder = tmp_path / "my $(id) 'dir'"
+    folder.mkdir()
+    config = {"model_type": "muse_glimmer_assistant", "block_size": 16}
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({"layers.0.fc.weight": zeros(4, 4)}, folder / "model.safetensors")
+    found = find_drafter(Checkpoint.open(folder))
+    assert found is not None
+    option, value = shlex.split(found.flags["vllm"])
+    assert option == "--speculative-config"
+    assert json.loads(value) == {
+        "method": "dflash", "model": str(folder), "num_speculative_tokens": 16,
+    }  # fmt: skip
+    assert shlex.split(found.flags["sglang"])[-1] == str(folder)

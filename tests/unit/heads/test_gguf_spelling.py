@@ -16,7 +16,8 @@ from support.tiny_fixture import Tiny
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.gguf.values import byte_blocks
 from headstart.checkpoint.source import TensorSource
-from headstart.errors import ConfigError, UnsupportedFamily
+from headstart.checkpoint.values import load
+from headstart.errors import ConfigError, ShapeMismatch, UnsupportedFamily
 from headstart.families.registry import family
 from headstart.heads.export import plan_export
 from headstart.heads.formats import open_head
@@ -27,6 +28,7 @@ from headstart.heads.formats.gguf.plans import plan_gguf_stitch
 from headstart.heads.formats.gguf.spelling import spell
 from headstart.heads.formats.gguf.unspelling import unspelled
 from headstart.heads.head import Head
+from headstart.heads.latent import joined_kv_b
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "gguf"
 CHANGES = {"mimo_v2": {"swa_head_dim": 64}}  # llama.cpp wants heads of one width
@@ -177,3 +179,75 @@ def test_more_modules_than_llama_cpp_runs_are_refused(tmp_path: Path) -> None:
     head = open_head(write_head(arch, tmp_path / "hf", random_bits()))
     with pytest.raises(UnsupportedFamily, match=r"runs 1 module of Qwen3.5"):
         spell(replace(head, num_modules=2))
+
+
+@pytest.mark.parametrize(
+    ("variant", "stem", "name", "factors"),
+    [
+        ("qwen3_5", "nextn.eh_proj", "modules.0.fuse.weight", [0.5]),
+        ("qwen3_5_moe", "ffn_up_exps", "modules.0.block.mlp.experts.{}.up_proj.weight", [2, 4, 8]),
+    ],
+    ids=["matrix", "stack"],
+)
+def test_scales_beside_weights_are_multiplied_in(
+    tiny: Tiny, variant: str, stem: str, name: str, factors: list[float]
+) -> None:
+    """As NVFP4 files have them; those of inputs change nothing."""
+    head = open_head(tiny(variant))
+    spelled = spell(head)
+    count = len(spelled.tensors[0, f"{stem}.weight"].shape)
+    number = spelled.tensors[0, f"{stem}.weight"].shape[0] if count == 3 else 1
+    values = np.resize(np.array(factors, "<f4"), number)
+    scale = TensorSource("F32", (number,), lambda: (values.tobytes(),), is_copy=False)
+    both = {(0, f"{stem}.scale"): scale, (0, f"{stem}.input_scale"): scale}
+    back, _ = unspelled(replace(spelled, tensors={**spelled.tensors, **both}))
+    assert back.keys() == head.tensors.keys()
+    for index, factor in enumerate(values):
+        ours = name.format(index)
+        expected = load(head.tensors[ours]).float() * float(factor)
+        assert load(back[ours]).float().equal(expected)
+
+
+def test_a_scale_of_another_size_is_refused(tiny: Tiny) -> None:
+    spelled = spell(open_head(tiny("qwen3_5")))
+    odd = {(0, "nextn.eh_proj.scale"): TensorSource("F32", (3,), lambda: (bytes(12),), False)}
+    with pytest.raises(ShapeMismatch, match=r"a scale of shape \[3\] stands beside a weight"):
+        unspelled(replace(spelled, tensors={**spelled.tensors, **odd}))
+
+
+def shaped(head: Head, name: str, *shape: int) -> Head:
+    """The head with a tensor of another shape."""
+    odd = TensorSource("BF16", shape, lambda: (bytes(2 * int(np.prod(shape))),), is_copy=False)
+    return replace(head, tensors={**head.tensors, name: odd})
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "shape", "said"),
+    [
+        ("glm4_moe_lite", "block.self_attn.kv_b_proj", (512, 4, 4), r"shape \[512, 4, 4\]"),
+        ("glm4_moe_lite", "block.self_attn.kv_b_proj", (), r"shape \[\]; the config's"),
+        ("glm4_moe_lite", "block.self_attn.kv_b_proj", (512, 0), r"shape \[512, 0\]"),
+        ("qwen3_5", "hidden_norm", (2, 4), "expected one value per channel"),
+    ],
+)
+def test_tensors_of_other_shapes_are_refused_before_they_are_rearranged(
+    tiny: Tiny, variant: str, name: str, shape: tuple[int, ...], said: str
+) -> None:
+    head = shaped(open_head(tiny(variant)), f"modules.0.{name}.weight", *shape)
+    with pytest.raises((ConfigError, ShapeMismatch), match=said):
+        spell(head)
+
+
+def test_parts_of_latent_attention_that_are_empty_are_refused() -> None:
+    empty = TensorSource("BF16", (4, 8, 0), lambda: (b"",), is_copy=False)
+    values = TensorSource("BF16", (4, 2, 8), lambda: (bytes(128),), is_copy=False)
+    with pytest.raises(ShapeMismatch, match=r"\[4, 8, 0\] and \[4, 2, 8\]; expected"):
+        joined_kv_b(empty, values)
+
+
+def test_a_fusion_that_is_no_matrix_is_refused(tmp_path: Path) -> None:
+    arch = next(arch for arch in ARCHS if arch.name == "qwen35")
+    head = open_head(write_head(arch, tmp_path / "hf", random_bits()))
+    trunk = open_gguf(write_trunk(arch, tmp_path / "trunk"))
+    with pytest.raises(ShapeMismatch, match=r"the head's nextn\.eh_proj\.weight is \[\]"):
+        plan_gguf_stitch(shaped(head, "modules.0.fuse.weight"), trunk)

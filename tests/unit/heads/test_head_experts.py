@@ -7,8 +7,13 @@ import torch
 
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes, load
-from headstart.errors import MissingTensor
-from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
+from headstart.errors import MissingTensor, ShapeMismatch
+from headstart.heads.experts import (
+    fuse_experts,
+    has_fused_experts,
+    split_experts,
+    unstack_experts,
+)
 
 STEM = "modules.0.block.mlp.experts"
 COUNT, WIDTH, HIDDEN = 3, 4, 6
@@ -72,3 +77,9 @@ def test_a_gap_between_experts_is_refused(lost: str) -> None:
     del tensors[f"{STEM}.{lost}.weight"]
     with pytest.raises(MissingTensor, match=lost.replace(".", r"\.")):
         fuse_experts(tensors)
+
+
+def test_a_stack_of_empty_matrices_is_refused_before_it_is_walked() -> None:
+    empty = TensorSource("F32", (2**40, 0, 1), lambda: (), is_copy=True)
+    with pytest.raises(ShapeMismatch, match="none of them empty"):
+        unstack_experts({f"{STEM}.gate_proj.weight": empty})

@@ -201,3 +201,10 @@ def test_scales_that_fit_no_or_two_numbers_of_ranks_are_refused() -> None:
         }
         with pytest.raises(ShapeMismatch, match="do not belong together"):
             dequantized(name, names)
+
+
+def test_experts_of_which_there_are_none_are_refused() -> None:
+    name = "a.experts.down_proj"
+    tensors = {name: source(fp8(0, 4, 4)), f"{name}_scale": source(torch.ones(0, 4, 1))}
+    with pytest.raises(ShapeMismatch, match=r"down_proj \(0, 4, 4\); expected one value"):
+        dequantized(name, tensors)

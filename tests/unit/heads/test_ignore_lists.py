@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headstart.errors import BadConfig
 from headstart.families.names import Naming
 from headstart.families.registry import family
 from headstart.heads.ignore_lists import (
@@ -112,7 +113,6 @@ def test_a_method_without_a_known_list_is_left_alone() -> None:
         ("fp8", "mtp", "mtp.fc", False),
         ("awq", "mtp", "model.mtp.fc", True),
         ("modelopt", "mtp*", "mtp.fc", True),
-        ("compressed-tensors", "re:(", "mtp.fc", False),  # not a pattern at all
     ],
 )
 def test_entries_match_as_engines_match_them(
@@ -127,3 +127,22 @@ def test_gptq_rules_skip_by_pattern() -> None:
     method = {"quant_method": "gptq", "dynamic": {"-:.*mtp.*": {}, "+:.*fc.*": {"bits": 8}}}
     assert is_listed(method, "mtp.layers.0.mlp.down_proj")
     assert not is_listed(method, "model.fc")
+
+
+def test_gptq_rules_may_be_null() -> None:
+    """GPTQModel writes null where there are none."""
+    changed = with_unquantized({"quant_method": "gptq", "dynamic": None}, ["mtp.fc"])
+    assert is_listed(changed, "mtp.fc")
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        {"quant_method": "compressed-tensors", "ignore": ["re:([a-z0-9._]+)+!"]},
+        {"quant_method": "gptq", "dynamic": {"-:([a-z0-9._]+)+!": {}}},
+    ],
+    ids=["list", "rules"],
+)
+def test_a_pattern_that_would_never_end_is_refused(method: dict[str, Any]) -> None:
+    with pytest.raises(BadConfig, match="a repetition inside of a repeated group"):
+        is_listed(method, "model.layers.61.mlp.experts.120.gate_proj")

@@ -14,6 +14,7 @@ from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.values import load
 from headstart.errors import (
+    BadConfig,
     CheckpointError,
     ConfigError,
     HeadNotFound,
@@ -104,6 +105,23 @@ def test_a_quantised_drafter_is_refused(tiny: Tiny, tmp_path: Path) -> None:
         open_head(out)
     with pytest.raises(UnsupportedFamily, match="mimo: no drafter folder of MLX"):
         plan_export(open_head(tiny("mimo")), "mlx")
+
+
+def test_a_drafter_whose_record_names_another_family_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    out = export(tiny("qwen3_5"), "mlx", tmp_path / "mlx")
+    record = json.loads((out / "headstart.json").read_text())
+    (out / "headstart.json").write_text(json.dumps({**record, "family": "mimo"}))
+    with pytest.raises(BadConfig, match=r"headstart\.json: family is 'mimo'; MLX has drafters of"):
+        open_head(out)
+
+
+def test_numbers_of_modules_have_a_length(tiny: Tiny, tmp_path: Path) -> None:
+    out = export(tiny("qwen3_5"), "mlx", tmp_path / "mlx")
+    made = load_file(out / "model.safetensors")
+    odd = {f"layers.{'1' * 5000}.x.weight": torch.ones(2)}
+    save_file({**made, **odd}, out / "model.safetensors")
+    with pytest.raises(UnexpectedTensor, match="which is not part of a qwen3_5 head"):
+        open_head(out)
 
 
 def mlx_model(tiny: Tiny, out: Path, prefix: str, *, is_raw: bool = False) -> Path:

@@ -20,6 +20,7 @@ from headstart.cli import graft as graft_command
 from headstart.cli import inspect as inspect_command
 from headstart.cli import restore as restore_command
 from headstart.cli import stitch as stitch_command
+from headstart.cli.options import Writing
 from headstart.errors import (
     BadConfig,
     CheckpointError,
@@ -156,17 +157,18 @@ def test_no_command_takes_a_head_for_a_model(
     tiny: Tiny, exported: Exported, tmp_path: Path, form: str
 ) -> None:
     head, model, out = str(exported("mimo", form)), str(tiny("mimo")), tmp_path / "out"
+    writing = Writing(out=out)
     refused = pytest.raises(CheckpointError, match="not a model")
     with refused:
-        restore_command.run(model=head, original=model, out=out)
+        restore_command.run(model=head, original=model, writing=writing)
     with refused:
-        stitch_command.run(head=model, model=head, out=out)
+        stitch_command.run(head=model, model=head, writing=writing)
     with refused:
-        graft_command.run(model=head, out=out)
+        graft_command.run(model=head, writing=writing)
     with refused:
-        convert_command.run(head=head, to="headstart", model=head, out=out)
+        convert_command.run(head=head, to="headstart", model=head, writing=writing)
     with pytest.raises(CheckpointError, match="headstart convert"):
-        export_command.run(model=head, out=out)
+        export_command.run(model=head, writing=writing)
     assert not out.exists()
 
 
@@ -405,4 +407,5 @@ def test_a_speculators_head_names_its_model_as_far_as_it_is_known(
 
 def test_a_model_is_not_its_own_original(tiny: Tiny, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="the model itself; give the original"):
-        restore_command.run(model=str(tiny("mimo")), original=str(tiny("mimo")), out=tmp_path / "x")
+        writing = Writing(out=tmp_path / "x")
+        restore_command.run(model=str(tiny("mimo")), original=str(tiny("mimo")), writing=writing)

@@ -173,3 +173,16 @@ def test_without_an_engine_the_newest_known_release_is_assumed_and_said(
         answer = probing.probe(engine)
         assert answer.version == newest and not answer.is_installed
         assert "not installed here" in answer.note
+
+
+def test_files_of_an_engine_are_not_written_through_links(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / "config.yaml").symlink_to("other")
+    process = Process((program(tmp_path, "engine", "cat config.yaml"),), tmp_path / "log")
+    files = {"config.yaml": "k: 3\n"}
+    assert run(EngineCommand(engine="xllm", version="1", processes=(process,), files=files)) == 0
+    assert (tmp_path / "log").read_text() == "k: 3\n"
+    assert (tmp_path / "other").read_text() == "kept"

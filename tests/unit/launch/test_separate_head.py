@@ -69,6 +69,13 @@ def test_another_format_is_refused_with_the_command_that_makes_the_right_one(
     assert advice.format(head=head, model=model) in str(refusal.value)
 
 
+def test_tensorrt_llm_takes_what_was_exported_for_it(tiny: Any, tmp_path: Path) -> None:
+    model = tiny("nemotron_h")
+    head = exported(model, "trtllm", tmp_path / "head")
+    built = launched("trtllm", model, head)
+    assert f"speculative_model: '{head}'" in "".join(built.files.values())
+
+
 def test_a_head_of_another_family_is_refused_with_both(tiny: Any) -> None:
     with pytest.raises(LaunchError, match=r"\(mimo\).*\(deepseek_v3\)\. Give a head"):
         launched("vllm", tiny("deepseek_v3"), tiny("mimo"))

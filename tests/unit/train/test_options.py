@@ -13,8 +13,8 @@ from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import ConfigError
 from headstart.train.losses.combine import step_weights
 from headstart.train.losses.kinds import KINDS
+from headstart.train.optimizers import learning_rate
 from headstart.train.options import RECIPES, TrainOptions, resolve, sized
-from headstart.train.schedule import learning_rate
 from headstart.train.variants import read_variants
 
 

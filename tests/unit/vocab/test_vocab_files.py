@@ -175,3 +175,13 @@ def test_broken_files_of_engines_are_refused(tmp_path: Path) -> None:
         read(tmp_path / "absent.json")
     with pytest.raises(DataError, match=r"ends in one of \.json"):
         read(tmp_path / "v.txt")
+
+
+@pytest.mark.parametrize("coverage", [10**400, -1, 1.5], ids=["huge", "negative", "above"])
+def test_a_coverage_that_is_no_share_is_refused(tmp_path: Path, coverage: float) -> None:
+    write([EN], tmp_path / "v.json")
+    document = json.loads((tmp_path / "v.json").read_text())
+    document["maps"]["en"]["coverage"] = coverage
+    (tmp_path / "v.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match=r"coverage of map 'en' is .*; expected 0 to 1"):
+        read(tmp_path / "v.json")

@@ -9,6 +9,8 @@ from typing import Any
 from headstart.families.dims import Fields
 from headstart.families.engines import served_by
 
+FUSION = "nextn.eh_proj.weight"  # below `blk.N.`: what tells a block of a head from the trunk's
+SHARED = "nextn_shared_target_tensors"  # the key by which a file borrows its target's tables
 # keys with one value for each layer, which must cover the head's blocks too
 PER_LAYER = (
     "attention.head_count", "attention.head_count_kv", "feed_forward_length",

@@ -15,12 +15,10 @@ from headstart.families.experts import fused_slot
 from headstart.families.registry import family
 from headstart.heads.detection import State, quoted
 from headstart.heads.formats.gguf.arch import PER_LAYER, Arch
-from headstart.heads.formats.gguf.model import GgufModel
+from headstart.heads.formats.gguf.model import GgufModel, fused_blocks, trunk_layers
 from headstart.heads.formats.gguf.spelling import RECORD, SpelledHead
 from headstart.heads.head import config_fields
 from headstart.heads.operation import counted
-
-_FUSE = "nextn.eh_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -59,9 +57,8 @@ def find_gguf_head(model: GgufModel) -> FoundGguf:
             f"{model.folder} declares {declared} modules and {total} blocks; expected fewer "
             "modules than blocks. Convert it again."
         )
-    fused = sorted(number for number, own in blocks.items() if _FUSE in own)
-    # Where nothing is declared, the first block that fuses is where the trunk ends.
-    layers = total - declared if declared else min([*fused, total])
+    fused = fused_blocks(blocks)
+    layers = trunk_layers(total, declared, fused)
     first = min([*fused, layers])
     last = first + max(len(fused), declared or 0) if fused else first
     numbers = [number for number in sorted(blocks) if first <= number < last]
@@ -168,6 +165,8 @@ def _is_record(record: object, arch: Arch) -> bool:
         record.get("root") in roots
         and isinstance(dtypes, dict)
         and isinstance(left_out, list)
+        and isinstance(record.get("training", {}), dict)
+        and record.get("fresh", True) is True
         and all(isinstance(name, str) and is_our_name(name) for name in left_out)
     )
 

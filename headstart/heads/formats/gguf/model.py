@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,10 @@ from headstart.checkpoint.index import Index
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, BrokenFile, CheckpointError, some
 from headstart.families.registry import family
-from headstart.heads.formats.gguf.arch import Arch
+from headstart.heads.formats.gguf.arch import FUSION, Arch
 from headstart.heads.formats.gguf.archs import arch_named
 
-_SPLIT = re.compile(r"(?P<stem>.+)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
+SPLIT = re.compile(r"(?P<stem>.+)-(?P<no>[0-9]{5})-of-(?P<count>[0-9]{5})\.gguf")
 _MAX_LAYERS, _MAX_SPLITS = 100_000, 10_000
 _BLOCK = re.compile(r"blk\.(0|[1-9][0-9]{0,5})\.(.+)")
 
@@ -120,8 +121,8 @@ def open_gguf(path: Path) -> GgufModel:
 
 def _only_model(folder: Path) -> Path:
     """The first file of the only model in a folder."""
-    found = sorted(path for path in folder.glob("*.gguf"))
-    first = [p for p in found if (m := _SPLIT.fullmatch(p.name)) is None or m["no"] == "00001"]
+    found = sorted(path for path in folder.glob("*.gguf") if not path.name.startswith("."))
+    first = [p for p in found if (m := SPLIT.fullmatch(p.name)) is None or m["no"] == "00001"]
     if len(first) != 1:
         raise CheckpointError(
             f"{folder} holds {some(p.name for p in found)}; expected one model. Give the file."
@@ -131,7 +132,7 @@ def _only_model(folder: Path) -> Path:
 
 def _files(file: Path) -> list[Path]:
     """All files of the split that `file` is part of, or itself."""
-    found = _SPLIT.fullmatch(file.name)
+    found = SPLIT.fullmatch(file.name)
     if found is None:
         return [file]
     count = int(found["count"])
@@ -208,8 +209,7 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     arch = model.arch
     total, modules = model.count("block_count") or 0, model.count("nextn_predict_layers")
     blocks = model.blocks()
-    heads = sorted(number for number, own in blocks.items() if "nextn.eh_proj.weight" in own)
-    layers = total - modules if modules else min([*heads, total])
+    layers = trunk_layers(total, modules, fused_blocks(blocks))
     config: dict[str, Any] = {"model_type": model.arch_name, "num_hidden_layers": max(layers, 0)}
     for field_name, key in _KEYS.items():
         found = model.fields.get(f"{model.arch_name}.{key}")
@@ -233,6 +233,16 @@ def config_of(model: GgufModel) -> dict[str, Any]:
     if arch is not None:
         config |= _of_arch(model, arch, modules, config)
     return config
+
+
+def fused_blocks(blocks: Mapping[int, Mapping[str, TensorInfo]]) -> list[int]:
+    """Numbers of the blocks that belong to a head."""
+    return sorted(number for number, own in blocks.items() if FUSION in own)
+
+
+def trunk_layers(total: int, declared: int | None, fused: list[int]) -> int:
+    """Where nothing is declared, the first block that fuses is where the trunk ends."""
+    return total - declared if declared else min([*fused, total])
 
 
 def _of_arch(

@@ -1,7 +1,8 @@
 """What is written as GGUF: a file with a head alone, and a model with a head put in.
 
-Every tensor and key that is not the head's is copied byte for byte. Counts of blocks and modules
-and the arrays with one value per layer are the only keys that change.
+Every tensor and key that is not the head's is copied byte for byte. The only keys that change are
+counts of blocks, modules and tensors and the arrays with one value per layer; left out are
+nextn_shared_target_tensors and, from files with a head alone, those of splits.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from headstart.checkpoint.source import TensorSource, stored
 from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import CheckpointError, MissingTensor, ShapeMismatch, UnsupportedFamily
 from headstart.heads.detection import quoted
-from headstart.heads.formats.gguf.arch import PER_LAYER
+from headstart.heads.formats.gguf.arch import FUSION, PER_LAYER, SHARED
 from headstart.heads.formats.gguf.found import FoundGguf, find_gguf_head, spelled_in
-from headstart.heads.formats.gguf.model import GgufModel
+from headstart.heads.formats.gguf.model import SPLIT, GgufModel
 from headstart.heads.formats.gguf.spelling import (
     RECORD,
     SpelledHead,
@@ -31,8 +32,7 @@ from headstart.heads.head import Head
 from headstart.heads.operation import Operation, counted, megabytes
 
 # Tensors that a file with a head alone needs beside it; without output.weight they are tied.
-_BESIDE = ("token_embd.weight", "output_norm.weight", "output.weight")
-_SHARED = "nextn_shared_target_tensors"
+_BESIDE = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
 
 
 @dataclass(frozen=True)
@@ -137,8 +137,8 @@ def _placed(spelled: SpelledHead, layers: int) -> dict[str, TensorSource]:
 
 def _without_split(name: str) -> str:
     """`x-00001-of-00003.gguf` as `x.gguf`."""
-    stem, _, rest = name.rpartition("-of-")
-    return f"{stem[:-6]}.gguf" if stem and len(rest) == 10 else name
+    found = SPLIT.fullmatch(name)
+    return name if found is None else f"{found['stem']}.gguf"
 
 
 def with_head(found: FoundGguf, spelled: SpelledHead) -> Iterator[Field]:
@@ -149,7 +149,7 @@ def with_head(found: FoundGguf, spelled: SpelledHead) -> Iterator[Field]:
         f"{prefix}nextn_predict_layers": spelled.num_modules,
     }
     for key, each in model.fields.items():
-        if key in (RECORD, f"{prefix}{_SHARED}"):
+        if key in (RECORD, f"{prefix}{SHARED}"):
             continue
         if key in counts:
             yield each.changed(counts.pop(key))
@@ -197,9 +197,11 @@ def _check_fit(head: Head, spelled: SpelledHead, found: FoundGguf) -> None:
             f"{found.num_layers}. {compare}"
         )
     hidden = model.value("embedding_length")
-    fuse = spelled.tensors[0, "nextn.eh_proj.weight"].shape
-    if hidden != fuse[0]:
-        raise ShapeMismatch(f"the head has width {fuse[0]}, {model.folder} has {hidden}. {compare}")
+    fuse = spelled.tensors[0, FUSION].shape
+    if len(fuse) != 2 or hidden != fuse[0]:
+        raise ShapeMismatch(
+            f"the head's {FUSION} is {list(fuse)}, {model.folder} has width {hidden}. {compare}"
+        )
     embed = model.tensors.get("token_embd.weight")
     for (_, name), source in spelled.tensors.items():
         is_table = name.startswith(("nextn.embed_tokens", "nextn.shared_head_head"))

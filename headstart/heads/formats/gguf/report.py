@@ -15,7 +15,7 @@ from headstart.errors import some
 from headstart.families.dims import dims, size
 from headstart.families.registry import family
 from headstart.heads.detection import quoted
-from headstart.heads.formats.gguf.arch import PER_LAYER
+from headstart.heads.formats.gguf.arch import PER_LAYER, SHARED
 from headstart.heads.formats.gguf.found import FoundGguf, find_gguf_head
 from headstart.heads.formats.gguf.model import GgufModel
 from headstart.heads.inspection import HeadReport, Report, TrunkReport
@@ -24,7 +24,6 @@ from headstart.heads.sharing import Sharing
 
 _KV_BYTES = 2  # llama.cpp keeps K/V in F16 unless set otherwise
 _COARSE = ("IQ1", "IQ2", "IQ3")
-_SHARED = "nextn_shared_target_tensors"
 
 
 def inspect_gguf(model: GgufModel) -> Report:
@@ -144,12 +143,12 @@ def _head_only(found: FoundGguf) -> Iterator[str]:
     if not found.is_head_only:
         return
     model = found.model
-    borrows = model.value(_SHARED) is True
+    borrows = model.value(SHARED) is True
     for needed in ("token_embd.weight", "output_norm.weight"):
         if needed in model.tensors:
             continue
         if borrows:
-            yield f"{needed} is borrowed from the target ({_SHARED}), which few builds can do"
+            yield f"{needed} is borrowed from the target ({SHARED}), which few builds can do"
         else:
             yield (
                 f"the file has no {needed}, without which llama.cpp does not load a head alone. "

@@ -22,7 +22,7 @@ from headstart.checkpoint.gguf.values import (
 )
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
-from headstart.errors import ConfigError, UnexpectedTensor, UnsupportedFamily
+from headstart.errors import ConfigError, ShapeMismatch, UnexpectedTensor, UnsupportedFamily
 from headstart.families.dims import dims
 from headstart.heads.experts import has_fused_experts, split_experts, stack_experts
 from headstart.heads.formats.gguf.arch import Arch
@@ -107,10 +107,9 @@ def retyped(spelled: SpelledHead, kind: str | None) -> SpelledHead:
     if kind is None:
         return spelled
     tensors = {
-        (module, name): source if source.dtype == "F32" else _typed(name, source, None, kind)
-        for (module, name), source in spelled.tensors.items()
+        place: _typed(place[1], source, None, kind) for place, source in spelled.tensors.items()
     }
-    changed = {s.dtype for s in spelled.tensors.values()} - {"F32", kind}
+    changed = {s.dtype for place, s in spelled.tensors.items() if tensors[place].dtype != s.dtype}
     said = f"matrices were {' and '.join(sorted(changed))} and are {kind} now"
     return replace(spelled, tensors=tensors, changes=(said,) if changed else ())
 
@@ -141,6 +140,11 @@ def _small_norms(head: Head) -> dict[str, list[list[float]]]:
     for name, source in head.tensors.items():
         if not name.endswith("norm.weight") or source.dtype not in PLAIN:
             continue
+        if len(source.shape) != 1:
+            raise ShapeMismatch(
+                f"{name} has shape {list(source.shape)}; expected one value per channel. The file "
+                "is damaged: download or export it again."
+            )
         own = load(source)
         back = ((own.to(torch.float32) + 1) - 1).to(own.dtype)
         bits = torch.int32 if own.dtype == torch.float32 else torch.int16  # -0 is not 0
@@ -197,9 +201,10 @@ def _gguf_name(name: str, arch: Arch) -> str:
 
 def paired(name: str, source: TensorSource, head_dim: int, back: bool = False) -> TensorSource:
     """Rows of each attention head from two halves to pairs, or back."""
-    if not head_dim or head_dim % 2 or source.shape[0] % head_dim:
+    rows = source.shape[0] if len(source.shape) == 2 else 0
+    if not head_dim or head_dim % 2 or not rows or rows % head_dim:
         raise ConfigError(
-            f"{name} has {source.shape[0]} rows and heads are {head_dim} wide; expected whole "
+            f"{name} has shape {list(source.shape)} and heads are {head_dim} wide; expected whole "
             "heads. Give the head with the config of its model."
         )
     half = head_dim // 2

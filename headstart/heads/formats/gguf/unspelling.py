@@ -13,6 +13,7 @@ from headstart.checkpoint.gguf.values import (
     PLAIN,
     cast,
     floats_of,
+    scaled,
     shifted,
 )
 from headstart.checkpoint.reader import torch_dtype
@@ -27,6 +28,7 @@ from headstart.heads.formats.gguf.spelling import SpelledHead, paired
 from headstart.heads.latent import joined_kv_b
 from headstart.heads.operation import counted
 
+Places = Mapping[tuple[int, str], TensorSource]  # module and name below `blk.N.` -> tensor
 _KV_B = ("attn_k_b.weight", "attn_v_b.weight")
 
 
@@ -35,21 +37,38 @@ def unspelled(spelled: SpelledHead) -> tuple[dict[str, TensorSource], tuple[str,
     arch, record = spelled.arch, spelled.record
     keys, naming = family(arch.family).keys, Naming(num_layers=1)
     usual = _usual_dtype(spelled)
+    tensors = _with_scales(spelled.tensors, usual)
     result: dict[str, TensorSource] = {}
     for module in range(spelled.num_modules):
-        own = {name: source for (m, name), source in spelled.tensors.items() if m == module}
+        own = {name: source for (m, name), source in tensors.items() if m == module}
         for name in [each for each in arch.paired if each in own]:
             plain = own[name] if own[name].dtype in PLAIN else cast(own[name], "F32")
             own[name] = paired(name, plain, spelled.head_dim, back=True)
         for name, source, is_norm in _ours(own, arch):
             full = f"modules.{module}.{name}"
             if arch.shares_roles and module and not keys.has_place(full, naming):
-                _check_same(full, source, spelled.tensors, name, arch)
+                _check_same(full, source, tensors, name, arch)
                 continue
             result[full] = _restored(full, source, is_norm and arch.shifts_norms, usual, record)
     if record.get("experts") == "fused":
         result = fuse_experts(result)
     return result, tuple(_said(spelled, usual))
+
+
+def _with_scales(tensors: Places, usual: str) -> dict[tuple[int, str], TensorSource]:
+    """Weights with the scale that NVFP4 files keep beside them multiplied in.
+
+    Scales of inputs are for kernels that quantise activations, and change no weight.
+    """
+    result = dict(tensors)
+    for (module, name), factors in tensors.items():
+        stem, _, parameter = name.rpartition(".")
+        weight = module, f"{stem}.weight"
+        if parameter in ("scale", "input_scale") and weight in tensors:
+            del result[module, name]
+            if parameter == "scale":
+                result[weight] = scaled(tensors[weight], factors, usual)
+    return result
 
 
 def _said(spelled: SpelledHead, usual: str) -> Iterator[str]:
@@ -157,7 +176,7 @@ def _fits(source: TensorSource, dtype: str, is_shifted: bool) -> bool:
 def _check_same(
     full: str,
     source: TensorSource,
-    tensors: Mapping[tuple[int, str], TensorSource],
+    tensors: Places,
     name: str,
     arch: Arch,
 ) -> None:
