@@ -14,7 +14,7 @@ from graph_timing import DEVICE
 from headstart.backends.cuda.kernels.attention import Cut
 
 pytestmark = pytest.mark.skipif(DEVICE.type == "cuda", reason="sizes are those of a GPU there")
-SIZES = argparse.Namespace(context=40, heads=2, kv_heads=1, dim=16)
+SIZES = argparse.Namespace(mixed=False, max_context=0, context=40, heads=2, kv_heads=1, dim=16)
 
 
 def test_cuts_are_compared_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
