@@ -131,6 +131,9 @@ def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
 
 # Other sizes of kernels that JOBS compiles, too: seconds each, for long runs.
 LONG_JOBS: list[Job] = [
+    attend(4, 16, **WIDE),  # all the rows that one program has room for
+    attend(8, 32, dim=128, group=4),  # a group of rows that join a round
+    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
@@ -153,8 +156,6 @@ LONG_JOBS: list[Job] = [
 ]  # fmt: skip
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, "PAGE": 16, "IS_WHOLE": False}, {}),
-    attend(4, 16, **WIDE),  # all the rows that one program has room for
-    attend(8, 32, dim=128, group=4),  # a group of rows that join a round
     attend_latents(1, 1),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
@@ -174,7 +175,6 @@ JOBS: list[Job] = [
      {"other": "*bf16", "other_sums": "*fp32"}),
     (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
     (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
-    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
     (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
     (sampling._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
                         "PENALISES": True, "PROCESSES": True, "TILE": 1024},
