@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,21 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def quick_python(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A Python whose processes have torch and the like imported when they begin."""
+    from support.forked_python import forked_python
+
+    with forked_python(tmp_path_factory.mktemp("python")) as program:
+        yield str(program)
+
+
+@pytest.fixture
+def quick_processes(quick_python: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Processes that are started by sys.executable are run by that Python."""
+    monkeypatch.setattr(sys, "executable", quick_python)
 
 
 @pytest.fixture

@@ -113,11 +113,12 @@ def test_a_long_line_would_be_found() -> None:
     assert long_lines(f"short\n{allowed}- {words}\n{words}") == [f"- {words}", words]
 
 
-def test_the_python_of_the_engine_page_runs(workplace: Path) -> None:
+def test_the_python_of_the_engine_page_runs(workplace: Path, quick_python: str) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/engine.md").read_text(), re.DOTALL)
     write_tiny("mimo", workplace / "model", dtype="F32")
+    (workplace / "page.py").write_text(code)
     result = subprocess.run(
-        [sys.executable, "-c", code], cwd=workplace, capture_output=True, text=True
+        [quick_python, "page.py"], cwd=workplace, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
 

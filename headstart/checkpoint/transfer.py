@@ -11,6 +11,7 @@ import fcntl
 import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -79,7 +80,11 @@ class Handles:
 
     def __init__(self) -> None:
         self._open: dict[Path, int] = {}
-        self.buffer = memoryview(bytearray(_BUFFER_BYTES))
+
+    @cached_property
+    def buffer(self) -> memoryview:
+        """Made when it is needed: where the system copies by itself it is not."""
+        return memoryview(bytearray(_BUFFER_BYTES))
 
     def __enter__(self) -> Handles:
         return self

@@ -43,19 +43,20 @@ def server(engine: Engine) -> Iterator[Running]:
 
 
 @pytest.fixture(scope="session")
-def api_server(tiny: Tiny) -> Iterator[Server]:
+def api_server(tiny: Tiny, quick_python: str) -> Iterator[Server]:
     """A `headstart serve` process for all tests that only talk to it."""
     names = ("--served-model-name", "small", "--served-model-name", "other")
     limits = ("--max-body-bytes", "100000", "--max-grammar-seconds", "30")
-    with running(served(tiny), "--speculate", "3", *names, *limits) as started:
+    flags = ("--speculate", "3", *names, *limits)
+    with running(served(tiny), *flags, python=quick_python) as started:
         yield started
         assert started.end() == 0  # SIGTERM with nothing to finish
 
 
 @pytest.fixture(scope="session")
-def attacked(tiny: Tiny) -> Iterator[Server]:
+def attacked(tiny: Tiny, quick_python: str) -> Iterator[Server]:
     """Another one, with short answers and the usual limits, for attacks."""
     limits = ("--max-model-len", "512", "--request-timeout-seconds", "20", "--max-queue", "64")
-    with running(served(tiny), "--speculate", "3", *limits) as started:
+    with running(served(tiny), "--speculate", "3", *limits, python=quick_python) as started:
         yield started
         assert started.end() == 0

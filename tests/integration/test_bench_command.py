@@ -143,6 +143,7 @@ def test_what_was_measured_before_a_server_died_is_kept(tmp_path: Path) -> None:
     assert document["notes"][0].startswith("stopped early")
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_model_is_served_measured_and_stopped(tiny: Tiny, tmp_path: Path) -> None:
     text = bench(
         "run", str(served(tiny)), "--sweep", "concurrency=1,3", "k=0,3", "--num-requests", "4",

@@ -10,6 +10,7 @@ import sys
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -208,7 +209,10 @@ def test_processes_side_by_side_give_everything_and_a_dead_one_is_noticed() -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(RECIPE.parent)
         try:
-            side_by_side = importlib.import_module("parallel").side_by_side
+            parallel = importlib.import_module("parallel")
+            side_by_side = parallel.side_by_side
+            # What each process does first must not import torch there, which takes seconds.
+            patch.setattr(parallel, "torch", SimpleNamespace(set_num_threads=abs))
             assert sorted(side_by_side(abs, [-3, 1, -2], 2)) == [1, 2, 3]
             with pytest.raises(BrokenProcessPool):
                 list(side_by_side(os._exit, [1], 2))

@@ -228,6 +228,7 @@ def test_prompts_that_do_not_fit_are_reported_and_the_others_answered(
     assert "the prompt has 30" in report["refused"]["examples"]["long"]
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT], ids=str)
 def test_a_stopped_run_goes_on_without_asking_twice(
     stop: signal.Signals, model: Path, prompts: Path, whole: Path, tmp_path: Path

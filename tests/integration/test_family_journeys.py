@@ -98,7 +98,7 @@ def trained(model: Path, folder: Path) -> Outcome:
 
 
 # The others are siblings of these, and take their turn in long runs.
-SIBLINGS = {"qwen3_5_moe_text", "glm4_moe_lite", "glm_moe_dsa"}
+SIBLINGS = {"qwen3_5_moe_text", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"}
 SOME = [family for family in FAMILIES if family not in SIBLINGS]
 
 

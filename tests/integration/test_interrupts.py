@@ -86,6 +86,7 @@ def test_a_terminated_start_ends_with_the_signals_code(inputs: Path) -> None:
     assert not (inputs / "run").exists()
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize(
     ("more", "said"),
     [pytest.param(["--data", "none"], "none does not exist", id="data"),

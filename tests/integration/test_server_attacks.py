@@ -18,6 +18,7 @@ from pathlib import Path
 import httpx
 import pytest
 from support.attack_bodies import BIG, BODIES, CHAT, TEXT, chat, text
+from support.forked_python import working_pid
 from support.server_runs import HTTP, Server
 from support.server_threads import wait_until
 
@@ -28,7 +29,7 @@ _AT_ONCE = 150
 
 
 def resident(server: Server) -> int:
-    pages = int(Path(f"/proc/{server.process.pid}/statm").read_text().split()[1])
+    pages = int(Path(f"/proc/{working_pid(server.process)}/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 

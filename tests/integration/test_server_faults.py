@@ -171,10 +171,15 @@ def test_a_step_that_never_ends_ends_the_process(
     assert codes[0] == 1
 
 
-def test_a_process_whose_engine_dies_tells_everybody_and_ends(folder: Path) -> None:
+def test_a_process_whose_engine_dies_tells_everybody_and_ends(
+    folder: Path, quick_python: str
+) -> None:
     """The same in a process of its own, which must end by itself and with 1."""
     script = (str(SCRIPTS / "failing_headstart.py"),)
-    with running(folder, script=script) as server, ThreadPoolExecutor(8) as pool:
+    with (
+        running(folder, python=quick_python, script=script) as server,
+        ThreadPoolExecutor(8) as pool,
+    ):
         url = f"{server.url}/v1/completions"
         waiting = [
             pool.submit(HTTP.post, url, json={**LONG, "stream": number % 2 == 0})

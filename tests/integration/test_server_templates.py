@@ -23,13 +23,13 @@ HOSTILE = """{%- set said = messages[0].content -%}
 
 
 @pytest.fixture(scope="module")
-def server(tiny: Tiny) -> Iterator[Server]:
+def server(tiny: Tiny, quick_python: str) -> Iterator[Server]:
     folder = served(tiny)
     out = folder.parent / f"{folder.name}-hostile-template"
     shutil.copytree(folder, out)
     write_tokenizer(out, HOSTILE)
     flags = ("--speculate", "0", "--max-template-seconds", "0.4", "--drain-seconds", "0.2")
-    with running(Path(out), *flags) as started:
+    with running(Path(out), *flags, python=quick_python) as started:
         yield started
 
 

@@ -27,7 +27,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("markov")
     trunk = write_model(folder / "llama")
     plan_graft(Checkpoint.open(folder / "llama")).write(folder / "model")
-    write_answers(trunk, folder / "model", folder / "data", count=400)
+    write_answers(trunk, folder / "model", folder / "data", count=360)
     return folder
 
 
@@ -38,7 +38,7 @@ def tuned(inputs: Path, out: Path, **options: Any) -> Outcome:
 
 
 def test_a_grafted_head_learns_all_there_is_to_learn(inputs: Path, tmp_path: Path) -> None:
-    outcome = tuned(inputs, tmp_path / "run", epochs=5, learning_rate=6e-3)
+    outcome = tuned(inputs, tmp_path / "run", epochs=4, learning_rate=6e-3)
     assert outcome.before is not None and outcome.after is not None
     # Greedy answers follow from the last two tokens, so a perfect head is right at every depth.
     best = 1 + 3

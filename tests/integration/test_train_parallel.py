@@ -58,6 +58,7 @@ def sharded(inputs: Path, run: Path) -> str:
     return "".join(out for _, out, _ in ranks)
 
 
+@pytest.mark.usefixtures("quick_processes")
 @pytest.mark.parametrize("start", [torchrun, sharded], ids=["data parallel", "sharded"])
 def test_two_processes_give_the_losses_and_weights_of_one(
     inputs: Path, alone: Path, tmp_path: Path, start: Callable[[Path, Path], str]

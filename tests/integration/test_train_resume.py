@@ -48,6 +48,7 @@ def test_resume(inputs: Path, whole: Path, tmp_path: Path) -> None:
     assert metrics(run) == metrics(whole)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_resume_after_a_kill_is_as_if_nothing_had_happened(
     inputs: Path, whole: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +86,7 @@ def test_what_a_kill_tore_is_cut_off(inputs: Path, whole: Path, tmp_path: Path) 
     assert weights(run) == weights(whole) and metrics(run) == metrics(whole)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_interrupt_saves_and_says_how_to_go_on(inputs: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = subprocess.Popen(command(inputs, run), stderr=subprocess.PIPE, text=True)

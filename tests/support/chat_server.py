@@ -42,6 +42,10 @@ class ChatServer:
         return document
 
 
+class _Listener(ThreadingHTTPServer):
+    request_queue_size = 128  # by default 5: a connection beyond that is tried again after 1 s
+
+
 @contextmanager
 def serving(server: ChatServer) -> Iterator[ChatServer]:
     """Run it on a free port; `server.url` says where."""
@@ -87,7 +91,7 @@ def serving(server: ChatServer) -> Iterator[ChatServer]:
             self.end_headers()
             self.wfile.write(data)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as http:
+    with _Listener(("127.0.0.1", 0), Handler) as http:
         http.daemon_threads = True
         server.url = f"http://127.0.0.1:{http.server_port}"
         thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01})

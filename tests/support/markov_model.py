@@ -20,7 +20,7 @@ VOCAB, CLASSES, NOISE = 34, 3, 0.1
 PROMPT, ANSWER = 6, 20
 
 
-def write_model(out: Path, *, steps: int = 200) -> LlamaForCausalLM:
+def write_model(out: Path, *, steps: int = 150) -> LlamaForCausalLM:
     """Train the trunk and write it; returns it for writing answers."""
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -6,12 +6,15 @@ The tests of single kernels keep every check of the interpreter, and the cuts of
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import triton.language as tl
+from torch import Tensor
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
@@ -41,8 +44,14 @@ def quicken_engines(patch: pytest.MonkeyPatch) -> None:
     # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
     patch.setattr(forward, "_cut", lambda requests, rows: Cut(pieces=2, least=1, step=16))
     patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
+    # Two heads to a program keep a GPU busy as well; here all heads of a row are one program.
+    patch.setattr(forward, "place_qkv", partial(_of_all_heads, forward.place_qkv))
     # Blank prompts of several sizes are for what libraries load on a GPU.
     patch.setattr(warm_up, "_PROMPTS", (16,))
+
+
+def _of_all_heads(place: Callable[..., Tensor], *operands: Any, **options: Any) -> Tensor:
+    return place(*operands, **{**options, "each": options["each"] or 16})
 
 
 def _prepare_once_per_launch(patch: pytest.MonkeyPatch) -> None:

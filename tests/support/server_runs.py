@@ -104,11 +104,12 @@ class Server:
 
 @contextmanager
 def running(
-    folder: Path, *flags: str, script: Sequence[str] = ("-m", "headstart"), **env: str
-) -> Iterator[Server]:
+    folder: Path, *flags: str, python: str = sys.executable,
+    script: Sequence[str] = ("-m", "headstart"), **env: str,
+) -> Iterator[Server]:  # fmt: skip
     """`headstart serve` on a free port, ready when this gives it."""
     command = [
-        sys.executable, *script, "serve", str(folder), "--port", "0", "--threads", "1",
+        python, *script, "serve", str(folder), "--port", "0", "--threads", "1",
         "--dtype", "float32", *flags,
     ]  # fmt: skip
     process = subprocess.Popen(

@@ -173,6 +173,7 @@ def test_the_client_takes_what_a_server_streams() -> None:
     assert found["streams"] == 4 and found["events_per_second"] > 0
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_our_server_is_measured_with_every_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

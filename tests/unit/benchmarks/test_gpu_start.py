@@ -40,6 +40,7 @@ def test_parts_are_named_by_functions_that_exist() -> None:
     assert gpu_start.PARTS.keys() <= names_in(MODULES + GPU_MODULES)
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_every_start_is_told_with_its_parts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -135,6 +135,7 @@ def test_an_engine_that_says_nothing_is_ended(tmp_path: Path) -> None:
     assert not worker.is_running
 
 
+@pytest.mark.usefixtures("quick_processes")
 def test_a_run_is_written_down(tmp_path: Path) -> None:
     model, out = tmp_path / "model", tmp_path / "found.json"
     shape = "layers=1,hidden=64,intermediate=64,heads=2,kv_heads=1,vocab=32"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import pytest
 from support import SCRIPTS
@@ -42,11 +41,11 @@ Ranks = dict[str, list[tuple[int, str, str]]]
 
 
 @pytest.fixture(scope="module")
-def ranks() -> Ranks:
+def ranks(quick_python: str) -> Ranks:
     """Exit code and output of both processes, by what they do."""
     codes = {refusing: REFUSING.format(refusing=refusing) for refusing in ("0", "1", "01")}
     done = subprocess.run(
-        [sys.executable, str(SCRIPTS / "two_ranks.py")], capture_output=True, text=True,
+        [quick_python, str(SCRIPTS / "two_ranks.py")], capture_output=True, text=True,
         input=json.dumps({**codes, "summing": SUMMING}), timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from support.long_runs import unless_long
 from support.training_models import VOCAB, batch, learner, toy
 from torch import Tensor
 
@@ -290,6 +291,7 @@ def test_alignment() -> None:
     assert aligned_share((0, 0, 0)) == 1.0
 
 
-@pytest.mark.parametrize("name", WRONG)
+# Each of the three, now early and now late; in long runs both.
+@pytest.mark.parametrize("name", unless_long(list(WRONG)[::4] + list(WRONG)[3:4], list(WRONG)))
 def test_alignment_any_other_offset_fails(name: str) -> None:
     assert aligned_share(WRONG[name]) < 0.8
