@@ -41,8 +41,8 @@ def serve_without_computing() -> None:
     from headstart.cli.main import main
     from headstart.engine.loop import Loop
     from headstart.engine.output import Update, emit, update_since
+    from headstart.engine.request import origins
     from headstart.engine.verifier import Verdict
-    from headstart.sampling.acceptance import origins
 
     settings = json.loads(os.environ[_SETTINGS])
     seconds, count, width = settings["seconds"], settings["per_round"], settings["width"]

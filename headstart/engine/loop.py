@@ -18,11 +18,10 @@ from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.drafter import Drafter
 from headstart.engine.options import EngineOptions
 from headstart.engine.output import EngineStats, Update, emit, update_since
-from headstart.engine.request import Request
+from headstart.engine.request import Request, origins
 from headstart.engine.rounds import MeasuredRound, RoundOutcome, Rounds
 from headstart.engine.scheduler import Scheduler, Work
 from headstart.engine.verifier import Verdict, verify
-from headstart.sampling.acceptance import origins
 
 
 class Loop:
@@ -205,7 +204,7 @@ class Loop:
         if before:
             # Drafts after a stop were right for nothing: they do not count as accepted.
             drafts, accepted = verdict.num_drafts, min(verdict.num_accepted, new)
-            request.stats.acceptance.observe(drafts, accepted)
+            request.stats.rounds[drafts, accepted] += 1
             self.stats.observe(drafts, accepted, why_slow)
             if self.policy is not None:
                 self.policy.observe(request, drafts, accepted)

@@ -10,13 +10,14 @@ group for the stream it belongs to, or for the next call of `step`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from headstart.engine.request import FinishReason, Request, RequestStats
+from headstart.engine.request import FinishReason, Origin, Request, RequestStats
 from headstart.engine.verifier import Verdict
 from headstart.errors import RequestError
-from headstart.sampling.acceptance import Acceptance, Origin
+from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.choose import TokenLogprob
 
 
@@ -73,7 +74,8 @@ class Update:
 class EngineStats:
     """Counters of a whole engine since it started."""
 
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    # Verification rounds of requests, by their numbers of drafts and of accepted drafts.
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -83,7 +85,6 @@ class EngineStats:
     failed: int = 0  # finished with an error of their own
     trunk_seconds: float = 0.0
     draft_seconds: float = 0.0
-    chosen_drafts: dict[int, int] = field(default_factory=dict)  # K -> rounds
     draft_reason: str = ""  # why the last K was chosen
     # Of each request: rounds in which the host chose nothing (masks of grammars it gives), others.
     fast_rounds: int = 0
@@ -91,12 +92,23 @@ class EngineStats:
 
     def observe(self, num_drafts: int, num_accepted: int, why_slow: str | None) -> None:
         """Count one round of one request; `why_slow`: why the host had to choose."""
-        self.acceptance.observe(num_drafts, num_accepted)
-        self.chosen_drafts[num_drafts] = self.chosen_drafts.get(num_drafts, 0) + 1
+        self.rounds[num_drafts, num_accepted] += 1
         if why_slow is None:
             self.fast_rounds += 1
         else:
             self.slow_rounds[why_slow] = self.slow_rounds.get(why_slow, 0) + 1
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return Acceptance.of(self.rounds.copy())  # the engine may be counting meanwhile
+
+    @property
+    def chosen_drafts(self) -> Counter[int]:
+        """Rounds by their number of drafts."""
+        chosen: Counter[int] = Counter()
+        for (drafts, _), count in self.rounds.copy().items():
+            chosen[drafts] += count
+        return chosen
 
     def clear(self) -> None:
         """Count from here on."""

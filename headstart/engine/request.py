@@ -8,6 +8,7 @@ the head are the `Drafter`'s, requests that decode on a device the `Rounds`'.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -22,7 +23,7 @@ from headstart.engine.kv_cache import root_digest
 from headstart.engine.options import MAX_DRAFTS, EngineOptions, is_speculate
 from headstart.engine.state_cache import StateTrack
 from headstart.errors import PromptTooLong, RequestError, some
-from headstart.sampling.acceptance import Acceptance, Origin
+from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.history import History
 from headstart.sampling.params import Row, SamplingParams, derive_seed
@@ -38,11 +39,26 @@ class State(Enum):
     FINISHED = "finished"
 
 
+Origin = Literal["accepted", "recovered", "bonus"]
+
+
+def origins(num_accepted: int, num_drafts: int) -> tuple[Origin, ...]:
+    """Where each emitted token of one request comes from.
+
+    The last one is the bonus token when every draft was accepted; without drafts, too, so that
+    recovered and bonus tokens together count the passes of the trunk.
+    """
+    last: Origin = "bonus" if num_accepted == num_drafts else "recovered"
+    accepted: Origin = "accepted"
+    return (*[accepted] * num_accepted, last)
+
+
 @dataclass
 class RequestStats:
     """Counters and times of one request."""
 
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    # Verification rounds, by their numbers of drafts and of accepted drafts.
+    rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
     queue_seconds: float | None = None  # until it ran for the first time
     first_token_seconds: float | None = None
     total_seconds: float | None = None
@@ -51,6 +67,18 @@ class RequestStats:
     seed: int = 0
     max_tokens: int | None = None  # as resolved: by parameters, model length and memory
     draft_vocab: str | None = None  # None: the whole vocabulary
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return Acceptance.of(self.rounds)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(drafts * count for (drafts, _), count in self.rounds.items())
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(accepted * count for (_, accepted), count in self.rounds.items())
 
 
 @dataclass(eq=False)

@@ -13,9 +13,8 @@ from itertools import groupby
 import torch
 
 from headstart.backends.base import Chooser
-from headstart.engine.request import Request
+from headstart.engine.request import Origin, Request, origins
 from headstart.engine.scheduler import Work
-from headstart.sampling.acceptance import Origin, origins
 from headstart.sampling.choose import TokenLogprob
 from headstart.sampling.params import Row
 

@@ -10,27 +10,16 @@ B requests, K drafts, V tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from headstart.sampling import noise
 
-Origin = Literal["accepted", "recovered", "bonus"]
-
-
-def origins(num_accepted: int, num_drafts: int) -> tuple[Origin, ...]:
-    """Where each emitted token of one request comes from.
-
-    The last one is the bonus token when every draft was accepted; without drafts, too, so that
-    recovered and bonus tokens together count the passes of the trunk.
-    """
-    last: Origin = "bonus" if num_accepted == num_drafts else "recovered"
-    accepted: Origin = "accepted"
-    return (*[accepted] * num_accepted, last)
+Rounds = Mapping[tuple[int, int], int]  # how many had so many drafts, and so many accepted
 
 
 def reject(
@@ -114,15 +103,23 @@ class Acceptance:
     # By depth: the rounds that drafted there and had everything before it accepted.
     tried: list[int] = field(default_factory=list)
 
-    def observe(self, num_drafts: int, num_accepted: int) -> None:
-        self.rounds += 1
+    @classmethod
+    def of(cls, rounds: Rounds) -> Acceptance:
+        found = cls()
+        for (num_drafts, num_accepted), count in rounds.items():
+            found.observe(num_drafts, num_accepted, count)
+        return found
+
+    def observe(self, num_drafts: int, num_accepted: int, count: int = 1) -> None:
+        """One round, or several alike."""
+        self.rounds += count
         _grow(self.drafted, num_drafts)
         _grow(self.accepted, num_drafts)
         _grow(self.tried, num_drafts)
         for depth in range(num_drafts):
-            self.drafted[depth] += 1
-            self.accepted[depth] += depth < num_accepted
-            self.tried[depth] += depth <= num_accepted
+            self.drafted[depth] += count
+            self.accepted[depth] += count * (depth < num_accepted)
+            self.tried[depth] += count * (depth <= num_accepted)
 
     def add(self, other: Acceptance) -> None:
         self.rounds += other.rounds

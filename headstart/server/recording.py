@@ -68,9 +68,9 @@ def _of_results(
 ) -> dict[str, Any]:
     outputs = [output for result in results for output in result.outputs]
     num_output = sum(len(output.token_ids) for output in outputs)
-    drafted = sum(sum(output.stats.acceptance.drafted) for output in outputs)
-    accepted = sum(sum(output.stats.acceptance.accepted) for output in outputs)
-    rounds = sum(output.stats.acceptance.rounds for output in outputs)
+    drafted = sum(output.stats.num_drafted for output in outputs)
+    accepted = sum(output.stats.num_accepted for output in outputs)
+    rounds = sum(output.stats.rounds.total() for output in outputs)
     fields: dict[str, Any] = {
         "prompt_tokens": sum(len(result.prompt_token_ids) for result in results),
         "cached_tokens": sum(result.num_cached_tokens for result in results),

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from headstart.sampling.acceptance import origins, reject
+from headstart.engine.request import origins
+from headstart.sampling.acceptance import reject
 from headstart.sampling.choose import choose, choose_drafts, draft_probs, target_probs
 from headstart.sampling.params import Row, SamplingParams
 

@@ -43,7 +43,7 @@ def counters(engine: Engine) -> Values:
         ("prompt_tokens_by_source", ("local_cache_hit",)): cached,
         ("prompt_tokens_cached", ()): cached,
         ("generation_tokens", ()): stats.output_tokens,
-        ("decode_rounds", ()): stats.acceptance.rounds,
+        ("decode_rounds", ()): stats.rounds.total(),
         ("trunk_seconds", ()): stats.trunk_seconds,
         ("draft_seconds", ()): stats.draft_seconds,
     }
@@ -56,7 +56,7 @@ def _draft_counters(engine: Engine) -> Values:
     depths = range(max(len(drafted), engine.options.max_drafts))  # all there before the first round
     drafted += [0] * (len(depths) - len(drafted))
     accepted += [0] * (len(depths) - len(accepted))
-    chosen = dict.fromkeys(range(len(depths) + 1), 0) | dict(engine.stats.chosen_drafts)
+    chosen = dict.fromkeys(range(len(depths) + 1), 0) | engine.stats.chosen_drafts
     values: Values = {
         ("spec_decode_num_drafts", ()): drafted[0] if drafted else 0,
         ("spec_decode_num_draft_tokens", ()): sum(drafted),

@@ -11,9 +11,8 @@ import torch
 from headstart.data.prompt_reader import Detokenizer
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.output import emit, update_since
-from headstart.engine.request import Request
+from headstart.engine.request import Request, origins
 from headstart.engine.verifier import Verdict
-from headstart.sampling.acceptance import origins
 from headstart.sampling.choose import NOTHING_ALLOWED, TokenLogprob
 from headstart.sampling.params import SamplingParams
 
@@ -179,3 +178,16 @@ def test_an_update_tells_what_was_added() -> None:
     emit(own, verdict([END]))
     last = update_since(own, 4)
     assert (last.text, last.finish_reason, last.stop_reason) == ("x", "stop", END)
+
+
+@pytest.mark.parametrize(
+    ("num_accepted", "num_drafts", "expected"),
+    [
+        (0, 0, ("bonus",)),
+        (0, 2, ("recovered",)),
+        (1, 2, ("accepted", "recovered")),
+        (2, 2, ("accepted", "accepted", "bonus")),
+    ],
+)
+def test_origins(num_accepted: int, num_drafts: int, expected: tuple[str, ...]) -> None:
+    assert origins(num_accepted, num_drafts) == expected

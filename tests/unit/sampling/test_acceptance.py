@@ -1,4 +1,4 @@
-"""Both acceptance rules on their own: counting, origins, and how much they accept."""
+"""Both acceptance rules on their own: counting, and how much they accept."""
 
 from __future__ import annotations
 
@@ -11,20 +11,7 @@ from support.sampling_reference import chi_square
 from torch import Tensor
 
 from headstart.sampling import acceptance, noise
-from headstart.sampling.acceptance import accept_mask, origins, reject, residual
-
-
-@pytest.mark.parametrize(
-    ("num_accepted", "num_drafts", "expected"),
-    [
-        (0, 0, ("bonus",)),
-        (0, 2, ("recovered",)),
-        (1, 2, ("accepted", "recovered")),
-        (2, 2, ("accepted", "accepted", "bonus")),
-    ],
-)
-def test_origins(num_accepted: int, num_drafts: int, expected: tuple[str, ...]) -> None:
-    assert origins(num_accepted, num_drafts) == expected
+from headstart.sampling.acceptance import accept_mask, reject, residual
 
 
 def spikes(*tokens: int) -> Tensor:

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from headstart.engine.output import Completion, Result
 from headstart.engine.request import RequestStats
-from headstart.sampling.acceptance import Acceptance
 from headstart.server.answers.statistics import statistics_of
 
 
 def test_statistics_add_up_over_samples_and_name_the_usual_k() -> None:
     outputs = []
     for index, rounds in enumerate([[(3, 2), (3, 0), (1, 1)], [(0, 0)]]):
-        counted = Acceptance()
-        for drafted, accepted in rounds:
-            counted.observe(drafted, accepted)
-        stats = RequestStats(counted, first_token_seconds=0.5, total_seconds=1.5, seed=7)
+        stats = RequestStats(Counter(rounds), first_token_seconds=0.5, total_seconds=1.5, seed=7)
         outputs.append(Completion(index, [1, 2, 3], "", "stop", None, [], None, stats))
     found = statistics_of([Result("a", [1, 2], outputs)])
     assert (found["draft_tokens"], found["accepted_tokens"]) == (7, 3)
