@@ -162,6 +162,16 @@ class GuardedGrammar:
             self._fail("accept", error)
             return False
 
+    def accept_all(self, tokens: Sequence[int]) -> int:
+        """Move on by tokens, up to one at which it fails or none is left; how many it took."""
+        for number, token in enumerate(tokens):
+            if token < 0:
+                return number
+            self.accept(token)
+            if self.error is not None:
+                return number + 1
+        return len(tokens)
+
     def fork(self) -> GuardedGrammar:
         copy = None
         if self.error is None and self._grammar is not None:

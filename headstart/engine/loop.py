@@ -87,10 +87,12 @@ class Loop:
         assert self.rounds is not None
         try:
             outcomes, is_launched = self.rounds.advance(self._choose_for_rounds(), rows)
-            self._observe_round(self.rounds.measured)
-            updates = [self._take(outcome) for outcome in outcomes]
+            # Before texts are made: the round under way waits for masks behind these tokens.
+            accepted = [_accept(outcome.request, outcome.emitted.tokens) for outcome in outcomes]
         finally:
             self.rounds.complete()
+        self._observe_round(self.rounds.measured)
+        updates = [self._take(*taken) for taken in zip(outcomes, accepted, strict=True)]
         self._retire()
         if not is_launched:  # memory is short: the scheduler decides which requests go on
             self._leave_rounds()
@@ -111,13 +113,13 @@ class Loop:
         self.stats.draft_reason = self.policy.reason
         return chosen
 
-    def _take(self, outcome: RoundOutcome) -> Update:
-        """Hand out what a round gave one request."""
+    def _take(self, outcome: RoundOutcome, grammar_tokens: int) -> Update:
+        """Hand out what a round gave one request, whose grammar has accepted so many tokens."""
         request, emitted = outcome.request, outcome.emitted
         num_accepted = len(emitted.tokens) - 1
         verdict = Verdict(
             emitted.tokens, list(origins(num_accepted, outcome.num_drafts)), num_accepted,
-            outcome.num_drafts, emitted.logprobs,
+            outcome.num_drafts, emitted.logprobs, grammar_tokens,
         )  # fmt: skip
         # The round began with these in trunk and head.
         num_final = len(request.tokens) - outcome.num_unread
@@ -286,3 +288,8 @@ class Loop:
         request.finish_reason = "abort"
         self._close(request)
         self.stats.aborted += 1
+
+
+def _accept(request: Request, tokens: Sequence[int]) -> int:
+    """Tokens that the request's grammar has accepted."""
+    return request.grammar.accept_all(tokens) if request.grammar is not None else 0

@@ -125,9 +125,9 @@ def emit(request: Request, verdict: Verdict) -> None:
         request.origins.append(verdict.origins[index])
         if verdict.logprobs:
             request.logprobs.append(verdict.logprobs[index])
-        if request.grammar is not None:
+        if request.grammar is not None and index >= verdict.grammar_tokens:
             request.grammar.accept(token)
-        _check_end(request, token)
+        _check_end(request, token, has_grammar=index + 1 >= verdict.grammar_tokens)
         if request.finish_reason is not None:
             return
 
@@ -164,7 +164,8 @@ def _end_of_choices(request: Request) -> None:
         request.text.finish()
 
 
-def _check_end(request: Request, token: int) -> None:
+def _check_end(request: Request, token: int, *, has_grammar: bool) -> None:
+    """`has_grammar`: whether its grammar has accepted tokens up to this one and none behind it."""
     params = request.params
     is_end = token in request.end_ids and request.num_output > params.min_tokens
     stopped = None
@@ -176,7 +177,7 @@ def _check_end(request: Request, token: int) -> None:
         request.stop_reason = stopped if stopped is not None else token
     elif request.room <= 0:
         request.finish_reason = "length"
-    else:
+    elif has_grammar:
         _check_grammar(request)
     if request.finish_reason is not None and request.text is not None and stopped is None:
         request.text.finish()

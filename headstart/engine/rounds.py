@@ -127,7 +127,7 @@ class Rounds:
     def complete(self) -> None:
         """Give a round that waits for them the masks of grammars.
 
-        Called when what the round before gave has been handed out, while the trunk runs.
+        Called when grammars have accepted what the round before gave, while the trunk runs.
         """
         if self._flight is None or (drafted := self._device.drafted()) is None:
             return

@@ -28,6 +28,7 @@ class Verdict:
     num_accepted: int
     num_drafts: int  # those that counted: a grammar may have cut the chain
     logprobs: list[TokenLogprob]
+    grammar_tokens: int = 0  # of them, that the grammar has accepted already
 
 
 DraftProbs = Callable[[Request], torch.Tensor]

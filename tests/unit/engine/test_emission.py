@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -136,6 +137,14 @@ def test_a_grammar_that_fails_ends_its_request() -> None:
     emit(own, verdict("abc"))
     assert (shown(own), own.finish_reason) == ("ab", "error")
     assert own.error is not None and "ValueError: lost its way" in own.error
+
+
+def test_tokens_that_a_grammar_accepted_before_end_the_answer_where_it_failed() -> None:
+    own = request()
+    own.grammar = GuardedGrammar(Allowing(97, 98, breaks_at=98), VOCAB)
+    given = verdict("abc")
+    emit(own, replace(given, grammar_tokens=own.grammar.accept_all(given.tokens)))
+    assert shown(own) == "ab" and own.finish_reason == "error", "c came behind the failure"
 
 
 def test_where_a_grammar_is_at_its_end_the_answer_is_whole() -> None:

@@ -49,3 +49,25 @@ def test_an_odd_chain_is_asked_for_one_by_one(chain: Any) -> None:
 def test_a_chain_as_it_should_be_is_taken(chain: Any) -> None:
     guarded = GuardedGrammar(Chained(chain), VOCAB)
     assert guarded.words([1, 2]) == chain
+
+
+class Failing(Chained):
+    """Fails at its second token."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.num_accepted = 0
+
+    def accept(self, token: int) -> bool:
+        self.num_accepted += 1
+        if self.num_accepted == 2:
+            raise ValueError("broken")
+        return True
+
+
+def test_tokens_are_accepted_up_to_a_failure_or_to_the_end_of_choices() -> None:
+    guarded = GuardedGrammar(Failing(), VOCAB)
+    assert guarded.accept_all([1, 2, 1]) == 2 and guarded.error is not None
+    guarded = GuardedGrammar(Chained(None), VOCAB)
+    assert guarded.accept_all([1, -1]) == 1 and guarded.accept_all([2, 1]) == 2
+    assert guarded.error is None
