@@ -117,7 +117,7 @@ class WriteFailed(CheckpointError):
     """The result could not be written."""
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What a library says of its failure, short enough for a note."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 

@@ -11,6 +11,7 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import openai
@@ -33,7 +34,8 @@ from headstart.cli.serve import run
 from headstart.data.api_keys import API_KEY_VARIABLE
 from headstart.engine.engine import Engine
 from headstart.engine.options import EngineOptions
-from headstart.errors import ConfigError, MissingExtra
+from headstart.errors import ConfigError, MissingExtra, RequestError
+from headstart.server import rehearsal
 from headstart.server.answering import Answering
 from headstart.server.lifecycle import Serving
 from headstart.server.model import ServedModel
@@ -261,7 +263,7 @@ def test_requests_of_the_servers_own_are_not_counted(
     monkeypatch.setattr(Answering, "_answer", watched)
     with serving(lambda: engine, is_eager=True) as server:
         wait_until(lambda: server.status() == "ready")
-        assert answered[:2] == [("cmpl-rehearsal", True), ("chatcmpl-rehearsal", True)]
+        assert set(answered) == {("cmpl-rehearsal", True), ("chatcmpl-rehearsal", True)}
         assert engine.stats.output_tokens == engine.stats.prompt_tokens == 0
         lines = HTTP.get(f"{server.url}/metrics").text.splitlines()
         counted = [line for line in lines if "success_total{" in line or "step_duration" in line]
@@ -269,6 +271,34 @@ def test_requests_of_the_servers_own_are_not_counted(
         assert len(numbers) > 5 and set(numbers) == {"0.0"}
     assert "rehearsal" not in caplog.text
     assert "0 requests finished" in caplog.text
+
+
+class Panic(BaseException):
+    """What a library in Rust raises: no Exception."""
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (Panic("lost"), "a request of the server's own failed: lost"),
+        (RequestError("not this"), "a chat of the server's own was refused: not this"),
+    ],
+    ids=["panic", "refusal"],
+)
+def test_a_server_is_ready_whatever_becomes_of_its_own_requests(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch,
+    error: BaseException, said: str,
+) -> None:  # fmt: skip
+    caplog.set_level("INFO", "headstart.server")
+
+    def fail(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(rehearsal, "prepare_chat", fail)
+    with serving(lambda: small_engine(folder), is_eager=True) as server:
+        wait_until(lambda: server.status() == "ready")
+        assert ask(server, SHORT).status_code == 200
+    assert said in caplog.text
 
 
 def test_keys_are_asked_for_where_there_are_some(
