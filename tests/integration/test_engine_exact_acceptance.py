@@ -89,15 +89,15 @@ def one_by_one(engine: Any, speculate: int, facts: Agreement) -> list[tuple[Any,
     return pairs
 
 
-# Every K with half of the heads; blocks and rows of both sizes take turns, unless there is time
-# for all.
+# Every K with a third of the heads; blocks and rows of both sizes take turns, unless there is
+# time for all.
 SIZES = ((1, 6), (3, 7))
 CASES = [
     (head, k, *sizes)
     for number, head in enumerate(HEADS)
     for k in range(1, 6)
     for turn, sizes in enumerate(SIZES)
-    if IS_LONG or ((number + k) % 2 == 0 and (number // 2 + k // 2 + turn) % 2 == 0)
+    if IS_LONG or ((number + k) % 3 == 0 and (number // 3 + k + turn) % 2 == 0)
 ]
 
 

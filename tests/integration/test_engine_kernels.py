@@ -11,6 +11,7 @@ import torch
 from support.engine_runs import assert_head_is_alive, ids_of
 from support.interpreted_bf16 import repair_bf16
 from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
@@ -41,7 +42,10 @@ def start(folder: Path, kernels: str, **settings: Any) -> Engine:
     return Engine(folder, dtype="float32", kernels=kernels, **settings)
 
 
-def settings(count: int = 6) -> list[SamplingParams]:
+COUNT = unless_long(4, 6)  # tokens of an answer
+
+
+def settings(count: int = COUNT) -> list[SamplingParams]:
     return [
         SamplingParams(temperature=0, max_tokens=count, ignore_eos=True),
         SamplingParams(temperature=0.5, seed=3, max_tokens=count, ignore_eos=True),
@@ -85,7 +89,9 @@ class EveryThird:
         return EveryThird(self.limit, self.state)
 
 
-@pytest.mark.parametrize("limit", [100, 4], ids=["to the end of the answer", "ends by itself"])
+@pytest.mark.parametrize(
+    "limit", [100, COUNT - 2], ids=["to the end of the answer", "ends by itself"]
+)
 def test_grammars_hold_in_rounds(tiny: Tiny, limit: int) -> None:
     """The host gives each round its masks while the trunk runs; texts are those without rounds."""
     folder = model(tiny)
@@ -97,7 +103,7 @@ def test_grammars_hold_in_rounds(tiny: Tiny, limit: int) -> None:
     assert ids_of(found) == ids_of(wanted)
     texts = ids_of(found)
     assert all(token % 3 == at % 3 for text in texts for at, token in enumerate(text))
-    assert [len(text) for text in texts] == [min(limit, 6)] * 2
+    assert [len(text) for text in texts] == [min(limit, COUNT)] * 2
     for one, other in zip(found, wanted, strict=True):
         tops = [[list(told.top) for told in r.outputs[0].logprobs or []] for r in (one, other)]
         assert tops[0] == tops[1] != []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +70,20 @@ def model(request: pytest.FixtureRequest, tiny: Tiny) -> tuple[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def published_answers(model: tuple[str, Path], tiny: Tiny) -> list[list[int]]:
+def said() -> Callable[[Path], list[list[int]]]:
+    """What transformers says, once: tests of one model are not always run in a row."""
+    return cache(lambda folder: transformers_greedy(folder, PROMPTS, 20))
+
+
+@pytest.fixture(scope="module")
+def published_answers(
+    model: tuple[str, Path], said: Callable[[Path], list[list[int]]]
+) -> list[list[int]]:
     """From transformers, on the trunk as it was before grafting."""
     family, folder = model
     if family in ("llama", "qwen2"):
         folder = folder.parent / folder.name.removesuffix("-grafted")
-    return transformers_greedy(folder, PROMPTS, 20)
+    return said(folder)
 
 
 @pytest.mark.parametrize(

@@ -18,18 +18,20 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.engine_runs import VOCAB, run, soft, start
+from support.engine_runs import VOCAB, ids_of, run, soft, start
 from support.long_runs import IS_LONG, unless_long
 from support.tiny_fixture import Tiny
 from test_engine_cached_states import compare
 
 from headstart.engine.engine import Engine
+from headstart.engine.output import Completion
 from headstart.sampling.params import SamplingParams
 
 _DRAW = random.Random(4)
 STEMS = [[_DRAW.randrange(2, VOCAB) for _ in range(length)] for length in (2, 6, 11, 17)]
 STEMS.append(STEMS[3][:9] + STEMS[2])
-Expect = Callable[[list[int], SamplingParams], list[int]]
+Asked = tuple[list[int], SamplingParams]
+Expect = Callable[[list[Asked]], list[list[int]]]
 
 
 class Traffic(RuleBasedStateMachine):
@@ -39,7 +41,8 @@ class Traffic(RuleBasedStateMachine):
         super().__init__()
         self._folder, self._expect, self._seen = folder, expect, seen
         self._options = options
-        self._open: dict[str, tuple[list[int], SamplingParams]] = {}
+        self._open: dict[str, Asked] = {}
+        self._ended: list[tuple[Asked, Completion]] = []
         self._texts: list[list[int]] = []
         self._streamed: dict[str, list[int]] = {}
 
@@ -97,16 +100,20 @@ class Traffic(RuleBasedStateMachine):
             self.engine.scheduler.check()
 
     def _finish(self, name: str) -> None:
-        prompt, params = self._open.pop(name)  # a second answer would be a KeyError
+        asked = self._open.pop(name)  # a second answer would be a KeyError
         output = self.engine.collect(name).outputs[0]
-        expected = self._expect(prompt, params)
         assert output.token_ids == self._streamed.pop(name)
-        assert output.token_ids == expected[: len(output.token_ids)]
-        if output.finish_reason != "abort":
-            assert output.token_ids == expected
+        self._ended.append((asked, output))
         for origin in output.origins:
             self._seen[origin] = self._seen.get(origin, 0) + 1
-        self._texts.append([*prompt, *output.token_ids])
+        self._texts.append([*asked[0], *output.token_ids])
+
+    def _compare_with_plain_decoding(self) -> None:
+        every = self._expect([asked for asked, _ in self._ended])
+        for (_, output), expected in zip(self._ended, every, strict=True):
+            assert output.token_ids == expected[: len(output.token_ids)]
+            if output.finish_reason != "abort":
+                assert output.token_ids == expected
 
     @invariant()
     def nothing_is_lost(self) -> None:
@@ -123,6 +130,7 @@ class Traffic(RuleBasedStateMachine):
                 break
             self.step(1)
         assert not self._open, "requests that never end"
+        self._compare_with_plain_decoding()
         assert self.engine.pool.num_used == 0
         assert len(self.engine._groups) == 0
         stats = self.engine.stats
@@ -158,14 +166,16 @@ def test_random_traffic_keeps_the_books_the_text_and_the_cached_states(
     answers: dict[Any, list[int]] = {}
     seen: dict[str, int] = {}
 
-    def expect(prompt: list[int], params: SamplingParams) -> list[int]:
-        key = (tuple(prompt), params.seed, params.temperature)
-        if len(answers.get(key, [])) < (params.max_tokens or 0):
-            longest = SamplingParams(
-                max_tokens=14, temperature=params.temperature, seed=params.seed, ignore_eos=True
-            )
-            answers[key] = run(plain, [prompt], longest)[0].outputs[0].token_ids
-        return answers[key][: params.max_tokens]
+    def expect(every: list[Asked]) -> list[list[int]]:
+        keys = [(tuple(prompt), params.seed, params.temperature) for prompt, params in every]
+        new = [key for key in dict.fromkeys(keys) if key not in answers]
+        longest = [
+            SamplingParams(max_tokens=14, temperature=heat, seed=seed, ignore_eos=True)
+            for _, seed, heat in new
+        ]
+        found = run(plain, [list(prompt) for prompt, *_ in new], longest)
+        answers.update(zip(new, ids_of(found), strict=True))
+        return [answers[key][: own.max_tokens] for key, (_, own) in zip(keys, every, strict=True)]
 
     run_state_machine_as_test(
         lambda: Traffic(folder, expect, seen, **options),

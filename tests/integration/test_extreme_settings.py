@@ -77,14 +77,16 @@ def params_of(own: dict[str, Any]) -> SamplingParams | None:
 
 
 def ends_of_each(asked: list[Extreme]) -> list[Extreme]:
-    """Of all that is let in of a field: the least, the largest and the one nearest to zero."""
+    """Of all that is let in of a field: the least, the largest, the fraction nearest to zero."""
     found: dict[str, list[Extreme]] = {}
     for one in asked:
         found.setdefault(one.field, []).append(one)
     chosen: list[Extreme] = []
     for own in found.values():
+        ends = [min(own, key=lambda one: one.size), max(own, key=lambda one: one.size)]
         nearest = min(own, key=lambda one: abs(one.size) or math.inf)
-        ends = (min(own, key=lambda one: one.size), nearest, max(own, key=lambda one: one.size))
+        if isinstance(nearest.value, float):  # a small whole number is no extreme
+            ends.append(nearest)
         chosen += {id(one): one for one in ends}.values()
     return chosen
 

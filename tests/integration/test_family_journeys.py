@@ -98,8 +98,12 @@ def trained(model: Path, folder: Path) -> Outcome:
 
 
 # The others are siblings of these, and take their turn in long runs.
-SIBLINGS = {"qwen3_5_moe_text", "deepseek_v3", "glm4_moe_lite", "glm_moe_dsa"}
-SOME = [family for family in FAMILIES if family not in SIBLINGS]
+SOME = [
+    "glm4_moe",  # experts
+    "qwen3_5",  # dense, with recurrent layers
+    "deepseek_v32",  # latent attention and an indexer
+    "step3p5",  # several modules, and sliding windows
+]
 
 
 @pytest.mark.parametrize("family", unless_long(SOME, list(FAMILIES)))

@@ -20,6 +20,7 @@ from support.head_edits import (
     restore,
     tensors,
 )
+from support.long_runs import one_of_each
 from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.config import Config
@@ -224,7 +225,7 @@ def _plain(document: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in document.items() if key not in skipped}
 
 
-@pytest.mark.parametrize("variant", WITH_HEAD)
+@pytest.mark.parametrize("variant", one_of_each(3, WITH_HEAD))
 def test_a_model_that_has_a_head_is_refused(tiny: Tiny, tmp_path: Path, variant: str) -> None:
     with pytest.raises(CheckpointError, match="headstart stitch"):
         graft(tiny(variant), tmp_path / "out")

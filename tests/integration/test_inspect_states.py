@@ -28,10 +28,9 @@ from support.head_edits import (
     text_part,
     with_dense_head,
 )
-from support.long_runs import IS_LONG
+from support.long_runs import IS_LONG, one_of_each
 from support.tiny_fixture import Tiny
 
-from headstart.calibrate.tiny_autumn import TINY_AUTUMN
 from headstart.checkpoint.config import COUNT_FIELDS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.inspect_view import show
@@ -51,13 +50,19 @@ WITH_EXPERTS = [
 ]  # fmt: skip
 UNFUSED = ("deepseek_v4", "nemotron_h")  # other projections: never stored fused
 MODULES = {"mimo_v2": 3, "step3p5": 3, "gigachat3_5": 2, "openpangu_v2": 3}
-# one tensor of each part is lost; newer families take turns, unless runs are long
+# one tensor of each part is lost; families take turns, unless runs are long
 PARTS = ("role", "fusion", "block", "last")
 LOSSES = [
     pytest.param(variant, part, id=f"{variant}-{part}")
     for number, variant in enumerate(WITH_HEAD)
     for turn, part in enumerate(PARTS)
-    if IS_LONG or variant not in TINY_AUTUMN or number % len(PARTS) == turn
+    if IS_LONG or number % len(PARTS) == turn
+]
+COUNTS = [
+    pytest.param(variant, value, id=f"{variant}-{name}")
+    for number, variant in enumerate(DECLARED)
+    for turn, (name, value) in enumerate({"zero": 0, "removed": None}.items())
+    if IS_LONG or number % 2 == turn
 ]
 # tensors of a tiny head; copies of embedding and LM head included where releases store them
 NUM_TENSORS = {
@@ -151,7 +156,7 @@ def test_a_lost_head_is_missing(tiny: Tiny, variant: str) -> None:
     assert any("headstart restore" in warning for warning in bare.warnings)
 
 
-@pytest.mark.parametrize("variant", DECLARED)
+@pytest.mark.parametrize("variant", one_of_each(2, DECLARED))
 def test_a_lost_head_that_is_not_declared_is_absent(
     tiny: Tiny, tmp_path: Path, variant: str
 ) -> None:
@@ -161,8 +166,7 @@ def test_a_lost_head_that_is_not_declared_is_absent(
         assert report(model).head.state == "absent"
 
 
-@pytest.mark.parametrize("value", [0, None], ids=["zero", "removed"])
-@pytest.mark.parametrize("variant", DECLARED)
+@pytest.mark.parametrize(("variant", "value"), COUNTS)
 def test_a_whole_head_without_a_count_is_undeclared(
     tiny: Tiny, tmp_path: Path, variant: str, value: int | None
 ) -> None:
@@ -272,7 +276,7 @@ def test_sizes_that_the_config_does_not_name_are_not_called_nought(
     assert trunk["layers"] is None and trunk["hidden_size"] == hidden
 
 
-@pytest.mark.parametrize("variant", WITH_HEAD)
+@pytest.mark.parametrize("variant", one_of_each(2, WITH_HEAD))
 def test_a_tensor_of_another_shape_is_reported(tiny: Tiny, tmp_path: Path, variant: str) -> None:
     model = tiny(variant)
     name = published(model, "modules.0.fuse")
@@ -283,7 +287,7 @@ def test_a_tensor_of_another_shape_is_reported(tiny: Tiny, tmp_path: Path, varia
     assert warned(edited(model, tmp_path / "model", change=change), f"{name} has shape")
 
 
-@pytest.mark.parametrize("variant", WITH_HEAD)
+@pytest.mark.parametrize("variant", one_of_each(2, WITH_HEAD, first=1))
 def test_an_unknown_tensor_in_the_head_is_reported(
     tiny: Tiny, tmp_path: Path, variant: str
 ) -> None:
@@ -366,7 +370,7 @@ def test_a_dspark_drafter_is_not_a_head(tiny: Tiny, tmp_path: Path) -> None:
         stitch(tiny("deepseek_v4"), model, tmp_path / "result")
 
 
-@pytest.mark.parametrize("variant", DECLARED)
+@pytest.mark.parametrize("variant", one_of_each(2, DECLARED, first=1))
 def test_a_count_that_the_tensors_do_not_bear_out_is_reported(
     tiny: Tiny, tmp_path: Path, variant: str
 ) -> None:

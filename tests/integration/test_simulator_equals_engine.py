@@ -28,7 +28,7 @@ from headstart.simulate.rates import Rates
 from headstart.simulate.scoring import WHOLE, score
 from headstart.vocab.draft_vocab import DraftVocab
 
-MAX_DRAFTS = 8
+MAX_DRAFTS = unless_long(5, 8)
 SETTINGS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "FastMTP's sampling": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
@@ -38,22 +38,30 @@ REDUCED = DraftVocab(ids=tuple(i for i in range(VOCAB) if i % 7), name="reduced"
 WAYS = {WHOLE: "none", "reduced": "reduced"}
 
 
-def answers(
-    engine: Engine, params: SamplingParams
-) -> tuple[list[Result], dict[str, list[list[Result]]]]:
-    """Answers without drafts, then those of every K by way of drafting, all in one batch."""
-    prompts = make_prompts(5)
-    each = [replace(params, seed=100 + number) for number in range(len(prompts))]
-    plain = run(engine, prompts, [replace(p, speculate=0) for p in each])
+PROMPTS = make_prompts(5)
+
+
+def seeded(params: SamplingParams) -> list[SamplingParams]:
+    return [replace(params, seed=100 + number) for number in range(len(PROMPTS))]
+
+
+def plain_answers(engine: Engine, params: SamplingParams) -> list[Result]:
+    return run(engine, PROMPTS, [replace(p, speculate=0) for p in seeded(params)])
+
+
+def drafted_answers(engine: Engine, params: SamplingParams) -> dict[str, list[list[Result]]]:
+    """Those of every K by way of drafting, all in one batch."""
     drafted: dict[str, list[list[Result]]] = {}
     for way, vocab in WAYS.items():
         every = [
-            replace(p, speculate=k, draft_vocab=vocab) for k in range(MAX_DRAFTS + 1) for p in each
+            replace(p, speculate=k, draft_vocab=vocab)
+            for k in range(MAX_DRAFTS + 1)
+            for p in seeded(params)
         ]
-        found = run(engine, prompts * (MAX_DRAFTS + 1), every)
-        size = len(prompts)
+        found = run(engine, PROMPTS * (MAX_DRAFTS + 1), every)
+        size = len(PROMPTS)
         drafted[way] = [found[i : i + size] for i in range(0, len(found), size)]
-    return plain, drafted
+    return drafted
 
 
 def predicted(engine: Engine, plain: list[Result], params: SamplingParams) -> dict[str, Any]:
@@ -85,7 +93,7 @@ def test_simulator_equals_engine_per_depth_for_every_k(
     params = SamplingParams(max_tokens=26, stop_token_ids=(11, 29), **SETTINGS[setting])
     folder = (soft if params.temperature > 1 else checkpoint)(tiny, family)
     engine = start(folder, speculate=1, slots=60000, draft_vocab=[REDUCED])
-    plain, drafted = answers(engine, params)
+    plain, drafted = plain_answers(engine, params), drafted_answers(engine, params)
     expected = predicted(engine, plain, params)
     for way, by_k in drafted.items():
         for drafts, results in enumerate(by_k):
@@ -107,7 +115,7 @@ def test_a_head_run_otherwise_is_predicted_otherwise(tiny: Tiny) -> None:
     """The control: the fusion order swapped, and the noise of another seed."""
     params = SamplingParams(max_tokens=26, **SETTINGS["FastMTP's sampling"])
     engine = start(checkpoint(tiny, "mimo"), speculate=1, slots=60000, draft_vocab=[REDUCED])
-    plain, _ = answers(engine, params)
+    plain = plain_answers(engine, params)
     right = predicted(engine, plain, params)[WHOLE]
     other_noise = [replace(r, outputs=[replace(r.outputs[0], stats=_seed(r))]) for r in plain]
     assert predicted(engine, other_noise, params)[WHOLE] != right
@@ -128,7 +136,7 @@ def test_heads_of_several_modules_are_predicted_as_well(topology: str, tiny: Tin
     params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
     folder = checkpoint(tiny, "mimo", num_nextn_predict_layers=3)
     engine = start(folder, speculate=1, slots=60000, topology=topology, draft_vocab=[REDUCED])
-    plain, drafted = answers(engine, params)
+    plain, drafted = plain_answers(engine, params), drafted_answers(engine, params)
     expected = predicted(engine, plain, params)
     for way, by_k in drafted.items():
         for drafts, results in enumerate(by_k):

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.long_runs import unless_long
 from support.training_data import random_records, record, write_data
 from support.training_runs import StopAt, job, metrics, trained, weights, write_inputs
 
@@ -72,7 +73,7 @@ def test_checkpoints_of_later_steps_do_not_outlive_going_back(inputs: Path, tmp_
     assert "going on from step 5" in " ".join(again.said)
 
 
-@pytest.mark.parametrize("moment", range(4))
+@pytest.mark.parametrize("moment", unless_long(range(1, 3), range(4)))
 def test_a_kill_between_two_heads_saves_leaves_a_common_step(
     moment: int, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -12,3 +13,9 @@ IS_LONG = os.environ.get("HEADSTART_TEST_LONG") == "1"
 def unless_long(usual: T, long: T) -> T:
     """What is tried: usually a part that shows the claim, all of it in long runs."""
     return long if IS_LONG else usual
+
+
+def one_of_each(count: int, cases: Iterable[T], first: int = 0) -> list[T]:
+    """Usually one of every `count` cases, from `first` on; all of them in long runs."""
+    found = list(cases)
+    return unless_long(found[first::count], found)

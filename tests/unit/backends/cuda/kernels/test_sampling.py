@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.long_runs import unless_long
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -29,7 +30,7 @@ from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VOCAB = 150
-CASES = 40
+CASES = unless_long(24, 40)
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +82,7 @@ def some_row(draw: random.Random, **given: Any) -> Row:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", unless_long(range(1, 3), range(4)))
 def test_any_settings_together_choose_as_the_sampler(seed: int) -> None:
     draw = random.Random(seed)
     logits, rows = some_logits(CASES, seed), [some_row(draw) for _ in range(CASES)]
