@@ -11,7 +11,6 @@ import pytest
 import torch
 from support.head_edits import graft
 from support.kernel_sizes import LATENT
-from support.long_runs import IS_LONG
 from support.tiny_fixture import Tiny
 from torch import Tensor
 
@@ -64,14 +63,7 @@ CASES = {
     # The same rounded weights; but inputs are bf16 there, and 8 bits with a scale per row here.
     "numba int8": Case("numba", BackendOptions(threads=1, weights="int8"), _PLAIN_INT8, 0.03),
 }
-# Their layers are those of a family that is tried; in long runs they are, too.
-SIBLINGS = {"qwen2", "qwen3_5_text", "qwen3_5_moe_text", "glm4_moe_lite"}
-PAIRS = [
-    (case, family)
-    for case in CASES
-    for family in sorted(CLAIMS[CASES[case].name])
-    if IS_LONG or family not in SIBLINGS
-]
+PAIRS = [(case, family) for case in CASES for family in sorted(CLAIMS[CASES[case].name])]
 
 # As small as can be: interpreted programs take milliseconds each.
 SIZES: dict[str, Any] = {

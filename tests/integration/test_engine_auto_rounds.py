@@ -144,7 +144,7 @@ def test_rounds_are_profiled_at_start_and_that_changes_no_text(
     monkeypatch.setattr(device_rounds, "WINDOW", 4)
     monkeypatch.setattr(memory, "MAX_DRAFTS", 1)
     monkeypatch.setattr(memory, "MENU", (0, 1))
-    for name, value in (("_SHORT", 4), ("_LONG", 12), ("_REPEATS", 1)):
+    for name, value in (("_SHORT", 8), ("_LONG", 24), ("_REPEATS", 1)):
         monkeypatch.setattr(round_profile, name, value)
     engine = start(model(tiny), max_running_requests=1)
     warm_up(engine)

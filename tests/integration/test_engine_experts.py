@@ -55,8 +55,6 @@ SHAPES: dict[str, tuple[int, int, int, int]] = {
 }
 
 
-# The indexer of glm_moe_dsa is that of deepseek_v32.
-ONCE = ("deepseek_v32", "mimo_v2", "step3p5")
 SHORT = ("K=1, blocks of one", "K=4, little memory")
 
 
@@ -106,7 +104,7 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
         *product(("glm4_moe",), SHAPES),
         *product(("deepseek_v3",), unless_long(SHORT, SHAPES)),
         ("ernie4_5_moe", "K=4, little memory"),
-        *product(unless_long(ONCE, FAMILIES[3:]), unless_long(SHORT[1:], SHORT)),
+        *product(FAMILIES[3:], unless_long(SHORT[1:], SHORT)),
     ],
     indirect=["family"],
     scope="module",
@@ -157,7 +155,7 @@ def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int
 
 @pytest.mark.parametrize(
     "family",
-    unless_long(["glm4_moe", "deepseek_v32", "step3p5"], FAMILIES),
+    unless_long(["glm4_moe", "deepseek_v32", "mimo_v2", "step3p5"], FAMILIES),
     indirect=True,
     scope="module",
 )
@@ -191,12 +189,7 @@ def test_exact_gives_the_same_bits_in_every_batch(folder: Path) -> None:
     assert found[0] == found[1] and found[0][0]
 
 
-@pytest.mark.parametrize(
-    "family",
-    unless_long(["glm4_moe"], ["glm4_moe", "deepseek_v3"]),
-    indirect=True,
-    scope="module",
-)
+@closely
 def test_experts_run_in_int8(folder: Path, expected: list[list[int]]) -> None:
     engine = start(folder, speculate=3, dtype="float32", weights="int8")
     assert not [n for n, p in engine.model.trunk.named_parameters() if p.dim() == 3]

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 from support import SCRIPTS
-from support.long_runs import unless_long
 
 from headstart.checkpoint.reader import Checkpoint
 
 SLOW = SCRIPTS / "slow_headstart.py"
-ROUNDS = unless_long(3, 6)
-OVERWRITING_ROUNDS = unless_long(4, 6)  # half of them before the exchange, half right after it
+ROUNDS = 6
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +117,7 @@ def test_overwriting_killed_at_any_moment_the_target_is_old_or_new_and_whole(
     old = bytes_of(olds)
     moments = random.Random(3)
     outcomes = set()
-    for round_ in range(OVERWRITING_ROUNDS):
+    for round_ in range(ROUNDS):
         shutil.rmtree(out, ignore_errors=True)
         shutil.copytree(olds, out)
         process = headstart("export", str(model), "--out", str(out), "--overwrite", pause=0.002)
