@@ -99,9 +99,11 @@ def answer(
             file=sys.stderr,
         )
     if not quiet:
+        is_cut = said.finish_reason == "length" and len(said.token_ids) == asked
+        cut = f"; cut off at {asked} tokens (--max-tokens)" if is_cut else ""
         print(
             f"{len(said.token_ids)} tokens in {stats.rounds} rounds, acceptance length "
-            f"{stats.length:.2f}",
+            f"{stats.length:.2f}{cut}",
             file=sys.stderr,
         )
     return {
@@ -138,6 +140,10 @@ def converse(engine: Engine, params: SamplingParams) -> None:
         except RequestError as error:
             messages.pop()
             say(f"error: {error}", file=sys.stderr)
+            continue
+        except KeyboardInterrupt:  # ends the answer, not the chat
+            messages.pop()
+            say("stopped; end with Ctrl-D", file=sys.stderr)
             continue
         messages.append({"role": "assistant", "content": str(said["text"])})
 

@@ -24,6 +24,7 @@ REFUSED = [
     ({"nonsense": 1}, "nonsense", "'nonsense' is not known. Leave it out."),
     ({"temprature": 1}, "temprature", "'temprature' is not known. Did you mean 'temperature'?"),
     ({"max_token": 1}, "max_token", "Did you mean 'max_tokens'?"),
+    ({"guided_json": {}}, "guided_json", "give structured_outputs.json"),
     ({"best_of": 2}, "best_of", "'best_of' is not implemented: give n and choose yourself."),
     ({"reasoning_effort": "low"}, "reasoning_effort", "chat_template_kwargs"),
     ({"temperature": -1}, "temperature", "temperature is -1"),

@@ -133,6 +133,26 @@ def test_a_chat_remembers_what_was_said_and_counts_each_answer_by_itself(
     assert roles == [["hi"], ["hi", "Hello world", "too long"], ["hi", "Hello world", "more"]]
 
 
+def test_an_interrupt_ends_the_answer_and_not_the_chat(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\n\nmore\n"))
+    engine = ScriptedEngine([HELLO[:], SHORT[:1]])
+    engine.interrupts_at = 2
+    converse(engine, SamplingParams())  # type: ignore[arg-type]
+    assert "stopped; end with Ctrl-D" in capsys.readouterr().err
+    assert [[m["content"] for m in messages] for messages in engine.asked] == [["hi"], ["more"]]
+
+
+def test_an_answer_that_is_cut_off_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    asked = [{"role": "user", "content": "hi"}]
+    for tokens, is_cut in ((4, True), (None, False)):
+        engine = ScriptedEngine([HELLO[:]], finish_reason="length" if is_cut else "stop")
+        answer(engine, asked, SamplingParams(max_tokens=tokens), quiet=False)  # type: ignore[arg-type]
+        shown = capsys.readouterr().err
+        assert ("; cut off at 4 tokens (--max-tokens)" in shown) is is_cut
+
+
 def test_an_interrupted_answer_leaves_nothing_behind() -> None:
     engine = ScriptedEngine([HELLO[:]])
 
