@@ -56,8 +56,10 @@ def _best(cells: Sequence[Cell], comparisons: Sequence[Comparison]) -> Iterator[
         loads = [point for point, _ in group]
         where = loads[0].name if len(loads) == 1 else f"{loads[0].name} to {loads[-1].name}"
         if name == base:
-            yield f"{where}: use {base}; nothing else was faster beyond noise."
-            yield from _undecided(loads, comparisons)
+            undecided = list(_undecided(loads, comparisons))
+            do = "stay with" if undecided else "use"
+            yield f"{where}: {do} {base}; nothing else was faster beyond noise."
+            yield from undecided
             continue
         ups = [c.speed_up.value for c in comparisons if c.variant == name and c.point in loads
                and c.speed_up is not None]  # fmt: skip

@@ -146,7 +146,7 @@ def test_advice_names_the_fastest_variant_of_each_load_and_where_to_turn_it_off(
 
 def test_a_difference_that_may_be_noise_is_not_advised() -> None:
     text = told(one_run("K=0", 1.0), one_run("K=3", 0.98, turned=True))
-    assert "use K=0; nothing else was faster beyond noise" in text
+    assert "stay with K=0; nothing else was faster beyond noise" in text
     assert re.search(r"1 stream: not decided, K=3 was 1\.02 \(0\.\d\d to 1\.\d\d\) times", text)
 
 
