@@ -60,7 +60,9 @@ def odd_files(template: Path, work: Path, per_file: int, say: Callable[[str], No
                     with quiet():
                         code = files.attempt(reader, template, work, file, content)
                     outcome.ends["used" if code == 0 else "refused"] += 1
-                except Exception as error:
+                except BaseException as error:  # a panic of a library in Rust is no Exception
+                    if isinstance(error, KeyboardInterrupt):
+                        raise
                     outcome.ends["broken"] += 1
                     outcome.broken.append(f"{reader.name}, {file}, {label}: {error!r:.300}")
         say(reader.name)
