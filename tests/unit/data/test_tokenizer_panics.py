@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,19 +23,6 @@ from headstart.sampling.params import SamplingParams
 from headstart.server.pieces import Pieces
 
 
-class _Config:
-    fields: dict[str, Any] = {}
-
-
-class _Folder:
-    """As much of a checkpoint as a reader of prompts needs."""
-
-    config, generation_config = _Config(), dict[str, Any]()
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-
 def folder_with(folder: Path, part: str) -> Path:
     write_tokenizer(folder)
     path = folder / "tokenizer.json"
@@ -42,9 +30,12 @@ def folder_with(folder: Path, part: str) -> Path:
     return folder
 
 
-def reader(folder: Path) -> Any:
-    made: Any = PromptReader
-    return made(_Folder(folder))
+def reader(folder: Path) -> PromptReader:
+    """A reader of prompts, with as much of a checkpoint as it needs."""
+    checkpoint: Any = SimpleNamespace(
+        folder=folder, config=SimpleNamespace(fields={}), generation_config={}
+    )
+    return PromptReader(checkpoint)
 
 
 PanicException = type("PanicException", (BaseException,), {})
@@ -68,13 +59,13 @@ def test_encoding_is_refused_in_one_line(tmp_path: Path, part: str) -> None:
 
 def test_decoding_is_refused_in_one_line(tmp_path: Path) -> None:
     own = reader(folder_with(tmp_path, "decoder"))
-    with pytest.raises(RequestError, match="the tokenizer of .* fails"):
+    with pytest.raises(RequestError, match=r"the tokenizer of .* fails"):
         own.decode([10, 11])
-    with pytest.raises(BrokenFile, match="the tokenizer of .* fails"):
+    with pytest.raises(BrokenFile, match=r"the tokenizer of .* fails"):
         assert read_tokenizer(tmp_path).left_out
     tokens = folder_tokens(tmp_path)
     assert tokens is not None
-    with pytest.raises(DataError, match="the tokenizer of .* fails"):
+    with pytest.raises(DataError, match=r"the tokenizer of .* fails"):
         tokens.decode([10, 11])
     assert Pieces(own.tokenizer).bytes_of(10) == own.tokenizer.convert_ids_to_tokens(10).encode()
 
