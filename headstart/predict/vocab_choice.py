@@ -18,6 +18,7 @@ from headstart.data.fingerprints import ABSENT, tokenizer_sha
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
 from headstart.errors import ConfigError, DataError, some, tokenizer_faults
+from headstart.files import read_text
 from headstart.vocab import making, ranking
 from headstart.vocab.draft_vocab import ALL, DraftVocab
 from headstart.vocab.files import read
@@ -28,6 +29,7 @@ from headstart.vocab.sizes import candidate_sizes, check_sizes
 if TYPE_CHECKING:
     from headstart.backends.options import Weights
 
+_MOST_TEXT_BYTES = 1 << 30
 BY = ("language", "category", "none")
 Named = TypeVar("Named", making.Group, DraftVocab)
 # Passes the records through while they are counted; the command line shows a bar meanwhile.
@@ -146,6 +148,6 @@ def _text_counts(options: VocabOptions, prompts: PromptReader) -> list[Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, _MOST_TEXT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text ({error}).") from error
