@@ -29,6 +29,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 Render = Callable[[Sequence[Message], TemplateOptions], str]
 
 _GLANCE = 8  # characters per token; most texts have fewer
+_MODEL = "the model"  # clients of a server are told no path of its machine
 _OURS = ("conversation", "tokenize", "return_tensors", "return_dict")
 
 
@@ -153,12 +154,12 @@ class PromptReader:
         return self._encoded(text, **options)
 
     def _encoded(self, text: str, **options: Any) -> list[int]:
-        with tokenizer_faults(self._folder, partial(RequestError, field="prompt")):
+        with tokenizer_faults(_MODEL, partial(RequestError, field="prompt")):
             return list(self.tokenizer.encode(text, **options))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        with tokenizer_faults(self._folder, RequestError):
+        with tokenizer_faults(_MODEL, RequestError):
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
@@ -264,7 +265,7 @@ class Detokenizer:
             fault = library_fault(error)
             if fault is None:
                 raise
-            self.error = tokenizer_failed("the model", fault)
+            self.error = tokenizer_failed(_MODEL, fault)
             self._decoded = _no_text  # the tokens behind this one would fail as well
             return ""
 

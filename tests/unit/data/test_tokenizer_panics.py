@@ -55,6 +55,7 @@ def test_encoding_is_refused_in_one_line(tmp_path: Path, part: str) -> None:
     with pytest.raises(RequestError, match=r"the tokenizer of .* fails \(.+\)\. Download") as found:
         reader(folder_with(tmp_path, part)).encode("a b")
     assert "\n" not in str(found.value)
+    assert str(tmp_path) not in str(found.value), "clients of a server are told no path"
 
 
 def test_decoding_is_refused_in_one_line(tmp_path: Path) -> None:
