@@ -133,8 +133,7 @@ def keys(host: str, outcome: Outcome) -> None:
     given: list[tuple[int, dict[str, str]]] = [
         (200, {"Authorization": f"Bearer {_KEY}"}), (401, {"Authorization": f"Basic {_KEY}"}),
         (401, {"Authorization": f"Bearer {_KEY}x"}), (401, {"User-Agent": _KEY, "Referer": _KEY}),
-        (401, {"Authorization": f"Bearer {_KEY[:-1]}"}), (401, {"Cookie": f"key={_KEY}"}),
-        (401, {}),
+        (401, {"Authorization": f"Bearer {_KEY[:-1]}"}), (401, {"Cookie": _KEY}), (401, {}),
     ]  # fmt: skip
     for wanted, headers in given:
         for path in ("/v1/models", f"/v1/models?api_key={_KEY}"):
