@@ -27,7 +27,8 @@ The command line prints them as one line; `--debug` adds the traceback.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 _LONGEST = 200  # characters of one item in a list; names in files may be of any length
 
@@ -120,6 +121,39 @@ class WriteFailed(CheckpointError):
 def first_line(error: BaseException) -> str:
     """What a library says of its failure, short enough for a note."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def library_fault(error: BaseException) -> str | None:
+    """What a library says of its failure; None for what is none, such as Ctrl-C.
+
+    A library written in Rust may panic, which is no Exception; its class cannot be imported.
+    """
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+        return first_line(error)[:_LONGEST]
+    return None
+
+
+@contextmanager
+def tokenizer_faults(
+    name: object, raised: Callable[[str], HeadstartError] = BadConfig
+) -> Iterator[None]:
+    """Whatever the tokenizer of `name` fails with inside becomes an error of ours."""
+    try:
+        yield
+    except HeadstartError:
+        raise
+    except BaseException as error:
+        fault = library_fault(error)
+        if fault is None:
+            raise
+        raise raised(tokenizer_failed(name, fault)) from error
+
+
+def tokenizer_failed(name: object, fault: str) -> str:
+    return (
+        f"the tokenizer of {name} fails ({fault}). Download tokenizer.json, tokenizer_config.json "
+        "and their like again."
+    )
 
 
 def some(items: Iterable[object], limit: int = 3) -> str:

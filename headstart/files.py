@@ -11,6 +11,7 @@ import os
 import re
 import secrets
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -75,15 +76,36 @@ def open_no_link(path: Path, mode: Literal["rb", "ab"]) -> BinaryIO:
 
 def read_plain(path: Path, most_bytes: int = 1 << 28) -> bytes:
     """The content of a file of bounded size; OSError for pipes, devices and larger ones."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for a writer
-    with open(handle, "rb") as file:
-        found = os.fstat(handle)
-        if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "it is not a plain file", str(path))
-        data = b"" if found.st_size > most_bytes else file.read(most_bytes + 1)
-        if found.st_size > most_bytes or len(data) > most_bytes:
+    with _open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        data = b"" if size > most_bytes else file.read(most_bytes + 1)
+        if size > most_bytes or len(data) > most_bytes:
             raise OSError(errno.EFBIG, f"it has more than {most_bytes:,} bytes", str(path))
         return data
+
+
+def read_text(path: Path, most_bytes: int = 1 << 28) -> str:
+    """The same as text, all of whose lines end in a line feed; ValueError where it is not UTF-8."""
+    text = read_plain(path, most_bytes).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def plain_lines(path: Path, most_bytes: int = 1 << 28) -> Iterator[bytes]:
+    """The lines of a file of any size, as they end; OSError for pipes, devices and longer lines."""
+    with _open_plain(path) as file:
+        while line := file.readline(most_bytes + 1):
+            if len(line) > most_bytes:
+                what = f"it has a line of more than {most_bytes:,} bytes"
+                raise OSError(errno.EFBIG, what, str(path))
+            yield line
+
+
+def _open_plain(path: Path) -> BinaryIO:
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # opening a pipe would wait for a writer
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a plain file", str(path))
+    return open(handle, "rb")
 
 
 def partial_of(path: Path) -> Path:

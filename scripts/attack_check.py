@@ -2,9 +2,10 @@
 
     python scripts/attack_check.py [--full] [--only NAME ...] [--out FOLDER]
 
-Kills with -9, full disks, odd files, hostile names, chat templates that want out, and attacks on a
-live server while others keep asking it. A promise is broken by a traceback, half a result, a file
-that was touched elsewhere, or others that wait more than twice their usual time (by the median).
+Kills with -9, full disks, odd files, malformed headers, hostile names, launch scripts, chat
+templates that want out, and attacks on a live server while others keep asking it. A promise is
+broken by a traceback, half a result, a file that was touched elsewhere, a key in a log, or others
+that wait more than twice their usual time (by the median).
 Others' times mean most with a model of a real size (--model): an answer of the tiny one is nearly
 all Python, which attacks then share with it.
 Needs the development dependencies and no GPU; five minutes, with --full about half an hour on two
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
-from attacks import files, kills, server
+from attacks import files, headers, kills, server
 from attacks.outcome import Outcome, support
 
 from headstart.bench.environment import processor_name
@@ -36,7 +37,7 @@ from headstart.bench.environment import processor_name
 QUICK = {"kills": 3, "disks": 16, "per_file": 4, "methods": 2000, "connections": 100, "chats": 8}
 FULL = {"kills": 27, "disks": 100, "per_file": 40, "methods": 20_000, "connections": 500,
         "chats": 40}  # fmt: skip
-GROUPS = ("kills", "disks", "files", "names", "templates", "server")
+GROUPS = ("kills", "disks", "files", "headers", "names", "scripts", "templates", "server")
 
 
 def attacked(
@@ -57,6 +58,10 @@ def attacked(
         outcomes.append(files.odd_files(template, work / "trial", counts["per_file"], say))
     if "names" in only:
         outcomes.append(files.hostile_names(template, work / "names"))
+    if "scripts" in only:
+        outcomes.append(files.launch_scripts(template, work / "scripts"))
+    if "headers" in only:
+        outcomes.append(headers.malformed_headers(template, work / "headers"))
     if "templates" in only:
         outcomes.append(files.template_escapes(template, work / "escapes"))
     if "server" in only:

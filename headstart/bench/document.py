@@ -27,6 +27,7 @@ from headstart.bench.variants import Variant
 from headstart.checkpoint.local_paths import shown
 from headstart.documents import misfit, parse_json
 from headstart.errors import DataError
+from headstart.files import read_plain
 
 FORMAT, VERSION = "headstart-bench", 1
 RESULT_NAME, PAGE_NAME = "bench.json", "report.html"
@@ -166,7 +167,7 @@ def read_document(path: Path) -> dict[str, Any]:
     """A saved result; DataError where it is none, or one of a newer Headstart."""
     path = path / RESULT_NAME if path.is_dir() else path
     try:
-        found = parse_json(path.read_bytes())
+        found = parse_json(read_plain(path))
     except (OSError, ValueError) as error:
         raise DataError(
             f"{path} cannot be read ({error}); give a {RESULT_NAME} that `headstart bench` wrote."

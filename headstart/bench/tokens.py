@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from headstart.errors import DataError
+from headstart.errors import DataError, tokenizer_faults
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,17 @@ def folder_tokens(folder: str | Path) -> Tokens | None:
         return None
     from tokenizers import Tokenizer
 
-    try:
+    with tokenizer_faults(folder, DataError):  # what it raises is not specified
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # what it raises is not specified
-        raise DataError(
-            f"{file} is not a tokenizer ({error}). Give a folder with the model's own."
-        ) from error
 
     def encode(text: str) -> Sequence[int]:
-        return list(tokenizer.encode(text, add_special_tokens=False).ids)
+        with tokenizer_faults(folder, DataError):
+            return list(tokenizer.encode(text, add_special_tokens=False).ids)
 
     def decode(ids: Sequence[int]) -> str | None:
         if max(ids) >= tokenizer.get_vocab_size():
             return None
-        return str(tokenizer.decode(list(ids)))
+        with tokenizer_faults(folder, DataError):
+            return str(tokenizer.decode(list(ids)))
 
     return Tokens(encode, decode)

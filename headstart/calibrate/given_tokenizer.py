@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from headstart.checkpoint.config import read_json_object
-from headstart.errors import BrokenFile, ConfigError
+from headstart.errors import BrokenFile, ConfigError, tokenizer_faults
 from headstart.files import read_plain
 
 ANY_TEXT = r"(.|\n)*"  # a regular expression that permits whatever the trunk writes
@@ -38,13 +38,8 @@ class GivenTokenizer:
     def _own(self) -> Any:
         from tokenizers import Tokenizer
 
-        try:
+        with tokenizer_faults(self.name, BrokenFile):  # the library raises nothing more specific
             return Tokenizer.from_str(self.files["tokenizer.json"])
-        except Exception as error:  # the library raises nothing more specific
-            raise BrokenFile(
-                f"the tokenizer.json of {self.name} cannot be read ({error}). Give another "
-                "--tokenizer."
-            ) from error
 
     @cached_property
     def num_ids(self) -> int:
@@ -69,7 +64,8 @@ class GivenTokenizer:
     def left_out(self) -> list[int]:
         """Ids that the trunk never writes: added tokens, ends, parts of characters, gaps."""
         ids = range(self.num_ids)
-        texts = self._own.decode_batch([[i] for i in ids], skip_special_tokens=False)
+        with tokenizer_faults(self.name, BrokenFile):
+            texts = self._own.decode_batch([[i] for i in ids], skip_special_tokens=False)
         apart = {*self._own.get_added_tokens_decoder(), *self.end_ids, *self._role_ids.values()}
         return [i for i in ids if i in apart or not texts[i] or "\ufffd" in texts[i]]
 

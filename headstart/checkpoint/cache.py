@@ -38,7 +38,7 @@ def make_private(folder: Path) -> bool:
         return os.access(folder, os.W_OK)
     raise ConfigError(
         f"{folder} {what}: others could put code there, and it would be run. Remove it, or choose "
-        "another folder with HEADSTART_CACHE (or NUMBA_CACHE_DIR, where that is set)."
+        "another folder with HEADSTART_CACHE (or NUMBA_CACHE_DIR, TRITON_CACHE_DIR, where set)."
     )
 
 

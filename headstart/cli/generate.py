@@ -90,6 +90,8 @@ def answer(
         if not quiet and not raw:
             console.print()  # what is said of the answer has lines of its own
     (said,) = result.outputs
+    if said.error is not None:
+        raise RequestError(said.error)
     stats = said.stats.acceptance
     asked = params.max_tokens or 0
     if said.finish_reason == "length" and len(said.token_ids) < asked:

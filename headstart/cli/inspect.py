@@ -11,6 +11,7 @@ import typer
 
 from headstart.cli.options import Json, Model, ModelType, head_option
 from headstart.errors import ConfigError, DataError
+from headstart.files import read_text
 from headstart.report.terminal import say
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def _probed(
     from headstart.simulate.probe import PROBE_TEXT, probe
 
     try:
-        text = PROBE_TEXT if file is None else file.read_text(encoding="utf-8")
+        text = PROBE_TEXT if file is None else read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text ({error}).") from error
     prompts = PromptReader(checkpoint)

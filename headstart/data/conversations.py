@@ -18,12 +18,14 @@ from typing import Any
 
 from headstart.documents import parse_json
 from headstart.errors import DataError, some
+from headstart.files import plain_lines, read_plain
 
 ROLES = ("system", "developer", "user", "assistant")
 _SHAREGPT = {
     "human": "user", "user": "user", "gpt": "assistant", "chatgpt": "assistant",
     "assistant": "assistant", "bing": "assistant", "bard": "assistant", "system": "system",
 }  # fmt: skip
+_MOST_ARRAY_BYTES = 1 << 30  # files of lines may be of any size
 _FORMS = "messages, turns, conversations or prompt"
 
 Message = Mapping[str, str]
@@ -95,29 +97,35 @@ class _Wrong(Exception):
 def _entries(file: Path) -> Iterator[tuple[int, Any]]:
     """Line numbers from 1 (of an array: places) and what stands there; text that is not JSON stays
     text, which is no conversation either."""
+    is_first = True
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        for number, data in enumerate(plain_lines(file), 1):
+            line = data.decode("utf-8-sig" if number == 1 else "utf-8")
+            if is_first and line.lstrip().startswith("["):
+                yield from enumerate(_array(file), 1)
+                return
+            if line.strip():
+                is_first = False
+                try:
+                    yield number, parse_json(line)
+                except ValueError:
+                    yield number, line
     except OSError as error:
         raise DataError(f"{file} cannot be read ({error.strerror}). Check the path.") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{file} is not UTF-8 text ({error.reason}). Convert it first.") from error
-    if text.lstrip().startswith("["):
-        try:
-            document = parse_json(text)
-        except ValueError as error:
-            raise DataError(
-                f"{file} begins as a JSON array and is not one ({error}). Mend it, or write one "
-                "JSON object a line."
-            ) from error
-        yield from enumerate(document, 1)
-        return
-    # Not splitlines(): that also cuts at separators which JSON allows inside a string.
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                yield number, parse_json(line)
-            except ValueError:
-                yield number, line
+
+
+def _array(file: Path) -> Any:
+    try:
+        return parse_json(read_plain(file, _MOST_ARRAY_BYTES).decode("utf-8-sig"))
+    except UnicodeDecodeError:
+        raise
+    except ValueError as error:
+        raise DataError(
+            f"{file} begins as a JSON array and is not one ({error}). Mend it, or write one JSON "
+            "object a line."
+        ) from error
 
 
 def _conversation(entry: Any, default_id: str) -> Conversation:

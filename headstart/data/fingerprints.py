@@ -9,10 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 from headstart.checkpoint.config import read_json_object
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.conversations import Message
+from headstart.errors import BadConfig
+from headstart.files import read_text
 
 ABSENT = "absent"
 
@@ -30,10 +33,17 @@ def template_sha(checkpoint: Checkpoint) -> str:
     """Of the chat template: chat_template.jinja, else the one inside tokenizer_config.json."""
     path = checkpoint.folder / "chat_template.jinja"
     if path.is_file():
-        return _sha(path.read_text(encoding="utf-8"))
+        return _sha(_text(path))
     path = checkpoint.folder / "tokenizer_config.json"
     template = read_json_object(path).get("chat_template") if path.is_file() else None
     return _sha(template) if template else ABSENT
+
+
+def _text(path: Path) -> str:
+    try:
+        return read_text(path)
+    except (OSError, ValueError) as error:
+        raise BadConfig(f"{path} cannot be read ({error}). Download it again.") from error
 
 
 def prompt_sha(messages: Sequence[Message]) -> str:

@@ -21,6 +21,7 @@ from typing import Any, Self
 
 from headstart.documents import misfit, parse_json
 from headstart.errors import DataError, some
+from headstart.files import plain_lines
 
 JOURNAL_NAME = "journal.jsonl"
 JOURNAL_VERSION = 1
@@ -167,16 +168,15 @@ def _read(path: Path) -> tuple[Asked | None, list[Answer], int]:
     answers: list[Answer] = []
     end = 0
     try:
-        with open(path, "rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
-                entry = _parsed(path, number, line)
-                if number == 1:
-                    asked = _asked(path, entry)
-                else:
-                    answers.append(_answer(path, number, entry))
-                end += len(line)
+        for number, line in enumerate(plain_lines(path), 1):
+            if not line.endswith(b"\n"):
+                break
+            entry = _parsed(path, number, line)
+            if number == 1:
+                asked = _asked(path, entry)
+            else:
+                answers.append(_answer(path, number, entry))
+            end += len(line)
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror}). Check the folder.") from error
     return asked, answers, end

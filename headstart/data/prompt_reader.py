@@ -9,11 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import BadConfig, PromptTooLong, RequestError, first_line, some
+from headstart.errors import (
+    PromptTooLong,
+    RequestError,
+    library_fault,
+    some,
+    tokenizer_failed,
+    tokenizer_faults,
+)
 from headstart.sampling.params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -22,6 +29,7 @@ Prompt = str | Sequence[int] | Sequence[Message]
 Render = Callable[[Sequence[Message], TemplateOptions], str]
 
 _GLANCE = 8  # characters per token; most texts have fewer
+_MODEL = "the model"  # clients of a server are told no path of its machine
 _OURS = ("conversation", "tokenize", "return_tensors", "return_dict")
 
 
@@ -42,13 +50,8 @@ class PromptReader:
         # The class itself, not AutoTokenizer: that would want to run a checkpoint's own code.
         from transformers import PreTrainedTokenizerFast
 
-        try:
+        with tokenizer_faults(self._folder):  # whatever the library makes of odd files
             return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
-        except Exception as error:  # whatever the library makes of odd files
-            raise BadConfig(
-                f"the tokenizer of {self._folder} cannot be loaded ({first_line(error)[:200]}). "
-                "Download tokenizer.json, tokenizer_config.json and their like again."
-            ) from error
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -141,14 +144,23 @@ class PromptReader:
     def encode(self, text: str, **options: Any) -> list[int]:
         """Tokens of a text; of one of megabytes, first of its beginning: all take seconds."""
         if self.most_tokens is not None and len(text) > 2 * _GLANCE * self.most_tokens:
-            found = len(self.tokenizer.encode(text[: _GLANCE * self.most_tokens]))
+            found = len(self._encoded(text[: _GLANCE * self.most_tokens]))
             if found > 1.1 * self.most_tokens + 64:  # a cut may change tokens around it
                 raise PromptTooLong(
                     f"the prompt has over {found} tokens; prompt and answer together may have "
                     f"{self.most_tokens} (max_model_len, or the K/V memory). Shorten it.",
                     field="prompt",
                 )
-        return list(self.tokenizer.encode(text, **options))
+        return self._encoded(text, **options)
+
+    def _encoded(self, text: str, **options: Any) -> list[int]:
+        with tokenizer_faults(_MODEL, partial(RequestError, field="prompt")):
+            return list(self.tokenizer.encode(text, **options))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of tokens, special ones included."""
+        with tokenizer_faults(_MODEL, RequestError):
+            return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
 
 
 def refused_by_template(why: str) -> RequestError:
@@ -195,6 +207,10 @@ def _decoder(tokenizer: Decoder) -> Callable[..., str]:
     return inner.decode if inner is not None and is_plain else tokenizer.decode
 
 
+def _no_text(tokens: list[int], *, skip_special_tokens: bool) -> str:
+    return ""
+
+
 class Detokenizer:
     """The text of one growing sequence."""
 
@@ -214,6 +230,7 @@ class Detokenizer:
         self._prefix = 0  # decoding starts here, so that a word keeps its leading space
         self._read = 0
         self.text = ""
+        self.error: str | None = None  # why decoding ended; the text until then stays
         self._given = 0
 
     def add(self, token: int) -> str | None:
@@ -242,7 +259,15 @@ class Detokenizer:
         return part
 
     def _decode(self, tokens: list[int]) -> str:
-        return str(self._decoded(tokens, skip_special_tokens=self._skip_special))
+        try:
+            return str(self._decoded(tokens, skip_special_tokens=self._skip_special))
+        except BaseException as error:
+            fault = library_fault(error)
+            if fault is None:
+                raise
+            self.error = tokenizer_failed(_MODEL, fault)
+            self._decoded = _no_text  # the tokens behind this one would fail as well
+            return ""
 
     def _find_stop(self, scanned: int) -> str | None:
         """The stop string that completes first; the text is cut there."""

@@ -26,7 +26,7 @@ from headstart.demo.package import PACKAGE, SHA256, VERSION, check, gguf_path, s
 from headstart.demo.shipped import head_digest, shipped_head
 from headstart.documents import parse_json
 from headstart.errors import CheckpointError
-from headstart.files import write_whole
+from headstart.files import read_plain, write_whole
 from headstart.heads.formats import open_head
 from headstart.heads.graft import plan_graft
 
@@ -96,7 +96,7 @@ def _clear(folder: Path) -> None:
 
 def _is_whole(out: Path, key: dict[str, Any], report: Report) -> bool:
     try:
-        record = parse_json(_record(out).read_bytes())
+        record = parse_json(read_plain(_record(out)))
     except (OSError, ValueError):
         return False
     if not isinstance(record, dict) or {n: record.get(n) for n in key} != key or not out.is_dir():

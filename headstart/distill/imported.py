@@ -72,12 +72,11 @@ class Importer:
                 "than as a continuation of its prompt, so its tokens cannot be told apart. Let the "
                 "model answer instead (without --import)."
             )
-        encode = self._reader.tokenizer.encode
-        answer_ids = list(encode(whole[len(asked) :], add_special_tokens=False))
+        answer_ids = self._reader.encode(whole[len(asked) :], add_special_tokens=False)
         ends = [place for place, token in enumerate(answer_ids) if token in self._reader.end_ids]
         if ends:  # what the template puts behind the end token is never generated
             answer_ids = answer_ids[: ends[0] + 1]
-        return list(encode(asked, add_special_tokens=False)), answer_ids
+        return self._reader.encode(asked, add_special_tokens=False), answer_ids
 
     def _render(self, messages: Sequence[Message], *, asks: bool) -> str:
         settings = {**self._template_options, "add_generation_prompt": asks}

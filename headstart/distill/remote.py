@@ -192,7 +192,7 @@ class RemoteAsker:
             "the server returns no token ids: texts are tokenised again and marked as not exact",
         )
         reader = self._reader
-        ids = list(reader.tokenizer.encode(text, add_special_tokens=False))
+        ids = reader.encode(text, add_special_tokens=False)
         end = reader.tokenizer.eos_token_id
         if finish_reason == "stop" and end is not None:
             ids.append(end)

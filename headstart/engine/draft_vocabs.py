@@ -80,8 +80,8 @@ class DraftVocabs:
             return next(iter(self.by_name))
         text = prompt_text(prompt)
         if text is None:  # only now: a tokenizer takes seconds to import
-            tokenizer = reader.tokenizer
-            text = "" if tokenizer is None else tokenizer.decode(list(ids)[-_LAST_TOKENS:])
+            last = list(ids)[-_LAST_TOKENS:]
+            text = "" if reader.tokenizer is None else reader.decode(last)
         language = language_of(text[-_LAST_CHARACTERS:])
         return self._by_language.get(language, self._by_language.get(ALL))
 

@@ -162,6 +162,7 @@ def _end_of_choices(request: Request) -> None:
     _check_grammar(request)
     if request.text is not None:
         request.text.finish()
+        _check_text(request)
 
 
 def _check_end(request: Request, token: int, *, has_grammar: bool) -> None:
@@ -179,14 +180,23 @@ def _check_end(request: Request, token: int, *, has_grammar: bool) -> None:
         request.finish_reason = "length"
     elif has_grammar:
         _check_grammar(request)
-    if request.finish_reason is not None and request.text is not None and stopped is None:
-        request.text.finish()
+    if request.text is not None:
+        if request.finish_reason is not None and stopped is None:
+            request.text.finish()
+        _check_text(request)
 
 
 def _check_grammar(request: Request) -> None:
     """A grammar that failed ends its own request, and no other."""
     if request.grammar is not None and request.grammar.error is not None:
         request.finish_reason, request.error = "error", request.grammar.error
+
+
+def _check_text(request: Request) -> None:
+    """So does a tokenizer that fails with its tokens."""
+    if request.text is not None and request.text.error is not None:
+        request.finish_reason, request.error = "error", request.text.error
+        request.stop_reason = None
 
 
 _ABORTED_KEPT = 256  # results of aborted requests that were not collected yet

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,8 @@ from headstart.data.dataset import Dataset
 from headstart.data.fingerprints import ABSENT, tokenizer_sha
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
-from headstart.errors import ConfigError, DataError, some
+from headstart.errors import ConfigError, DataError, some, tokenizer_faults
+from headstart.files import read_text
 from headstart.vocab import making, ranking
 from headstart.vocab.draft_vocab import ALL, DraftVocab
 from headstart.vocab.files import read
@@ -27,6 +29,7 @@ from headstart.vocab.sizes import candidate_sizes, check_sizes
 if TYPE_CHECKING:
     from headstart.backends.options import Weights
 
+_MOST_TEXT_BYTES = 1 << 30
 BY = ("language", "category", "none")
 Named = TypeVar("Named", making.Group, DraftVocab)
 # Passes the records through while they are counted; the command line shows a bar meanwhile.
@@ -70,7 +73,8 @@ def make_maps(
     if tokenizer is None:
         raise DataError(f"{checkpoint.folder} has no tokenizer, which a draft vocabulary needs.")
     vocab_size = int(checkpoint.config.get("vocab_size", 0))
-    forced = frozenset(i for i in forced_ids(tokenizer, prompts.end_ids) if i < vocab_size)
+    with tokenizer_faults(checkpoint.folder):
+        forced = frozenset(i for i in forced_ids(tokenizer, prompts.end_ids) if i < vocab_size)
     model = making.Model(
         vocab_size=vocab_size, tokenizer_sha=tokenizer_sha(checkpoint), forced=forced,
         languages=options.by == "language",
@@ -78,12 +82,12 @@ def make_maps(
     sizes = options.sizes or candidate_sizes(vocab_size, len(forced))
     check_sizes(sizes, vocab_size, len(forced))
     group_of = {
-        "language": ranking.by_language(lambda ids: str(tokenizer.decode(ids))),
+        "language": ranking.by_language(prompts.decode),
         "category": ranking.by_category,
         "none": ranking.together,
     }[options.by]
     train, heldout = _answers(dataset, model)
-    counts = [ranking.count(shown(train), group_of), *_text_counts(options, tokenizer)]
+    counts = [ranking.count(shown(train), group_of), *_text_counts(options, prompts)]
     groups, notes = making.grouped(
         ranking.merged(*counts), heldout, group_of, min_tokens=options.min_tokens
     )
@@ -132,10 +136,8 @@ def _answers(dataset: Dataset | None, model: making.Model) -> tuple[list[Record]
     return list(dataset.records("train")), list(dataset.records("heldout"))
 
 
-def _text_counts(options: VocabOptions, tokenizer: Any) -> list[Any]:
-    def encoded(piece: str) -> list[int]:
-        return list(tokenizer.encode(piece, add_special_tokens=False))
-
+def _text_counts(options: VocabOptions, prompts: PromptReader) -> list[Any]:
+    encoded = partial(prompts.encode, add_special_tokens=False)
     counts = []
     for path in options.texts:
         label = path.stem if options.by == "category" else ALL
@@ -146,6 +148,6 @@ def _text_counts(options: VocabOptions, tokenizer: Any) -> list[Any]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
+        return read_text(path, _MOST_TEXT_BYTES)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as UTF-8 text ({error}).") from error

@@ -144,7 +144,7 @@ class ServedModel:
     def decode(self, ids: Sequence[int]) -> str:
         if self.tokenizer is None:
             raise RequestError("text needs a tokenizer and the checkpoint has none.")
-        return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        return self.engine.prompts.decode(ids)
 
     def cards(self) -> list[dict[str, Any]]:
         """Entries of GET /v1/models."""

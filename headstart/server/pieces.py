@@ -6,6 +6,8 @@ import re
 from functools import lru_cache
 from typing import Any, NamedTuple
 
+from headstart.errors import library_fault
+
 _BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -62,7 +64,7 @@ class Pieces:
     def bytes_at_start(self, token: int) -> bytes:
         """Bytes of a text's first token: some tokenizers drop the space before a text."""
         data = self.bytes_of(token)
-        if data.startswith(b" ") and not str(self._tokenizer.decode([token])).startswith(" "):
+        if data.startswith(b" ") and not self._decoded(token, " ").startswith(" "):
             return data[1:]
         return data
 
@@ -78,7 +80,16 @@ class Pieces:
             if found := _BYTE_PIECE.fullmatch(piece):
                 return bytes([int(found[1], 16)])
             return str(piece).replace("\u2581", " ").encode()
-        return str(self._tokenizer.decode([token])).encode()
+        return self._decoded(token, str(piece)).encode()
+
+    def _decoded(self, token: int, default: str) -> str:
+        """A token alone; the default where the tokenizer fails with it."""
+        try:
+            return str(self._tokenizer.decode([token]))
+        except BaseException as error:
+            if library_fault(error) is None:
+                raise
+            return default
 
 
 @lru_cache(maxsize=1)

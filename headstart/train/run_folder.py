@@ -16,7 +16,7 @@ import fcntl
 import json
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from typing import Any
 from headstart.checkpoint.atomic import check_parents
 from headstart.documents import misfit, parse_json
 from headstart.errors import TrainError, some
-from headstart.files import partial_of, write_whole
+from headstart.files import partial_of, plain_lines, read_plain, write_whole
 from headstart.train.checkpoints import Checkpoints, sync
 from headstart.train.job import FAILED, HEAD
 from headstart.train.replacing import Replaced
@@ -117,7 +117,7 @@ class RunFolder:
     def failure(self) -> str | None:
         """Why the head was dropped, if it was."""
         try:
-            return str(parse_json((self.path / FAILED).read_bytes())["error"])
+            return str(parse_json(read_plain(self.path / FAILED))["error"])
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -138,7 +138,7 @@ class RunFolder:
     def _stored(self) -> dict[str, Any]:
         path = self.path / OPTIONS
         try:
-            found = parse_json(path.read_bytes())
+            found = parse_json(read_plain(path))
         except (OSError, ValueError) as error:
             raise TrainError(
                 f"{self.path} exists and is no run of `headstart train` ({OPTIONS} cannot be "
@@ -173,7 +173,7 @@ class Metrics:
         if not self.path.exists():
             return []
         result = []
-        for number, line in enumerate(self.path.read_bytes().splitlines(), 1):
+        for number, line in enumerate(self._read(), 1):
             try:
                 found = parse_json(line)
             except ValueError:
@@ -188,6 +188,15 @@ class Metrics:
                 )
             result.append(found)
         return result
+
+    def _read(self) -> Iterator[bytes]:
+        try:
+            yield from plain_lines(self.path)
+        except OSError as error:
+            raise TrainError(
+                f"{self.path} cannot be read ({error.strerror}). Begin anew with --overwrite, or "
+                "take the file from a copy."
+            ) from error
 
     def go_back(self, step: int) -> None:
         """Forget what came after `step`: it will be done again."""

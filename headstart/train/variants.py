@@ -13,6 +13,7 @@ from typing import Any
 
 from headstart.documents import parse_json
 from headstart.errors import ConfigError
+from headstart.files import read_plain
 from headstart.train.options import ORDER_FIELDS, TrainOptions, changed, resolve
 
 SHARED_FIELDS = (
@@ -25,7 +26,7 @@ _NAME = re.compile(r"\w[\w.-]*", re.ASCII)
 def read_variants(path: Path, base: TrainOptions) -> dict[str, TrainOptions]:
     """Name -> resolved options."""
     try:
-        entries = parse_json(path.read_bytes())
+        entries = parse_json(read_plain(path))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read ({error.strerror}); give a file.") from error
     except ValueError as error:

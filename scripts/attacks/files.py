@@ -25,7 +25,9 @@ FOLDERS = (
     '"; touch owned; "', "--help", "-rf", "a b", "EOF", "a\nEOF\ntouch owned", "$IFS", "*", "a&&b",
     "\x1b]0;owned\x07", "\u202eevil",
 )  # fmt: skip
-ENGINES = {"vllm": "0.30.0", "sglang": "0.6.0", "trtllm": "1.2.0", "xllm": "0.9.0"}
+ENGINES = {
+    "vllm": "0.30.0", "sglang": "0.6.0", "trtllm": "1.3.0", "xllm": "0.9.0", "llamacpp": "b10586",
+}  # fmt: skip
 ESCAPES = (
     "{{ ''.__class__.__mro__[1].__subclasses__() }}",
     "{{ messages.__class__.__init__.__globals__ }}",
@@ -60,7 +62,9 @@ def odd_files(template: Path, work: Path, per_file: int, say: Callable[[str], No
                     with quiet():
                         code = files.attempt(reader, template, work, file, content)
                     outcome.ends["used" if code == 0 else "refused"] += 1
-                except Exception as error:
+                except BaseException as error:  # a panic of a library in Rust is no Exception
+                    if isinstance(error, KeyboardInterrupt):
+                        raise
                     outcome.ends["broken"] += 1
                     outcome.broken.append(f"{reader.name}, {file}, {label}: {error!r:.300}")
         say(reader.name)
@@ -68,7 +72,7 @@ def odd_files(template: Path, work: Path, per_file: int, say: Callable[[str], No
 
 
 def hostile_names(template: Path, work: Path) -> Outcome:
-    """Names of shards that lead elsewhere, and of folders that a shell would take for commands."""
+    """Names of shards that lead elsewhere."""
     outcome, headstart = Outcome("hostile names"), support("commands").headstart
     outside = digests(template)
     for name in NAMES:
@@ -80,17 +84,37 @@ def hostile_names(template: Path, work: Path) -> Outcome:
             with quiet():
                 done = headstart(*words, cwd=work)
             _count(outcome, f"{words[0]} of {name[:40]!r}", done.returncode, done.stderr)
-    for name in FOLDERS:
-        shutil.rmtree(work, ignore_errors=True)
-        shutil.copytree(template / "models/deepseek_v3", work / name)
-        for engine, version in ENGINES.items():
-            words = ["launch", f"./{name}", "--engine", engine, "--engine-version", version]
-            done = headstart(*words, "--json", cwd=work)
-            _count(outcome, f"launch {engine} {name[:40]!r}", done.returncode, done.stderr)
-            if done.returncode == 0:
-                _shell(outcome, work, headstart(*words, cwd=work).stdout, name)
     outcome.broken += [f"touched: {p}" for p, sha in digests(template).items() if outside[p] != sha]
     return outcome
+
+
+def launch_scripts(template: Path, work: Path) -> Outcome:
+    """Names that a shell would take for commands, of models and for clients, in every engine's
+    script, with and without Docker; a shell runs each."""
+    outcome, headstart = Outcome("launch scripts"), support("commands").headstart
+    for name in FOLDERS:
+        for engine, version in ENGINES.items():
+            shutil.rmtree(work, ignore_errors=True)
+            work.mkdir()
+            model = _model(template, work, name, engine)
+            words = ["launch", model, "--engine", engine, "--engine-version", version]
+            words += ["--speculate", "0"] if engine == "llamacpp" else []  # the file has no head
+            for more in ([], ["--docker"], [f"--served-model-name={name}"]):
+                done = headstart(*words, *more, cwd=work)
+                what = f"launch {engine} {' '.join(more)[:20]} {name[:40]!r}"
+                _count(outcome, what, done.returncode, done.stderr)
+                if done.returncode == 0:
+                    _shell(outcome, work, done.stdout, name)
+    return outcome
+
+
+def _model(template: Path, work: Path, name: str, engine: str) -> str:
+    """A model of that name; llama.cpp takes a file."""
+    if engine == "llamacpp":
+        support("tiny_gguf").write_gguf(work / f"{name}.gguf")
+        return f"./{name}.gguf"
+    shutil.copytree(template / "models/deepseek_v3", work / name)
+    return f"./{name}"
 
 
 def _count(outcome: Outcome, what: str, code: int, said: str) -> None:
@@ -102,13 +126,22 @@ def _count(outcome: Outcome, what: str, code: int, said: str) -> None:
 def _shell(outcome: Outcome, work: Path, script: str, name: str) -> None:
     """Let a shell run what was printed, with engines that do nothing."""
     (work / "bin").mkdir(exist_ok=True)
-    for program in ("vllm", "python", "python3", "sglang", "trtllm-serve", "docker", "xllm"):
+    for program in (
+        "vllm",
+        "python",
+        "python3",
+        "sglang",
+        "trtllm-serve",
+        "docker",
+        "xllm",
+        "llama-server",
+    ):
         path = work / "bin" / program
         path.write_text("#!/bin/sh\nexit 0\n")
         path.chmod(0o755)
     found = {**os.environ, "PATH": f"{work / 'bin'}:/usr/bin:/bin"}
     subprocess.run(["bash", "-c", script], cwd=work, env=found, capture_output=True, timeout=30)
-    outcome.ends["scripts run"] += 1
+    outcome.facts["scripts run"] = outcome.facts.get("scripts run", 0) + 1
     if list(work.rglob("owned")):
         outcome.broken.append(f"a script with {shlex.quote(name)} ran a command of the name")
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Callable
@@ -46,7 +48,7 @@ def prepare(folder: Path) -> Path:
 
 
 def kills(folder: Path, number: int, say: Callable[[str], None]) -> Outcome:
-    """So many kills of each command, at moments drawn over its whole run."""
+    """So many runs of each command, each killed at a moment drawn over the whole of it."""
     outcome, draw = Outcome("kill -9"), random.Random(9)
     before = digests(folder)
     for name, words in commands().items():
@@ -60,17 +62,23 @@ def kills(folder: Path, number: int, say: Callable[[str], None]) -> Outcome:
         wanted = _content(target)
         for _ in range(number):
             _remove(target)
-            _killed(words, folder, draw.uniform(0.4, 1.05) * seconds)
+            if not _killed(words, folder, draw.uniform(0.4, 1.0) * seconds):
+                outcome.facts["ended before their kill"] = (
+                    outcome.facts.get("ended before their kill", 0) + 1
+                )
+                continue
             is_there = target.exists()
             outcome.ends[f"{name}: {'a result' if is_there else 'none'}"] += 1
             if name not in _GOES_ON and is_there and _content(target) != wanted:
                 outcome.broken.append(f"{name}: half a result")
+            outcome.broken += [f"{name}: {wrong}" for wrong in _torn(target)]
             if not is_there or _content(target) != wanted:
                 again = run(*words, cwd=folder)
                 if again.returncode or _content(target) != wanted:
                     outcome.broken.append(f"{name}: the next run differs: {again.stderr[-200:]}")
+                outcome.broken += [f"{name}, next run: {wrong}" for wrong in _torn(target)]
         _remove(target)
-        say(f"{name}: {number} kills")
+        say(f"{name}: {number} runs")
     left = {name: sha for name, sha in digests(folder).items() if name not in before}
     changed = [name for name, sha in before.items() if digests(folder).get(name) != sha]
     outcome.broken += [f"left behind: {name}" for name in left if "cache" not in name]
@@ -78,7 +86,8 @@ def kills(folder: Path, number: int, say: Callable[[str], None]) -> Outcome:
     return outcome
 
 
-def _killed(words: list[str], folder: Path, seconds: float) -> None:
+def _killed(words: list[str], folder: Path, seconds: float) -> bool:
+    """Kill a command after so many seconds; False where it had ended before."""
     process = subprocess.Popen(
         command(*words), cwd=folder, env=environment(), stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
@@ -87,7 +96,26 @@ def _killed(words: list[str], folder: Path, seconds: float) -> None:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        return process.wait() == -signal.SIGKILL
+    return False
+
+
+def _torn(target: Path) -> list[str]:
+    """Files with the time in them cannot be compared; they must be whole JSON all the same.
+
+    The last line of one that lines are added to may be torn: who reads it leaves that out.
+    """
+    wrong = []
+    for path in sorted(target.rglob("*")) if target.is_dir() else []:
+        if path.name in _DATED and path.suffix in (".json", ".jsonl"):
+            data = path.read_bytes()
+            parts = data.split(b"\n")[:-1] if path.suffix == ".jsonl" else [data]
+            try:
+                for part in parts:
+                    json.loads(part)
+            except ValueError as error:
+                wrong.append(f"{path.relative_to(target)} is not whole ({error})")
+    return wrong
 
 
 def _content(target: Path) -> dict[str, str]:

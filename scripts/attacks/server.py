@@ -15,41 +15,21 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attacks.grammars import hostile_grammars
 from attacks.outcome import Outcome, support
 
 _USUAL, _USUAL_SECONDS = 10, 3  # requests of others before an attack, and after it; at least
 _FEWEST = 15  # during it, so that a median says something
 _MOST_TIMES = 2.0
+_MOST_SECONDS = 5.0  # of a scrape, of /health, or of a short chat beside made-up methods
+_MOST_GROWTH = 65_536  # bytes of /metrics
+_KEY = "sk-attacked-5b1f0c2d9e"
+_HEADERS = {"Content-Type": "application/json", "Authorization": f"Bearer {_KEY}"}
 _ASKED = {"prompt": "abc", "max_tokens": 16, "ignore_eos": True, "temperature": 0}
 LOOPING = """{%- set said = messages[0].content -%}
 {%- if said == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}
 {%- endfor %}{% endif %}{%- if said == 'power' %}{{ 9 ** (9 ** (said | length + 4)) }}{% endif %}
 {{- '<|user|>' }}{{ said }}<|assistant|>"""
-
-
-def hostile_grammars() -> list[dict[str, Any]]:
-    """What grammars can be asked for that is large, deep, ambiguous or none."""
-    deep: Any = {"type": "string"}
-    for _ in range(90):
-        deep = {"type": "object", "properties": {"a": deep}}
-    schemas: list[Any] = [
-        deep, {"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}},
-        {"type": [["string"]]}, {"properties": [1]}, {"enum": ["x" * 50] * 20_000},
-        {"type": "array", "minItems": 10**9}, {"type": "string", "minLength": 10**9},
-        {"type": "string", "pattern": "(a*)*" * 50}, {"allOf": [{}] * 2000}, {"not": {}},
-        {"properties": {f"p{n}": {"type": "string"} for n in range(5000)}}, True, 5, None,
-    ]  # fmt: skip
-    regexes = ["(((a{1,99}){1,99}){1,99}){1,99}", "[" * 1000, "(a|a)*" * 100, "a{99999}", "(?<=a)b"]
-    grammars = [
-        "root ::= root", 'root ::= "a"\n' * 3000, 'root ::= root "a" | "a"', "", "root ::=",
-        'root ::= "a" root root root | ""',
-    ]  # fmt: skip
-    return [
-        *({"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": s}}}
-          for s in schemas),
-        *({"structured_outputs": {"regex": text}} for text in regexes),
-        *({"structured_outputs": {"grammar": text}} for text in grammars),
-    ]  # fmt: skip
 
 
 class Others:
@@ -89,9 +69,7 @@ class Others:
 def post(host: str, path: str, body: Any) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection(host, timeout=120)
     try:
-        connection.request(
-            "POST", path, json.dumps(body).encode(), {"Content-Type": "application/json"}
-        )
+        connection.request("POST", path, json.dumps(body).encode(), _HEADERS)
         response = connection.getresponse()
         return response.status, response.read()
     finally:
@@ -109,23 +87,70 @@ def get(host: str, path: str) -> tuple[int, bytes]:
 
 
 def methods(host: str, number: int, outcome: Outcome) -> None:
-    """Requests with methods that do not exist, all of them different."""
+    """Methods that do not exist, all different, without a key on routes that do; meanwhile four
+    clients scrape /metrics, one asks /health, and one chats."""
+    is_over = threading.Event()
+    messages = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 4}
+
+    def keep(what: str, ask: Callable[[], tuple[int, bytes]]) -> None:
+        while not is_over.is_set():
+            started = time.monotonic()
+            status, _ = ask()
+            seconds = time.monotonic() - started
+            outcome.ends[f"{what}: {status}"] += 1
+            if status != 200 or seconds > _MOST_SECONDS:
+                outcome.broken.append(f"{what}: {status} after {seconds:.1f} s")
+            time.sleep(0.5)
+
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(4):
+            pool.submit(keep, "scrape", lambda: get(host, "/metrics"))
+        pool.submit(keep, "health", lambda: get(host, "/health"))
+        pool.submit(keep, "chat", lambda: post(host, "/v1/chat/completions", messages))
+        try:
+            _made_up_methods(host, number, outcome)
+        finally:
+            is_over.set()
+
+
+def _made_up_methods(host: str, number: int, outcome: Outcome) -> None:
+    size = len(get(host, "/metrics")[1])
     connection = http.client.HTTPConnection(host, timeout=60)
     for at in range(number):
-        connection.request(f"M{at}", f"/made-up/{at}")
+        connection.request(f"M{at}", ("/v1/chat/completions", "/health")[at % 2])
         response = connection.getresponse()
         response.read()
         outcome.ends[str(response.status)] += 1
-        if response.status not in (404, 405):
+        if response.status not in (401, 405):
             outcome.broken.append(f"method M{at}: {response.status}")
     connection.close()
+    if (growth := len(get(host, "/metrics")[1]) - size) > _MOST_GROWTH:
+        outcome.broken.append(f"/metrics has grown by {growth} bytes")
+
+
+def keys(host: str, outcome: Outcome) -> None:
+    """The key where it belongs, elsewhere, and nearly right: it may be in no line of the log."""
+    given: list[tuple[int, dict[str, str]]] = [
+        (200, {"Authorization": f"Bearer {_KEY}"}), (401, {"Authorization": f"Basic {_KEY}"}),
+        (401, {"Authorization": f"Bearer {_KEY}x"}), (401, {"User-Agent": _KEY, "Referer": _KEY}),
+        (401, {"Authorization": f"Bearer {_KEY[:-1]}"}), (401, {"Cookie": _KEY}), (401, {}),
+    ]  # fmt: skip
+    for wanted, headers in given:
+        for path in ("/v1/models", f"/v1/models?api_key={_KEY}"):
+            connection = http.client.HTTPConnection(host, timeout=60)
+            connection.request("GET", path, headers=headers)
+            found = connection.getresponse().status
+            connection.close()
+            outcome.ends[str(found)] += 1
+            if found != wanted:
+                outcome.broken.append(f"{headers} at {path}: {found}, expected {wanted}")
 
 
 def bodies(host: str, asked: list[tuple[str, bytes]], outcome: Outcome) -> None:
     def one(each: tuple[str, bytes]) -> None:
         connection = http.client.HTTPConnection(host, timeout=120)
         try:
-            connection.request("POST", each[0], each[1], {"Content-Type": "application/json"})
+            connection.request("POST", each[0], each[1], _HEADERS)
             response = connection.getresponse()
             said = response.read()
         finally:
@@ -183,21 +208,34 @@ def attack_server(
     ]  # fmt: skip
     hostile = [(path, body) for path, body, _ in attack_bodies.BODIES.values()]
     attacks: dict[str, Callable[[str, Outcome], None]] = {
+        "keys": keys,
         "made-up methods": lambda host, o: methods(host, counts["methods"], o),
         "hostile bodies": lambda host, o: bodies(host, hostile, o),
         "hostile grammars": lambda host, o: bodies(host, grammars, o),
         "half requests": lambda host, o: half_requests(host, counts["connections"], o),
         "templates that loop": lambda host, o: chats(host, counts["chats"], o),
     }
-    flags = ("--max-template-seconds", "1", "--max-grammar-seconds", "5", "--max-model-len", "512")
+    flags = (
+        "--api-key",
+        _KEY,
+        "--max-template-seconds",
+        "1",
+        "--max-grammar-seconds",
+        "5",
+        "--max-model-len",
+        "512",
+    )
     outcomes = []
     with runs.running(folder, "--speculate", "0", *flags) as server:
         host = server.url.removeprefix("http://")
         for name, attack in attacks.items():
             outcomes.append(_measured(server.url, host, name, attack))
             say(f"{name}: {outcomes[-1].facts}")
-        tracebacks = sum("Traceback" in line for line in server.lines)
         code = server.end()
+        tracebacks = sum("Traceback" in line for line in server.lines)
+        told = [line for line in server.lines if _KEY in line]
+    outcomes[0].broken += [f"the key is in the log: {line[:200]}" for line in told]
+    outcomes[0].facts["lines of the server's log"] = len(server.lines)
     outcomes[-1].facts["server ended with"] = code
     if code != 0 or tracebacks:
         outcomes[-1].broken.append(f"the server ended with {code}, tracebacks: {tracebacks}")

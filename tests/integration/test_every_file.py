@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.long_runs import IS_LONG, unless_long
-from support.odd_files import DEEP, WHOLE, attempt, chosen, replaced
+from support.odd_files import DEEP, PANICS, WHOLE, attempt, chosen, replaced
 from support.odd_readers import READERS, prepare
 
 PER_FILE = unless_long(0, 40)
@@ -26,6 +26,12 @@ SEEDS: list[tuple[str, str, bytes | tuple[tuple[Any, ...], Any]]] = [
     ("generate: chat", "chat/tokenizer.json", b""),
     ("generate: chat", "chat/tokenizer.json", DEEP),
     ("generate: chat", "chat/tokenizer.json", (("added_tokens", 0), False)),
+    ("generate: chat", "chat/tokenizer.json", (("pre_tokenizer",), PANICS["pre_tokenizer"])),
+    ("generate: chat", "chat/tokenizer.json", (("normalizer",), PANICS["normalizer"])),
+    ("generate: chat", "chat/tokenizer.json", (("decoder",), PANICS["decoder"])),
+    ("generate: text", "chat/tokenizer.json", (("post_processor",), PANICS["post_processor"])),
+    ("vocab: text", "chat/tokenizer.json", (("pre_tokenizer",), PANICS["pre_tokenizer"])),
+    ("calibrate: tokenizer", "chat/tokenizer.json", (("decoder",), PANICS["decoder"])),
     ("generate: chat", "chat/tokenizer_config.json", b"[]"),
     ("generate: chat", "chat/generation_config.json", (("eos_token_id",), [[]])),
     ("generate: chat", "chat/config.json", (("rope_theta",), [None])),
@@ -88,7 +94,7 @@ def test_every_file_is_used_or_refused(template: Path, tmp_path: Path, name: str
         for label, content in chosen(template / file, PER_FILE, SEED):
             try:
                 attempt(reader, template, tmp_path / "work", file, content)
-            except Exception as error:
+            except BaseException as error:  # a panic of a library in Rust is no Exception
                 raise AssertionError(f"{name}, {file}: {label}") from error
 
 

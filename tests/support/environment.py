@@ -27,6 +27,7 @@ def _has_room(folder: Path) -> bool:
     return min(room.f_bavail * room.f_frsize, memory) > _ROOM_BYTES
 
 
+os.environ["RUST_BACKTRACE"] = "0"  # one of a panic in a library takes a second
 # One thread per test process: several workers share few cores, and threads that spin while they
 # wait for each other cost an order of magnitude.
 os.environ.setdefault("OMP_NUM_THREADS", "1")

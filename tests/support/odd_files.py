@@ -31,6 +31,21 @@ VALUES: tuple[Any, ...] = (
     None, True, False, -1, 0, 1, 2**31, 10**25, 0.5, float("nan"), float("inf"), "", "x", "\ud800",
     "a\nb", [], [1], ["x"], [None], {}, {"a": 1}, [[]], {"": {}},
 )  # fmt: skip
+# Parts of a tokenizer.json that load, and make `tokenizers` panic when they are used.
+PANICS: dict[str, Any] = {
+    "pre_tokenizer": {"type": "FixedLength", "length": 0},
+    "normalizer": {"type": "Replace", "pattern": {"Regex": "(?=a)"}, "content": "b"},
+    "post_processor": {
+        "type": "TemplateProcessing", "special_tokens": {},
+        "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}},
+                   {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+    },
+    "decoder": {"type": "Sequence", "decoders": [
+        {"type": "Replace", "pattern": {"Regex": ".*"}, "content": ""},
+        {"type": "Strip", "content": "a", "start": 0, "stop": 5},
+    ]},
+}  # fmt: skip
 _NUM_DAMAGED = 40  # random places per file
 _MOST_NAMES = 100  # of an object; of longer ones (vocabularies) the first two are tried
 
@@ -123,6 +138,9 @@ def oddities(path: Path, draw: random.Random) -> Iterator[tuple[str, bytes]]:
     """All that is tried with one file."""
     data = path.read_bytes()
     yield from WHOLE.items()
+    if path.name == "tokenizer.json":
+        for part, value in PANICS.items():
+            yield f"{part} panics", json.dumps({**json.loads(data), part: value}).encode()
     if path.suffix == ".json":
         yield from odd_json(json.loads(data))
     elif path.suffix == ".jsonl":

@@ -56,6 +56,7 @@ def prepare(folder: Path) -> Path:
             Path(f"{name}.json").write_text(json.dumps(document(slowness)))
         variants = [{"name": f"v{x}", "overrides": {"learning_rate": x / 10}} for x in (1, 2)]
         Path("variants.json").write_text(json.dumps(variants))
+        Path("words.txt").write_text("the quick brown fox and a lazy dog " * 200)
         _answers(Path("answers"))
     return folder
 
@@ -176,6 +177,10 @@ _CHAT_FILES = ("tokenizer.json", "tokenizer_config.json", "generation_config.jso
                "chat_template.jinja")  # fmt: skip
 READERS = (
     Reader("generate: chat", tuple(f"chat/{name}" for name in _CHAT_FILES), _CHAT),
+    Reader("generate: text", ("chat/tokenizer.json",), _generate("chat")),
+    Reader("vocab: text", ("chat/tokenizer.json", "words.txt"),
+           _saying("vocab", "chat", "--text", "words.txt", "--by", "none", "--size", "270",
+                   "--out", "made.json")),
     *(Reader(f"generate: {name}", (f"models/{name}/config.json",), _generate(f"models/{name}"))
       for name in RUN),
     *(Reader(f"inspect: {name}", (f"models/{name}/config.json",),

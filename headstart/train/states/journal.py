@@ -16,7 +16,7 @@ from typing import BinaryIO, Literal
 
 from headstart.documents import parse_json
 from headstart.errors import DataError
-from headstart.files import open_no_link, write_whole
+from headstart.files import open_no_link, plain_lines, write_whole
 from headstart.train.states.header import JOURNAL_NAME
 
 _READ_BYTES = 2**24
@@ -79,7 +79,7 @@ def recover(folder: Path) -> list[Entry]:
 def _read_journal(path: Path) -> Iterator[Entry]:
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in plain_lines(path):
         try:
             entry = Entry(**parse_json(line))
         except (ValueError, TypeError):

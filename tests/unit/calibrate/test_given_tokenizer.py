@@ -133,7 +133,7 @@ def test_what_does_not_go_together_is_refused(given: Path, tmp_path: Path) -> No
     with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
         run(shape=SHAPE, acceptance=0.8, tokenizer=str(tmp_path), dry_run=True)
     (tmp_path / "tokenizer.json").write_text("{}")
-    with pytest.raises(BrokenFile, match="cannot be read"):
+    with pytest.raises(BrokenFile, match=r"the tokenizer of .* fails"):
         run(shape=SHAPE, acceptance=0.8, tokenizer=str(tmp_path), dry_run=True)
     (tmp_path / "tokenizer.json").write_text((given / "tokenizer.json").read_text())
     with pytest.raises(ConfigError, match="has the end token None"):

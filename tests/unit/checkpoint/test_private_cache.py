@@ -65,7 +65,7 @@ def test_a_folder_that_cannot_be_made_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("no_umask")
 @pytest.mark.parametrize("variable", ["HEADSTART_CACHE", "NUMBA_CACHE_DIR"])
-def test_kernels_are_not_loaded_from_a_folder_open_to_others(
+def test_cpu_kernels_are_not_loaded_from_a_folder_open_to_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
     pytest.importorskip("numba")
