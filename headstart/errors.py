@@ -29,6 +29,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 _LONGEST = 200  # characters of one item in a list; names in files may be of any length
 
@@ -143,10 +144,17 @@ def tokenizer_faults(
     except HeadstartError:
         raise
     except BaseException as error:
-        fault = library_fault(error)
-        if fault is None:
-            raise
-        raise raised(tokenizer_failed(name, fault)) from error
+        raise_fault(error, name, raised)
+
+
+def raise_fault(
+    error: BaseException, name: object, raised: Callable[[str], HeadstartError] = BadConfig
+) -> NoReturn:
+    """Raise what the tokenizer of `name` failed with as an error of ours; Ctrl-C as it is."""
+    fault = library_fault(error)
+    if fault is None:
+        raise error
+    raise raised(tokenizer_failed(name, fault)) from error
 
 
 def tokenizer_failed(name: object, fault: str) -> str:

@@ -17,9 +17,9 @@ from headstart.errors import (
     PromptTooLong,
     RequestError,
     library_fault,
+    raise_fault,
     some,
     tokenizer_failed,
-    tokenizer_faults,
 )
 from headstart.sampling.params import SamplingParams
 
@@ -50,8 +50,10 @@ class PromptReader:
         # The class itself, not AutoTokenizer: that would want to run a checkpoint's own code.
         from transformers import PreTrainedTokenizerFast
 
-        with tokenizer_faults(self._folder):  # whatever the library makes of odd files
+        try:
             return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+        except BaseException as error:  # whatever the library makes of odd files
+            raise_fault(error, self._folder)
 
     @cached_property
     def end_ids(self) -> frozenset[int]:
@@ -154,13 +156,17 @@ class PromptReader:
         return self._encoded(text, **options)
 
     def _encoded(self, text: str, **options: Any) -> list[int]:
-        with tokenizer_faults(_MODEL, partial(RequestError, field="prompt")):
+        try:
             return list(self.tokenizer.encode(text, **options))
+        except BaseException as error:
+            raise_fault(error, _MODEL, partial(RequestError, field="prompt"))
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of tokens, special ones included."""
-        with tokenizer_faults(_MODEL, RequestError):
+        try:
             return str(self.tokenizer.decode(list(ids), skip_special_tokens=False))
+        except BaseException as error:
+            raise_fault(error, _MODEL, RequestError)
 
 
 def refused_by_template(why: str) -> RequestError:

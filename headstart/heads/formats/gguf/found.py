@@ -49,8 +49,8 @@ def find_gguf_head(model: GgufModel) -> FoundGguf:
     total, declared = model.count("block_count"), model.count("nextn_predict_layers")
     if total is None:
         raise BadConfig(
-            f"{model.folder} has no key {model.arch_name or '?'}.block_count; expected a model of "
-            "llama.cpp. Download or convert it again."
+            f"{model.folder} has no key {f'{model.arch_name[:40]}.block_count'!r}; expected a "
+            "model of llama.cpp. Download or convert it again."
         )
     if declared is not None and declared > total:
         raise BadConfig(
@@ -183,6 +183,6 @@ def record_of(model: GgufModel) -> dict[str, Any]:
     if arch is None or not _is_record(record, arch):
         raise BadConfig(
             f"{model.folder}: the key {RECORD} is not what Headstart writes for "
-            f"{model.arch_name}. Export or stitch the head again."
+            f"{model.arch_name[:40]!r}. Export or stitch the head again."
         )
     return record
