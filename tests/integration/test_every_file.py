@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from support.long_runs import IS_LONG, unless_long
-from support.odd_files import DEEP, PANICS, WHOLE, attempt, chosen, replaced
+from support.odd_files import DEEP, PANICS, REFUSED, USED, WHOLE, attempt, chosen, replaced
 from support.odd_readers import READERS, prepare
 
 PER_FILE = unless_long(0, 40)
@@ -84,18 +84,19 @@ def test_what_once_went_wrong_is_refused_or_harmless(
 ) -> None:
     if not isinstance(odd, bytes):
         odd = json.dumps(replaced(json.loads((template / file).read_text()), *odd)).encode()
-    attempt(BY_NAME[name], template, tmp_path / "work", file, odd)
+    assert attempt(BY_NAME[name], template, tmp_path / "work", file, odd) in (USED, *REFUSED)
 
 
 @pytest.mark.parametrize("name", unless_long((), tuple(BY_NAME)))
 def test_every_file_is_used_or_refused(template: Path, tmp_path: Path, name: str) -> None:
-    reader = BY_NAME[name]
+    reader, codes = BY_NAME[name], []
     for file in reader.files:
         for label, content in chosen(template / file, PER_FILE, SEED):
             try:
-                attempt(reader, template, tmp_path / "work", file, content)
+                codes.append(attempt(reader, template, tmp_path / "work", file, content))
             except BaseException as error:  # a panic of a library in Rust is no Exception
                 raise AssertionError(f"{name}, {file}: {label}") from error
+    assert set(codes) <= {USED, *REFUSED} and set(codes) & set(REFUSED), "something odd is refused"
 
 
 def test_files_as_they_should_be_are_used(template: Path, tmp_path: Path) -> None:
@@ -103,4 +104,4 @@ def test_files_as_they_should_be_are_used(template: Path, tmp_path: Path) -> Non
     for reader in unless_long(READERS[:3], READERS):
         file = reader.files[0]
         content = (template / file).read_bytes()
-        assert attempt(reader, template, tmp_path / "work", file, content) == 0, reader.name
+        assert attempt(reader, template, tmp_path / "work", file, content) == USED, reader.name

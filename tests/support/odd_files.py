@@ -162,6 +162,9 @@ def chosen(path: Path, number: int, seed: int) -> list[tuple[str, bytes]]:
     return kept
 
 
+USED, REFUSED = 0, (1, 2)  # exit codes
+
+
 def attempt(reader: Reader, template: Path, work: Path, file: str, content: bytes) -> int:
     """Run a reader in a fresh copy of its folder with one file replaced; returns the exit code."""
     if work.exists():
@@ -172,7 +175,7 @@ def attempt(reader: Reader, template: Path, work: Path, file: str, content: byte
     done = headstart(*reader.words(), cwd=work, HEADSTART_API_KEY="")
     said = done.stderr
     assert "Traceback" not in said, said
-    assert done.returncode in (0, 1, 2), (done.returncode, said)
+    assert done.returncode in (USED, *REFUSED), (done.returncode, said)
     if done.returncode:
         errors = [line for line in said.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1, said

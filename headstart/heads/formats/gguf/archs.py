@@ -36,34 +36,23 @@ from headstart.heads.formats.gguf.layer_values import (
     step_values,
 )
 
+
+def _qwen(name: str, family: str, feed: str) -> Arch:
+    return Arch(
+        name=name,
+        family=family,
+        names=names(ROLES, INPUT_NORM, POST_NORM, GQA, feed),
+        shifts_norms=True,
+        tolerates_missing=False,
+        max_modules=1,
+        layer_values=qwen_values,
+    )
+
+
 ARCHS: tuple[Arch, ...] = (
-    Arch(
-        name="qwen3next",
-        family="qwen3_next",
-        names=names(ROLES, INPUT_NORM, POST_NORM, GQA, QWEN_MOE),
-        shifts_norms=True,
-        tolerates_missing=False,
-        max_modules=1,
-        layer_values=qwen_values,
-    ),
-    Arch(
-        name="qwen35",
-        family="qwen3_5",
-        names=names(ROLES, INPUT_NORM, POST_NORM, GQA, DENSE),
-        shifts_norms=True,
-        tolerates_missing=False,
-        max_modules=1,
-        layer_values=qwen_values,
-    ),
-    Arch(
-        name="qwen35moe",
-        family="qwen3_5_moe",
-        names=names(ROLES, INPUT_NORM, POST_NORM, GQA, QWEN_MOE),
-        shifts_norms=True,
-        tolerates_missing=False,
-        max_modules=1,
-        layer_values=qwen_values,
-    ),
+    _qwen("qwen3next", "qwen3_next", QWEN_MOE),
+    _qwen("qwen35", "qwen3_5", DENSE),
+    _qwen("qwen35moe", "qwen3_5_moe", QWEN_MOE),
     Arch(
         name="glm4moe",
         family="glm4_moe",
