@@ -24,6 +24,9 @@ from headstart.backends.cuda.kernels import (
     attention,
     choice,
     delta,
+    eight_bits,
+    fp8_products,
+    groups,
     inputs,
     int8,
     int8_choice,
@@ -74,6 +77,20 @@ STREAMED = {"x": "tensordesc<bf16[64, 128]>", "x_rest": "tensordesc<bf16[16, 128
 STREAMED_TILE = {"BLOCK_M": 64, "REST": 16, "BLOCK_N": 64, "BLOCK_K": 128}
 STREAMED_INT8 = {"whole": "tensordesc<i8[64, 128]>", "whole_rest": "tensordesc<i8[16, 128]>",
                  "weight": "tensordesc<i8[64, 128]>"}  # fmt: skip
+# Products of rounded rows: with blocks of weights, tiles of many rows, and 4 bits.
+FP8 = {"x": "*fp8e4nv", "weight": "*fp8e4nv", "values": "*fp8e4nv", "x_scales": "*fp32",
+       "grown": "*fp32", "result": "*fp32"}  # fmt: skip
+FP8_TILE = {"GROUP": 128, "IS_BLOCKED": True, "STREAMS": False, "BLOCK_M": 16, "BLOCK_N": 64,
+            "BLOCK_K": 256, "DEEP": 128, "IS_EVEN": True, "num_stages": 4}  # fmt: skip
+FP8_STREAMED = {
+    **FP8,
+    "x": "tensordesc<fp8e4nv[64, 128]>",
+    "weight": "tensordesc<fp8e4nv[64, 128]>",
+}
+GROUPS = {"x": "*i8", "weight": "*i8", "zeros": "*i8", "values": "*i8", "scales": "*bf16",
+          "x_scales": "*fp32", "x_sums": "*fp32", "result": "*fp32"}  # fmt: skip
+GROUPS_TILE = {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "IS_STACKED": True, "BLOCK_M": 16,
+               "BLOCK_N": 64, "BLOCK_K": 256, "IS_EVEN": True, "num_stages": 4}  # fmt: skip
 # A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
 EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
@@ -149,6 +166,11 @@ LONG_JOBS: list[Job] = [
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
                                  "num_stages": 4}, STREAMED_INT8),
+    (fp8_products._linear, {**FP8_TILE, "STREAMS": True, "BLOCK_M": 64, "num_stages": 3},
+     FP8_STREAMED),
+    (fp8_products._best_of_tile, {**FP8_TILE, "HAS_IDS": False}, FP8),
+    (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "BLOCK_N": 128,
+                      "num_warps": 8, "num_stages": 3}, GROUPS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
@@ -204,6 +226,13 @@ JOBS: list[Job] = [
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": True,
                                  "num_stages": 4}, STREAMED_INT8),
     (int8._integers, {"BLOCK": 1024}, INTEGERS),
+    (fp8_products._linear, FP8_TILE, FP8),
+    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "IS_ROUNDED": True},
+     {**FP8, "result": "*fp8e4nv"}),
+    (groups._linear, GROUPS_TILE, GROUPS),
+    (eight_bits._fp8_rows, {"GROUP": 128, "BLOCK": 1024}, FP8),
+    (eight_bits._silu_rows, {"SPLITS": 1, "GROUP": 128, "BLOCK": 1024},
+     {**GROUPS, "product": "*fp32", "scales": "*fp32"}),
     (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 1024}, {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
