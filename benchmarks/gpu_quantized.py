@@ -99,15 +99,18 @@ def plain_weight(outputs: int, inputs: int) -> Linear:
     return layer
 
 
+def fp8_values(outputs: int, inputs: int) -> Tensor:
+    # Seven times the mean size is still a number of the format.
+    return torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE).mul_(60).to(torch.float8_e4m3fn)
+
+
 def row_weight(outputs: int, inputs: int) -> Fp8Weight:
-    values = torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE).mul_(90)
-    return values.to(torch.float8_e4m3fn), torch.logspace(-3, -2, outputs, device=DEVICE)
+    return fp8_values(outputs, inputs), torch.logspace(-3, -2, outputs, device=DEVICE)
 
 
 def block_weight(outputs: int, inputs: int) -> Fp8Weight:
-    values = torch.randn(outputs, inputs, device=DEVICE, dtype=DTYPE).mul_(90)
     scales = torch.rand(-(-outputs // BLOCK), -(-inputs // BLOCK), device=DEVICE)
-    return values.to(torch.float8_e4m3fn), (0.5 + scales) / 100
+    return fp8_values(outputs, inputs), (0.5 + scales) / 100
 
 
 def int4_weight(outputs: int, inputs: int) -> PackedGroups:
@@ -137,7 +140,8 @@ def dense(weight: Any) -> Tensor:
         halves = [part.view(len(part), -1, 1, weight.half) for part in (low, high)]
         values = torch.cat(halves, 2).flatten(1).float()
         return values.mul_(weight.scales.t().float().repeat_interleave(weight.group, 1))
-    values, scales = weight
+    values: Tensor = weight[0]
+    scales: Tensor = weight[1]
     if scales.dim() == 1:
         return values.float() * scales[:, None]
     wide = scales.repeat_interleave(BLOCK, 0)[: values.shape[0]]
@@ -187,7 +191,8 @@ def splits_of(name: str, outputs: int, inputs: int, tile: int, rows: int) -> lis
 def fp8_cuts(name: str, outputs: int, inputs: int, rows: int) -> Iterator[tuple[Shape, bool]]:
     """Cuts, and whether the copy engine fetches tiles."""
     if DEVICE.type == "cpu":
-        yield from ((Shape(64, 128, 2 if name != "gate_up" else 1), streams) for streams in (0, 1))
+        cut = Shape(64, 128, 1 if name == "gate_up" else 2)
+        yield from ((cut, streams) for streams in (False, True))
         return
     if rows <= 16:
         tiles = [(64, 256, 4, 3), (64, 256, 4, 4), (64, 128, 4, 4), (64, 128, 4, 6),
@@ -244,16 +249,16 @@ def engine_way(name: str, x: Tensor) -> Way:
 def fp8_ways(name: str, rows: Fp8Rows, cut: Shape, *, streams: bool) -> Iterator[Way]:
     label = f"r{rows.group} {cut_name(cut)}{' tma' if streams else ''}"
     if name == "gate_up":
-        yield f"fused {label}", lambda w: gated_fp8(rows, *w, cut, streams=streams)
+        yield f"fused {label}", lambda w: gated_fp8(rows, w[0], w[1], cut, streams=streams)
         yield (
             f"then silu {label}",
-            lambda w: silu_fp8(partial_fp8(rows, *w, cut, streams=streams)),
+            lambda w: silu_fp8(partial_fp8(rows, w[0], w[1], cut, streams=streams)),
         )
     elif name == "lm_head":
         noise = noise_of(rows.shape[0])
-        yield label, lambda w: choose_fp8(rows, *w, *noise, None, cut, streams=streams)
+        yield label, lambda w: choose_fp8(rows, w[0], w[1], *noise, None, cut, streams=streams)
     else:
-        yield label, lambda w: partial_fp8(rows, *w, cut, streams=streams)
+        yield label, lambda w: partial_fp8(rows, w[0], w[1], cut, streams=streams)
 
 
 def int4_ways(name: str, rows: IntegerRows, cut: Shape) -> Iterator[Way]:

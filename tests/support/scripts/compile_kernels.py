@@ -78,8 +78,10 @@ STREAMED_TILE = {"BLOCK_M": 64, "REST": 16, "BLOCK_N": 64, "BLOCK_K": 128}
 STREAMED_INT8 = {"whole": "tensordesc<i8[64, 128]>", "whole_rest": "tensordesc<i8[16, 128]>",
                  "weight": "tensordesc<i8[64, 128]>"}  # fmt: skip
 # Products of rounded rows: with blocks of weights, tiles of many rows, and 4 bits.
-FP8 = {"x": "*fp8e4nv", "weight": "*fp8e4nv", "values": "*fp8e4nv", "x_scales": "*fp32",
-       "grown": "*fp32", "result": "*fp32"}  # fmt: skip
+MULTIPLE = " of 16"  # an integer that is known to be a multiple, as the widths of matrices are
+WIDTHS = dict.fromkeys(("inputs", "per_split"), "i32" + MULTIPLE)
+FP8 = {**WIDTHS, "x": "*fp8e4nv", "weight": "*fp8e4nv", "values": "*fp8e4nv",
+       "x_scales": "*fp32", "grown": "*fp32", "result": "*fp32"}  # fmt: skip
 FP8_TILE = {"GROUP": 128, "IS_BLOCKED": True, "STREAMS": False, "BLOCK_M": 16, "BLOCK_N": 64,
             "BLOCK_K": 256, "DEEP": 128, "IS_EVEN": True, "num_stages": 4}  # fmt: skip
 FP8_STREAMED = {
@@ -87,8 +89,8 @@ FP8_STREAMED = {
     "x": "tensordesc<fp8e4nv[64, 128]>",
     "weight": "tensordesc<fp8e4nv[64, 128]>",
 }
-GROUPS = {"x": "*i8", "weight": "*i8", "zeros": "*i8", "values": "*i8", "scales": "*bf16",
-          "x_scales": "*fp32", "x_sums": "*fp32", "result": "*fp32"}  # fmt: skip
+GROUPS = {**WIDTHS, "x": "*i8", "weight": "*i8", "zeros": "*i8", "values": "*i8",
+          "scales": "*bf16", "x_scales": "*fp32", "x_sums": "*fp32", "result": "*fp32"}  # fmt: skip
 GROUPS_TILE = {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "IS_STACKED": True, "BLOCK_M": 16,
                "BLOCK_N": 64, "BLOCK_K": 256, "IS_EVEN": True, "num_stages": 4}  # fmt: skip
 # A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
@@ -262,14 +264,15 @@ def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> s
     options = {name: fixed.get(name, usual) for name, usual in OPTIONS.items()}
     fixed = {name: value for name, value in fixed.items() if name not in OPTIONS}
     kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
-    signature = {
+    words = {
         name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in kernel.arg_names
     }
+    signature = {name: word.removesuffix(MULTIPLE) for name, word in words.items()}
     constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
     aligned = {
         (index,): [["tt.divisibility", 16]]
-        for index, kind in enumerate(signature.values())
-        if kind.startswith("*")
+        for index, word in enumerate(words.values())
+        if word.startswith("*") or word.endswith(MULTIPLE)
     }
     source = ASTSource(kernel, signature, constants, aligned)
     registers, spilled, shared = kept(source, options)
