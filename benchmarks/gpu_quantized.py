@@ -138,8 +138,8 @@ def dense(weight: Any) -> Tensor:
     if isinstance(weight, PackedGroups):
         low, high = (weight.weight << 4) >> 4, weight.weight >> 4  # with their signs
         halves = [part.view(len(part), -1, 1, weight.half) for part in (low, high)]
-        values = torch.cat(halves, 2).flatten(1).float()
-        return values.mul_(weight.scales.t().float().repeat_interleave(weight.group, 1))
+        codes = torch.cat(halves, 2).flatten(1).float()
+        return codes.mul_(weight.scales.t().float().repeat_interleave(weight.group, 1))
     values: Tensor = weight[0]
     scales: Tensor = weight[1]
     if scales.dim() == 1:
@@ -282,17 +282,14 @@ def fp8_library(name: str, rows: Fp8Rows) -> Iterator[Way]:
                 sizes = rows.scales.t(), scales.t() if strided else scales.t().contiguous()
             else:
                 sizes = rows.scales.view(-1, 1), scales.view(1, -1)
-            return torch._scaled_mm(
+            found = torch._scaled_mm(
                 rows.values, values.t(), scale_a=sizes[0], scale_b=sizes[1],
                 out_dtype=torch.bfloat16, use_fast_accum=fast,
             )  # fmt: skip
+            return silu_product(found) if name == "gate_up" else found
 
         label = f"torch._scaled_mm r{rows.group}{' fast' if fast else ''}"
-        label += "" if strided else " contiguous"
-        if name == "gate_up":
-            yield f"{label}, SiLU", lambda w, product=product: silu_product(product(w))
-        else:
-            yield label, product
+        yield label + ("" if strided else " contiguous"), product
 
 
 def int4_library(name: str, x: Tensor) -> Way:
