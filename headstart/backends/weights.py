@@ -2,8 +2,8 @@
 
 `Int8Linear` holds int8 rows with one scale each and computes with bf16 activations, the way that
 CPUs without bf16 units are fast at; the arithmetic of a row may then depend on how many rows there
-are, as in bf16 on a GPU. `backends/numba/linear.py` has a faster form, `backends/cuda/fp8.py` the
-8-bit floats of GPUs.
+are, as in bf16 on a GPU. `backends/numba/linear.py` has a faster form, `models/quantized.py`
+the formats in which checkpoints are stored.
 """
 
 from __future__ import annotations
