@@ -29,7 +29,7 @@ from headstart.families.registry import (
 )
 from headstart.heads.drafters import find_drafter, refuse_drafter
 from headstart.heads.operation import counted
-from headstart.heads.quantization import is_scale, missing_scales, packed_names
+from headstart.checkpoint.quantized.names import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
 _NESTED_COUNTS = (

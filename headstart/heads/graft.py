@@ -26,7 +26,7 @@ from headstart.heads.experts import has_fused_experts, split_experts
 from headstart.heads.head import Head, dequantize
 from headstart.heads.operation import Operation
 from headstart.heads.plain_trunk import described_as, missing_biases
-from headstart.heads.quantization import SCALES
+from headstart.checkpoint.quantized.names import SCALES
 from headstart.heads.sharing import trunk_prefix, trunk_tensor
 from headstart.heads.stitch import plan_stitch
 

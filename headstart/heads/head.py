@@ -19,7 +19,7 @@ from headstart.errors import ShapeMismatch, UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.names import Naming
 from headstart.heads.detection import FoundHead, find_family, require_head
-from headstart.heads.quantization import dequantized, is_quantized, is_scale
+from headstart.checkpoint.quantized.names import dequantized, is_quantized, is_scale
 from headstart.heads.sharing import trunk_tensor
 
 

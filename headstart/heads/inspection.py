@@ -17,7 +17,7 @@ from headstart.heads.experts import has_fused_experts
 from headstart.heads.file_pitfalls import outside_index
 from headstart.heads.formats import format_of, open_head
 from headstart.heads.pitfalls import pitfalls
-from headstart.heads.quantization import is_quantized, is_scale
+from headstart.checkpoint.quantized.names import is_quantized, is_scale
 from headstart.heads.sharing import Sharing, sharing
 
 # Settings in generation_config.json that change what speculation brings or whether it is allowed.

@@ -23,7 +23,7 @@ from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.file_pitfalls import about_files, about_names
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.operation import counted
-from headstart.heads.quantization import is_quantized, is_scale, stale_scales
+from headstart.checkpoint.quantized.names import is_quantized, is_scale, stale_scales
 from headstart.heads.schemes import has_four_bits, quantization_of
 from headstart.heads.sharing import sharing
 

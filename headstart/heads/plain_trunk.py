@@ -15,7 +15,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Family, expand
 from headstart.families.registry import PLAIN_TRUNKS
-from headstart.heads.quantization import SCALES, is_quantized
+from headstart.checkpoint.quantized.names import SCALES, is_quantized
 
 _REQUIRED = (
     "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size",

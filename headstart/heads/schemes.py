@@ -24,7 +24,7 @@ from headstart.heads.ignore_lists import (
     with_unquantized,
     without,
 )
-from headstart.heads.quantization import PACKED, Typed, is_quantized, is_scale, scale_of
+from headstart.checkpoint.quantized.names import PACKED, Typed, is_quantized, is_scale, scale_of
 
 _MODELOPT_LIST = "hf_quant_config.json"
 _CONFIG_FIELDS = ("quantization_config", "compression_config")

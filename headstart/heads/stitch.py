@@ -45,7 +45,7 @@ from headstart.heads.formats.mlx_model import refuse_mlx_model
 from headstart.heads.head import Head, dequantize
 from headstart.heads.operation import Operation, counted, megabytes
 from headstart.heads.placement import placement
-from headstart.heads.quantization import is_quantized
+from headstart.checkpoint.quantized.names import is_quantized
 from headstart.heads.schemes import check_scheme, relist
 from headstart.heads.sharing import sharing, trunk_tensor
 

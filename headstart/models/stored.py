@@ -17,7 +17,7 @@ from headstart.checkpoint.source import TensorSource
 from headstart.errors import ConfigError, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.heads.head import Head, dequantize
-from headstart.heads.quantization import dequantized, is_quantized, is_scale, scale_of
+from headstart.checkpoint.quantized.names import dequantized, is_quantized, is_scale, scale_of
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import load_head, materialize
 from headstart.models.mtp import MTPHead

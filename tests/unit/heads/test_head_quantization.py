@@ -10,7 +10,7 @@ import torch
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes, load
 from headstart.errors import ShapeMismatch, UnsupportedFamily
-from headstart.heads.quantization import (
+from headstart.checkpoint.quantized.names import (
     dequantized,
     is_quantized,
     is_scale,
