@@ -14,9 +14,17 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from headstart.checkpoint.quantized.weights import FORMS
 from headstart.models.linear import Linear, Numbered, Stack
 
 WeightFormat = Callable[[Linear], nn.Module]
+# THE table which quantised forms of checkpoints a backend computes with as they are stored; others
+# are dequantised when a model is loaded.
+TAKEN_FORMS: dict[str, tuple[str, ...]] = {
+    "cuda": (),
+    "numba": (),
+    "torch": FORMS,
+}
 _INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple
 
 
