@@ -408,10 +408,11 @@ def fp8_search(
     ways = [(label, run) for label, (_, _, run) in by_label.items()]
     found = timed_ways(search, name, ways, copies, wanted[GROUP]) if rows <= MAX_OWN_ROWS else []
     others = ([0] if form == "row" else []) + ([GROUP // 2] if name == "down" else [])
+    best = [label for _, label, _ in found[:SHOWN]]  # before others, with labels of their own
     for group in others:
         again = [
             way
-            for _, label, _ in found[:SHOWN]
+            for label in best
             for way in fp8_ways(name, made[group], by_label[label][0], streams=by_label[label][1])
             if way[0].split(" r")[0] == label.split(" r")[0] or name != "gate_up"
         ]

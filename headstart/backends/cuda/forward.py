@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.cuda.experts import moe_terms
+from headstart.backends.cuda.int8 import Int8Rows
 from headstart.backends.cuda.kernels import int8_choice, streamed
 from headstart.backends.cuda.kernels.attention import (
     Cut,
@@ -21,7 +22,6 @@ from headstart.backends.cuda.kernels.attention import (
     usual_context,
 )
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
-from headstart.backends.cuda.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
 from headstart.backends.cuda.kernels.inputs import embed_rows, pair_rows
 from headstart.backends.cuda.kernels.int8 import gated_int8, partial_int8
 from headstart.backends.cuda.kernels.latent_rows import Turn
@@ -39,6 +39,7 @@ from headstart.backends.cuda.latent import (
     place_latents,
     queries_of,
 )
+from headstart.backends.cuda.quantized import KernelLinear
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.layers import Attention, DecoderLayer
@@ -118,36 +119,38 @@ class Kernels:
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         """Partial sums [S, M, N] of x W^T; a bias is left to what adds them up."""
-        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
-            assert layer.int8.scales is not None
+        if isinstance(layer, KernelLinear):
+            return layer.partial(x)
+        if isinstance(layer.int8, Int8Rows) and x.shape[0] <= MAX_SKINNY_ROWS:
             return partial_int8(x, layer.int8.weight, layer.int8.scales)
-        limit = MAX_SKINNY_ROWS if layer.scales is None else MAX_CONVERTED_ROWS
-        if x.shape[0] <= limit:
-            return partial_linear(x, layer.weight, scales=layer.scales)
+        if x.shape[0] <= MAX_SKINNY_ROWS:
+            return partial_linear(x, layer.weight)
         if streamed.takes(x, layer.weight):
             return streamed.streamed_linear(x, layer.weight)
         return self.whole(x, layer).unsqueeze(0)
 
     def whole(self, x: Tensor, layer: Linear) -> Tensor:
         """x W^T [M, N] in x's type, for many rows."""
-        if layer.scales is not None:
-            return fp8_linear(x, layer.weight, layer.scales)
+        if isinstance(layer, KernelLinear):
+            return layer.whole(x)
         return torch.mm(x, layer.weight.t())
 
     def logits(self, x: Tensor, lm_head: Linear) -> Tensor:
         """[S, M, N], whose sum over S is x W^T, for a choice that needs them all."""
         rounded = lm_head.int8
-        if rounded is not None and x.shape[0] > MAX_SKINNY_ROWS and int8_choice.takes(x):
-            assert rounded.scales is not None
+        is_wide = x.shape[0] > MAX_SKINNY_ROWS
+        if isinstance(rounded, Int8Rows) and is_wide and int8_choice.takes(x):
             return int8_choice.logits_streamed(x, rounded.weight, rounded.scales).unsqueeze(0)
         return self.product(x, lm_head)
 
     def gated(self, x: Tensor, layer: Linear) -> Tensor:
-        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
-            assert layer.int8.scales is not None
+        """silu(x G^T) * (x U^T) [M, N / 2] in x's type; the layer holds G's rows, then U's."""
+        if isinstance(layer, KernelLinear):
+            return layer.gated(x)
+        if isinstance(layer.int8, Int8Rows) and x.shape[0] <= MAX_SKINNY_ROWS:
             return gated_int8(x, layer.int8.weight, layer.int8.scales)
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return gated_linear(x, layer.weight, scales=layer.scales)
+            return gated_linear(x, layer.weight)
         if streamed.takes(x, layer.weight):
             return streamed.streamed_gated(x, layer.weight)
         return silu_product(self.whole(x, layer))
@@ -157,16 +160,15 @@ class Kernels:
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `layer` and the noise choose."""
-        rounded = layer.int8
-        if rounded is not None and (by_int8 := int8_choice.chooser_for(x)) is not None:
-            assert rounded.scales is not None
+        if isinstance(layer, KernelLinear):
+            return layer.choose(x, inv_temps, seeds, positions, token_ids)
+        rounded, by_int8 = layer.int8, int8_choice.chooser_for(x)
+        if isinstance(rounded, Int8Rows) and by_int8 is not None:
             return by_int8(
                 x, rounded.weight, rounded.scales, inv_temps, seeds, positions, token_ids
             )
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return choose_rows(
-                x, layer.weight, inv_temps, seeds, positions, token_ids, scales=layer.scales
-            )
+            return choose_rows(x, layer.weight, inv_temps, seeds, positions, token_ids)
         return choose_logits(self.whole(x, layer), inv_temps, seeds, positions, token_ids)
 
     def trunk(
@@ -286,7 +288,10 @@ class Kernels:
         """Partial sums [S, M, N] of what follows the mixer in a layer."""
         if isinstance(mlp, MoE):
             return moe_terms(x, mlp, kv_slots)
-        return self.product(self.gated(x, mlp.gate_up), mlp.down)
+        gate_up, down = mlp.gate_up, mlp.down
+        if isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear):
+            return down.partial(gate_up.gated_for(x, down))
+        return self.product(self.gated(x, gate_up), down)
 
 
 def _turn(rotary: RotaryTable, rows: Rows) -> Turn:

@@ -161,13 +161,12 @@ def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
 LONG_JOBS: list[Job] = [
     attend(4, 16, **WIDE),  # all the rows that one program has room for
     attend(8, 32, dim=128, group=4),  # a group of rows that join a round
-    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
                           **APART}, {}),
-    (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True, "scales": None},
+    (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True},
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
                                  "num_stages": 4}, STREAMED_INT8),
@@ -208,9 +207,9 @@ JOBS: list[Job] = [
                               "BLOCK_N": 256, "BLOCK_V": 256, "STEP": 32}, {"tiles": "*i32"}),
     (merging._merge, {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 16},
      {"other": "*bf16", "other_sums": "*fp32"}),
-    (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
-    (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
-    (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
+    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32"}),
+    (linear._gated, {**TILE, "IS_EVEN": True}, {}),
+    (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False}, {}),
     (sampling._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
                         "PENALISES": True, "PROCESSES": True, "TILE": 1024},
      {**CHOOSING, "logits": "*fp32"}),

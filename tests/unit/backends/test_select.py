@@ -207,10 +207,6 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         facts(device="cuda"), {"draft_weights": "int8", "exact": True},
         "exact runs everything as it is. Leave it out",
     ),
-    "int8 drafts in fp8": (
-        facts(device="cuda"), {"draft_weights": "int8", "weights": "fp8"},
-        "all weights are fp8 already",
-    ),
 }  # fmt: skip
 
 

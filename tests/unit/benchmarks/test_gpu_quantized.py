@@ -34,6 +34,14 @@ def test_every_format_is_checked_and_timed(monkeypatch: pytest.MonkeyPatch) -> N
     assert search.found[2]["ways"][0][2] < 0.001
 
 
+def test_the_best_cuts_are_tried_with_other_groups_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    repair_fp8(monkeypatch)
+    monkeypatch.setattr(graph_timing, "_LEAST_LAUNCHES", 1)
+    monkeypatch.setitem(gpu_quantized.SHAPES, "down", (64, 128))
+    search = measured("down", row=gpu_quantized.copies_of("row", 64, 128))
+    assert {way[0].split(" ")[0] for way in search.found[0]["ways"]} == {"r128", "r64", "r0"}
+
+
 def test_a_wrong_result_is_named_and_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_quantized, "partial_groups", lambda *given: given[1].scales[None] * 0)
     monkeypatch.setattr(gpu_quantized, "error_of", lambda *given: 0.5)

@@ -24,21 +24,34 @@ from headstart.backends.cuda.kernels.choice import best_of_rows, best_of_values
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows, to_fp8
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape, splits_for, tile_rows
+from headstart.backends.cuda.kernels.streamed import has_copy_engine
 
 BLOCK = 128  # outputs and inputs that share a scale, where weights have blocks
 _BLOCK = tl.constexpr(BLOCK)
 TILE_ROWS = (16, 32, 64, 128)
+MAX_FUSED_ROWS = 64  # for `gated_fp8`: sums of two products fill the registers
+_COPIED = 16  # bytes that the copy engine fetches at least
+_FEW_ROWS = TILE_ROWS[0]
+
+# (N, K, whether scales are of blocks) -> the cut that was fastest on an H200 at 4 rows, and whether
+# the copy engine fetches its tiles; `benchmarks/gpu_quantized.py` measures them. Others are by rule.
+MEASURED = {
+    (6144, 4096, False): (Shape(64, 128, splits=4, warps=4, stages=4), False),
+    (4096, 4096, False): (Shape(64, 256, splits=4, warps=4, stages=3), False),
+}
 
 
 def partial_fp8(
-    x: Fp8Rows, weight: Tensor, scales: Tensor, shape: Shape | None = None, *, streams: bool = False
-) -> Tensor:
-    """x [M, K], weight [N, K] e4m3, scales [N] or [N / 128, K / 128] -> [S, M, N] fp32."""
+    x: Fp8Rows, weight: Tensor, scales: Tensor, shape: Shape | None = None, *,
+    streams: bool = False, dtype: torch.dtype = torch.float32,
+) -> Tensor:  # fmt: skip
+    """x [M, K], weight [N, K] e4m3, scales [N] or [N / 128, K / 128] -> [S, M, N] in `dtype`."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    shape = shape or shape_for(outputs, inputs)
+    if shape is None:
+        shape, streams = cut_for(weight, rows, is_blocked=scales.dim() == 2)
     tile = shape.rows or tile_rows(rows, TILE_ROWS)
-    result = torch.empty(shape.splits, rows, outputs, dtype=torch.float32, device=weight.device)
+    result = torch.empty(shape.splits, rows, outputs, dtype=dtype, device=weight.device)
     per_split = triton.cdiv(triton.cdiv(inputs, shape.inputs), shape.splits) * shape.inputs
     grid = (triton.cdiv(outputs, shape.outputs), shape.splits, triton.cdiv(rows, tile))
     operands, sizes = _operands(x, weight, scales, shape, tile, streams=streams)
@@ -56,7 +69,8 @@ def gated_fp8(
     """
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2
-    shape = shape or Shape(outputs=64, inputs=128, stages=4)
+    if shape is None:
+        shape, streams = Shape(outputs=64, inputs=128, stages=6), can_stream(weight)
     tile = shape.rows or tile_rows(rows, TILE_ROWS)
     groups = triton.cdiv(outputs, shape.outputs)
     result = torch.empty(rows, outputs, dtype=dtype or torch.float8_e4m3fn, device=weight.device)
@@ -75,7 +89,8 @@ def choose_fp8(
     """`choice.choose_rows` with such weights."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
-    shape = shape or Shape(outputs=64, inputs=256, stages=4)
+    if shape is None:
+        shape, streams = cut_for(weight, rows, is_blocked=scales.dim() == 2)
     tiles = triton.cdiv(outputs, shape.outputs)
     best = torch.empty(rows, tiles, dtype=torch.float32, device=weight.device)
     where = torch.empty(rows, tiles, dtype=torch.int32, device=weight.device)
@@ -88,9 +103,23 @@ def choose_fp8(
     return best_of_rows(best, where)
 
 
-def shape_for(outputs: int, inputs: int) -> Shape:
-    """By rule: enough programs to fill an H200 twice."""
-    return Shape(64, 256, splits_for(outputs, inputs, least=1024), 4, 4)
+def cut_for(weight: Tensor, rows: int, *, is_blocked: bool) -> tuple[Shape, bool]:
+    """How a product with weight [N, K] is cut up, and whether the copy engine fetches its tiles."""
+    outputs, inputs = weight.shape
+    if rows <= _FEW_ROWS and (outputs, inputs, is_blocked) in MEASURED:
+        return MEASURED[outputs, inputs, is_blocked]
+    if rows > TILE_ROWS[-1]:  # arithmetic takes the time
+        return Shape(128, 128, splits=1, warps=8, stages=4), can_stream(weight)
+    # Sums of some dozens of rows are many bytes, too: fewer splits.
+    programs = 256 if rows <= _FEW_ROWS else 128
+    splits = splits_for(outputs, inputs, programs=programs, least=1024)
+    stages = 6 if rows <= MAX_FUSED_ROWS else 4
+    return Shape(64, 128, splits, warps=4, stages=stages), can_stream(weight)
+
+
+def can_stream(weight: Tensor) -> bool:
+    """Whether the copy engine fetches tiles of this matrix."""
+    return weight.shape[1] % _COPIED == 0 and has_copy_engine(weight.device)
 
 
 def _operands(

@@ -11,7 +11,7 @@ M rows, N outputs, K inputs, S splits.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ TILE_ROWS = (16, 32, 64)
 _MOST_STACKED = 16
 _HALVES = (128, 64, 32)
 _ROWS = 4096  # repacked at a time
+# On an H200 matrices of 7B models were faster so up to 128 rows, and as copies in bf16 at 320.
+MAX_ROWS = 192
 _IS_INTERPRETED = tl.constexpr(bool(triton.knobs.runtime.interpret))
 
 
@@ -54,16 +56,20 @@ class PackedGroups:
         outputs, width = self.weight.shape
         return outputs, width * 8 // self.bits
 
+    def rows(self, rows: slice | Tensor) -> PackedGroups:
+        """The same of some outputs."""
+        zeros = None if self.zeros is None else self.zeros[:, rows].contiguous()
+        scales = self.scales[:, rows].contiguous()
+        return replace(self, weight=self.weight[rows].contiguous(), scales=scales, zeros=zeros)
+
 
 def packed_groups(weight: Tensor, scales: Tensor, zeros: Tensor | None, bits: int) -> PackedGroups:
     """From codes as they are held: uint8 [N, K / 2], even inputs low, or [N, K]; [N, K / G]."""
     outputs, groups = scales.shape
     inputs = weight.shape[1] * 8 // bits
     group, moved = inputs // groups, 1 << (bits - 1)
-    width = 8 // bits  # halves of a tile
-    half = next((h for h in _HALVES if group % h == 0 and inputs % (width * h) == 0), 0)
-    if not half:
-        raise ValueError(f"groups of {group} among {inputs} inputs: expected a multiple of 32.")
+    half = half_for(inputs, group, bits)
+    assert half is not None, "other groups are refused"
     if bits == 4:
         packed = torch.empty_like(weight)
         for start in range(0, outputs, _ROWS):
@@ -73,6 +79,13 @@ def packed_groups(weight: Tensor, scales: Tensor, zeros: Tensor | None, bits: in
     if zeros is not None:
         zeros = (zeros.t().to(torch.int16) - moved).to(torch.int8).contiguous()
     return PackedGroups(packed.view(torch.int8), scales.t().contiguous(), zeros, bits, group, half)
+
+
+def half_for(inputs: int, group: int, bits: int) -> int | None:
+    """Inputs of a matrix that are multiplied together; None where groups are too small for it."""
+    tile = 8 // bits  # halves of it
+    fits = (half for half in _HALVES if group % half == 0 and inputs % (tile * half) == 0)
+    return next(fits, None)
 
 
 def planar(weight: Tensor, half: int) -> Tensor:
@@ -86,7 +99,7 @@ def partial_groups(x: IntegerRows, packed: PackedGroups, shape: Shape | None = N
     """x [M, K] -> [S, M, N] fp32, whose sum over S is x W^T."""
     rows, inputs = x.shape
     outputs = packed.shape[0]
-    shape = shape or shape_for(outputs, inputs)
+    shape = shape or shape_for(outputs, inputs, rows)
     operands, sizes, deep, tile = _operands(x, packed, shape)
     result = torch.empty(shape.splits, rows, outputs, dtype=torch.float32, device=x.values.device)
     per_split = triton.cdiv(triton.cdiv(inputs, deep), shape.splits) * deep
@@ -102,7 +115,7 @@ def choose_groups(
     """`choice.choose_rows` with such weights."""
     rows, inputs = x.shape
     outputs = packed.shape[0]
-    shape = shape or Shape(outputs=64, inputs=256, stages=4)
+    shape = shape or shape_for(outputs, inputs, rows)
     tiles = triton.cdiv(outputs, shape.outputs)
     best = torch.empty(rows, tiles, dtype=torch.float32, device=x.values.device)
     where = torch.empty(rows, tiles, dtype=torch.int32, device=x.values.device)
@@ -126,9 +139,10 @@ def dequantized_groups(packed: PackedGroups, dtype: torch.dtype) -> Tensor:
     return result
 
 
-def shape_for(outputs: int, inputs: int) -> Shape:
-    """By rule: enough programs to fill an H200 twice."""
-    return Shape(64, 256, splits_for(outputs, inputs, least=1024), 4, 5)
+def shape_for(outputs: int, inputs: int, rows: int) -> Shape:
+    """By rule, from the best cuts on an H200 at 1 to 128 rows (`benchmarks/gpu_quantized.py`)."""
+    splits = splits_for(outputs, inputs, least=1024)
+    return Shape(64, 512 if rows <= _MOST_STACKED else 256, splits, warps=4, stages=3)
 
 
 def _operands(

@@ -25,6 +25,7 @@ from headstart.backends.cuda.kernels.groups import (
     PackedGroups,
     choose_groups,
     dequantized_groups,
+    half_for,
     packed_groups,
     partial_groups,
 )
@@ -171,7 +172,7 @@ def test_groups_of_4_and_8_bits(rows: int, inputs: int, bits: int, group: int, z
     assert chosen.tolist() == wanted.argmax(1).tolist()
 
 
-def test_groups_that_no_tile_fits_are_refused() -> None:
-    codes = torch.zeros(4, 24, dtype=torch.uint8)
-    with pytest.raises(ValueError, match="groups of 24 among 48 inputs"):
-        packed_groups(codes, torch.ones(4, 2), None, 4)
+def test_halves_of_a_tile_divide_groups_and_rows() -> None:
+    assert [half_for(4096, group, 4) for group in (128, 64, 32, 4096)] == [128, 64, 32, 128]
+    assert half_for(576, 64, 4) == 32 and half_for(576, 64, 8) == 64
+    assert half_for(48, 24, 4) is None
