@@ -6,11 +6,15 @@ Formats take turns over what is done alike with all of them; long runs try every
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support import distill_runs, training_runs
+from support.commands import headstart
 from support.engine_runs import (
     assert_head_is_alive,
     greedy,
@@ -20,8 +24,8 @@ from support.engine_runs import (
     seeded,
     start,
 )
-from support.head_edits import config, edited, export, restore, stitch, tensors
-from support.long_runs import one_of_each, unless_long
+from support.head_edits import config, differing, edited, export, restore, stitch, tensors
+from support.long_runs import IS_LONG, one_of_each, unless_long
 from support.quantized_models import ALL, plain_model, quantized_model
 from support.tiny_fixture import Tiny
 
@@ -195,3 +199,42 @@ def test_a_quantised_head_drafts_in_a_plain_trunk(form: str, tiny: Tiny, tmp_pat
     stitched = stitch(head, plain, tmp_path / "one", dequantized=True)
     again = run(start(stitched, speculate=3, **AS_STORED), make_prompts(), greedy())
     assert ids_of(again) == ids_of(results)
+
+
+# Everything else that runs a model
+
+
+@pytest.mark.parametrize("form", unless_long(["awq"], ["awq", "fp8-block", "gptq-sorted"]))
+def test_distilling_training_scoring_and_probing(form: str, tiny: Tiny, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(quantized_model(tiny, form), model)
+    (model / "chat_template.jinja").write_text(distill_runs.TEMPLATE)
+    ends = {"eos_token_id": [1, 10, 20, 30, 40]}
+    (model / "generation_config.json").write_text(json.dumps(ends))
+    prompts = distill_runs.write_prompts(tmp_path / "prompts.jsonl")
+    engine = {"dtype": "float32", "kernels": "off"}
+    distill_runs.run(model, prompts, tmp_path / "data", engine=engine)
+    before = tensors(model)
+    outcome = training_runs.trained(tmp_path, tmp_path / "run", dtype="float32", device="cpu")
+    assert outcome.is_finished and outcome.step == outcome.num_steps
+    head = tmp_path / "run" / "head"
+    assert all(value.dtype in (torch.bfloat16, torch.float32) for value in tensors(head).values())
+    assert differing(before, tensors(model)) == set()
+    words = (str(model), "--data", str(tmp_path / "data"), "--head", str(head))
+    result = headstart("score", *words, "--bandwidth", "100", "--dtype", "float32")
+    assert result.returncode == 0 and "best K: " in result.stdout, result.stderr
+    probed = headstart("inspect", str(model), "--probe", "--device", "cpu", "--dtype", "float32")
+    assert probed.returncode == 0, probed.stderr
+    said = headstart("generate", str(model), "t3 t9", "--head", str(head), "--device", "cpu")
+    assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.skipif(not IS_LONG, reason="bench starts servers in processes of their own")
+def test_a_server_and_bench_run_a_quantised_model(tiny: Tiny) -> None:
+    load = ("--num-requests", "2", "--input-tokens", "4", "--output-tokens", "6", "--repeats", "1")
+    model = quantized_model(tiny, "compressed-tensors")
+    result = headstart(
+        "bench", "run", str(model), *load, "--warm-up", "0", "--json", "--speculate", "2"
+    )
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["cells"]

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 from support.quantized_tensors import source
 
 from headstart.checkpoint.quantized.reading import quantized_weights
@@ -20,10 +22,9 @@ NAMES = sorted(path.stem for path in FIXTURES.glob("*.safetensors"))
 
 
 def stored(name: str) -> tuple[StoredWeight, torch.Tensor, str]:
-    from safetensors import safe_open
-
-    with safe_open(FIXTURES / f"{name}.safetensors", "pt") as file:
-        tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    path = FIXTURES / f"{name}.safetensors"
+    tensors = load_file(path)
+    with safe_open(path, "pt") as file:
         facts = file.metadata()
     expected = tensors.pop("expected")
     sources = {key: source(tensor) for key, tensor in tensors.items()}
