@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -14,6 +16,7 @@ from headstart.backends.cuda.packed import (
     PackedRows,
     captured_rows,
     captured_sizes,
+    first_sizes,
     num_groups,
     num_rows,
     starts_of,
@@ -45,6 +48,13 @@ def test_a_pass_has_few_rows_more_than_there_are() -> None:
     ]  # fmt: skip
     assert captured_sizes(GPU)[-2:] == [1920, MOST_JOINED_ROWS] and len(captured_sizes(GPU)) == 24
     assert captured_rows(5, CPU) == 8, "the interpreter takes milliseconds for each"
+
+
+def test_some_sizes_are_captured_at_the_start() -> None:
+    """A pass finds one that is at most a quarter larger, or the next one of the finest step."""
+    sizes = first_sizes(GPU)
+    assert set(sizes) < set(captured_sizes(GPU)) and sizes[-1] == MOST_JOINED_ROWS
+    assert all(b <= max(1.25 * a, a + 64) for a, b in pairwise(sizes)) and len(sizes) < 16
 
 
 def test_rows_go_to_the_slots_of_their_request() -> None:
