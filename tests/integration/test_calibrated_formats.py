@@ -10,9 +10,13 @@ import pytest
 import torch
 from support.commands import headstart
 from support.engine_runs import greedy, run, start
+from support.long_runs import one_of_each
+from support.quantized_tensors import source
 
 from headstart.calibrate.agreement import make_agreement, walk
-from headstart.checkpoint.quantized.writing import FORMATS
+from headstart.checkpoint.quantized.names import is_scale
+from headstart.checkpoint.quantized.reading import quantized_weights
+from headstart.checkpoint.quantized.writing import FORMATS, stored_in
 from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.ignore_lists import is_listed
 from headstart.heads.inspection import inspect
@@ -29,7 +33,7 @@ def calibrated(weights: str, out: Path) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("weights", FORMATS)
+@pytest.mark.parametrize("weights", one_of_each(2, FORMATS))
 def test_acceptance_is_that_of_the_walk_in_every_format(weights: str, tmp_path: Path) -> None:
     made = calibrated(weights, tmp_path / "out")
     plain = 2 * made["parameters"]
@@ -62,9 +66,15 @@ def test_the_config_says_what_is_stored_and_lists_what_is_plain(
         assert not is_listed(quantization, name.rpartition(".")[0]), name
     report = inspect(model)
     assert report.head.state == "complete"
-    assert not any("quantis" in pitfall for pitfall in report.pitfalls)
-    outputs = model.source("model.layers.0.mlp.down_proj." + stored[0].rpartition(".")[2])
-    assert outputs.num_bytes > 0
+    assert not any("quantis" in pitfall for pitfall in report.warnings)
+    plain = {
+        name.removesuffix(".weight") for name, info in model.tensors.items()
+        if len(info.shape) == 2 and info.dtype == "BF16"
+        and "embed" not in name and not is_scale(name)
+    }  # fmt: skip
+    assert "lm_head" in plain
+    unlisted = [module for module in plain if not is_listed(quantization, module)]
+    assert unlisted == []
 
 
 def test_a_format_that_does_not_exist_and_sizes_without_groups(tmp_path: Path) -> None:
@@ -77,17 +87,15 @@ def test_a_format_that_does_not_exist_and_sizes_without_groups(tmp_path: Path) -
     assert not (tmp_path / "x").exists()
 
 
-def test_what_is_written_is_the_nearest_that_the_format_has(tmp_path: Path) -> None:
+def test_what_is_written_is_the_nearest_that_the_format_has() -> None:
     """Of a plain matrix no value is further away than half a step of its scale."""
-    from support.quantized_tensors import source
-
-    from headstart.checkpoint.quantized.reading import quantized_weights
-    from headstart.checkpoint.quantized.writing import stored_in
-
     values = torch.randn(64, 128, generator=torch.Generator().manual_seed(0))
     for name, form in FORMATS.items():
         tensors = stored_in(form, "a", source(values), 32)
         weight = quantized_weights(tensors, form.config(32))["a.weight"]
-        error = (weight.values(torch.float32) - values).abs().max()
-        # 15 steps over some 5 standard deviations, or 3 bits behind the point.
-        assert error < (0.25 if not name.startswith("fp8") else 0.15), name
+        error = (weight.values(torch.float32) - values).abs()
+        bound = values.abs() / 16 + 1e-3  # half a step of a number with 3 stored bits
+        if form.has_groups:  # the zero point of AWQ is rounded, too, as are scales in BF16
+            steps = weight.quantized().scales.float().repeat_interleave(32, 1)
+            bound = steps * (1.01 if name == "awq" else 0.55)
+        assert (error <= bound).all() and error.max() > bound.max() / 4, name
