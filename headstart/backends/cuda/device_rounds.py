@@ -15,7 +15,15 @@ from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
-from headstart.backends.cuda.packed import MOST_GROUPS, num_groups, num_rows, starts_of
+from headstart.backends.cuda.mask_copies import MaskCopies
+from headstart.backends.cuda.packed import (
+    MOST_GROUPS,
+    best_rows,
+    joinable_rows,
+    num_groups,
+    num_rows,
+    starts_of,
+)
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
@@ -35,6 +43,9 @@ from headstart.sampling.params import Row, SamplingParams
 
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
+
+
+_MANY_ROWS = 256  # of a round, from which on arithmetic takes the time: few rows more cost more
 
 
 class CapturedRounds(DeviceRounds):
@@ -60,14 +71,11 @@ class CapturedRounds(DeviceRounds):
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
-        self._copies: torch.cuda.Stream | None = None  # of masks, beside what runs
-        if backend.device.type == "cuda":
-            self._copies = torch.cuda.Stream()
-        self._room = torch.empty(0, dtype=torch.int32)  # masks on their way to the device
-        self._arrived: torch.cuda.Event | None = None  # and when they are there
+        self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
+        self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
 
     def why_not(self, params: SamplingParams) -> str | None:
         if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
@@ -123,6 +131,12 @@ class CapturedRounds(DeviceRounds):
 
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
         return self.joins_prompts and num_groups(rows) <= MOST_GROUPS
+
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        own = len(self._params) * (self._last_drafts + 1)
+        if not self.joins_prompts or own < _MANY_ROWS:
+            return sum(counts)
+        return best_rows(own, joinable_rows(counts), self.pass_seconds)
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
@@ -212,40 +226,10 @@ class CapturedRounds(DeviceRounds):
     def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "a round waits only where a request has a grammar"
-        self._copy_in(masks, waiting.shape.num_drafts + 1)
+        if masks:
+            self._copies.copy(masks, waiting.shape.num_drafts + 1, count=self.batch.count)
         self.graphs.run_part(waiting.shape.choice)
         self._end(waiting.launched, waiting.shape)
-
-    def _copy_in(self, masks: Mapping[int, Sequence[np.ndarray | None]], rows: int) -> None:
-        """Masks go to the device while the trunk runs; only the choice waits for them."""
-        if not masks:
-            return
-        words = self.batch.masks.shape[1]
-        host = self._mask_room(len(masks) * rows * words).view(len(masks), rows, words)
-        for own, found in zip(host.numpy(), masks.values(), strict=True):
-            for row, mask in enumerate(found):
-                own[row] = -1 if mask is None else mask
-            own[len(found) :] = -1
-        indices = torch.tensor(list(masks))
-        if self._copies is None:
-            self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[indices] = host
-            return
-        with torch.cuda.stream(self._copies):
-            new = host.to(self.batch.masks.device, non_blocking=True)
-            at = indices.pin_memory().to(self.batch.masks.device, non_blocking=True)
-            self._arrived = self._copies.record_event()
-        torch.cuda.current_stream().wait_event(self._arrived)
-        for part in (new, at):
-            part.record_stream(torch.cuda.current_stream())
-        self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[at] = new
-
-    def _mask_room(self, size: int) -> Tensor:
-        """So many int32 for masks, pinned for a GPU and kept: new ones would take longer to get."""
-        if self._arrived is not None:
-            self._arrived.synchronize()  # of a round that has ended, but for one that failed
-        if self._room.numel() < size:
-            self._room = torch.empty(size, dtype=torch.int32, pin_memory=self._copies is not None)
-        return self._room[:size]
 
     def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         if self.batch.recurrent is not None and lengths:

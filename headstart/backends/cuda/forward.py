@@ -304,8 +304,8 @@ def _cut(requests: int, rows: int) -> Cut:
         if requests <= 8:
             return Cut(pieces=8, least=512, step=64, warps=8, stages=2)
         if requests <= 16:
-            return Cut(pieces=16, least=1024, step=64, warps=8, stages=3)
-        return Cut(pieces=16, least=1024, step=32, warps=8, stages=4)
+            return Cut(pieces=8, least=1024, step=64, warps=8, stages=3)
+        return Cut(pieces=4, least=1024, step=32, warps=8, stages=4)
     if requests <= 2:
         return Cut(pieces=32, least=128, step=128, warps=4, stages=1)
     if requests <= 4:
@@ -317,6 +317,6 @@ def _cut(requests: int, rows: int) -> Cut:
         # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; where it
         # has room for 5, 80 requests with 8 key/value heads run all at once.
         return Cut(
-            pieces=16, least=768, levels=True, step=64, warps=4, stages=2, registers=96
+            pieces=8, least=768, levels=True, step=64, warps=4, stages=2, registers=96
         )  # fmt: skip
-    return Cut(pieces=16, least=768, levels=True, step=64, warps=4, stages=2)
+    return Cut(pieces=8, least=768, levels=True, step=64, warps=4, stages=2)

@@ -11,7 +11,7 @@ the paged cache, in which the rows before it already are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -25,7 +25,10 @@ from headstart.backends.rows import TrunkRows, pinned_to
 MOST_GROUPS = 64
 MOST_JOINED_ROWS = MOST_GROUPS * GROUP_ROWS
 # Sizes that passes are captured for: a few rows more than there are cost less than another capture.
-_FINE, _COARSE, _FINE_UP_TO = 64, 128, 1024
+FINE, _COARSE, _FINE_UP_TO = 64, 128, 1024
+# Of these some are captured at the start, each at most so much larger than the one before, so that
+# a pass need not wait for its own.
+AS_MANY_ROWS = 1.25
 _INTERPRETED = 4  # the step on a CPU, where a row takes milliseconds
 
 
@@ -40,7 +43,7 @@ def num_rows(rows: Sequence[TrunkRows]) -> int:
 
 def captured_rows(rows: int, device: torch.device) -> int:
     """The smallest captured size with room for so many rows."""
-    step = _FINE if rows <= _FINE_UP_TO else _COARSE
+    step = FINE if rows <= _FINE_UP_TO else _COARSE
     if device.type == "cpu":
         step = _INTERPRETED
     return -(-rows // step) * step
@@ -49,6 +52,39 @@ def captured_rows(rows: int, device: torch.device) -> int:
 def captured_sizes(device: torch.device) -> list[int]:
     """Of passes over prompts alone."""
     return sorted({captured_rows(rows, device) for rows in range(1, MOST_JOINED_ROWS + 1)})
+
+
+def first_sizes(device: torch.device) -> list[int]:
+    """Those of them that passes beside a round are captured for at the start."""
+    sizes = captured_sizes(device)
+    found = sizes[:1]
+    while found[-1] < sizes[-1]:
+        near = [size for size in sizes if found[-1] < size <= AS_MANY_ROWS * found[-1]]
+        found.append(near[-1] if near else next(size for size in sizes if size > found[-1]))
+    return found
+
+
+def joinable_rows(counts: Sequence[int]) -> int:
+    """Rows, of requests with so many each, that there are groups for."""
+    groups, rows = MOST_GROUPS, 0
+    for count in counts:
+        taken = min(count, groups * GROUP_ROWS)
+        rows, groups = rows + taken, groups - -(-taken // GROUP_ROWS)
+    return rows
+
+
+def best_rows(own: int, wanted: int, seconds: Mapping[int, float]) -> int:
+    """How many of `wanted` rows join `own` in a pass whose time for each is the least.
+
+    At least half of them; `seconds` are those of captured passes by rows, in their order.
+    """
+    total = own + wanted
+    sizes = [size for size in seconds if size >= own + (wanted + 1) // 2]
+    last = next((index for index, size in enumerate(sizes) if size >= total), len(sizes))
+    if not sizes:
+        return wanted
+    best = min(sizes[: last + 1], key=lambda size: seconds[size] / min(size, total))
+    return min(wanted, best - own)
 
 
 class PackedRows:
@@ -120,10 +156,12 @@ class PackedRows:
         ):  # fmt: skip
             target.copy_(pinned_to(torch.from_numpy(values), target.device))
 
-    def of_requests(self, rows: int, count: int, num_rows: int, heads: int) -> Packed:
-        """Of a pass of so many rows those of a round: `num_rows` of each request."""
-        starts = torch.arange(count, dtype=torch.int32, device=self.ids.device) * num_rows
-        return Packed(num_rows, self._result(rows, heads), starts)
+    def of_requests(self, rows: int, num_rows: int, heads: int) -> Packed:
+        """Of a pass of so many rows those of a round: `num_rows` of each request.
+
+        They attend before those of prompts: what indices without a request make zero follows.
+        """
+        return Packed(num_rows, self._result(rows, heads))
 
     def of_groups(self, rows: int, groups: int, heads: int) -> Packed:
         """Of a pass of so many rows those of prompts."""

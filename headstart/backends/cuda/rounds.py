@@ -84,7 +84,7 @@ def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tu
             batch.lengths[:count], batch.left[:count], batch.limits[:count], tables,
             model.block_size, drafted, ids, positions, kv_slots,
         )  # fmt: skip
-        own = packed.of_requests(shape.rows, count, shape.num_drafts + 1, heads)
+        own = packed.of_requests(shape.rows, shape.num_drafts + 1, heads)
         parts.insert(0, (tables, seen, own))
     attend = model.kernels.packed(parts, block_size=model.block_size, max_context=model.max_context)
     return ids, Rows(positions, kv_slots, attend)

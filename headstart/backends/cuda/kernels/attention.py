@@ -70,13 +70,17 @@ class Packed:
 
     rows: int  # of a request at most
     result: Tensor  # [M, H, D]
-    starts: Tensor  # [B] int32, the first row of each request
-    counts: Tensor | None = None  # [B] int32, rows of each request; None: `rows`
+    starts: Tensor | None = None  # [B] int32, the first row of each; None: `rows` after `rows`
+    counts: Tensor | None = None  # [B] int32, rows of each, where there are `starts`
 
-    def part(self, at: int, each: int) -> Packed:
+    def part(self, at: int, each: int, seen: Tensor) -> Packed:
         """Rows [at, at + each) of every request."""
-        counts = None if self.counts is None else (self.counts - at).clamp_max(each)
-        return Packed(min(each, self.rows - at), self.result, self.starts + at, counts)
+        starts, counts = self.starts, self.counts
+        if starts is None or counts is None:
+            starts = torch.arange(len(seen), dtype=torch.int32, device=seen.device) * self.rows
+            counts = torch.full_like(starts, self.rows)
+        rows = min(each, self.rows - at)
+        return Packed(rows, self.result, starts + at, (counts - at).clamp_max(each))
 
 
 def usual_context(seen: Tensor, cut: Cut) -> Tensor | None:
@@ -104,7 +108,8 @@ def paged_attention(
 
     Row r of request b sees slots [first_slot, seen[b] + r]; `seen` [B] is the first row's slot. A
     negative `seen` is a place without a request: its result is zero. max_context bounds seen + R.
-    With `packed` q is [M, H, D], and rows of its result that belong to no request stay as they are.
+    With `packed` q is [M, H, D], and with `starts` rows of no request stay as they are in its
+    result; without them those of such a place are made zero, as far as the result has room.
     usual: from `usual_context`.
     """
     assert not cut.lines, "all queries that share a key are one program's"
@@ -121,7 +126,7 @@ def paged_attention(
                 q if packed is not None else q[:, at : at + each].contiguous(), k_cache, v_cache,
                 tables, torch.where(seen < 0, seen, seen + at), block_size=block_size,
                 max_context=max_context, cut=cut, first_slot=first_slot,
-                packed=packed and packed.part(at, each), usual=usual,
+                packed=packed and packed.part(at, each, seen), usual=usual,
             )
             for at in range(0, rows, each)
         ]  # fmt: skip
@@ -135,12 +140,13 @@ def paged_attention(
     sums = torch.empty(kept, dtype=torch.float32, device=q.device)
     result = torch.empty_like(q) if packed is None else packed.result
     places = (None, None) if packed is None else (packed.starts, packed.counts)
+    is_packed = places[0] is not None
     _attend[(batch, kv_heads, cuts)](
         q, k_cache, v_cache, tables, seen, usual, *places, partial, sums, result, tables.stride(0),
         dim**-0.5, first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
-        STEP=cut.step, IS_WHOLE=cuts == 1, IS_PACKED=packed is not None,
+        STEP=cut.step, IS_WHOLE=cuts == 1, IS_PACKED=is_packed,
         IS_OPEN=first_slot == 0 and tile >= _WIDE, num_warps=cut.warps, num_stages=cut.stages,
         **({} if cut.registers is None else {"maxnreg": cut.registers}),
     )  # fmt: skip
@@ -154,7 +160,7 @@ def paged_attention(
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=lines,
         BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), LEFT_ALONE=1,
-        IS_PACKED=packed is not None, num_warps=4,
+        IS_PACKED=is_packed, num_warps=4,
     )  # fmt: skip
     return result
 
@@ -195,9 +201,7 @@ def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, partial, s
     # Decided while compiling: rows of a request by its number, or where a packed pass has them.
     first_row, num_rows = request * ROWS, ROWS
     if IS_PACKED:
-        first_row = tl.load(starts + request)
-        if counts is not None:
-            num_rows = tl.load(counts + request)
+        first_row, num_rows = tl.load(starts + request), tl.load(counts + request)
     length = first + num_rows  # slots that the last row sees
     each = piece(length, tl.num_programs(2), usual, LEAST, CUT, STEP)
     start = part * each
@@ -284,9 +288,7 @@ def combine(partial, sums, seen, usual, starts, counts, result, cuts, ROWS: tl.c
     # Decided while compiling: rows of a request by its number, or where a packed pass has them.
     first_row, num_rows = request * ROWS, ROWS
     if IS_PACKED:
-        first_row = tl.load(starts + request)
-        if counts is not None:
-            num_rows = tl.load(counts + request)
+        first_row, num_rows = tl.load(starts + request), tl.load(counts + request)
     each = piece(first + num_rows, cuts, usual, LEAST, CUT, STEP)
     # Pieces that were computed.
     used = tl.where((first >= 0) & (num_rows > 0), tl.cdiv(first + num_rows, each), 0)

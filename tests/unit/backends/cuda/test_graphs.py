@@ -102,6 +102,9 @@ def test_packed_passes_take_a_larger_graph_for_a_while() -> None:
     assert graphs.packed_shape(trunk, 296, 10) == near
     assert graphs.packed_shape(trunk, 296, 17).groups == 32, "it has fewer groups"
     assert graphs.packed_shape(trunk, 240, 10).rows == 240, "it has far more rows"
-    found = [graphs.packed_shape(trunk, 296, 10).rows for _ in range(10)]
-    assert found == [*[320] * 6, *[296] * 4], "wanted often enough"
+    assert graphs.counts() == [0, 1, 2, 4, 8]
+    graphs.prepare(TrunkShape(4, 1, 1, 60))
+    assert graphs._runs[TrunkShape(4, 1, 1, 60)] == 2, "the next run replays"
+    found = [graphs.packed_shape(trunk, 296, 10).rows for _ in range(32)]
+    assert found == [*[320] * 30, *[296] * 2], "wanted often enough"
     assert graphs.packed_shape(TrunkShape(0, 0), 5, 1) == TrunkShape(0, 0, 1, 8), "prompts alone"
