@@ -64,7 +64,7 @@ def plan_draft_file(head: Head, trunk: GgufModel, head_type: str | None = None) 
             "whole trunk with --trunk."
         )
     tensors = {name: stored(trunk.tensors[name]) for name in _BESIDE if name in trunk.tensors}
-    tensors |= _placed(spelled, found.num_layers)
+    tensors |= placed(spelled, found.num_layers)
     fields = [f for f in with_head(found, spelled) if not f.name.startswith("split.")]
     name = trunk.folder.name
     name = name if name.startswith("mtp-") else f"mtp-{_without_split(name)}"
@@ -89,7 +89,7 @@ def plan_gguf_stitch(
             f"{model.folder} holds a head alone; give the GGUF file of the model it belongs to."
         )
     _check_fit(head, spelled, found)
-    new = _placed(spelled, found.num_layers)
+    new = placed(spelled, found.num_layers)
     removed = set(found.names)
     shards: dict[str, GgufShard] = {}
     total = sum(len(header.tensors) for header in model.headers) - len(removed) + len(new)
@@ -131,7 +131,7 @@ def plan_gguf_restore(head: Head, model: GgufModel, *, head_type: str | None = N
     return plan_gguf_stitch(head, model, head_type=head_type, name="restore")
 
 
-def _placed(spelled: SpelledHead, layers: int) -> dict[str, TensorSource]:
+def placed(spelled: SpelledHead, layers: int) -> dict[str, TensorSource]:
     return {f"blk.{layers + m}.{name}": source for (m, name), source in spelled.tensors.items()}
 
 

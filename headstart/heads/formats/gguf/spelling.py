@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headstart.checkpoint.dtypes import GGUF_TYPES
+from headstart.checkpoint.gguf.quantize_tool import TOOL, TYPES, require_tool
 from headstart.checkpoint.gguf.values import (
     PLAIN,
     QUANTIZED,
@@ -83,7 +84,7 @@ def spell(head: Head, kind: str | None = None) -> SpelledHead:
     for module in range(count):
         own = _of_module(head.tensors, module, arch)
         for name, source in _spelled(own, arch, fields).items():
-            tensors[module, name] = _typed(name, source, arch, kind)
+            tensors[module, name] = typed(name, source, arch, kind)
     listed = [arch.layer_values(config_fields(head.config), m) for m in range(count)]
     values = {key: [each[key] for each in listed] for key in listed[0]}
     changes = list(head.changes)
@@ -107,7 +108,7 @@ def retyped(spelled: SpelledHead, kind: str | None) -> SpelledHead:
     if kind is None:
         return spelled
     tensors = {
-        place: _typed(place[1], source, None, kind) for place, source in spelled.tensors.items()
+        place: typed(place[1], source, None, kind) for place, source in spelled.tensors.items()
     }
     changed = {s.dtype for place, s in spelled.tensors.items() if tensors[place].dtype != s.dtype}
     said = f"matrices were {' and '.join(sorted(changed))} and are {kind} now"
@@ -211,7 +212,7 @@ def paired(name: str, source: TensorSource, head_dim: int, back: bool = False) -
     return regrouped(source, half, 2) if back else regrouped(source, 2, half)
 
 
-def _typed(name: str, source: TensorSource, arch: Arch | None, kind: str | None) -> TensorSource:
+def typed(name: str, source: TensorSource, arch: Arch | None, kind: str | None) -> TensorSource:
     """As llama.cpp expects it: norms, vectors and routers in FP32, matrices as asked."""
     is_norm = name.endswith("norm.weight")
     if is_norm and arch is not None and arch.shifts_norms:
@@ -228,10 +229,13 @@ def check_kind(kind: str | None) -> str | None:
     """The type that `--head-type` names, in the spelling of GGUF."""
     if kind is None:
         return None
-    if kind.upper() not in (*PLAIN, *QUANTIZED):
+    if kind.upper() not in (*PLAIN, *QUANTIZED, *TYPES):
         known = ", ".join([*PLAIN, *QUANTIZED]).lower()
+        by_tool = ", ".join(TYPES).lower()
         raise ConfigError(
-            f"--head-type is {kind!r}; expected one of {known}. K-quants are made by llama.cpp: "
-            'llama-quantize --tensor-type "blk\\.N\\.=q5_k" IN OUT TYPE'
+            f"--head-type is {kind[:40]!r}; expected one of {known}, or of {by_tool}, which "
+            f"{TOOL} makes where it is on the path."
         )
+    if kind.upper() in TYPES:
+        require_tool(kind.upper())
     return kind.upper()
