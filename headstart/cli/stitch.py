@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, HeadType, Link, Model, ModelType, Writing
+from headstart.cli.options import Dequantize, HeadType, Link, MlxLayout, Model, ModelType, Writing
 
 
 def run(
@@ -19,6 +19,7 @@ def run(
     model_type: ModelType = None,
     dequantize: Dequantize = False,
     head_type: HeadType = None,
+    mlx_layout: MlxLayout = None,
     link: Link = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
@@ -32,5 +33,6 @@ def run(
         dequantized=dequantize,
         model_type=model_type,
         head_type=head_type,
+        mlx_layout=mlx_layout,
     )
     carry_out(operation, writing, link=link)

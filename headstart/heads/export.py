@@ -22,7 +22,7 @@ def plan_export(
     trunk: Checkpoint | None = None,
     head_type: str | None = None,
 ) -> Operation:
-    """The head as a folder of `format_name`; `trunk` and `head_type` are those of GGUF."""
+    """The head as a folder of `format_name`; `trunk` is GGUF's, `head_type` also MLX's."""
     if dequantized:
         head = dequantize(head)
     export = _export(head, format_name, trunk, head_type)
@@ -49,9 +49,17 @@ def _export(
         if trunk is not None and not isinstance(trunk, GgufModel):
             raise ConfigError(f"--trunk is {trunk.folder}; expected a GGUF file.")
         return plan(head, trunk, head_type)
-    for option, given in (("--trunk", trunk), ("--head-type", head_type)):
+    if format_name == "mlx" and trunk is None:
+        from headstart.heads.formats.mlx import plan as plan_drafter
+
+        return plan_drafter(head, head_type)
+    both = "--format gguf and mlx"
+    for option, given, of in (
+        ("--trunk", trunk, "--format gguf"),
+        ("--head-type", head_type, both),
+    ):
         if given is not None:
-            raise ConfigError(f"{option} belongs to --format gguf, not to {format_name}.")
+            raise ConfigError(f"{option} belongs to {of}, not to {format_name}.")
     return format_named(format_name).plan(head)
 
 

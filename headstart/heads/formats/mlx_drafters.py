@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.families.names import NUMBER
 
 EXPERTS, STACKS = ".experts.", ".switch_mlp."
@@ -22,6 +23,7 @@ class Drafter:
     is_tied: bool = False  # whether those are one where the config does not say
     block_size: int = 1  # tokens of a round beside one draft per module
     in_fp32: tuple[str, ...] = ()  # endings of names
+    is_embedded: bool = False  # runtimes of MLX know such heads inside a model, as `mtp.*`, too
 
     def theirs(self, name: str) -> str | None:
         """Their name of one of ours."""
@@ -77,7 +79,7 @@ _GLM_NAMES = {
 def _qwen(is_tied: bool) -> Drafter:
     return Drafter(
         model_type="qwen3_5_mtp", names=_QWEN_NAMES, shifts_norms=True, is_tied=is_tied,
-        block_size=2,
+        block_size=2, is_embedded=True,
     )  # fmt: skip
 
 
@@ -94,3 +96,9 @@ DRAFTERS: Mapping[str, Drafter] = {
         in_fp32=("e_score_correction_bias",),
     ),
 }
+
+
+def is_drafter(checkpoint: Checkpoint) -> bool:
+    """Whether a folder is one of mlx-vlm's drafters, by its model type."""
+    types = {drafter.model_type for drafter in DRAFTERS.values()}
+    return checkpoint.config.model_type in types
