@@ -52,6 +52,15 @@ HeadType = Annotated[
         show_default=False,
     ),
 ]
+DraftVocab = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-vocab",
+        metavar="FILE",
+        help="With gguf, experimental: the tokens that the head may propose (`headstart vocab`).",
+        show_default=False,
+    ),
+]
 MlxLayout = Annotated[
     str | None,
     typer.Option(

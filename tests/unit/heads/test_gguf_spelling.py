@@ -164,11 +164,6 @@ def test_families_without_a_place_in_llama_cpp_are_refused_by_name(name: str, ti
         spell(open_head(tiny(name)))
 
 
-def test_the_trunk_is_asked_for(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match=r"--trunk FILE\.gguf"):
-        plan_export(open_head(tiny("qwen3_5")), "gguf")
-
-
 def test_other_formats_have_no_head_type(tiny: Tiny) -> None:
     with pytest.raises(ConfigError, match="--head-type belongs to --format gguf"):
         plan_export(open_head(tiny("qwen3_5")), "headstart", head_type="q8_0")

@@ -132,7 +132,7 @@ def test_each_family_has_a_command_for_each_engine_that_serves_it(name: str) -> 
         else:
             # Ling 2.0 shares its family with 2.5, and its name is the family's.
             model_type = "bailing_hybrid" if name == "bailing_moe" else None
-            form = "gguf" if engine == "llamacpp" else None
+            form = {"llamacpp": "gguf", "mlx": "mlx"}.get(engine)
             found = report(name, model_type=model_type, format=form)
             assert build(engine, found, LaunchOptions(), "main").num_drafts > 0
 

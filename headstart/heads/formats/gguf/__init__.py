@@ -22,6 +22,7 @@ from headstart.heads.formats.gguf.plans import (
 from headstart.heads.formats.gguf.spelling import require_arch
 from headstart.heads.formats.gguf.unspelling import unspelled
 from headstart.heads.head import Head
+from headstart.vocab.draft_vocab import DraftVocab
 
 __all__ = [
     "FILE", "LOSES", "GgufModel", "is_gguf_path", "open_gguf", "plan", "plan_gguf_restore",
@@ -35,15 +36,20 @@ def why_not(owner: Family) -> str:
     return "" if arch_of(owner.name) else reason_against(owner.name)
 
 
-def plan(head: Head, trunk: GgufModel | None = None, head_type: str | None = None) -> Export:
+def plan(
+    head: Head,
+    trunk: GgufModel | None = None,
+    head_type: str | None = None,
+    vocab: DraftVocab | None = None,
+) -> Export:
     """A file with the head alone; keys and tables are those of `trunk`, else of its own model."""
     require_arch(head.family.name, head.family.title)
     if trunk is None and isinstance(head.origin, GgufModel):
         trunk = head.origin
     if trunk is None:
-        made = plan_own_draft_file(head, head_type)
+        made = plan_own_draft_file(head, head_type, vocab)
     else:
-        made = plan_draft_file(head, trunk, head_type)
+        made = plan_draft_file(head, trunk, head_type, vocab)
     return Export(made.plan, made.changes, made.details)
 
 

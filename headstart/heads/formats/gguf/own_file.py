@@ -20,10 +20,12 @@ from headstart.checkpoint.writer import FolderPlan
 from headstart.errors import ConfigError, MissingTensor, UnsupportedFamily
 from headstart.heads.formats.gguf.keys import as_fields
 from headstart.heads.formats.gguf.plans import DraftFile, placed, spelled_of
+from headstart.heads.formats.gguf.reduced import about_reduced, reduced
 from headstart.heads.formats.gguf.spelling import RECORD, SpelledHead, record_text, typed
 from headstart.heads.head import Head, config_fields
 from headstart.heads.operation import megabytes
 from headstart.heads.sharing import trunk_tensor
+from headstart.vocab.draft_vocab import DraftVocab
 
 _TRUNK = "Give the trunk that you will serve as GGUF: --trunk FILE.gguf."
 # of llama.cpp's token types
@@ -38,7 +40,9 @@ _BESIDE = {
 }  # fmt: skip
 
 
-def plan_own_draft_file(head: Head, head_type: str | None = None) -> DraftFile:
+def plan_own_draft_file(
+    head: Head, head_type: str | None = None, vocab: DraftVocab | None = None
+) -> DraftFile:
     """The head alone, with keys, tokenizer and tables of the safetensors that it comes from."""
     spelled = spelled_of(head, head_type)
     arch = spelled.arch
@@ -51,6 +55,8 @@ def plan_own_draft_file(head: Head, head_type: str | None = None) -> DraftFile:
     model = _model_of(head)
     beside = _beside(model, spelled, head, head_type)
     tensors = {**beside, **placed(spelled, spelled.num_layers)}
+    if vocab is not None:
+        tensors = reduced(tensors, arch, vocab)
     fields = config_fields(head.config)
     matrices = [s.dtype for s in spelled.tensors.values() if len(s.shape) > 1]
     kind = max(set(matrices), key=matrices.count)
@@ -73,7 +79,7 @@ def plan_own_draft_file(head: Head, head_type: str | None = None) -> DraftFile:
     )
     plan = FolderPlan({f"mtp-{model.folder.name}.gguf": GgufShard(tensors, tuple(listed))})
     details = {"arch": arch.name, "head_type": head_type}
-    return DraftFile(plan, (*spelled.changes, *said), details)
+    return DraftFile(plan, (*spelled.changes, *said, *about_reduced(vocab)), details)
 
 
 def _model_of(head: Head) -> Checkpoint:
