@@ -4,10 +4,11 @@
 
 DIR of --tree is llama.cpp's source tree, DIR of --libs its libraries (`llama_cpp_library.py` says
 which), DIR of --programs has llama-server and llama-quantize (`gguf_server_check.py` says what is
-asked of them). For every family a tiny checkpoint is converted by llama.cpp: whole, without its head, and
-the head alone. Ours is the head stitched into the second, and exported alone: with the second's
-keys, and with keys that we make of the config. Every tensor and key must be the same; where llama.cpp drafts with the family, tokens and all logits of trunk and head
-must be the same, bit for bit, and heads with exchanged halves or norms shifted twice must differ.
+asked of them). For every family a tiny checkpoint is converted by llama.cpp: whole, without its
+head, and the head alone. Ours is the head stitched into the second, and exported alone: with the
+second's keys, and with keys that we make of the config. Every tensor and key must be the same;
+where llama.cpp drafts with the family, tokens and all logits of trunk and head must be the same,
+bit for bit, and heads with exchanged halves or norms shifted twice must differ.
 
 Prints a table, exits 1 on any failure.
 """

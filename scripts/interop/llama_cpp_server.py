@@ -32,7 +32,7 @@ def get(path: str, body: dict[str, Any] | None = None) -> str:
 
 @contextmanager
 def server(program: Path, words: list[Any], log: Path) -> Iterator[None]:
-    """A server with one slot, one thread and FP32 caches, ready; RuntimeError if it does not start."""
+    """A server with one slot, one thread and FP32 caches; RuntimeError if it does not start."""
     usual = [
         "--port", _PORT, "-c", 2048, "-np", 1, "-t", 1, "--no-warmup", "--metrics", "-ctk", "f32",
         "-ctv", "f32", "-ctkd", "f32", "-ctvd", "f32",

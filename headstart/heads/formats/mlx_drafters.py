@@ -23,7 +23,7 @@ class Drafter:
     is_tied: bool = False  # whether those are one where the config does not say
     block_size: int = 1  # tokens of a round beside one draft per module
     in_fp32: tuple[str, ...] = ()  # endings of names
-    is_embedded: bool = False  # runtimes of MLX know such heads inside a model, as `mtp.*`, too
+    layouts: tuple[str, ...] = ()  # in which runtimes of MLX read such heads inside a model
 
     def theirs(self, name: str) -> str | None:
         """Their name of one of ours."""
@@ -76,18 +76,19 @@ _GLM_NAMES = {
 }
 
 
-def _qwen(is_tied: bool) -> Drafter:
+def _qwen(is_tied: bool, *layouts: str) -> Drafter:
     return Drafter(
         model_type="qwen3_5_mtp", names=_QWEN_NAMES, shifts_norms=True, is_tied=is_tied,
-        block_size=2, is_embedded=True,
+        block_size=2, layouts=("sidecar", *layouts),
     )  # fmt: skip
 
 
 # family -> its drafters
 DRAFTERS: Mapping[str, Drafter] = {
-    "qwen3_5": _qwen(is_tied=True),
-    "qwen3_5_moe": _qwen(is_tied=True),
-    "qwen3_next": _qwen(is_tied=False),
+    "qwen3_5": _qwen(True, "vllm-mlx", "embedded"),
+    "qwen3_5_moe": _qwen(True, "vllm-mlx", "embedded"),
+    # mlx-lm loads no converted Qwen3-Next with mtp.* in it, and vllm-mlx looks there alone
+    "qwen3_next": _qwen(False),
     "glm4_moe_lite": Drafter(
         model_type="glm4_moe_lite_mtp",
         names=_GLM_NAMES,

@@ -93,12 +93,17 @@ def _check(head: Head, model: Checkpoint, layout: str) -> None:
     if layout not in LAYOUTS:
         raise ConfigError(f"--mlx-layout is {layout[:40]!r}; expected one of {', '.join(LAYOUTS)}.")
     drafter = DRAFTERS.get(head.family.name)
-    if drafter is None or not drafter.is_embedded:
-        known = [name for name, each in DRAFTERS.items() if each.is_embedded]
+    if drafter is None or not drafter.layouts:
+        known = [name for name, each in DRAFTERS.items() if each.layouts]
         instead = "headstart export ORIGINAL --format mlx" if drafter else "the original model"
         raise UnsupportedFamily(
             f"{model.folder}: no runtime of MLX is known to read a head of {head.family.title} "
             f"inside a model; expected one of {', '.join(known)}. Use {instead}."
+        )
+    if layout not in drafter.layouts:
+        raise UnsupportedFamily(
+            f"--mlx-layout {layout}: no runtime of MLX is known to run {head.family.title} so; "
+            f"expected {' or '.join(drafter.layouts)}."
         )
 
 

@@ -9,11 +9,21 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support.head_edits import differing, restore, tensors
 from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.gguf.fields import KIND_NAMES, Field
-from headstart.errors import BadConfig, ConfigError, DataError, MissingTensor, UnsupportedFamily
+from headstart.checkpoint.gguf.shard import GgufShard
+from headstart.errors import (
+    BadConfig,
+    ConfigError,
+    DataError,
+    HeadstartError,
+    MissingTensor,
+    UnsupportedFamily,
+)
 from headstart.heads.export import plan_convert, plan_export
 from headstart.heads.formats import open_any, open_head
 from headstart.heads.formats.gguf import GgufModel, open_gguf
@@ -152,6 +162,34 @@ def test_what_is_not_made_is_said(tiny: Tiny, tmp_path: Path) -> None:
         step_keys({**fields, "sliding_window": None}, 3)
     with pytest.raises(BadConfig, match="the config has rms_norm_eps x; expected a number"):
         step_keys({**fields, "rms_norm_eps": "x"}, 3)
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_odd_configs_and_tokenizers_end_in_one_line(data: st.DataObject, whole: Path) -> None:
+    odd = st.sampled_from([None, True, -1, 2**70, 0.5, "x", "\ud800", [], ["x"], {"a": 1}])
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        document = json.loads((whole / f"{file}.whole").read_text())
+        places = [document, *(v for v in document.values() if isinstance(v, dict))]
+        place = data.draw(st.sampled_from(places))
+        if place:
+            place[data.draw(st.sampled_from(sorted(place)))] = data.draw(odd)
+        (whole / file).write_text(json.dumps(document))
+    try:
+        operation = plan_export(open_head(whole), "gguf")
+    except HeadstartError as error:
+        assert "\n" not in str(error)
+    else:
+        [shard] = operation.plan.shards.values()
+        assert isinstance(shard, GgufShard) and shard.header()
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = with_tokenizer(tiny("step3p5"), tmp_path_factory.mktemp("odd") / "model")
+    for file in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(model / file, model / f"{file}.whole")
+    return model
 
 
 def test_a_trunk_without_a_norm_is_refused(tiny: Tiny, tmp_path: Path) -> None:

@@ -216,6 +216,9 @@ def test_what_cannot_be_put_in_is_said(bare: Path, tiny: Tiny, tmp_path: Path) -
     glm = converted(tiny, tmp_path / "glm", "glm4_moe_lite")
     with pytest.raises(UnsupportedFamily, match=r"no runtime of MLX is known.*--format mlx"):
         plan_stitch(open_head(tiny("glm4_moe_lite")), open_any(glm))
+    following = converted(tiny, tmp_path / "next", "qwen3_next")
+    with pytest.raises(UnsupportedFamily, match=r"--mlx-layout embedded: .* expected sidecar"):
+        plan_stitch(open_head(tiny("qwen3_next")), open_any(following), mlx_layout="embedded")
     whole = restored(bare, tiny("qwen3_5_moe"), tmp_path / "whole")
     with pytest.raises(CheckpointError, match="has a head; there is nothing to restore"):
         restored(whole, tiny("qwen3_5_moe"), tmp_path / "out")

@@ -17,7 +17,14 @@ from headstart.checkpoint.gguf.values import PLAIN
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan
-from headstart.errors import ConfigError, MissingTensor, UnsupportedFamily
+from headstart.errors import (
+    BadConfig,
+    ConfigError,
+    MissingTensor,
+    UnsupportedFamily,
+    first_line,
+)
+from headstart.heads.formats.gguf.arch import Arch
 from headstart.heads.formats.gguf.keys import as_fields
 from headstart.heads.formats.gguf.plans import DraftFile, placed, spelled_of
 from headstart.heads.formats.gguf.reduced import about_reduced, reduced
@@ -65,7 +72,7 @@ def plan_own_draft_file(
         field("general.type", "model", STRING),
         field("general.name", model.folder.name, STRING),
         field(f"{arch.name}.block_count", spelled.num_layers + spelled.num_modules, UINT32),
-        *as_fields(arch.name, arch.keys_of(fields, spelled.num_modules)),
+        *_keys(arch, fields, spelled.num_modules),
         field(f"{arch.name}.nextn_predict_layers", spelled.num_modules, UINT32),
         *([field("general.file_type", _FILE_TYPES[kind], UINT32)] if kind in _FILE_TYPES else []),
         field("general.quantization_version", 2, UINT32),
@@ -80,6 +87,17 @@ def plan_own_draft_file(
     plan = FolderPlan({f"mtp-{model.folder.name}.gguf": GgufShard(tensors, tuple(listed))})
     details = {"arch": arch.name, "head_type": head_type}
     return DraftFile(plan, (*spelled.changes, *said, *about_reduced(vocab)), details)
+
+
+def _keys(arch: Arch, fields: Mapping[str, Any], num_modules: int) -> list[Field]:
+    assert arch.keys_of is not None, "files are made for architectures whose keys are known"
+    try:
+        return as_fields(arch.name, arch.keys_of(fields, num_modules))
+    except (TypeError, ValueError, KeyError) as error:  # a list where a number is meant, and so on
+        raise BadConfig(
+            f"the config holds a value that no key of {arch.name} can have ({first_line(error)}). "
+            f"Download it again. {_TRUNK}"
+        ) from None
 
 
 def _model_of(head: Head) -> Checkpoint:
@@ -141,8 +159,10 @@ def _tokenizer(model: Checkpoint, pre: str, rows: int) -> list[Field]:
                 "the rows of the embedding. Take the tokenizer of this model."
             )
         texts[number], kinds[number] = text, _NORMAL
-    added = [each for each in document.get("added_tokens") or [] if _is_added(each, rows)]
-    for each in added:
+    added = document.get("added_tokens")
+    for each in added if isinstance(added, list) else []:
+        if not _is_added(each, rows):
+            continue
         text, is_special = each["content"], bool(each.get("special"))
         texts[each["id"]] = text
         kinds[each["id"]] = _CONTROL if is_special or _looks_special(text) else _USER_DEFINED

@@ -84,8 +84,8 @@ def plan_draft_file(
         f"{trunk.folder.name}; llama.cpp needs them in a file with a head alone",
     )
     details = {"arch": spelled.arch.name, "head_type": head_type}
-    said = (*said, *about_reduced(vocab))
-    return DraftFile(FolderPlan({name: shard}), (*spelled.changes, *said), details)
+    changes = (*spelled.changes, *said, *about_reduced(vocab))
+    return DraftFile(FolderPlan({name: shard}), changes, details)
 
 
 def plan_gguf_stitch(
