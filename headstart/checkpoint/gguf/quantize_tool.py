@@ -47,14 +47,31 @@ def quantized_by_tool(source: TensorSource, kind: str) -> TensorSource:
     require_tool(kind)
 
     def pieces() -> Iterator[bytes]:
-        with tempfile.TemporaryDirectory(prefix="headstart-quantize-") as folder:
+        with _folder() as folder:
             given, made = Path(folder, "in.gguf"), Path(folder, "out.gguf")
-            _write(source, given)
+            try:
+                _write(source, given)
+            except OSError as error:
+                raise _no_room(error) from None
             _run([require_tool(kind), "--pure", str(given), str(made), TYPES[kind], "1"], kind)
             given.unlink()
             yield from _found(made, kind, source.shape)
 
     return TensorSource(kind, source.shape, pieces, is_copy=False)
+
+
+def _folder() -> tempfile.TemporaryDirectory[str]:
+    try:
+        return tempfile.TemporaryDirectory(prefix="headstart-quantize-")
+    except OSError as error:
+        raise _no_room(error) from None
+
+
+def _no_room(error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{TOOL} needs room for a tensor in the folder for temporary files, which cannot be "
+        f"written ({error.strerror}). Set TMPDIR to another disk."
+    )
 
 
 def _write(source: TensorSource, file: Path) -> None:

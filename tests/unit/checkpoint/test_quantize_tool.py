@@ -96,6 +96,14 @@ def test_a_tool_that_fails_is_one_line(tool: Path) -> None:
         list(made.pieces())
 
 
+def test_a_folder_for_temporary_files_that_is_not_there_is_said(
+    tool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
+    with pytest.raises(CheckpointError, match="Set TMPDIR to another disk"):
+        list(quantized_by_tool(plain(), "Q6_K").pieces())
+
+
 def test_without_the_tool_it_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="llama-quantize, which is not on the path"):
