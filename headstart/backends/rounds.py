@@ -155,6 +155,10 @@ class DeviceRounds(ABC):
         """
 
     @abstractmethod
+    def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        """A trunk pass over such rows where no request decodes, as `joins` allows them."""
+
+    @abstractmethod
     def drafted(self) -> list[list[int]] | None:
         """The drafts of each request, waiting for them, if the round waits for masks."""
 

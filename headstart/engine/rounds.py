@@ -115,6 +115,7 @@ class Rounds:
 
     def _launch(self, drafts: list[int], rows: Sequence[TrunkRows]) -> bool:
         if not self._requests:
+            self.joined = self._device.read(rows) if rows and self._device.joins(rows) else None
             return True
         if not self._extend(self._device.max_ahead(drafts)):
             return False

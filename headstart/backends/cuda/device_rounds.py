@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
+from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
-from headstart.backends.cuda.joined import MOST_GROUPS, num_groups, starts_of
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
+from headstart.backends.cuda.packed import MOST_GROUPS, num_groups, num_rows, starts_of
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
-from headstart.backends.cuda.shapes import RoundShape
+from headstart.backends.cuda.shapes import RoundShape, TrunkShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
 from headstart.backends.rounds import (
     DeviceRounds,
@@ -37,9 +37,6 @@ if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
 
-_LEAST_ROWS = 64  # that a round may have in any case
-
-
 class CapturedRounds(DeviceRounds):
     """Rounds of one engine's requests, as CUDA graphs; the host launches, and reads them later."""
 
@@ -51,6 +48,7 @@ class CapturedRounds(DeviceRounds):
         self.batch = DecodeBatch.for_rounds(
             sizes, backend.config, window=WINDOW, block_size=block_size, dtype=backend.dtype,
             device=backend.device, recurrent=recurrent, modules=backend.num_modules,
+            packs=backend.joins_prompts,
         )  # fmt: skip
         max_context = self.batch.tables.shape[1] * block_size
         self.graphs = Graphs(backend.round_model(max_context), self.batch)
@@ -58,8 +56,7 @@ class CapturedRounds(DeviceRounds):
         self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
         self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
-        # Rows of a round that memory was planned for, and a few more of a small engine.
-        self._max_rows = max(sizes.max_requests * (sizes.num_drafts + 1), _LEAST_ROWS)
+        self._max_rows = most_rows(sizes)
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
@@ -166,27 +163,34 @@ class CapturedRounds(DeviceRounds):
             drafts = to_host(self.batch.ids[: len(launched.drafts)])
             self._waiting = WaitingRound(launched, shape, drafts, self._mark())
         if rows:
-            trunk = self.graphs.joined_shape(shape.trunk, num_groups(rows))
-            self.batch.joined.fill(rows, self.cache.block_size, trunk.groups)
-            self.graphs.run_part(trunk)
-            launched.joined = self._joined(rows)
+            launched.joined = self._run_packed(shape.trunk, len(launched.drafts), rows)
         else:
             self.graphs.run_part(shape.trunk)
         if not shape.needs.has_masks:
             self.graphs.run_part(shape.choice)
             self._end(launched, shape)
 
-    def _joined(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
-        """What the pass gave rows that joined it; the next one writes to the same tensors."""
-        places = [(at, at + len(own.tokens)) for at, own in zip(starts_of(rows), rows, strict=True)]
+    def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        return self._run_packed(TrunkShape(0, 0), 0, rows)
+
+    def _run_packed(self, part: TrunkShape, count: int, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        """One pass over the rows of `count` requests in rounds and these; what it gave the latter.
+
+        The next pass writes to the same tensors.
+        """
+        first, packed = count * (part.num_drafts + 1), self.batch.packed
+        shape = self.graphs.packed_shape(part, first + num_rows(rows), num_groups(rows))
+        packed.fill(first, rows, self.cache.block_size, rows=shape.rows, groups=shape.groups)
+        self.graphs.run_part(shape)
+        begins = [first + start for start in starts_of(rows)]
+        ends = [begin + len(own.tokens) for begin, own in zip(begins, rows, strict=True)]
         wanted = [
-            row for (_, end), own in zip(places, rows, strict=True)
+            row for end, own in zip(ends, rows, strict=True)
             for row in range(end - own.num_logits, end)
         ]  # fmt: skip
-        joined, backend = self.batch.joined, self.backend
-        states = joined.stream if backend.feeds_stream else joined.normed
-        logits = backend.logits(joined.normed[backend.to_device(wanted)])
-        return [states[begin:end].clone() for begin, end in places], logits
+        states = packed.stream if self.backend.feeds_stream else packed.normed
+        logits = self.backend.logits(packed.normed[self.backend.to_device(wanted)])
+        return [states[at:end].clone() for at, end in zip(begins, ends, strict=True)], logits
 
     def _end(self, launched: LaunchedRound, shape: RoundShape) -> None:
         """Copies of the outcome for the host."""

@@ -95,6 +95,10 @@ class Device(DeviceRounds):
         joined = (states, torch.zeros(len(rows), 64)) if rows else None
         return Result(given, list(drafts), 1, self.took, joined)
 
+    def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        self.calls.append(("read", len(rows)))
+        return [torch.full((len(own.tokens), 2), -1.0) for own in rows], torch.zeros(len(rows), 64)
+
     def drafted(self) -> list[list[int]] | None:
         return self.drafts
 
@@ -366,10 +370,12 @@ def test_a_round_is_measured_once() -> None:
     assert host.rounds.measured is None
 
 
-def test_rows_of_others_join_a_round_where_there_is_one() -> None:
+def test_rows_of_others_join_a_round_or_have_a_pass_like_it() -> None:
     host, rows = Host(), [TrunkRows([1, 2], 4, [0], 1, feeds_head=True)]
     host.rounds.advance({}, rows)
-    assert host.rounds.joined is None, "no request is in"
+    assert host.rounds.joined is not None and host.device.calls == [("read", 1)], "none is in"
+    host.rounds.advance({})
+    assert host.rounds.joined is None and host.device.calls == [("read", 1)]
     host.enter(request("a"))
     host.rounds.advance({}, rows)
     assert host.rounds.joined is not None
