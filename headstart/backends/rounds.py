@@ -146,6 +146,14 @@ class DeviceRounds(ABC):
         """Whether `launch` takes these rows of other requests into its trunk pass."""
 
     @abstractmethod
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        """How many rows, of requests with so many each, the next round takes best.
+
+        Where many requests decode some sizes of a pass cost less for each row than others; what is
+        left joins the round after it.
+        """
+
+    @abstractmethod
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         """Start a round with so many drafts for each request at most; by index.
 

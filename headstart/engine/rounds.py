@@ -9,7 +9,7 @@ device, and the request enters the rounds without the host having seen that toke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -86,6 +86,18 @@ class Rounds:
     def why_not(self, request: Request) -> str | None:
         """What keeps a request out of rounds, or None."""
         return self._device.why_not(request.params)
+
+    def fitting(self, works: Sequence[Work]) -> list[Work]:
+        """The work that the next round takes best, where its rows join: the last may have fewer."""
+        if not self._requests or any(work.drafts or work.states for work in works):
+            return list(works)
+        left = self._device.fitting_rows([work.count for work in works])
+        found = []
+        for work in works:
+            if left > 0:
+                found.append(replace(work, count=min(work.count, left)))
+            left -= work.count
+        return found
 
     def room(self) -> int:
         """How many more may enter: each needs two blocks for the rounds ahead."""

@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from support.kernel_runs import SIZES, few_programs
 from support.kernel_sizes import LATENT
 
+from headstart.backends.cuda import device_rounds
 from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.engine.engine import Engine
@@ -55,6 +56,28 @@ def answers(folder: Path, kernels: str) -> tuple[list[list[int]], Engine]:
         engine.step()
         engine.scheduler.check()
     return [engine.collect(name).outputs[0].token_ids for name in ids], engine
+
+
+def test_texts_are_the_same_where_prompts_join_in_parts(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where many decode, and some sizes of a pass cost less for each row than others."""
+    variant, sizes = MODELS["dense"]
+    folder = tiny(variant, rate=0.9, seed=1, dtype="F32", **sizes)
+    wanted, _ = answers(folder, "off")
+    monkeypatch.setattr(device_rounds, "_MANY_ROWS", 1)
+    monkeypatch.setattr(device_rounds, "best_rows", lambda own, wanted, seconds: (wanted + 1) // 2)
+    taken: list[int] = []
+    run_packed = device_rounds.CapturedRounds._run_packed
+
+    def watched(rounds: Any, part: Any, count: int, rows: list[TrunkRows]) -> TrunkOutput:
+        taken.append(sum(len(own.tokens) for own in rows))
+        return run_packed(rounds, part, count, rows)
+
+    monkeypatch.setattr(device_rounds.CapturedRounds, "_run_packed", watched)
+    found, engine = answers(folder, "on")
+    assert found == wanted and engine.stats.prompt_tokens == 3 + 37 + 3
+    assert taken[0] == 3 and taken[1] == 18 and sum(taken) == 3 + 37 + 3
 
 
 @pytest.mark.parametrize("kind", MODELS)

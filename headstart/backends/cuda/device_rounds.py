@@ -15,7 +15,14 @@ from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
-from headstart.backends.cuda.packed import MOST_GROUPS, num_groups, num_rows, starts_of
+from headstart.backends.cuda.packed import (
+    MOST_GROUPS,
+    best_rows,
+    joinable_rows,
+    num_groups,
+    num_rows,
+    starts_of,
+)
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
@@ -35,6 +42,9 @@ from headstart.sampling.params import Row, SamplingParams
 
 if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
+
+
+_MANY_ROWS = 256  # of a round, from which on arithmetic takes the time: few rows more cost more
 
 
 class CapturedRounds(DeviceRounds):
@@ -68,6 +78,7 @@ class CapturedRounds(DeviceRounds):
         self._limits: list[int] = []  # drafts by index, as the device knows them
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
+        self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
 
     def why_not(self, params: SamplingParams) -> str | None:
         if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
@@ -123,6 +134,12 @@ class CapturedRounds(DeviceRounds):
 
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
         return self.joins_prompts and num_groups(rows) <= MOST_GROUPS
+
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        own = len(self._params) * (self._last_drafts + 1)
+        if not self.joins_prompts or own < _MANY_ROWS:
+            return sum(counts)
+        return best_rows(own, joinable_rows(counts), self.pass_seconds)
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten

@@ -88,6 +88,9 @@ class Graphs:
         most = self._batch.count
         return [*(size for size in _COARSE_SIZES if size < most), most]
 
+    def has_graph(self, part: TrunkShape) -> bool:
+        return part in self._graphs
+
     def prepare(self, part: TrunkShape) -> None:
         """Capture a pass that has not run, whose kernels were compiled for others."""
         if part not in self._graphs:

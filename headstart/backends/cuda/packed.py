@@ -11,7 +11,7 @@ the paged cache, in which the rows before it already are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -62,6 +62,29 @@ def first_sizes(device: torch.device) -> list[int]:
         near = [size for size in sizes if found[-1] < size <= AS_MANY_ROWS * found[-1]]
         found.append(near[-1] if near else next(size for size in sizes if size > found[-1]))
     return found
+
+
+def joinable_rows(counts: Sequence[int]) -> int:
+    """Rows, of requests with so many each, that there are groups for."""
+    groups, rows = MOST_GROUPS, 0
+    for count in counts:
+        taken = min(count, groups * GROUP_ROWS)
+        rows, groups = rows + taken, groups - -(-taken // GROUP_ROWS)
+    return rows
+
+
+def best_rows(own: int, wanted: int, seconds: Mapping[int, float]) -> int:
+    """How many of `wanted` rows join `own` in a pass whose time for each is the least.
+
+    At least half of them; `seconds` are those of captured passes by rows, in their order.
+    """
+    total = own + wanted
+    sizes = [size for size in seconds if size >= own + (wanted + 1) // 2]
+    last = next((index for index, size in enumerate(sizes) if size >= total), len(sizes))
+    if not sizes:
+        return wanted
+    best = min(sizes[: last + 1], key=lambda size: seconds[size] / min(size, total))
+    return min(wanted, best - own)
 
 
 class PackedRows:

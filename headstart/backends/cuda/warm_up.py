@@ -78,11 +78,25 @@ def capture_packed(rounds: CapturedRounds) -> None:
                 rounds.graphs.prepare(part)
 
 
+def time_pass(rounds: CapturedRounds, size: int) -> None:
+    """Keep what the pass that was captured last takes the device, if it has so many rows."""
+    part = TrunkShape(0, 0, 1 << (-(-size // GROUP_ROWS) - 1).bit_length(), size)
+    if not rounds.graphs.has_graph(part):
+        return
+    began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    began.record()
+    rounds.graphs.run_part(part)
+    ended.record()
+    ended.synchronize()
+    rounds.pass_seconds[size] = began.elapsed_time(ended) / 1e3
+
+
 def rehearse(rounds: CapturedRounds) -> None:
     """Blank requests from prompt to answer, while K/V memory is scratch."""
     for count in (*captured_sizes(rounds.batch.lengths.device), *_LONG_PROMPTS):
         for _ in range(2):  # as it is; then captured
             read_blank(rounds, min(count, rounds.sizes.max_rows), is_alone=True)
+        time_pass(rounds, count)
     if rounds.joins(()) and rounds.backend.device.type == "cuda":
         capture_packed(rounds)
     blank = torch.zeros(1, rounds.vocab, device=rounds.batch.lengths.device)

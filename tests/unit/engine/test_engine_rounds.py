@@ -55,7 +55,7 @@ class Device(DeviceRounds):
 
     def __init__(self, max_requests: int = 4):
         self.sizes = RoundSizes(max_requests=max_requests, max_drafts=3, num_drafts=3, max_tokens=9)
-        self.window, self.takes_rows = 16, True
+        self.window, self.takes_rows, self.fits = 16, True, 99
         self.calls: list[tuple[Any, ...]] = []
         self.admitted: list[RoundRequest] = []
         self.gives: dict[int, list[int]] = {}  # by index; otherwise one token
@@ -94,6 +94,9 @@ class Device(DeviceRounds):
         states = [torch.full((len(own.tokens), 2), float(own.start)) for own in rows]
         joined = (states, torch.zeros(len(rows), 64)) if rows else None
         return Result(given, list(drafts), 1, self.took, joined)
+
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        return min(sum(counts), self.fits)
 
     def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
         self.calls.append(("read", len(rows)))
@@ -368,6 +371,19 @@ def test_a_round_is_measured_once() -> None:
     assert host.rounds.measured is not None
     host.advance()
     assert host.rounds.measured is None
+
+
+def test_work_is_cut_to_what_the_next_round_takes_best() -> None:
+    host, first, second = Host(), request("a", 6), request("b", 9)
+    works = [Work(first, 0, 6, ()), Work(second, 2, 7, ())]
+    host.device.fits = 8
+    assert host.rounds.fitting(works) == works, "no request is in"
+    host.enter(request("c"))
+    assert host.rounds.fitting(works) == [works[0], Work(second, 2, 2, ())]
+    host.device.fits = 6
+    assert host.rounds.fitting(works) == works[:1], "the other one waits for the next round"
+    drafting = [*works, Work(request("d"), 3, 2, (5,))]
+    assert host.rounds.fitting(drafting) == drafting, "the host decides for one of them"
 
 
 def test_rows_of_others_join_a_round_or_have_a_pass_like_it() -> None:

@@ -14,9 +14,11 @@ from headstart.backends.cuda.packed import (
     MOST_GROUPS,
     MOST_JOINED_ROWS,
     PackedRows,
+    best_rows,
     captured_rows,
     captured_sizes,
     first_sizes,
+    joinable_rows,
     num_groups,
     num_rows,
     starts_of,
@@ -55,6 +57,29 @@ def test_some_sizes_are_captured_at_the_start() -> None:
     sizes = first_sizes(GPU)
     assert set(sizes) < set(captured_sizes(GPU)) and sizes[-1] == MOST_JOINED_ROWS
     assert all(b <= max(1.25 * a, a + 64) for a, b in pairwise(sizes)) and len(sizes) < 16
+
+
+SECONDS = {512: 5.0, 640: 6.8, 768: 7.5, 832: 9.5, 1152: 11.6}
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "taken"),
+    [
+        (512, 265, 256),  # a pass of 768 instead of 832
+        (512, 50, 50),  # one of 512 would take none
+        (512, 200, 200),  # all of them fit one that costs least
+        (440, 720, 712),  # 1152 of 1160
+        (512, 900, 640),  # more than the largest pass has room for
+        (2000, 100, 100),  # no pass is known
+    ],
+)
+def test_rows_join_in_a_pass_that_costs_least_for_each(own: int, wanted: int, taken: int) -> None:
+    assert best_rows(own, wanted, SECONDS) == taken
+
+
+def test_as_many_rows_may_join_as_there_are_groups_for() -> None:
+    assert joinable_rows([5, 70, 64]) == 139
+    assert joinable_rows([1] * 60 + [500]) == 60 + 4 * GROUP_ROWS
 
 
 def test_rows_go_to_the_slots_of_their_request() -> None:
