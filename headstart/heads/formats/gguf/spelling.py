@@ -23,7 +23,13 @@ from headstart.checkpoint.gguf.values import (
 )
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
-from headstart.errors import ConfigError, ShapeMismatch, UnexpectedTensor, UnsupportedFamily
+from headstart.errors import (
+    ConfigError,
+    ShapeMismatch,
+    UnexpectedTensor,
+    UnsupportedFamily,
+    some,
+)
 from headstart.families.dims import dims
 from headstart.heads.experts import has_fused_experts, split_experts, stack_experts
 from headstart.heads.formats.gguf.arch import Arch
@@ -91,6 +97,7 @@ def spell(head: Head, kind: str | None = None) -> SpelledHead:
     lossy = sorted({s.dtype for s in tensors.values() if s.dtype not in PLAIN})
     if lossy:
         changes.append(f"matrices are quantised to {' and '.join(lossy)}, which cannot be undone")
+    changes += _kept(tensors, kind)
     return SpelledHead(
         arch, tensors, count, head.naming().num_layers, dims(fields).get("head_dim", 0),
         values, record, tuple(changes),
@@ -112,7 +119,26 @@ def retyped(spelled: SpelledHead, kind: str | None) -> SpelledHead:
     }
     changed = {s.dtype for place, s in spelled.tensors.items() if tensors[place].dtype != s.dtype}
     said = f"matrices were {' and '.join(sorted(changed))} and are {kind} now"
-    return replace(spelled, tensors=tensors, changes=(said,) if changed else ())
+    return replace(
+        spelled, tensors=tensors, changes=(*((said,) if changed else ()), *_kept(tensors, kind))
+    )
+
+
+def _kept(tensors: Mapping[tuple[int, str], TensorSource], kind: str | None) -> list[str]:
+    """That some matrices did not get the type that was asked for, in words."""
+    if kind is None:
+        return []
+    kept = [
+        name
+        for (_, name), source in tensors.items()
+        if source.dtype != kind and not _is_exact(name, source)
+    ]
+    if not kept:
+        return []
+    return [
+        f"{some(sorted(set(kept)))}: not {kind}, whose blocks of {GGUF_TYPES[kind][1]} values do "
+        "not divide a row"
+    ]
 
 
 def _record(head: Head, arch: Arch) -> dict[str, Any]:
@@ -217,12 +243,18 @@ def typed(name: str, source: TensorSource, arch: Arch | None, kind: str | None) 
     is_norm = name.endswith("norm.weight")
     if is_norm and arch is not None and arch.shifts_norms:
         return shifted(source, 1.0)
-    if len(source.shape) <= 1 or is_norm or name in _ROUTERS or not name.endswith(".weight"):
+    if _is_exact(name, source):
         return cast(source, "F32")
     wanted = kind or (source.dtype if source.dtype in PLAIN else "BF16")
     if source.shape[-1] % GGUF_TYPES[wanted][1]:  # a row is no whole number of blocks
         wanted = source.dtype if source.dtype in PLAIN else "F16"
     return cast(source, wanted)
+
+
+def _is_exact(name: str, source: TensorSource) -> bool:
+    """Whether llama.cpp keeps it in FP32 whatever the type of matrices."""
+    is_vector = len(source.shape) <= 1 or name.endswith("norm.weight")
+    return is_vector or name in _ROUTERS or not name.endswith(".weight")
 
 
 def check_kind(kind: str | None) -> str | None:
