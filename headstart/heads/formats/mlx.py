@@ -22,6 +22,7 @@ from headstart.heads.formats.mlx_spelling import (
     requantized,
     spell_mlx,
     unspell_mlx,
+    without_copies,
 )
 from headstart.heads.head import Head
 
@@ -45,6 +46,7 @@ def plan(head: Head, head_type: str | None = None) -> Export:
             "headstart."
         )
     drafter = DRAFTERS[head.family.name]
+    head = without_copies(head)
     experts = "fused" if has_fused_experts(head.tensors) else "per expert"
     left_out = sorted(head.left_out)
     spelled = spelled_of(head, affine_of(head_type))

@@ -74,6 +74,13 @@ _GLM_NAMES = {
     "modules.0.lm_head": "lm_head",
     "modules.0.block": "model.mtp_block",
 }
+_SPARSE_NAMES = {  # without the tables, which its class has no place for
+    "modules.0.fuse": "mtp.eh_proj",
+    "modules.0.embed_norm": "mtp.enorm",
+    "modules.0.hidden_norm": "mtp.hnorm",
+    "modules.0.out_norm": "mtp.shared_head_norm",
+    "modules.0.block": "mtp",
+}
 
 
 def _qwen(is_tied: bool, *layouts: str) -> Drafter:
@@ -95,6 +102,11 @@ DRAFTERS: Mapping[str, Drafter] = {
         kv_b="modules.0.block.self_attn.kv_b_proj.weight",
         has_tables=True,
         in_fp32=("e_score_correction_bias",),
+    ),
+    "glm_moe_dsa": Drafter(
+        model_type="glm_moe_dsa_mtp",
+        names=_SPARSE_NAMES,
+        kv_b="modules.0.block.self_attn.kv_b_proj.weight",
     ),
 }
 

@@ -8,7 +8,7 @@ from one place of MLX to another, and are dequantised for all others.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +59,21 @@ def affine_of(head_type: str | None, group_size: int = GROUP_SIZE) -> Affine | N
             f"{', '.join(known)} for MLX."
         )
     return Affine(known[str(head_type)], group_size)
+
+
+def without_copies(head: Head) -> Head:
+    """The head without copies of the trunk's tables that a drafter has no place for."""
+    drafter = DRAFTERS[head.family.name]
+    dropped = [
+        name
+        for name in head.tensors
+        if name.split(".")[2] in head.family.copies and drafter.theirs(name) is None
+    ]
+    if not dropped:
+        return head
+    kept = {name: source for name, source in head.tensors.items() if name not in dropped}
+    said = "the head's copies of embedding and LM head were left out; mlx-vlm uses the target's"
+    return replace(head.changed(kept, said), left_out=(*head.left_out, *dropped))
 
 
 def spell_mlx(head: Head, how: Affine | None = None) -> SpelledMlx:

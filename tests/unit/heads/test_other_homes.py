@@ -95,6 +95,17 @@ def test_a_drafter_of_glm_holds_both_tables_and_comes_back(tiny: Tiny, tmp_path:
     assert differing(tensors(restored), tensors(model)) == set()
 
 
+def test_a_drafter_of_glm_5_leaves_copies_of_tables_out(tiny: Tiny, tmp_path: Path) -> None:
+    model = tiny("glm_moe_dsa")
+    out = export(model, "mlx", tmp_path / "mlx")
+    made = load_file(out / "model.safetensors")
+    assert all(name.startswith("mtp.") for name in made)
+    assert not any("embed_tokens" in name or "shared_head.head" in name for name in made)
+    assert "mtp.mlp.switch_mlp.up_proj.weight" in made
+    restored = restore(tiny("glm_moe_dsa", with_head=False), out, tmp_path / "again")
+    assert differing(tensors(restored), tensors(model)) == set()
+
+
 def test_families_without_a_drafter_are_refused(tiny: Tiny) -> None:
     with pytest.raises(UnsupportedFamily, match="mimo: no drafter folder of MLX"):
         plan_export(open_head(tiny("mimo")), "mlx")
