@@ -15,6 +15,7 @@ from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
+from headstart.backends.cuda.mask_copies import MaskCopies
 from headstart.backends.cuda.packed import (
     MOST_GROUPS,
     best_rows,
@@ -70,11 +71,7 @@ class CapturedRounds(DeviceRounds):
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
-        self._copies: torch.cuda.Stream | None = None  # of masks, beside what runs
-        if backend.device.type == "cuda":
-            self._copies = torch.cuda.Stream()
-        self._room = torch.empty(0, dtype=torch.int32)  # masks on their way to the device
-        self._arrived: torch.cuda.Event | None = None  # and when they are there
+        self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
@@ -229,40 +226,10 @@ class CapturedRounds(DeviceRounds):
     def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "a round waits only where a request has a grammar"
-        self._copy_in(masks, waiting.shape.num_drafts + 1)
+        if masks:
+            self._copies.copy(masks, waiting.shape.num_drafts + 1, count=self.batch.count)
         self.graphs.run_part(waiting.shape.choice)
         self._end(waiting.launched, waiting.shape)
-
-    def _copy_in(self, masks: Mapping[int, Sequence[np.ndarray | None]], rows: int) -> None:
-        """Masks go to the device while the trunk runs; only the choice waits for them."""
-        if not masks:
-            return
-        words = self.batch.masks.shape[1]
-        host = self._mask_room(len(masks) * rows * words).view(len(masks), rows, words)
-        for own, found in zip(host.numpy(), masks.values(), strict=True):
-            for row, mask in enumerate(found):
-                own[row] = -1 if mask is None else mask
-            own[len(found) :] = -1
-        indices = torch.tensor(list(masks))
-        if self._copies is None:
-            self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[indices] = host
-            return
-        with torch.cuda.stream(self._copies):
-            new = host.to(self.batch.masks.device, non_blocking=True)
-            at = indices.pin_memory().to(self.batch.masks.device, non_blocking=True)
-            self._arrived = self._copies.record_event()
-        torch.cuda.current_stream().wait_event(self._arrived)
-        for part in (new, at):
-            part.record_stream(torch.cuda.current_stream())
-        self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[at] = new
-
-    def _mask_room(self, size: int) -> Tensor:
-        """So many int32 for masks, pinned for a GPU and kept: new ones would take longer to get."""
-        if self._arrived is not None:
-            self._arrived.synchronize()  # of a round that has ended, but for one that failed
-        if self._room.numel() < size:
-            self._room = torch.empty(size, dtype=torch.int32, pin_memory=self._copies is not None)
-        return self._room[:size]
 
     def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         if self.batch.recurrent is not None and lengths:
