@@ -34,7 +34,7 @@ _COPIED = 16  # bytes that the copy engine fetches at least
 _FEW_ROWS = TILE_ROWS[0]
 
 # (N, K, whether scales are of blocks) -> the cut that was fastest on an H200 at 4 rows, and whether
-# the copy engine fetches its tiles; `benchmarks/gpu_quantized.py` measures them. Others are by rule.
+# the copy engine fetches its tiles (`benchmarks/gpu_quantized.py`); others are by rule.
 MEASURED = {
     (6144, 4096, False): (Shape(64, 128, splits=4, warps=4, stages=4), False),
     (4096, 4096, False): (Shape(64, 256, splits=4, warps=4, stages=3), False),
