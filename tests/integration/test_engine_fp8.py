@@ -1,4 +1,4 @@
-"""fp8 weights through the whole engine, interpreted on the CPU and so as small as can be."""
+"""fp8 and stored quantised weights through whole engines, interpreted and so very small."""
 
 from __future__ import annotations
 
@@ -8,13 +8,15 @@ import pytest
 import torch
 from support.engine_runs import assert_head_is_alive, ids_of
 from support.kernel_runs import SIZES
+from support.long_runs import unless_long
+from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_fp8
 
-from headstart.backends.cuda.quantized import KernelFp8
+from headstart.backends.cuda.quantized import KernelFp8, KernelGroups
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
 from headstart.models.linear import Linear
@@ -30,6 +32,16 @@ PARAMS = [
 ]
 
 
+# Parts of merged matrices end with blocks of 128.
+BLOCKS: dict[str, Any] = {
+    **SIZES, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 128,
+}  # fmt: skip
+GROUPS: dict[str, Any] = {**SIZES, "head_dim": 32}  # two groups of every row
+OPTIONS: dict[str, Any] = {
+    "kernels": "on", "block_size": 4, "kv_bytes": 1 << 18, "max_model_len": 32,
+}  # fmt: skip
+
+
 @pytest.fixture(autouse=True)
 def _rounds_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     repair_fp8(monkeypatch)
@@ -37,13 +49,7 @@ def _rounds_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start(tiny: Tiny, weights: str = "fp8", **settings: Any) -> Engine:
     folder = tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
-    options: dict[str, Any] = {
-        "kernels": "on",
-        "block_size": 4,
-        "kv_bytes": 1 << 16,
-        "max_model_len": 32,
-    }
-    return Engine(folder, device="cpu", dtype="float32", weights=weights, **{**options, **settings})
+    return Engine(folder, device="cpu", dtype="float32", weights=weights, **{**OPTIONS, **settings})
 
 
 def test_drafts_change_nothing_and_the_head_is_alive(tiny: Tiny) -> None:
@@ -66,12 +72,32 @@ def test_every_product_is_fp8_and_nothing_else_is(tiny: Tiny) -> None:
     assert trunk.embed.dtype == trunk.final_norm.weight.dtype == torch.float32
 
 
-def test_logits_are_rounded_a_little(tiny: Tiny) -> None:
+def test_products_are_rounded_a_little(tiny: Tiny) -> None:
     rounded, plain = start(tiny, speculate=0), start(tiny, "as-dtype", speculate=0)
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    found, wanted = (e.model.trunk.logits(x) for e in (rounded, plain))
+    found, wanted = (e.model.trunk.layers[0].mlp.gate_up(x) for e in (rounded, plain))
     error = (found - wanted).norm() / wanted.norm()
     assert 0.001 < error < 0.05
+
+
+@pytest.mark.parametrize(
+    ("form", "sizes"),
+    [("fp8-block", BLOCKS), ("awq", GROUPS), *unless_long([], [("gptq-sorted", GROUPS)])],
+)
+def test_drafts_change_nothing_in_checkpoints_as_they_are_stored(
+    form: str, sizes: dict[str, Any], tiny: Tiny
+) -> None:
+    folder = quantized_model(tiny, form, **sizes)
+    counts = unless_long((0, 3), (0, 1, 2, 3))
+    found = []
+    for drafts in counts:
+        engine = Engine(folder, device="cpu", dtype="float32", speculate=drafts, **OPTIONS)
+        kinds = {type(own) for own in engine.model.trunk.layers.modules()}
+        assert kinds & {KernelFp8, KernelGroups} and Linear not in kinds
+        assert any("weights stay as stored" in note for note in engine.notes)
+        found.append(engine.generate([[20, 36]], PARAMS[:1]))
+    assert all(ids_of(results) == ids_of(found[0]) for results in found)
+    assert_head_is_alive(found[-1])
 
 
 @pytest.mark.parametrize(
