@@ -53,7 +53,8 @@ from headstart.checkpoint.cache import cache_folder
 IS_LONG = "--long" in sys.argv
 MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
 MAX_SPILLED_BYTES = 64  # of one thread: none by Triton 3.6, by which cuts were timed; 3.9 has 12,
-MAX_SPILLED_BYTES_OF = {latent: 256}  # and about 200 in latent attention, which has all registers
+# and about 200 in latent attention, which has all registers, 76 in 4-bit products of 64 rows.
+MAX_SPILLED_BYTES_OF = {latent: 256, groups: 96}
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
 LATENT = {"HEADS": 128, "RANK": 512, "ROPE": 64}  # DeepSeek-V3's
@@ -170,11 +171,27 @@ LONG_JOBS: list[Job] = [
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
                                  "num_stages": 4}, STREAMED_INT8),
-    (fp8_products._linear, {**FP8_TILE, "STREAMS": True, "BLOCK_M": 64, "num_stages": 3},
-     FP8_STREAMED),
+    (fp8_products._linear, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 64,
+                            "num_stages": 6}, FP8_STREAMED),
+    # Rows of prompts with blocks of weights, in the model's own type.
+    (fp8_products._linear, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 128,
+                            "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
+     {**FP8_STREAMED, "x": "tensordesc<fp8e4nv[128, 128]>",
+      "weight": "tensordesc<fp8e4nv[128, 128]>", "result": "*bf16"}),
+    # The most rows whose two sums fit; and what follows, whose groups are the outputs of a program.
+    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 64,
+                           "IS_ROUNDED": True, "num_stages": 6},
+     {**FP8_STREAMED, "result": "*fp8e4nv"}),
+    (fp8_products._linear, {**FP8_TILE, "GROUP": 64, "IS_BLOCKED": False, "BLOCK_K": 128,
+                            "DEEP": 64, "STREAMS": True, "num_stages": 6},
+     {**FP8, "x": "tensordesc<fp8e4nv[16, 64]>", "weight": "tensordesc<fp8e4nv[64, 64]>"}),
     (fp8_products._best_of_tile, {**FP8_TILE, "HAS_IDS": False}, FP8),
-    (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "BLOCK_N": 128,
-                      "num_warps": 8, "num_stages": 3}, GROUPS),
+    (groups._best_of_tile, {**GROUPS_TILE, "BLOCK_K": 512, "num_stages": 3, "HAS_IDS": False},
+     GROUPS),
+    (groups._dequantize, {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "BLOCK_N": 64},
+     {**GROUPS, "result": "*bf16"}),
+    (eight_bits._fp8_rows, {"GROUP": 16384, "BLOCK": 16384, "num_warps": 8}, FP8),
+    (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "num_stages": 3}, GROUPS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
