@@ -19,7 +19,8 @@ from support.interpreted_bf16 import repair_fp8
 from headstart.backends.cuda.quantized import KernelFp8, KernelGroups
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
-from headstart.models.linear import Linear
+from headstart.models.feed_forward import MoE
+from headstart.models.linear import Linear, Stack
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -98,6 +99,17 @@ def test_drafts_change_nothing_in_checkpoints_as_they_are_stored(
         found.append(engine.generate([[20, 36]], PARAMS[:1]))
     assert all(ids_of(results) == ids_of(found[0]) for results in found)
     assert_head_is_alive(found[-1])
+
+
+def test_experts_are_dequantised_at_load_and_the_rest_stays_as_stored(tiny: Tiny) -> None:
+    sizes = {**SIZES, "moe_intermediate_size": 32, "first_k_dense_replace": 0}
+    folder = quantized_model(tiny, "fp8-row", "glm4_moe", **sizes)
+    engine = Engine(folder, device="cpu", dtype="float32", speculate=0, **OPTIONS)
+    (layer,) = engine.model.trunk.layers
+    assert isinstance(layer.attention.qkv, KernelFp8) and isinstance(layer.mlp, MoE)
+    inside = [own for own in layer.mlp.modules() if isinstance(own, Linear | Stack)]
+    assert len(inside) == 4 and {type(own) for own in inside} == {Linear, Stack}
+    assert any("or not among experts" in note for note in engine.notes)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ class KernelLinear(Linear):
     """x W^T by kernels of a weight format; a bias is left to what adds partial sums up."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = self.whole(x.contiguous())
+        y = self.whole(x)
         return y if self.bias is None else y + self.bias
 
     def partial(self, x: Tensor | Rounded) -> Tensor:
@@ -138,7 +138,7 @@ class KernelFp8(KernelLinear, Fp8Linear):
         return self.scales.dim() == 2
 
     def _rounded(self, x: Tensor) -> Fp8Rows:
-        return fp8_rows(x, GROUP if self._is_blocked else 0)
+        return fp8_rows(x.contiguous(), GROUP if self._is_blocked else 0)
 
     def _is_for_library(self, x: Tensor) -> bool:
         """Whether arithmetic takes the time, and torch has the product: scales of rows, bf16."""
@@ -234,7 +234,7 @@ class KernelGroups(KernelLinear):
         return x if self.inputs is None else x[:, self.inputs]
 
     def _rounded(self, x: Tensor) -> IntegerRows:
-        return integer_rows(self._gathered(x), self.packed.half)
+        return integer_rows(self._gathered(x).contiguous(), self.packed.half)
 
 
 def copied_rows(inputs: int) -> int:
