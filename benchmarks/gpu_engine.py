@@ -82,7 +82,7 @@ def main() -> None:
             print(f"K = {drafts}: {words}: {ratios}", flush=True)
 
 
-def speeds(given: argparse.Namespace, weights: str, drafts: int) -> dict[int, float]:
+def speeds(given: argparse.Namespace, weights: Any, drafts: int) -> dict[int, float]:
     """Most tokens per second of an engine, by requests at once."""
     best: dict[int, float] = {}
     counts = [int(n) for n in given.requests.split(",")]

@@ -2,8 +2,8 @@
 
 `KernelLinear` is a weight format with kernels of its own: which kernel, or which library, computes
 a product of how many rows is decided here, per format. What comes in is rounded once per product:
-rows to 8-bit floats for `KernelFp8`, to pairs of integers for `KernelGroups`; what the next product
-of an MLP takes is rounded by the kernel that makes it, where there is one.
+rows to 8-bit floats for `KernelFp8`, to pairs of integers for `KernelGroups`; norms before 8-bit
+floats, and what the next product of an MLP takes, are rounded by the kernels that make them.
 
 M rows, N outputs, K inputs, S splits.
 """
@@ -44,7 +44,7 @@ from headstart.backends.cuda.kernels.groups import (
     partial_groups,
     shape_for,
 )
-from headstart.backends.cuda.kernels.rows import silu_product
+from headstart.backends.cuda.kernels.rows import add_norm, add_norm_fp8, silu_product
 from headstart.models.linear import Linear
 from headstart.models.quantized import Fp8Linear, GroupLinear
 
@@ -119,9 +119,15 @@ class KernelFp8(KernelLinear, Fp8Linear):
     def gated_for(self, x: Tensor, down: KernelLinear) -> Tensor | Rounded:
         if not isinstance(down, KernelFp8) or len(x) > MAX_FP8_ROWS:
             return self.gated(x)
-        if len(x) > MAX_FUSED_ROWS:
+        return self.gated_rows(self._rounded(x))
+
+    def gated_rows(self, x: Fp8Rows) -> Fp8Rows:
+        """silu(x G^T) * (x U^T), rounded for another matrix of 8-bit floats."""
+        if x.shape[0] > MAX_FUSED_ROWS:
             return silu_fp8(self.partial(x))
-        return gated_fp8(self._rounded(x), self.weight, self.scales)
+        found = gated_fp8(x, self.weight, self.scales)
+        assert isinstance(found, Fp8Rows)
+        return found
 
     def choose(
         self, x: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
@@ -137,8 +143,13 @@ class KernelFp8(KernelLinear, Fp8Linear):
     def _is_blocked(self) -> bool:
         return self.scales.dim() == 2
 
+    @property
+    def group(self) -> int:
+        """Inputs of a row that share a scale; 0: all."""
+        return GROUP if self._is_blocked else 0
+
     def _rounded(self, x: Tensor) -> Fp8Rows:
-        return fp8_rows(x.contiguous(), GROUP if self._is_blocked else 0)
+        return fp8_rows(x.contiguous(), self.group)
 
     def _is_for_library(self, x: Tensor) -> bool:
         """Whether arithmetic takes the time, and torch has the product: scales of rows, bf16."""
@@ -235,6 +246,15 @@ class KernelGroups(KernelLinear):
 
     def _rounded(self, x: Tensor) -> IntegerRows:
         return integer_rows(self._gathered(x).contiguous(), self.packed.half)
+
+
+def add_norm_for(
+    layer: Linear | None, stream: Tensor, partial: Tensor, weight: Tensor, eps: float
+) -> Tensor | Fp8Rows:
+    """`add_norm`, rounded by the same kernel where only `layer` reads it and takes it so."""
+    if isinstance(layer, KernelFp8) and len(stream) <= MAX_FP8_ROWS:
+        return add_norm_fp8(stream, partial, weight, eps, layer.group)
+    return add_norm(stream, partial, weight, eps)
 
 
 def copied_rows(inputs: int) -> int:

@@ -17,10 +17,14 @@ from support.interpreted_bf16 import repair_fp8
 
 from headstart.backends.cuda import quantized
 from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
+from headstart.backends.cuda.kernels.eight_bits import fp8_rows as fp8_rows_of
+from headstart.backends.cuda.kernels.rows import add_norm
 from headstart.backends.cuda.quantized import (
     KernelFp8,
     KernelGroups,
     KernelLinear,
+    add_norm_for,
     copied_bytes,
     hold_for_kernels,
     round_to_fp8,
@@ -128,6 +132,19 @@ def test_an_mlp_is_rounded_on_its_way(form: str, rows: int) -> None:
     plain.weight = nn.Parameter(second, requires_grad=False)
     mlp.down = plain  # formats may differ within a layer
     assert_near(kernels.feed(x, mlp, torch.zeros(rows)).sum(0), wanted, form)
+
+
+@pytest.mark.parametrize("form", ["fp8-row", "fp8-block"])
+def test_a_norm_is_rounded_by_its_own_kernel_as_by_another(form: str) -> None:
+    layer, _ = layer_of(form, INNER, HIDDEN)
+    stream, partial, gain = random(3, HIDDEN), random(2, 3, HIDDEN), random(HIDDEN)
+    again = stream.clone()
+    wanted = fp8_rows_of(add_norm(stream, partial, gain, 1e-6), layer.group)
+    found = add_norm_for(layer, again, partial, gain, 1e-6)
+    assert torch.equal(stream, again) and isinstance(found, Fp8Rows)
+    assert torch.equal(found.values.float(), wanted.values.float())
+    torch.testing.assert_close(found.scales, wanted.scales)
+    assert isinstance(add_norm_for(layer, random(4, HIDDEN), random(1, 4, HIDDEN), gain, 0), Tensor)
 
 
 @pytest.mark.parametrize("form", ["fp8-row", "sorted"])
