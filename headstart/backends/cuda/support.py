@@ -21,7 +21,9 @@ _FP8_CAPABILITY = (8, 9)  # of GPUs that multiply 8-bit floats
 
 def has_fp8(device: torch.device) -> bool:
     """Whether products of 8-bit floats run there; the interpreter has them."""
-    return device.type != "cuda" or torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
