@@ -103,7 +103,7 @@ def _killed(words: list[str], folder: Path, seconds: float) -> bool:
 def _torn(target: Path) -> list[str]:
     """Files with the time in them cannot be compared; they must be whole JSON all the same.
 
-    The last line of one that lines are added to may be torn: who reads it leaves that out.
+    The last line of one that lines are added to may be torn: readers leave it out.
     """
     wrong = []
     for path in sorted(target.rglob("*")) if target.is_dir() else []:
