@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,15 @@ LEVEL = {package: level for level, packages in enumerate(LAYERS) for package in 
 FILES = sorted(path for path in PACKAGE.rglob("*.py"))
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
 def imported_packages(path: Path) -> set[str]:
     """Top-level parts of headstart that a file imports, wherever the import stands."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
             names = [node.module]
             if node.module == "headstart":
@@ -90,7 +96,7 @@ def test_an_upward_import_would_be_found(tmp_path: Path) -> None:
 
 def test_heavy_libraries_are_imported_only_inside_functions() -> None:
     for path in [path for path in FILES if owner(path) not in TORCH_PACKAGES]:
-        for node in ast.parse(path.read_text()).body:
+        for node in parsed(path).body:
             names = [alias.name for alias in getattr(node, "names", [])]
             module = getattr(node, "module", None) or ""
             for name in [module, *names] if isinstance(node, ast.Import | ast.ImportFrom) else []:
@@ -162,7 +168,7 @@ def imported_modules(path: Path) -> set[str]:
     `from a.b import c` counts as a.b and as a.b.c: c may be a module.
     """
     names = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(parsed(path)):
         if isinstance(node, ast.ImportFrom) and node.module:
             names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):
