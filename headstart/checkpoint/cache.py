@@ -31,7 +31,7 @@ def make_private(folder: Path) -> bool:
     if not stat.S_ISDIR(found.st_mode):
         what = "is a link" if stat.S_ISLNK(found.st_mode) else "is a file"
     elif found.st_uid != os.geteuid():
-        what = f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs this"
+        what = f"belongs to user {found.st_uid}, not to {os.geteuid()}, as this process does"
     elif stat.S_IMODE(found.st_mode) & 0o077:
         what = f"has mode {stat.S_IMODE(found.st_mode):04o}, not 0700"
     else:
