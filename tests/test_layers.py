@@ -26,6 +26,7 @@ LAYERS = [
     {"launch", "engine", "train"},
     {"bench", "distill", "predict", "server"},
     {"demo"},
+    {"doctor"},
     {"cli"},
 ]
 # Computing packages, which the command line imports only when it runs a model.
