@@ -39,6 +39,7 @@ NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
     ("launch/", None, "options of other engines, which depend on the model type"),
     ("calibrate/tiny_", None, "configs for tests: one for each model type"),
     ("calibrate/shapes.py", None, "configs of released sizes"),
+    ("doctor/causes.py", {"llama"}, "issues of llama.cpp"),
     ("demo/", {"llama"}, "fields of GGUF files, which are llama.cpp's"),
     ("server/reasoning.py", {"mistral"}, "vLLM's name of a reasoning format"),
     ("server/tools/formats.py", {"deepseek_v3"}, "vLLM's name of a tool format"),

@@ -122,13 +122,14 @@ def caches() -> list[Cache]:
 
 
 def _looked_at(what: str, path: Path, *, is_run: bool) -> Cache:
-    """`is_run`: what lies there is run, so that nobody else may write it."""
+    """`is_run`: what lies there is run, so that no other user may write there."""
     num_bytes, is_partly_counted = _size(path)
     state, is_trouble = "writable", False
     if not os.path.lexists(path):
         above = next(parent for parent in path.parents if parent.exists())
-        is_trouble = not os.access(above, os.W_OK)
-        state = f"not made yet, and {above} is not writable" if is_trouble else "not made yet"
+        why = "is not a folder" if not above.is_dir() else "is not writable"
+        is_trouble = not above.is_dir() or not os.access(above, os.W_OK)
+        state = f"not made yet, and {above} {why}" if is_trouble else "not made yet"
     elif is_run and (unsafe := why_unsafe(path)) is not None:
         state, is_trouble = f"not used: it {unsafe}", True
     elif not os.access(path, os.W_OK):
