@@ -107,6 +107,16 @@ TABLE = (
         seen_in="ggml-org/llama.cpp#23476, IST-DASLab/GSQ#11",
     ),
     Cause(
+        text="the head obeys another contract than it is run with (fusion halves exchanged, a "
+        "state before a norm that should come after it), or its weights are not the trained "
+        "ones: `headstart inspect {model} --probe` runs it under each contract and tells",
+    ),
+    Cause(
+        text="the head belongs to another fine-tune of the model: `headstart score {model} --data "
+        "DATA` shows what it agrees to, `headstart train` tunes it",
+        seen_in="vllm-project/speculators#366",
+    ),
+    Cause(
         engines=("vllm",),
         text="--hf-overrides (longer positions, say) do not reach the head: behind the native "
         "length nothing is accepted",
@@ -118,16 +128,6 @@ TABLE = (
         text="pipeline parallel, or separate servers for prefill and decode, lose the head's "
         "states; try one server with tensor parallel",
         seen_in="vllm-project/vllm#49355, #54926, sgl-project/sglang#7927",
-    ),
-    Cause(
-        text="the head obeys another contract than it is run with (fusion halves exchanged, a "
-        "state before a norm that should come after it), or its weights are not the trained "
-        "ones: `headstart inspect {model} --probe` runs it under each contract and tells",
-    ),
-    Cause(
-        text="the head belongs to another fine-tune of the model: `headstart score {model} --data "
-        "DATA` shows what it agrees to, `headstart train` tunes it",
-        seen_in="vllm-project/speculators#366",
     ),
     Cause(
         text="the requests are of another kind than the answers that were scored, or are sampled "
