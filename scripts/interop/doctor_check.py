@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 import torch
@@ -41,13 +42,15 @@ from headstart.bench.environment import processor_name
 from headstart.calibrate.tiny import write_tiny
 
 DEPTH, PROMPTS, PROMPT_TOKENS, ANSWER_TOKENS = 3, 24, 16, 64
+_WIDTH = 120
 _OTHER = 1.4  # how far a fine-tune goes, in standard deviations of each matrix
-# state of the head -> the verdicts with a promise and without
+# state of the head -> the verdict with a promise, and those that may be without: a rate that is
+# neither dead nor low tells nothing by itself
 EXPECTED = {
-    "healthy": ("healthy", "healthy"),
-    "zeroed": ("dead", "dead"),
-    "halves exchanged": ("below", "low"),
-    "of another fine-tune": ("below", "healthy"),
+    "healthy": ("healthy", ("healthy",)),
+    "zeroed": ("dead", ("dead",)),
+    "halves exchanged": ("below", ("low",)),
+    "of another fine-tune": ("below", ("healthy", "low")),
 }
 
 
@@ -63,9 +66,10 @@ class Row:
 
     @property
     def is_right(self) -> bool:
-        expected = EXPECTED[self.state]
-        codes = tuple(int(verdict != "healthy") for verdict in expected)
-        return self.verdicts == expected and self.codes == codes
+        with_promise, without = EXPECTED[self.state]
+        codes = tuple(int(verdict != "healthy") for verdict in self.verdicts)
+        is_found = self.verdicts[0] == with_promise and self.verdicts[1] in without
+        return is_found and self.codes == codes
 
 
 def made(family: str, folder: Path) -> Path:
@@ -163,17 +167,23 @@ def check(family: str, python: Path, work: Path) -> list[Row]:
 
 
 def page(rows: list[Row], versions: dict[str, str], families: list[str]) -> str:
-    lines = [
-        "# `headstart doctor` beside vLLM: heads in four states",
-        "",
+    where = (
         f"{date.today().isoformat()}; {processor_name()}, {os.cpu_count()} cores, no GPU; "
         f"{', '.join(f'{name} {value}' for name, value in versions.items())}. Command: `python "
-        f"scripts/interop/doctor_check.py {' '.join(f'--only {name}' for name in families)}`.",
-        "",
+        f"scripts/interop/doctor_check.py {' '.join(f'--only {name}' for name in families)}`."
+    )
+    what = (
         f"Tiny checkpoints in float32, served by vLLM with `method: mtp`, K = {DEPTH}; {PROMPTS} "
         f"greedy answers of {ANSWER_TOKENS} tokens, then `headstart doctor URL MODEL` reads "
         "vLLM's counters: with what `headstart score` promised for the healthy head (`--score`) "
-        "and without. The exit code is 0 where the verdict is healthy, else 1.",
+        "and without. The exit code is 0 where the verdict is healthy, else 1."
+    )
+    lines = [
+        "# `headstart doctor` beside vLLM: heads in four states",
+        "",
+        fill(where, _WIDTH),
+        "",
+        fill(what, _WIDTH),
         "",
         "| family | head | acceptance by depth | promised | verdict | without promise | expected |",
         "|---" * 7 + "|",
@@ -188,7 +198,8 @@ def page(rows: list[Row], versions: dict[str, str], families: list[str]) -> str:
     for row in rows:
         if row.first_cause:
             folder = row.first_cause.split("`")[0].rstrip(": ")
-            lines.append(f"- {row.family}, {row.state}: {folder}")
+            said = f"- {row.family}, {row.state}: {folder}"
+            lines.append(fill(said, _WIDTH, subsequent_indent="  "))
     return "\n".join(lines) + "\n"
 
 
