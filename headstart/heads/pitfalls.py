@@ -13,10 +13,11 @@ from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, some
 from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD
-from headstart.heads.detection import quoted, (
+from headstart.heads.detection import (
     FoundHead,
     expected_of,
     find_family,
+    quoted,
     restore_command,
 )
 from headstart.heads.drafters import FoundDrafter, find_drafter
