@@ -100,7 +100,8 @@ class StreamedPangu:
         mixed = ((before.sigmoid() + _EPS).unsqueeze(-1) * residual).sum(1)
         shares = self._balanced(among.unflatten(-1, (count, count)))  # [T, from, to]
         kept = shares.transpose(1, 2) @ residual
-        return 2 * after.sigmoid().unsqueeze(-1) * run(mixed).unsqueeze(1) + kept
+        given: Tensor = 2 * after.sigmoid().unsqueeze(-1) * run(mixed).unsqueeze(1)
+        return given + kept
 
     def _balanced(self, logits: Tensor) -> Tensor:
         """Rows and columns that add up to 1, by Sinkhorn's steps."""
