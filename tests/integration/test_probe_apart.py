@@ -81,14 +81,11 @@ def trained(folder: Path, kind: str, out: Path) -> Path:
     width = fuse.shape[0]
     fuse[:, :width] = 0  # the embedding's half
     model.fuse[name] = fuse.requires_grad_(True)
-    steps = torch.optim.Adam([fuse], lr=0.01)
-    for _ in range(40):
+    for _ in range(25):
         drafts = model.out(0, model.module(0, state, ids[1:], "embed_first")) @ model.lm_head.T
-        steps.zero_grad()
-        cross_entropy(drafts, goals).backward()
-        assert fuse.grad is not None
-        fuse.grad[:, :width] = 0
-        steps.step()
+        (slope,) = torch.autograd.grad(cross_entropy(drafts, goals), fuse)
+        with torch.no_grad():
+            fuse[:, width:] -= 0.01 * slope[:, width:].sign()
     return edited(folder, out, change=lambda own: own.update({name: fuse.detach().clone()}))
 
 
