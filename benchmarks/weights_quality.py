@@ -20,7 +20,7 @@ import torch
 
 from headstart.backends.base import TrunkRows
 from headstart.backends.cuda.fp8 import Fp8Linear
-from headstart.backends.numba.support import why_missing
+from headstart.backends.numba.compiler import why_missing
 from headstart.backends.weights import Int8Linear, WeightFormat, convert_weights
 from headstart.engine.engine import Engine
 

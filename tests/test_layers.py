@@ -27,6 +27,7 @@ LAYERS = [
     {"launch", "engine", "train"},
     {"bench", "distill", "predict", "server"},
     {"demo"},
+    {"doctor"},
     {"cli"},
 ]
 # Computing packages, which the command line imports only when it runs a model.
@@ -40,6 +41,7 @@ NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
     ("calibrate/tiny_", None, "configs for tests: one for each model type"),
     ("calibrate/shapes.py", None, "configs of released sizes"),
     ("checkpoint/gguf/quantize_tool.py", {"llama"}, "keys of a file for llama.cpp's tool"),
+    ("doctor/causes.py", {"llama"}, "issues of llama.cpp"),
     ("demo/", {"llama"}, "fields of GGUF files, which are llama.cpp's"),
     ("server/reasoning.py", {"mistral"}, "vLLM's name of a reasoning format"),
     ("server/tools/formats.py", {"deepseek_v3"}, "vLLM's name of a tool format"),
