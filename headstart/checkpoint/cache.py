@@ -48,7 +48,7 @@ def why_unsafe(folder: Path) -> str | None:
     if not stat.S_ISDIR(found.st_mode):
         return "is a link" if stat.S_ISLNK(found.st_mode) else "is a file"
     if found.st_uid != os.geteuid():
-        return f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs this"
+        return f"belongs to user {found.st_uid}, not to {os.geteuid()}, as this process does"
     if stat.S_IMODE(found.st_mode) & 0o077:
         return f"has mode {stat.S_IMODE(found.st_mode):04o}, not 0700"
     return None
