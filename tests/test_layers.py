@@ -38,6 +38,7 @@ NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
     ("launch/", None, "options of other engines, which depend on the model type"),
     ("calibrate/tiny_", None, "configs for tests: one for each model type"),
     ("calibrate/shapes.py", None, "configs of released sizes"),
+    ("checkpoint/gguf/quantize_tool.py", {"llama"}, "keys of a file for llama.cpp's tool"),
     ("demo/", {"llama"}, "fields of GGUF files, which are llama.cpp's"),
     ("server/reasoning.py", {"mistral"}, "vLLM's name of a reasoning format"),
     ("server/tools/formats.py", {"deepseek_v3"}, "vLLM's name of a tool format"),

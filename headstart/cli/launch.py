@@ -18,7 +18,7 @@ def run(
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", help="vllm, sglang, trtllm, xllm or llamacpp.", show_default=False
+            "--engine", help="vllm, sglang, trtllm, xllm, llamacpp or mlx.", show_default=False
         ),
     ],
     options: LaunchOptions,

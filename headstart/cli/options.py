@@ -47,7 +47,25 @@ HeadType = Annotated[
     typer.Option(
         "--head-type",
         help="With gguf: type of the head's matrices: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, "
-        "q4_0, ...; default: as stored.",
+        "q4_0, ..., q4_k, q5_k, q6_k with llama-quantize on the path; with mlx: q2 to q8; default: "
+        "as stored.",
+        show_default=False,
+    ),
+]
+DraftVocab = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-vocab",
+        metavar="FILE",
+        help="With gguf, experimental: the tokens that the head may propose (`headstart vocab`).",
+        show_default=False,
+    ),
+]
+MlxLayout = Annotated[
+    str | None,
+    typer.Option(
+        "--mlx-layout",
+        help="In a model of MLX: sidecar, vllm-mlx or embedded; default: sidecar.",
         show_default=False,
     ),
 ]

@@ -109,7 +109,13 @@ NEXT = Family(
         kind_of=next_layer_type,
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
-    served={"vllm": "0.10.2", "sglang": "0.5.2", "trtllm": "1.3.0rc14", "llamacpp": "b10238"},
+    served={
+        "vllm": "0.10.2",
+        "sglang": "0.5.2",
+        "trtllm": "1.3.0rc14",
+        "llamacpp": "b10238",
+        "mlx": "0.6.15",
+    },
     is_complete=True,
     runtime=replace(_RUNTIME, parameters={**_SHARED_EXPERT, **_JOINED_INPUTS}),
     notes=("the config carries no count that engines rely on; they assume one module",),
@@ -143,6 +149,7 @@ QWEN3_5 = Family(
         "trtllm": "1.3.0rc14",
         "xllm": "0.9.0",
         "llamacpp": "b9180",
+        "mlx": "0.6.15",
     },
     # by architecture: the text part of every Qwen3.5 has the model_type of a text-only one
     variants={
@@ -185,6 +192,7 @@ QWEN3_5_MOE = Family(
         "trtllm": "1.3.0rc14",
         "xllm": "0.9.0",
         "llamacpp": "b9180",
+        "mlx": "0.6.15",
     },
     variants={"sglang": {"Qwen3_5MoeForCausalLM": "0.5.17"}},
     variant_titles={"Qwen3_5MoeForCausalLM": "text-only checkpoints"},

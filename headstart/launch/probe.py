@@ -22,10 +22,11 @@ _PACKAGES = {
     "trtllm": ("tensorrt-llm",),
     "xllm": (),
     "llamacpp": (),
+    "mlx": ("mlx-vlm",),
 }
 _PROGRAMS = {
     "vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm-serve", "xllm": "xllm",
-    "llamacpp": "llama-server",
+    "llamacpp": "llama-server", "mlx": "mlx_vlm.server",
 }  # fmt: skip
 INSTALL = {
     "vllm": "pip install vllm",
@@ -33,6 +34,7 @@ INSTALL = {
     "trtllm": "pip install tensorrt-llm, or use its NGC container",
     "xllm": "build it from github.com/xLLM-AI/xllm, or use its container",
     "llamacpp": "build it from github.com/ggml-org/llama.cpp, or take one of its releases",
+    "mlx": "pip install mlx-vlm, on a machine of Apple's",
 }
 _VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev)\d+)*(?:\+[\w.]+)?")
 # `version: 0.5.0 (build 11000, commit x)`, and before August 2026 `version: 9500 (x)`
