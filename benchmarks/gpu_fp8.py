@@ -22,7 +22,7 @@ import triton
 from graph_timing import L2_BYTES, seconds_over
 
 from headstart.backends.cuda.forward import MAX_SKINNY_ROWS, Kernels
-from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.cuda.fp8 import KernelFp8Linear
 from headstart.backends.cuda.kernels.choice import choose_rows
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
 from headstart.models.linear import Linear
@@ -41,7 +41,7 @@ CUTS = [
 TOLERANCE = 0.02
 
 
-def layers_of(outputs: int, inputs: int) -> tuple[list[Linear], list[Fp8Linear]]:
+def layers_of(outputs: int, inputs: int) -> tuple[list[Linear], list[KernelFp8Linear]]:
     """Copies in bf16, and as many in fp8, that do not fit into the cache."""
     plain = []
     for _ in range(max(2, -(-L2_BYTES // (outputs * inputs)))):
@@ -51,7 +51,7 @@ def layers_of(outputs: int, inputs: int) -> tuple[list[Linear], list[Fp8Linear]]
         values = torch.randn(outputs, inputs, device="cuda", dtype=torch.bfloat16)
         layer.weight = torch.nn.Parameter(values.mul_(sizes[:, None]), requires_grad=False)
         plain.append(layer)
-    return plain, [Fp8Linear(layer) for layer in plain]
+    return plain, [KernelFp8Linear.of(layer) for layer in plain]
 
 
 def run_for(name: str, x: torch.Tensor, kernels: Kernels) -> Callable[[Linear], torch.Tensor]:
@@ -64,7 +64,7 @@ def run_for(name: str, x: torch.Tensor, kernels: Kernels) -> Callable[[Linear], 
     return lambda layer: kernels.choose(x, layer, inv_temps, seeds, seeds)
 
 
-def error_of(name: str, x: torch.Tensor, layer: Fp8Linear, found: torch.Tensor) -> float:
+def error_of(name: str, x: torch.Tensor, layer: KernelFp8Linear, found: torch.Tensor) -> float:
     """How far a result is from torch's, relative to the size of it (LM head: of the best logit)."""
     wanted = x.float() @ layer.dequantized(torch.float32).t()
     if name == "lm_head":

@@ -19,12 +19,12 @@ from pathlib import Path
 import torch
 
 from headstart.backends.base import TrunkRows
-from headstart.backends.cuda.fp8 import Fp8Linear
 from headstart.backends.numba.compiler import why_missing
 from headstart.backends.weights import Int8Linear, WeightFormat, convert_weights
 from headstart.engine.engine import Engine
+from headstart.models.quantized import Fp8Linear
 
-FORMATS: dict[str, WeightFormat] = {"int8": Int8Linear, "fp8": Fp8Linear}
+FORMATS: dict[str, WeightFormat] = {"int8": Int8Linear, "fp8": Fp8Linear.of}
 
 
 def weight_format(name: str, *, is_compiled: bool) -> WeightFormat:

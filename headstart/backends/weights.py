@@ -2,8 +2,8 @@
 
 `Int8Linear` holds int8 rows with one scale each and computes with bf16 activations, the way that
 CPUs without bf16 units are fast at; the arithmetic of a row may then depend on how many rows there
-are, as in bf16 on a GPU. `backends/numba/linear.py` has a faster form, `backends/cuda/fp8.py` the
-8-bit floats of GPUs.
+are, as in bf16 on a GPU. `backends/numba/linear.py` has a faster form, `models/quantized.py`
+the formats in which checkpoints are stored.
 """
 
 from __future__ import annotations
@@ -14,9 +14,17 @@ import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from headstart.checkpoint.quantized.weights import FORMS
 from headstart.models.linear import Linear, Numbered, Stack
 
 WeightFormat = Callable[[Linear], nn.Module]
+# THE table which quantised forms of checkpoints a backend computes with as they are stored; others
+# are dequantised when a model is loaded.
+TAKEN_FORMS: dict[str, tuple[str, ...]] = {
+    "cuda": (),
+    "numba": (),
+    "torch": FORMS,
+}
 _INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple
 
 

@@ -28,7 +28,7 @@ ModelType = Annotated[
     typer.Option("--model-type", help="Override the detected family.", show_default=False),
 ]
 Dequantize = Annotated[
-    bool, typer.Option("--dequantize", help="Turn the head's FP8 and INT8 weights into BF16.")
+    bool, typer.Option("--dequantize", help="Turn the head's quantised weights into BF16.")
 ]
 Link = Annotated[
     bool, typer.Option("--link", help="Hard-link unchanged shards instead of copying them.")

@@ -12,7 +12,7 @@ from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.cuda.fp8 import KernelFp8Linear
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
 from headstart.models.linear import Linear
@@ -53,7 +53,7 @@ def test_every_product_is_fp8_and_nothing_else_is(tiny: Tiny) -> None:
     trunk, head = engine.model.trunk, engine.model.head
     assert head is not None
     products = [m for part in (trunk, head) for m in part.modules() if isinstance(m, Linear)]
-    assert all(isinstance(product, Fp8Linear) for product in products)
+    assert all(isinstance(product, KernelFp8Linear) for product in products)
     assert len(products) == 4 + 1 + 1 + 4  # a layer, LM head; fuse, block
     assert trunk.embed.dtype == trunk.final_norm.weight.dtype == torch.float32
 

@@ -18,7 +18,7 @@ from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
-from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.cuda.fp8 import KernelFp8Linear
 from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
@@ -57,7 +57,7 @@ class CudaBackend(Backend):
         if options.weights == "fp8":
             for module in (self.trunk, self.head):
                 if module is not None:
-                    convert_weights(module, Fp8Linear)
+                    convert_weights(module, KernelFp8Linear.of)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()  # what was replaced counts as free memory
         self.kernels = Kernels()

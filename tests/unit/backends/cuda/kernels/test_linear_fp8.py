@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.fp8 import Fp8Linear
+from headstart.backends.cuda.fp8 import KernelFp8Linear
 from headstart.backends.cuda.kernels import fp8
 from headstart.backends.cuda.kernels.choice import choose_rows
 from headstart.backends.cuda.kernels.fp8 import dequantized_rows, fp8_linear
@@ -28,12 +28,12 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=generator).to(DEVICE)
 
 
-def layer(outputs: int, inputs: int) -> Fp8Linear:
+def layer(outputs: int, inputs: int) -> KernelFp8Linear:
     """Rows of very different sizes, so that a scale in the wrong place shows."""
     source = Linear(inputs, outputs)
     sizes = torch.logspace(-3, 1, outputs, device=DEVICE)
     source.weight.data = random(outputs, inputs) * sizes[:, None]
-    return Fp8Linear(source)
+    return KernelFp8Linear.of(source)
 
 
 @pytest.mark.parametrize("rows", [1, 16, 70])
