@@ -185,6 +185,7 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
         f"{family.title}: {caution.text}"
         for caution in family.cautions
         if caution.holds(engine, version, Config(report.config).fields)
+        and not caution.is_occasional
     )
     plan.warnings.extend(former_contract(family, engine, version))
     if why:

@@ -50,11 +50,9 @@ class Found:
 
 def probe(engine: str, timeout_seconds: float = 30) -> Found:
     """The installed version, or the newest one we know with a note that says so."""
-    for name in _PACKAGES[engine]:
-        try:
-            return Found(version(name), is_installed=True)
-        except PackageNotFoundError:
-            continue
+    packaged = _packaged(engine)
+    if packaged is not None:
+        return Found(packaged, is_installed=True)
     title, newest = ENGINE_TITLES[engine], NEWEST[engine]
     program = shutil.which(_PROGRAMS[engine])
     if program is None:
@@ -65,6 +63,20 @@ def probe(engine: str, timeout_seconds: float = 30) -> Found:
         return Found(said, is_installed=True)
     note = f"{program} does not tell its version: this is for {newest}, see --engine-version"
     return Found(newest, is_installed=True, note=note)
+
+
+def place(engine: str) -> str | None:
+    """The version of the engine's package, else where its program lies, which is not started."""
+    return _packaged(engine) or shutil.which(_PROGRAMS[engine])
+
+
+def _packaged(engine: str) -> str | None:
+    for name in _PACKAGES[engine]:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def _ask(engine: str, program: str, timeout_seconds: float) -> str | None:

@@ -58,7 +58,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], bool]] = {
 }
 # Tensors whose type differs on purpose: the converter misses that this one is a router.
 OTHER_TYPE = {("nemotron_h", "ffn_gate_inp.weight")}
-# llama.cpp does not load the tiny trunk, whoever converted it.
+# llama.cpp does not load the tiny trunk, whichever converter wrote it.
 NOT_RUN = ("nemotron_h",)
 # Keys that say nothing about the model, or that the stand-in for tokenizers has no part in.
 OTHER_KEYS = (

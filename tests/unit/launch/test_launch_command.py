@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -60,10 +61,15 @@ def test_the_shell_gives_the_program_exactly_the_arguments(tmp_path: Path) -> No
 
 
 def test_no_text_ends_the_file_that_it_is_written_to(tmp_path: Path) -> None:
-    text = "a: 1\nEND\ntouch owned\n"
-    built = EngineCommand(
-        engine="vllm", version="1", processes=(Process(("true",)),), files={"-f.yaml": text}
-    )
+    def writing(text: str) -> EngineCommand:
+        processes = (Process(("true",)),)
+        return EngineCommand(
+            engine="vllm", version="1", processes=processes, files={"-f.yaml": text}
+        )
+
+    (known,) = re.findall("<<'(.*)'", writing("a: 1\n").shell())
+    text = "".join(f"a: 1\n{mark}\ntouch owned\n" for mark in ("END", "EOF", known))
+    built = writing(text)
     subprocess.run(["bash", "-c", built.shell()], cwd=tmp_path, check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["-f.yaml"]
     assert (tmp_path / "-f.yaml").read_text() == text

@@ -213,7 +213,7 @@ def step_keys(fields: Fields, num_modules: int) -> Keys:
     """Arrays with one value for each layer, those of the modules behind the trunk's."""
     count = _number(fields, "num_hidden_layers") + num_modules
     theta = fields.get("rope_theta")
-    thetas = [*theta, None] if isinstance(theta, list) else [theta, None]
+    thetas = [*theta, None, None] if isinstance(theta, list) else [theta, None]
     kinds = [*(fields.get("layer_types") or []), *["full_attention"] * count][:count]
     own = fields.get("attention_other_setting") or {}
     heads, groups = _number(fields, "num_attention_heads"), _number(fields, "num_attention_groups")
