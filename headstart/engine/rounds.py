@@ -89,7 +89,7 @@ class Rounds:
 
     def fitting(self, works: Sequence[Work]) -> list[Work]:
         """The work that the next round takes best, where its rows join: the last may have fewer."""
-        if not self._requests or any(work.drafts or work.states for work in works):
+        if not self._requests or any(work.states or work.request.is_decoding for work in works):
             return list(works)
         left = self._device.fitting_rows([work.count for work in works])
         found = []

@@ -88,8 +88,8 @@ class Graphs:
         most = self._batch.count
         return [*(size for size in _COARSE_SIZES if size < most), most]
 
-    def has_graph(self, part: TrunkShape) -> bool:
-        return part in self._graphs
+    def has_run(self, part: TrunkShape) -> bool:
+        return self._runs[part] > 0
 
     def prepare(self, part: TrunkShape) -> None:
         """Capture a pass that has not run, whose kernels were compiled for others."""

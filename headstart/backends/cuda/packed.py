@@ -76,9 +76,12 @@ def joinable_rows(counts: Sequence[int]) -> int:
 def best_rows(own: int, wanted: int, seconds: Mapping[int, float]) -> int:
     """How many of `wanted` rows join `own` in a pass whose time for each is the least.
 
-    At least half of them; `seconds` are those of captured passes by rows, in their order.
+    At least half of them; `seconds` are those of captured passes by rows, in their order. Sizes
+    that were not timed are not chosen, unless the engine is too small for the usual ones.
     """
     total = own + wanted
+    if total > max(seconds, default=0) < MOST_JOINED_ROWS:
+        return wanted
     sizes = [size for size in seconds if size >= own + (wanted + 1) // 2]
     last = next((index for index, size in enumerate(sizes) if size >= total), len(sizes))
     if not sizes:

@@ -59,6 +59,8 @@ class KernelLinear(Linear):
     """x W^T by kernels of a weight format; a bias is left to what adds partial sums up."""
 
     def forward(self, x: Tensor) -> Tensor:
+        if not len(x):  # a pass over the middle of a prompt wants no logits
+            return x.new_empty(0, self.weight.shape[0])
         y = self.whole(x)
         return y if self.bias is None else y + self.bias
 
@@ -271,8 +273,10 @@ def copied_bytes(module: nn.Module, dtype: torch.dtype) -> int:
 
 def hold_for_kernels(module: nn.Module) -> list[str]:
     """Give every quantised matrix below `module` the form of its kernels; notes about others."""
-    small = 0
-    for path, layer in list(module.named_modules()):
+    small, kinds = 0, (Fp8Linear, GroupLinear)
+    # By name, so that each original is freed when it is replaced: integers are packed anew.
+    for path in [name for name, layer in module.named_modules() if isinstance(layer, kinds)]:
+        layer = module.get_submodule(path)
         made: Linear | None = None
         if isinstance(layer, Fp8Linear) and not isinstance(layer, KernelFp8):
             bias = None if layer.bias is None else layer.bias.detach()

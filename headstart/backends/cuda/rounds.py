@@ -45,6 +45,7 @@ def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
     """
     ids, where = (_packed_rows if shape.rows else _round_rows)(model, batch, shape)
     stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
+    # There is room for more requests than decode, and so for more of their rows than the pass has.
     own = min(shape.count * (shape.num_drafts + 1), len(ids))
     batch.normed[:own] = normed[:own]
     if model.feeds_stream:
@@ -79,6 +80,8 @@ def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tu
     groups = packed.of_groups(shape.rows, shape.groups, heads)
     parts = [(packed.tables[: shape.groups], packed.seen[: shape.groups], groups)]
     if count:
+        # Indices without a request make so many rows zero, which may be more than the pass has.
+        assert count * (shape.num_drafts + 1) <= len(packed.attended)
         tables, drafted = batch.tables[:count], batch.ids[:count, : shape.num_drafts + 1]
         seen = pack_trunk_rows(
             batch.lengths[:count], batch.left[:count], batch.limits[:count], tables,

@@ -16,7 +16,12 @@ import torch
 from headstart.backends.cuda.compiling import compiled_together, thinned
 from headstart.backends.cuda.drafting import run_drafts
 from headstart.backends.cuda.forward import GROUP_ROWS
-from headstart.backends.cuda.packed import MOST_GROUPS, captured_sizes, first_sizes
+from headstart.backends.cuda.packed import (
+    MOST_GROUPS,
+    captured_rows,
+    captured_sizes,
+    first_sizes,
+)
 from headstart.backends.cuda.rounds import run_choice, run_round, run_trunk
 from headstart.backends.cuda.sampling import SamplingNeeds, choose_rows
 from headstart.backends.cuda.shapes import RoundShape, TrunkShape
@@ -32,7 +37,8 @@ _COMPILED_ROWS = 64  # of a prompt that only compiles
 _LONG_PROMPTS = (2560, 3072, 4096, 6144, 8192)
 _ROUNDS = 4  # as it is, captured, replayed twice
 _GROUPS = (4, 8, 16, 32, 64)  # of rows that join; fewer are put together by the same kernels
-_PREPARED = 4  # requests whose prompts may begin in one pass that is captured at the start
+_BEGUN_GROUPS = 4  # more than rows need, since every request begins one, of a pass at the start
+_AUTO_DRAFTS = 3  # of most rounds with `auto`
 _SAMPLED = SamplingNeeds(processes=True, processes_drafts=True)
 _ALL = SamplingNeeds(
     processes=True, processes_drafts=True, has_logprobs=True, has_masks=True, rejects=True
@@ -60,45 +66,68 @@ def compile_all(rounds: CapturedRounds, shapes: Sequence[RoundShape]) -> None:
             run_choice(model, batch, sampled.choice)
         for shape in shapes[:1]:
             run_round(model, batch, replace(shape, needs=_ALL))
-            for groups in _GROUPS if rounds.joins(()) else ():
-                rows = shape.count * (shape.num_drafts + 1)
-                run_trunk(model, batch, replace(shape.trunk, groups=groups, rows=rows))
+        if rounds.joins(()):
+            rows = _usual_rows(rounds)
+            for count in rounds.graphs.counts()[1:]:
+                for groups in _GROUPS if count == batch.count else _GROUPS[:1]:
+                    part = TrunkShape(count, rows - 1, groups, count * rows)
+                    run_trunk(model, batch, part)
+
+
+def _usual_rows(rounds: CapturedRounds) -> int:
+    """Of a request in a round, with the drafts that most rounds have."""
+    usual = _AUTO_DRAFTS if rounds.menu else rounds.sizes.num_drafts
+    return min(usual, rounds.sizes.max_drafts) + 1
 
 
 def capture_packed(rounds: CapturedRounds) -> None:
-    """Passes that prompts join, of some sizes: libraries have loaded what so many rows need."""
-    rows = min(rounds.sizes.num_drafts, rounds.sizes.max_drafts) + 1
-    counts = rounds.graphs.counts()
-    for fewer, count in pairwise(counts):
+    """Passes over prompts alone, and some that prompts join.
+
+    Libraries have loaded what so many rows need. The largest come first: their scratch memory
+    serves the others.
+    """
+    rows, device = _usual_rows(rounds), rounds.batch.lengths.device
+    for fewer, count in reversed(list(pairwise(rounds.graphs.counts()))):
         own = (fewer + 1) * rows  # of the fewest requests that such a pass is for
-        for size in first_sizes(rounds.batch.lengths.device):
-            if size > own:
-                groups = min(MOST_GROUPS, -(-(size - own) // GROUP_ROWS) + _PREPARED)
-                part = TrunkShape(count, rows - 1, 1 << (groups - 1).bit_length(), size)
-                rounds.graphs.prepare(part)
+        most = captured_rows(count * rows + rounds.sizes.max_rows, device)
+        for size in reversed([size for size in first_sizes(device) if own < size <= most]):
+            groups = -(-(size - own) // GROUP_ROWS) + _BEGUN_GROUPS
+            rounds.graphs.prepare(_packed_part(count, rows - 1, size, min(MOST_GROUPS, groups)))
+    for size in reversed(captured_sizes(device)):
+        part = _packed_part(0, 0, size, -(-size // GROUP_ROWS))
+        if rounds.graphs.has_run(part):
+            rounds.graphs.prepare(part)
 
 
-def time_pass(rounds: CapturedRounds, size: int) -> None:
-    """Keep what the pass that was captured last takes the device, if it has so many rows."""
-    part = TrunkShape(0, 0, 1 << (-(-size // GROUP_ROWS) - 1).bit_length(), size)
-    if not rounds.graphs.has_graph(part):
-        return
+def _packed_part(count: int, drafts: int, rows: int, groups: int) -> TrunkShape:
+    return TrunkShape(count, drafts, 1 << (groups - 1).bit_length(), rows)
+
+
+def time_passes(rounds: CapturedRounds) -> None:
+    """What captured passes over prompts alone take the device, by their rows."""
+    for size in captured_sizes(rounds.batch.lengths.device):
+        part = _packed_part(0, 0, size, -(-size // GROUP_ROWS))
+        if rounds.graphs.has_run(part):
+            read_blank(rounds, size, is_alone=True)  # the pass that follows has its rows
+            rounds.pass_seconds[size] = _seconds(rounds, part)
+
+
+def _seconds(rounds: CapturedRounds, part: TrunkShape) -> float:
     began, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     began.record()
     rounds.graphs.run_part(part)
     ended.record()
     ended.synchronize()
-    rounds.pass_seconds[size] = began.elapsed_time(ended) / 1e3
+    return float(began.elapsed_time(ended)) / 1e3
 
 
 def rehearse(rounds: CapturedRounds) -> None:
     """Blank requests from prompt to answer, while K/V memory is scratch."""
     for count in (*captured_sizes(rounds.batch.lengths.device), *_LONG_PROMPTS):
-        for _ in range(2):  # as it is; then captured
-            read_blank(rounds, min(count, rounds.sizes.max_rows), is_alone=True)
-        time_pass(rounds, count)
+        read_blank(rounds, min(count, rounds.sizes.max_rows), is_alone=True)
     if rounds.joins(()) and rounds.backend.device.type == "cuda":
         capture_packed(rounds)
+        time_passes(rounds)
     blank = torch.zeros(1, rounds.vocab, device=rounds.batch.lengths.device)
     for params in _KINDS:
         (newest,), _ = rounds.choose_first(blank, [Row(params, 1, 1, [0], [], 0)])

@@ -382,8 +382,10 @@ def test_work_is_cut_to_what_the_next_round_takes_best() -> None:
     assert host.rounds.fitting(works) == [works[0], Work(second, 2, 2, ())]
     host.device.fits = 6
     assert host.rounds.fitting(works) == works[:1], "the other one waits for the next round"
-    drafting = [*works, Work(request("d"), 3, 2, (5,))]
-    assert host.rounds.fitting(drafting) == drafting, "the host decides for one of them"
+    decoding = request("d")
+    decoding.num_computed = len(decoding.tokens) - 1
+    mixed = [*works, Work(decoding, 3, 1, ())]
+    assert host.rounds.fitting(mixed) == mixed, "one that the host decides for would starve"
 
 
 def test_rows_of_others_join_a_round_or_have_a_pass_like_it() -> None:

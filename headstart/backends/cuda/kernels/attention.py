@@ -109,7 +109,7 @@ def paged_attention(
     Row r of request b sees slots [first_slot, seen[b] + r]; `seen` [B] is the first row's slot. A
     negative `seen` is a place without a request: its result is zero. max_context bounds seen + R.
     With `packed` q is [M, H, D], and with `starts` rows of no request stay as they are in its
-    result; without them those of such a place are made zero, as far as the result has room.
+    result; without them those of such a place are made zero, for which there must be room.
     usual: from `usual_context`.
     """
     assert not cut.lines, "all queries that share a key are one program's"

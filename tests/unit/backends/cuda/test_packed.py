@@ -59,7 +59,7 @@ def test_some_sizes_are_captured_at_the_start() -> None:
     assert all(b <= max(1.25 * a, a + 64) for a, b in pairwise(sizes)) and len(sizes) < 16
 
 
-SECONDS = {512: 5.0, 640: 6.8, 768: 7.5, 832: 9.5, 1152: 11.6}
+SECONDS = {512: 5.0, 640: 6.8, 768: 7.5, 832: 9.5, 1152: 11.6, MOST_JOINED_ROWS: 22.0}
 
 
 @pytest.mark.parametrize(
@@ -69,12 +69,19 @@ SECONDS = {512: 5.0, 640: 6.8, 768: 7.5, 832: 9.5, 1152: 11.6}
         (512, 50, 50),  # one of 512 would take none
         (512, 200, 200),  # all of them fit one that costs least
         (440, 720, 712),  # 1152 of 1160
-        (512, 900, 640),  # more than the largest pass has room for
-        (2000, 100, 100),  # no pass is known
+        (512, 1900, 1536),  # more than the largest pass has room for
+        (2100, 100, 100),  # no pass is known
     ],
 )
 def test_rows_join_in_a_pass_that_costs_least_for_each(own: int, wanted: int, taken: int) -> None:
     assert best_rows(own, wanted, SECONDS) == taken
+
+
+def test_a_small_engine_knows_too_few_sizes_to_choose() -> None:
+    """One with 2048 tokens of K/V memory, say, reads no prompt of 1152 tokens at its start."""
+    few = {512: 5.0, 1024: 11.0}
+    assert best_rows(512, 1000, few) == 1000 and best_rows(512, 400, few) == 400
+    assert best_rows(512, 100, {}) == 100
 
 
 def test_as_many_rows_may_join_as_there_are_groups_for() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any, cast
 
 import pytest
@@ -168,6 +169,28 @@ def test_many_rows_of_bf16_go_to_the_library(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(torch, "_scaled_mm", product)
     x = random(4, HIDDEN, seed=3)
     assert_near(Kernels().product(x, layer)[0], x @ matrix.T, "fp8-row")
+
+
+@pytest.mark.parametrize("form", ["fp8-row", "fp8-block", "int4"])
+def test_a_pass_without_rows_has_a_result_without_rows(form: str) -> None:
+    """Of an LM head in the middle of a prompt."""
+    layer, _ = layer_of(form, INNER, HIDDEN)
+    assert layer(random(0, HIDDEN)).shape == (0, INNER)
+
+
+def test_originals_are_freed_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [quantized_module(weight_of("int4", 32, HIDDEN), None, DTYPE) for _ in range(2)]
+    originals, alive = [weakref.ref(layer) for layer in made], []
+    module, of = nn.ModuleList(made), KernelGroups.of
+    made.clear()
+
+    def watched(layer: Any) -> Any:
+        alive.append([original() is not None for original in originals])
+        return of(layer)
+
+    monkeypatch.setattr(KernelGroups, "of", watched)
+    hold_for_kernels(module)
+    assert alive == [[True, True], [False, True]]
 
 
 def test_groups_too_small_for_kernels_are_dequantised_with_a_note() -> None:
