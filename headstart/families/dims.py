@@ -105,6 +105,12 @@ def positive_ints(fields: Fields, names: Iterable[str]) -> tuple[int, ...] | Non
     return found if len(found) == len(values) else None
 
 
+def layer_numbers(listed: Any) -> set[int]:
+    """Of a list, or of a text with commas; anything else in it is passed over."""
+    each = listed if isinstance(listed, list) else str(listed or "").split(",")
+    return {int(number) for number in map(str, each) if number.strip().isdecimal()}
+
+
 def size(expression: str, known: Mapping[str, int]) -> int | None:
     """The value of an expression such as `2*heads+rope_dim`, or None if a name is unknown."""
     total = 0

@@ -8,7 +8,7 @@ from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, NORMS, QK_NORM, ROLES
 from headstart.families.cautions import Caution
-from headstart.families.dims import Fields
+from headstart.families.dims import Fields, layer_numbers
 from headstart.families.keymaps import appended_layer
 from headstart.families.parameters import parameters
 from headstart.families.runtime import Runtime
@@ -49,7 +49,7 @@ def _slides(fields: Fields, layer: int) -> bool:
 
 def _kind(fields: Fields, layer: int) -> str:
     listed = fields.get("moe_layers_enum")
-    moe = {int(i) for i in str(listed).split(",") if i.strip().isdigit()} if listed else None
+    moe = layer_numbers(listed) if listed else None
     feed = "moe" if (layer in moe if moe is not None else layer > 0) else "dense"
     return f"sliding_{feed}" if _slides(fields, layer) else feed
 

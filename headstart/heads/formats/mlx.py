@@ -28,8 +28,8 @@ from headstart.heads.head import Head
 
 FILE = None
 LOSES = (
-    "norms of Qwen (1 + w in BF16); FP8 and INT8 weights, which become BF16, and what --head-type "
-    "quantises"
+    "norms of Qwen (1 + w in BF16); quantised weights (8, 4 bits), which become BF16, and "
+    "what --head-type quantises"
 )
 _ROUNDED = "norms are stored as 1 + w, as MLX has them, and rounded to the weights' dtype"
 

@@ -32,7 +32,7 @@ from headstart.heads.formats import Export
 from headstart.heads.head import Head, dequantize
 
 FILE = None  # the file has the name that models give theirs
-LOSES = "FP8 and INT8 weights, which become BF16"
+LOSES = "quantised weights (8, 4 bits), which become BF16"
 _PREFIX = "mtp_layers.0."
 _ROLES = {
     "fuse": "input_proj",

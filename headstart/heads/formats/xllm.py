@@ -25,7 +25,7 @@ from headstart.heads.formats import xllm_glm5_next as glm5_next
 from headstart.heads.head import Head, dequantize
 
 FILE = "mtp_layer_parameters.safetensors"
-LOSES = "FP8 and INT8 weights, which become BF16 (not those of DeepSeek-V4)"
+LOSES = "quantised weights (8, 4 bits), which become BF16 (not those of DeepSeek-V4)"
 _DESCRIPTION = "quant_model_description.json"  # Ascend's own
 # family -> the architecture written; the model_type written is the family's with `_mtp`
 _ARCHITECTURES = {

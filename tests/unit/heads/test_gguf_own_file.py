@@ -24,6 +24,7 @@ from headstart.errors import (
     MissingTensor,
     UnsupportedFamily,
 )
+from headstart.families.step import FAMILY as STEP
 from headstart.heads.export import plan_convert, plan_export
 from headstart.heads.formats import open_any, open_head
 from headstart.heads.formats.gguf import GgufModel, open_gguf
@@ -76,6 +77,43 @@ def test_yarn_and_two_bases_are_written_as_the_converter_does(tiny: Tiny) -> Non
     keys = step_keys({**step, "rope_theta": [5e6, 1e4], "swiglu_limits": [None, 7]}, 3)
     assert (keys["rope.freq_base"], keys["rope.freq_base_swa"]) == (5e6, 1e4)
     assert keys["swiglu_clamp_exp"][:3] == [0.0, 7.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("odd", "said"),
+    [
+        ({"rope_scaling": {"rope_type": "longrope", "factor": 4}}, "rope_type longrope; expected"),
+        ({"rope_scaling": {"type": "llama3", "factor": 4}}, "rope_type llama3; expected default"),
+        (
+            {"rope_scaling": {"type": "yarn"}},
+            "factor None; expected a number beside rope_type yarn",
+        ),
+        ({"scoring_func": "tanh"}, "scoring_func tanh; expected one of softmax, sigmoid"),
+    ],
+)
+def test_values_without_a_key_are_refused_not_dropped(
+    odd: dict[str, Any], said: str, tiny: Tiny
+) -> None:
+    fields = config_fields(open_head(tiny("step3p5")).config)
+    with pytest.raises(BadConfig, match=rf"the config has {said}.*--trunk FILE\.gguf"):
+        step_keys({**fields, **odd}, 3)
+
+
+def test_scaling_that_leaves_out_the_layers_of_the_head_is_not_needed(tiny: Tiny) -> None:
+    fields = config_fields(open_head(tiny("step3p5")).config)
+    scaled = {**fields, "rope_scaling": {"rope_type": "llama3"}}
+    assert step_keys({**scaled, "yarn_only_types": ["full_attention"]}, 3) == step_keys(fields, 3)
+    with pytest.raises(BadConfig, match="rope_type llama3"):
+        step_keys({**scaled, "yarn_only_types": ["sliding_attention"]}, 3)
+
+
+def test_layers_with_experts_may_be_a_list(tiny: Tiny) -> None:
+    fields = config_fields(open_head(tiny("step3p5")).config)
+    for listed in ("1,2", [1, 2], " 2, 1 "):
+        keys = step_keys({**fields, "moe_layers_enum": listed}, 3)
+        assert keys["leading_dense_block_count"] == 1
+        kinds = [STEP.trunk.kind_of({**fields, "moe_layers_enum": listed}, i) for i in range(3)]
+        assert kinds == ["dense", "moe", "moe"]
 
 
 def with_tokenizer(model: Path, out: Path, kind: str = "BPE") -> Path:
@@ -156,6 +194,11 @@ def test_what_is_not_made_is_said(tiny: Tiny, tmp_path: Path) -> None:
     document["model"]["vocab"]["far"] = 128
     (odd / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(ConfigError, match="gives a token the number 128; expected one below 128"):
+        plan_export(open_head(odd), "gguf")
+    del document["model"]["vocab"]["far"]
+    document["added_tokens"][0]["id"] = 130
+    (odd / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ConfigError, match="gives a token the number 130; expected one below 128"):
         plan_export(open_head(odd), "gguf")
     fields = config_fields(open_head(tiny("step3p5")).config)
     with pytest.raises(BadConfig, match="the config has sliding_window None; expected a whole"):

@@ -29,7 +29,7 @@ __all__ = [
     "plan_gguf_stitch", "read", "recognises", "why_not",
 ]  # fmt: skip
 FILE = None
-LOSES = "FP8 and INT8 weights, which become BF16, and whatever --head-type quantises"
+LOSES = "quantised weights (8, 4 bits), which become BF16, and whatever --head-type quantises"
 
 
 def why_not(owner: Family) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 from headstart.checkpoint.gguf.fields import ARRAY, BOOL, FLOAT32, INT32, STRING, UINT32, Field
 from headstart.checkpoint.gguf.fields import field as make_field
 from headstart.errors import BadConfig
-from headstart.families.dims import Fields
+from headstart.families.dims import Fields, layer_numbers
 
 Keys = dict[str, Any]  # below the architecture's name; None: not written
 _SIGMOID = 2
 _GATING = {"softmax": 1, "sigmoid": _SIGMOID, "sqrtsoftplus": 4}
+_PLAIN_ROPE = (None, "default", "mrope")  # types of rotation that take no key about scaling
 _MROPE = [11, 11, 10, 0]  # of Qwen3.5, where the config does not say
 
 
@@ -73,8 +74,12 @@ def _rope(fields: Fields) -> Fields:
 
 
 def _scaling(rope: Fields) -> Keys:
-    if rope["rope_type"] not in ("linear", "yarn") or rope.get("factor") is None:
+    if rope["rope_type"] in _PLAIN_ROPE:
         return {}
+    if rope["rope_type"] not in ("linear", "yarn"):
+        raise _unwritten("rope_type", rope["rope_type"], "default, linear or yarn")
+    if rope.get("factor") is None:
+        raise _unwritten("factor", None, f"a number beside rope_type {rope['rope_type']}")
     keys: Keys = {
         "rope.scaling.type": rope["rope_type"], "rope.scaling.factor": _real(rope, "factor"),
     }  # fmt: skip
@@ -91,11 +96,27 @@ def _scaling(rope: Fields) -> Keys:
     return keys
 
 
+def _gating(fields: Fields) -> int | None:
+    name = next((n for n in ("score_function", "scoring_func") if fields.get(n)), None)
+    if name is None:
+        return None
+    if str(fields[name]) not in _GATING:
+        raise _unwritten(name, fields[name], f"one of {', '.join(_GATING)}")
+    return _GATING[str(fields[name])]
+
+
+def _unwritten(name: str, found: Any, expected: str) -> BadConfig:
+    return BadConfig(
+        f"the config has {name} {str(found)[:40]}; expected {expected}, which is what keys of a "
+        "GGUF file with a head alone are made for. Give the trunk as GGUF instead: --trunk "
+        "FILE.gguf."
+    )
+
+
 def _usual(fields: Fields) -> Keys:
     """What every architecture has."""
     rope = _rope(fields)
     sections = rope.get("mrope_section")
-    score = next((fields[n] for n in ("score_function", "scoring_func") if fields.get(n)), None)
     width = _optional(fields, "head_dim")
     return {
         "context_length": _optional(fields, "max_position_embeddings"),
@@ -111,7 +132,7 @@ def _usual(fields: Fields) -> Keys:
         "expert_used_count": _optional(fields, "num_experts_per_tok"),
         "expert_group_count": _optional(fields, "n_group"),
         "expert_group_used_count": _optional(fields, "topk_group"),
-        "expert_gating_func": _GATING.get(str(score)),
+        "expert_gating_func": _gating(fields),
         "attention.key_length": width,
         "attention.value_length": width,
     }
@@ -219,8 +240,9 @@ def step_keys(fields: Fields, num_modules: int) -> Keys:
     heads, groups = _number(fields, "num_attention_heads"), _number(fields, "num_attention_groups")
     slides = [kind == "sliding_attention" for kind in kinds]
     inner = (_optional(own, "num_attention_heads"), _optional(own, "num_attention_groups"))
-    layers = str(fields.get("moe_layers_enum") or "").strip()
-    firsts = [int(each) for each in layers.split(",") if each.strip().isdecimal()]
+    scaled = fields.get("yarn_only_types")  # kinds of layers whose rotation is scaled
+    if isinstance(scaled, list) and not any(kind in scaled for kind in kinds[-num_modules:]):
+        fields = {**fields, "rope_scaling": None}
     return {
         **_usual({"rms_norm_eps": 1e-5, **fields, "rope_theta": thetas[0]}),
         "rope.freq_base_swa": None if thetas[1] is None else float(thetas[1]),
@@ -234,7 +256,7 @@ def step_keys(fields: Fields, num_modules: int) -> Keys:
         "expert_shared_feed_forward_length": _number(fields, "share_expert_dim"),
         "expert_weights_scale": _real(fields, "moe_router_scaling_factor"),
         "expert_weights_norm": fields.get("norm_expert_weight"),
-        "leading_dense_block_count": min(firsts, default=0),
+        "leading_dense_block_count": min(layer_numbers(fields.get("moe_layers_enum")), default=0),
         "moe_every_n_layers": _optional(fields, "moe_every_n_layer") or 1,
         "swiglu_clamp_exp": _limits(fields, "swiglu_limits", count),
         "swiglu_clamp_shexp": _limits(fields, "swiglu_limits_shared", count),

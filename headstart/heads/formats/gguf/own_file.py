@@ -153,16 +153,13 @@ def _tokenizer(model: Checkpoint, pre: str, rows: int) -> list[Field]:
         )
     texts, kinds = [f"[PAD{number}]" for number in range(rows)], [_UNUSED] * rows
     for text, number in vocab.items():
-        if type(number) is not int or not 0 <= number < rows:
-            raise ConfigError(
-                f"{path} gives a token the number {str(number)[:20]}; expected one below {rows}, "
-                "the rows of the embedding. Take the tokenizer of this model."
-            )
+        _check_number(number, rows, path)
         texts[number], kinds[number] = text, _NORMAL
     added = document.get("added_tokens")
     for each in added if isinstance(added, list) else []:
-        if not _is_added(each, rows):
+        if not isinstance(each, dict) or not isinstance(each.get("content"), str):
             continue
+        _check_number(each.get("id"), rows, path)
         text, is_special = each["content"], bool(each.get("special"))
         texts[each["id"]] = text
         kinds[each["id"]] = _CONTROL if is_special or _looks_special(text) else _USER_DEFINED
@@ -176,13 +173,12 @@ def _tokenizer(model: Checkpoint, pre: str, rows: int) -> list[Field]:
     ]
 
 
-def _is_added(each: Any, rows: int) -> bool:
-    return (
-        isinstance(each, dict)
-        and isinstance(each.get("content"), str)
-        and type(each.get("id")) is int
-        and 0 <= each["id"] < rows
-    )
+def _check_number(number: Any, rows: int, path: Path) -> None:
+    if type(number) is not int or not 0 <= number < rows:
+        raise ConfigError(
+            f"{path} gives a token the number {str(number)[:20]}; expected one below {rows}, the "
+            "rows of the embedding. Take the tokenizer of this model."
+        )
 
 
 def _looks_special(text: str) -> bool:
