@@ -63,6 +63,8 @@ def show_machine(
     facts.add_row("[bold]gpus[/]", escape("; ".join(machine.gpus) or "none"))
     for name, reason in machine.backends.items():
         said = "[green]usable[/]" if reason is None else f"[yellow]no[/]: {escape(reason)}"
+        if name == "torch" and reason is None and machine.torch_seconds is None:
+            said = "installed, not tried"
         facts.add_row(f"[bold]backend {name}[/]", said)
     for wish in wishes:
         said = "[green]all there[/]"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.provenance import read_provenance
@@ -20,7 +21,7 @@ from headstart.heads.detection import find_head, quoted
 from headstart.heads.inspection import Report
 from headstart.launch.checks import former_contract
 
-_READ_BYTES = 1 << 20  # of each matrix, to see whether it holds anything
+_READ_BYTES = 1 << 20  # of a matrix at a time, until something in it is not zero
 _REFUSED: tuple[Verdict, ...] = ("dead", "low", "below")
 
 
@@ -178,17 +179,27 @@ def _of_checkpoint(report: Report) -> Iterator[str]:
 
 
 def _empty_matrices(checkpoint: Checkpoint) -> list[str]:
-    """Names of matrices of the head whose first bytes are all zero; vectors may well be."""
+    """Names of matrices of the head that are all zero; vectors may well be."""
     empty = []
     for name in find_head(checkpoint).tensors.values():
         info = checkpoint.info(name)
         if len(info.shape) < 2 or not info.num_bytes:
             continue
-        with info.file.open("rb") as handle:
-            handle.seek(info.start)
-            if not any(handle.read(min(_READ_BYTES, info.num_bytes))):
-                empty.append(name)
+        if _is_zero(info.file, info.start, info.num_bytes):
+            empty.append(name)
     return empty
+
+
+def _is_zero(file: Path, start: int, num_bytes: int) -> bool:
+    """Matrices that hold something show it at once, so most of a head is not read."""
+    with file.open("rb") as handle:
+        handle.seek(start)
+        while num_bytes:
+            piece = handle.read(min(_READ_BYTES, num_bytes))
+            if not piece or piece.count(0) < len(piece):
+                return False
+            num_bytes -= len(piece)
+    return True
 
 
 def _of_family(case: Case, report: Report) -> Iterator[str]:

@@ -35,7 +35,7 @@ class Machine:
     cores: int
     free_bytes: int  # memory that this process may still take
     gpus: list[str]  # as the driver names them
-    backends: dict[str, str | None]  # why not, None where it can be used
+    backends: dict[str, str | None]  # why not; None where nothing known speaks against it
     problems: list[str] = field(default_factory=list)  # what is there and does not work
     torch_seconds: float | None = None  # what importing torch took; None where it was not
 
@@ -50,15 +50,18 @@ def look_around() -> Machine:
     versions |= {name: package_version(name) for name in _PACKAGES}
     versions["torch's CUDA"] = torch_cuda()
     found, began = gpus(), time.perf_counter()
-    no_kernels, has_imported = _why_no_kernels(found, versions)
-    seconds = time.perf_counter() - began if has_imported else None
+    no_torch = None if versions["torch"] else "torch is not installed"
+    no_kernels, seconds = _why_not_tried(found, versions), None
+    if no_kernels is None:
+        no_torch, no_kernels = _why_no_torch()
+        seconds = time.perf_counter() - began
     no_numba = why_missing()
-    backends = {
-        "cuda": no_kernels,
-        "numba": no_numba,
-        "torch": None if versions["torch"] else "torch is not installed",
-    }
-    broken = no_numba if no_numba and versions["numba"] else None
+    backends = {"cuda": no_kernels, "numba": no_numba, "torch": no_torch}
+    broken = [
+        reason
+        for name, reason in (("numba", no_numba), ("torch", no_torch))
+        if reason is not None and versions[name]
+    ]
     return Machine(
         versions=versions,
         cpu=processor_name(),
@@ -66,7 +69,7 @@ def look_around() -> Machine:
         free_bytes=available_bytes(),
         gpus=found,
         backends=backends,
-        problems=[broken] if broken else [],
+        problems=broken,
         torch_seconds=seconds,
     )
 
@@ -103,23 +106,29 @@ def _assigned(source: str) -> dict[str, str]:
     return found
 
 
-def _why_no_kernels(found: list[str], versions: dict[str, str | None]) -> tuple[str | None, bool]:
-    """What keeps the fused kernels from running on a GPU, and whether torch had to be imported."""
+def _why_not_tried(found: list[str], versions: dict[str, str | None]) -> str | None:
+    """What keeps the fused kernels from running on a GPU, as far as it is known without torch."""
     if not found:
-        return "nvidia-smi names no GPU", False
+        return "nvidia-smi names no GPU"
     if not versions["torch's CUDA"]:
-        return f"torch {versions['torch']} is built without CUDA; install one that has it", False
+        return f"torch {versions['torch']} is built without CUDA; install one that has it"
     if not versions["triton"]:
-        return "triton is not installed", False
+        return "triton is not installed"
     if not (shutil.which("cc") or shutil.which("gcc")):
-        return (
-            "Triton needs a C compiler (cc or gcc) to build its launchers, and there is none",
-            False,
-        )
+        return "Triton needs a C compiler (cc or gcc) to build its launchers, and there is none"
+    return None
+
+
+def _why_no_torch() -> tuple[str | None, str | None]:
+    """What keeps torch from being used at all, and on a GPU; imports it."""
     try:
         cuda = import_module("torch").cuda
-        if not cuda.is_available():
-            return "torch sees no GPU: its CUDA and the driver do not fit, or none is visible", True
     except Exception as error:  # libraries of another driver, most likely
-        return f"torch does not load ({first_line(error)})", True
-    return None, True
+        reason = f"torch does not load ({first_line(error)})"
+        return reason, reason
+    try:
+        is_there = cuda.is_available()
+    except Exception as error:
+        return None, f"torch finds no GPU ({first_line(error)})"
+    unseen = "torch sees no GPU: its CUDA and the driver do not fit, or none is visible"
+    return None, None if is_there else unseen

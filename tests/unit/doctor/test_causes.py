@@ -16,7 +16,7 @@ from support.launch_examples import report as example
 from support.tiny_fixture import Tiny
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.doctor.causes import TABLE, Case, likely_causes
+from headstart.doctor.causes import TABLE, Case, _is_zero, likely_causes
 from headstart.doctor.verdict import Verdict
 from headstart.families.registry import families
 from headstart.heads.inspection import inspect
@@ -107,3 +107,11 @@ def test_what_the_files_show_comes_first(tiny: Tiny, tmp_path: Path) -> None:
     assert "partial (1 tensors missing)" in said[0] and "#35548" in said[1]
     unread = inspect(Checkpoint.open(tiny("qwen3_5_moe_text", root="model.")))
     assert any("'model.'" in text for text in likely_causes(Case("vllm", "0.32.0", unread, "low")))
+
+
+def test_a_matrix_is_empty_only_if_all_of_it_is_zero(tmp_path: Path) -> None:
+    size, file = (1 << 21) + 10, tmp_path / "weights"
+    file.write_bytes(b"head" + bytes(size))
+    assert _is_zero(file, 4, size)
+    file.write_bytes(b"head" + bytes(size - 1) + b"\1")
+    assert not _is_zero(file, 4, size)

@@ -48,6 +48,7 @@ def test_it_says_what_there_is_without_importing_torch(tmp_path: Path) -> None:
 def test_people_read_the_same(tmp_path: Path) -> None:
     done = headstart("doctor", HEADSTART_CACHE=str(tmp_path), HF_HOME=str(tmp_path))
     assert done.returncode == 0
+    assert "installed, not tried" in done.stdout
     for words in ("versions", "backend numba", "for serve", "Headstart's own: ", "writable"):
         assert words in done.stdout
     assert "looked around in" in done.stderr and "torch was not imported" in done.stderr
@@ -114,9 +115,27 @@ def test_why_a_gpu_is_not_used(
 ) -> None:
     monkeypatch.setattr(machine.shutil, "which", lambda name: compiler or None)
     known = {"torch": "2", "torch's CUDA": "13.0", "triton": "3", **versions}
-    said, has_imported = machine._why_no_kernels(found, known)
-    assert said is not None and reason in said
-    assert has_imported == ("torch sees" in reason)
+    monkeypatch.setattr(machine, "gpus", lambda: found)
+    monkeypatch.setattr(machine, "package_version", lambda name: known.get(name, "1"))
+    monkeypatch.setattr(machine, "torch_cuda", lambda: known["torch's CUDA"])
+    seen = machine.look_around()
+    said = seen.backends["cuda"]
+    assert said is not None and reason in said and seen.backends["torch"] is None
+    assert (seen.torch_seconds is not None) == ("torch sees" in reason)
+
+
+def test_a_torch_that_does_not_load_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> None:
+        raise OSError("libcudart.so.13: cannot open shared object file\nmore")
+
+    monkeypatch.setattr(machine.shutil, "which", lambda name: "cc")
+    monkeypatch.setattr(machine, "gpus", lambda: ["H200"])
+    monkeypatch.setattr(machine, "torch_cuda", lambda: "13.0")
+    monkeypatch.setattr(machine, "package_version", lambda name: "3")
+    monkeypatch.setattr(machine, "import_module", broken)
+    seen = machine.look_around()
+    said = "torch does not load (libcudart.so.13: cannot open shared object file)"
+    assert seen.backends["torch"] == seen.backends["cuda"] == said and said in seen.problems
 
 
 def test_the_build_of_torch_is_read_from_its_files() -> None:
