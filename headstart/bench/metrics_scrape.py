@@ -36,6 +36,11 @@ class Names:
         found = (self.rounds, self.draft_tokens, self.accepted_tokens)
         return [self.prefix + name for name in found if name is not None]
 
+    @property
+    def watched(self) -> list[str]:
+        """Counters that fall only when the server is started again."""
+        return self.all + ([] if self.output_tokens is None else [self.prefix + self.output_tokens])
+
 
 ENGINES = (
     Names("headstart", "headstart:", rounds="decode_rounds_total", has_plain_rounds=True,
@@ -99,9 +104,14 @@ def speculation_between(before: Counters, after: Counters) -> Speculation | None
     return None
 
 
+def counts_drafts(counters: Counters) -> bool:
+    """Whether all that an engine counts about drafts is there, be it 0."""
+    return any(all(name in counters.sums for name in names.all) for names in ENGINES)
+
+
 def went_back(before: Counters, after: Counters) -> bool:
     """Whether a counter is smaller than it was: the server was started again in between."""
-    watched = [name for names in ENGINES for name in names.all if name in before.sums]
+    watched = [name for names in ENGINES for name in names.watched if name in before.sums]
     return any(after.sums.get(name, 0.0) < before.sums[name] for name in watched)
 
 

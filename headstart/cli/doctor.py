@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -67,14 +68,23 @@ def run(
             metavar="WISH",
             show_default=False,
             help="Without URL: fail if something is missing for serve, bench, train, cpu, gpu, "
-            "gguf, demo, vllm, sglang, trtllm, xllm or llamacpp.",
+            "gguf, demo, vllm, sglang, trtllm, xllm, llamacpp or mlx.",
         ),
     ] = None,
     watched: Annotated[int | None, typer.Option("--while", metavar="PID", hidden=True)] = None,
     json_output: Json = False,
 ) -> int:
+    if speculate is not None and speculate < 1:
+        raise ConfigError(
+            f"--speculate is {speculate}; expected the drafts of a round, at least 1."
+        )
+    if not math.isfinite(seconds):
+        raise ConfigError(f"--seconds is {seconds}; expected a number of seconds above 0.")
     if url is None:
-        given = {"--score": score, "--ask": ask, "--seconds": seconds, "--speculate": speculate}
+        given = {
+            "--score": score, "--ask": ask, "--seconds": seconds, "--speculate": speculate,
+            "--served-model": served_model, "--engine-version": engine_version,
+        }  # fmt: skip
         if any(given.values()):
             flag = next(name for name, value in given.items() if value)
             raise ConfigError(f"{flag} is about a running server; give its URL.")

@@ -26,21 +26,25 @@ class Evidence:
     high: float  # and at most
     per_round: float | None = None  # accepted drafts of a round, all depths together
     by_depth: tuple[float, ...] = ()  # cumulative, where counted
+    is_estimate: bool = False  # whether rounds were guessed from chunks: no interval follows
 
     @property
     def is_exact(self) -> bool:
         return self.low == self.high
 
     @property
-    def interval(self) -> Interval:
-        """95 % for acceptance at depth 1, as if rounds were independent of each other."""
+    def interval(self) -> Interval | None:
+        """95 % for acceptance at depth 1, as if rounds were independent; None of an estimate."""
+        if self.is_estimate:
+            return None
         return wilson(self.low, self.rounds)[0], wilson(self.high, self.rounds)[1]
 
     def as_json(self) -> dict[str, Any]:
+        interval = None if self.interval is None else list(self.interval)
         return {
             "source": self.source,
             "rounds": self.rounds,
-            "depth_1": {"low": self.low, "high": self.high, "interval": list(self.interval)},
+            "depth_1": {"low": self.low, "high": self.high, "interval": interval},
             "accepted_per_round": self.per_round,
             "cumulative_acceptance": list(self.by_depth),
         }
@@ -77,7 +81,8 @@ def evidence_of(
         return None
     rate = accepted / found.draft_tokens
     if num_drafts is None:  # rounds have at least one draft each
-        return Evidence(source=source, rounds=found.draft_tokens, low=rate, high=1.0)
+        high = 1.0 if accepted else 0.0
+        return Evidence(source=source, rounds=found.draft_tokens, low=rate, high=high)
     return Evidence(
         source=source, rounds=math.ceil(found.draft_tokens / num_drafts), low=rate,
         high=min(1.0, rate * num_drafts), per_round=rate * num_drafts,
@@ -87,17 +92,18 @@ def evidence_of(
 def of_chunks(sizes: list[list[int]], source: str) -> Evidence | None:
     """From how many tokens the chunks of streams held, a chunk taken for a round.
 
-    None where no chunk held more than one token: whether anything was drafted is not known then.
+    None where all chunks are of one size, but for the last of a stream: such chunks may be cut by
+    the server, and with one token each, whether anything was drafted is not known.
     """
-    rounds = [size for chunks in sizes for size in chunks[1:]]  # the first token is of no round
-    if not rounds or max(rounds) < 2:
+    if len({size for chunks in sizes for size in chunks[1:-1] if size}) < 2:
         return None
+    rounds = [size for chunks in sizes for size in chunks[1:]]  # the first token is of no round
     by_depth = [
         sum(size > depth for size in rounds) / len(rounds) for depth in range(1, max(rounds))
     ]
     return Evidence(
         source=source, rounds=len(rounds), low=by_depth[0], high=by_depth[0],
-        by_depth=tuple(by_depth), per_round=sum(rounds) / len(rounds) - 1,
+        by_depth=tuple(by_depth), per_round=sum(rounds) / len(rounds) - 1, is_estimate=True,
     )  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """A running server of any kind, looked at from outside: its engine, its version, its drafts.
 
-Counters of /metrics come first, then what comes with answers to requests of our own, then the sizes
-of chunks in their streams. What a server does not show is said, not guessed.
+Counters of /metrics come first, then what comes with answers to requests of our own where that says
+more, then, where a server counts no drafts, the sizes of chunks in their streams. What a server
+does not show is said, not guessed.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,9 +17,11 @@ from headstart.bench.asking import Asking
 from headstart.bench.metrics_scrape import (
     EMPTY,
     Counters,
+    counts_drafts,
     engine_of,
     read_counters,
     speculation_between,
+    went_back,
 )
 from headstart.bench.records import Speculation
 from headstart.bench.response_counters import total_speculation
@@ -43,6 +47,18 @@ _SHOWS = {
     "llamacpp": "start it with --metrics",
     "trtllm": "set return_perf_metrics: true",
 }
+# Engines whose counters of drafts are there whenever they draft.
+_COUNTS_DRAFTS = ("headstart", "vllm")
+# How an engine that shows other counters is made to count drafts.
+_COUNTS = {
+    "sglang": "take a release whose /metrics have sglang:spec_verify_calls_total",
+    "llamacpp": "take a build whose /metrics have llamacpp:spec_decode_num_drafts_total",
+    "trtllm": "set return_perf_metrics: true",
+}
+_RESTARTED = (
+    "counters went back: the server was started again in between. Ask again, now that it runs."
+)
+_SPEC = re.compile(r"[:_]spec_")
 _STEPS = "sglang:spec_num_steps"  # K
 _WRITTEN = ("generation_tokens_total", "tokens_predicted_total")
 _REQUESTS = "sglang:num_requests_total"
@@ -130,24 +146,50 @@ def observed(
 ) -> Observation:
     """What counters and answers come to."""
     engine = server.engine(after)
-    drafts = _num_drafts(after) or num_drafts
-    evidence = None
-    if after is not None and (found := speculation_between(before, after)) is not None:
-        drafts = drafts or _alike(found)
-        source = f"{title_of(found.source)}'s /metrics"
-        requests = round(after.sums.get(_REQUESTS, 0) - before.sums.get(_REQUESTS, 0))
-        evidence = evidence_of(found, source, num_drafts=drafts, num_requests=requests)
-    if evidence is None and answers:
-        told = total_speculation([answer.speculation for answer in answers])
-        drafts = drafts or (None if told is None else _alike(told))
-        evidence = None if told is None else evidence_of(told, "the answers", num_drafts=drafts)
+    has_restarted = after is not None and went_back(before, after)
+    found = None if after is None or has_restarted else speculation_between(before, after)
+    told = total_speculation([answer.speculation for answer in answers])
+    drafts = _num_drafts(after) or num_drafts or _alike(found) or _alike(told)
+    evidence = _surest(_of_metrics(found, before, after, drafts), _of_answers(told, drafts))
+    is_off = evidence is None and not has_restarted and _says_off(engine, before, after)
+    if evidence is None and not is_off and (after is None or not counts_drafts(after)):
         sizes = [answer.sizes for answer in answers]
-        evidence = evidence or of_chunks(sizes, "chunks of streams, each taken for a round")
-    is_off = evidence is None and _says_off(before, after)
+        evidence = of_chunks(sizes, "chunks of streams, each taken for a round")
+    missing = ""
+    if evidence is None and not is_off:
+        missing = _RESTARTED if has_restarted else _missing(engine, before, after, answers)
     return Observation(
         engine=engine, version=server.version(), num_drafts=drafts, evidence=evidence,
-        is_off=is_off, missing="" if evidence or is_off else _missing(engine, after, answers),
+        is_off=is_off, missing=missing,
     )  # fmt: skip
+
+
+def has_written(before: Counters, after: Counters) -> bool:
+    """Whether enough tokens were written for drafts to be among them."""
+    made = [name for name in after.sums if name.endswith(_WRITTEN)]
+    return any(
+        after.sums[name] - before.sums.get(name, 0.0) >= FEWEST_ROUNDS for name in made
+    )  # fmt: skip
+
+
+def _of_metrics(
+    found: Speculation | None, before: Counters, after: Counters | None, num_drafts: int | None
+) -> Evidence | None:
+    if found is None or after is None:
+        return None
+    requests = round(after.sums.get(_REQUESTS, 0) - before.sums.get(_REQUESTS, 0))
+    source = f"{title_of(found.source)}'s /metrics"
+    return evidence_of(found, source, num_drafts=num_drafts, num_requests=requests)
+
+
+def _of_answers(told: Speculation | None, num_drafts: int | None) -> Evidence | None:
+    return None if told is None else evidence_of(told, "the answers", num_drafts=num_drafts)
+
+
+def _surest(*given: Evidence | None) -> Evidence | None:
+    """The first that counted depth 1, else the first that bounds it."""
+    known = [evidence for evidence in given if evidence is not None]
+    return min(known, key=lambda evidence: not evidence.is_exact, default=None)
 
 
 def _num_drafts(counters: Counters | None) -> int | None:
@@ -155,33 +197,50 @@ def _num_drafts(counters: Counters | None) -> int | None:
     return round(steps) or None
 
 
-def _alike(found: Speculation) -> int | None:
+def _alike(found: Speculation | None) -> int | None:
     """K where every round had equally many drafts."""
-    if found.has_plain_rounds or not found.rounds or not found.draft_tokens:
+    if found is None or found.has_plain_rounds or not found.rounds or not found.draft_tokens:
         return None
     return None if found.draft_tokens % found.rounds else found.draft_tokens // found.rounds
 
 
-def _says_off(before: Counters, after: Counters | None) -> bool:
-    """Whether enough tokens were written to tell, by counters that know of no draft."""
-    if after is None:
+def _says_off(engine: str | None, before: Counters, after: Counters | None) -> bool:
+    """Whether enough tokens were written to tell, by counters that would know of a draft."""
+    if after is None or engine not in _COUNTS_DRAFTS or not has_written(before, after):
         return False
-    made = [name for name in after.sums if name.endswith(_WRITTEN)]
-    return any(
-        after.sums[name] - before.sums.get(name, 0.0) >= FEWEST_ROUNDS for name in made
-    )  # fmt: skip
+    # Ours are there without a head, too; vLLM has them only where it drafts.
+    return engine == "headstart" or not _about_drafts(after)
 
 
-def _missing(engine: str | None, counters: Counters | None, answers: list[Answered]) -> str:
+def _about_drafts(counters: Counters) -> list[float]:
+    """Counters and gauges, known here or not."""
+    return [value for name, value in counters.sums.items() if _SPEC.search(name)]
+
+
+def _missing(
+    engine: str | None, before: Counters, counters: Counters | None, answers: list[Answered]
+) -> str:
+    if counters is not None and counts_drafts(counters):
+        return "no round with drafts was counted" + (
+            " while answers came." if answers
+            else "; ask again after some requests, or give --ask 20."
+        )  # fmt: skip
     if answers:
         return (
-            f"{len(answers)} answers came without counters, and no chunk held more than one "
-            "token: either nothing is drafted or no draft is accepted."
+            f"{len(answers)} answers came without counters, and no two chunks are known to differ "
+            "in size: either nothing is drafted, or no draft is accepted, or chunks are no rounds."
         )
     if counters is None:
         how = _SHOWS.get(engine or "", "have it show them")
         return (
             f"{title_of(engine)} shows no counters at /metrics; {how}, or let --ask 20 send "
             "requests and see what comes back."
+        )
+    if has_written(before, counters):
+        drafts = "it drafts" if any(_about_drafts(counters)) else "it may draft all the same"
+        how = f"{_COUNTS[engine]}, or " if engine in _COUNTS else ""
+        return (
+            "tokens were written, and no counter of drafts that is known here is at /metrics: "
+            f"{drafts}; {how}let --ask 20 send requests and see what comes back."
         )
     return "no round with drafts was counted; ask again after some requests, or give --ask 20."

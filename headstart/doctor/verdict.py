@@ -57,6 +57,13 @@ def judge(evidence: Evidence, promise: Promise | None, num_drafts: int | None) -
         return Finding("dead", f"{shown}; a head that is read and run as it was trained has more.")
     if promise is not None and (said := _below(evidence, promise, num_drafts)):
         return Finding("below", f"{shown}; {said}")
+    if any(evidence.low < limit <= evidence.high for limit in (DEAD, LOW)):
+        k = "" if num_drafts else "give --speculate K, the drafts of a round, or "
+        return Finding(
+            "unknown",
+            f"{shown}: too wide to judge by {percent(DEAD)} and {percent(LOW)}; {k}let --ask 20 "
+            "send requests, whose answers may count by depth.",
+        )
     if evidence.high < LOW:
         return Finding("low", f"{shown}; published heads have more than {percent(LOW)}.")
     kept = f", and {percent(promise.rate)} were promised ({promise.source})" if promise else ""
@@ -65,7 +72,8 @@ def judge(evidence: Evidence, promise: Promise | None, num_drafts: int | None) -
 
 def _below(evidence: Evidence, promise: Promise, num_drafts: int | None) -> str | None:
     """How far a promise was missed, None if it was kept or cannot be compared."""
-    if evidence.interval[1] < promise.low - _SLACK:
+    most = evidence.high if evidence.interval is None else evidence.interval[1]
+    if most < promise.low - _SLACK:
         return f"promised were {percent(promise.rate)} ({promise.source})."
     if evidence.is_exact:
         return None
@@ -79,6 +87,8 @@ def _below(evidence: Evidence, promise: Promise, num_drafts: int | None) -> str 
 
 def _shown(evidence: Evidence) -> str:
     of = f"{evidence.rounds} rounds, {evidence.source}"
+    if evidence.interval is None:
+        return f"about {percent(evidence.low)} of first drafts were accepted ({of}: an estimate)"
     if evidence.is_exact:
         low, high = evidence.interval
         return (

@@ -13,8 +13,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headstart.bench.metrics_scrape import EMPTY
-from headstart.doctor.observing import Observation, RunningServer, observed
+from headstart.bench.metrics_scrape import EMPTY, counts_drafts
+from headstart.doctor.observing import Observation, RunningServer, has_written, observed
 from headstart.doctor.verdict import FEWEST_ROUNDS
 from headstart.errors import ServerError
 from headstart.processes import python_command
@@ -35,7 +35,7 @@ class Watched:
         """What the first rounds come to; None if the process ended before there were enough."""
         try:
             process = os.pidfd_open(self.pid)
-        except ProcessLookupError:
+        except OSError:  # it has ended, or this kernel or container refuses to watch it
             return None
         try:
             return self._until_enough(process, server, num_drafts)
@@ -55,6 +55,8 @@ class Watched:
                 continue  # it loads, or is gone, which the process tells
             found = observed(server, EMPTY, counters, [], num_drafts)
             if counters is None or found.is_off:
+                return found
+            if not counts_drafts(counters) and has_written(EMPTY, counters):
                 return found
             rounds = found.evidence.rounds if found.evidence else 0
             if rounds >= _ENOUGH_ROUNDS:

@@ -12,7 +12,12 @@ from support.bench_server import Script, serving
 from support.commands import headstart
 from support.tiny_fixture import Tiny
 
+from headstart.bench.target import Target
+from headstart.doctor import watch
+from headstart.doctor.observing import RunningServer
+
 NUMBERS = "spec_decode_num_"
+SGLANG_GAUGE = "sglang:spec_accept_length"
 
 
 def vllm(accepted: tuple[int, ...], rounds: int = 100) -> str:
@@ -84,6 +89,41 @@ def test_only_what_is_drafted_from_now_on_may_count() -> None:
     assert found["evidence"]["depth_1"]["low"] == 0.8
 
 
+def test_a_server_that_was_started_again_in_between_is_not_judged() -> None:
+    pages = iter([vllm((500,), 1000), vllm((1,), 10)])
+    code, found, _ = seen(Script(metrics=lambda requests: next(pages)), "--seconds", "0.01")
+    assert (code, found["verdict"]) == (1, "unknown") and "was started again" in found["said"]
+    lines = "sglang:spec_verify_calls_total {}\nsglang:generation_tokens_total {}"
+    pages = iter([lines.format(100, 900), lines.format(300, 600)])
+    code, found, _ = seen(Script(metrics=lambda requests: next(pages)), "--seconds", "0.01")
+    assert (code, found["verdict"]) == (1, "unknown"), "tokens went back, rounds did not"
+
+
+def test_counters_that_know_of_no_draft_are_believed_before_chunks() -> None:
+    def written(requests: int) -> str:
+        return f"vllm:generation_tokens_total {64 * requests}"
+
+    script = Script(metrics=written, tokens_per_chunk=(1, 2))
+    code, found, _ = seen(script, "--ask", "4")
+    assert (code, found["verdict"], found["evidence"]) == (1, "off", None)
+    zeros = Script(metrics=lambda n: vllm((0,), 0) + "\n" + written(n), tokens_per_chunk=(1, 2))
+    code, found, _ = seen(zeros, "--ask", "4")
+    assert (code, found["verdict"]) == (1, "unknown") and "while answers came" in found["said"]
+
+
+def test_answers_that_count_by_depth_are_believed_before_bounds() -> None:
+    def metrics(requests: int) -> str:
+        return (
+            f"sglang:spec_verify_calls_total {100 * requests}\n"
+            f"sglang:generation_tokens_total {150 * requests}\nsglang:spec_num_steps 3\n"
+        )
+
+    details = {"spec_verify_ct": 100, "spec_correct_drafts_histogram": [60, 30, 10]}
+    extra = {"sglext": {"spec_tokens_details": details}}
+    code, found, _ = seen(Script(metrics=metrics, extra=extra), "--ask", "1")
+    assert (code, found["evidence"]["depth_1"]["low"]) == (0, 0.4)
+
+
 def test_requests_of_our_own_are_counted_by_what_they_add() -> None:
     def metrics(requests: int) -> str:  # the first one asks whether the server chats
         return vllm((900 + 8 * requests,), 1000 + 10 * requests)
@@ -113,6 +153,22 @@ def test_sglang_is_judged_by_rounds_and_tokens() -> None:
         (Script(), (), "unknown", "shows no counters at /metrics; have it show them"),
         (Script(metrics=always("sglang:x 1")), (), "unknown", "no round with drafts was counted"),
         (
+            Script(metrics=always("sglang:generation_tokens_total 500")), (), "unknown",
+            "it may draft all the same; take a release whose /metrics have sglang:spec_verify",
+        ),
+        (
+            Script(metrics=always(f"{SGLANG_GAUGE} 2.1\nsglang:generation_tokens_total 500")), (),
+            "unknown", "known here is at /metrics: it drafts; take a release",
+        ),
+        (
+            Script(metrics=always(vllm((0,), 0) + "\nvllm:generation_tokens_total 500")), (),
+            "unknown", "no round with drafts was counted; ask again",
+        ),
+        (
+            Script(metrics=always("trtllm_generation_tokens_total 500")), (), "unknown",
+            "it may draft all the same; set return_perf_metrics: true",
+        ),
+        (
             Script(metrics=always("vllm:generation_tokens_total 500")), (), "off",
             "not one draft was counted",
         ),
@@ -120,7 +176,8 @@ def test_sglang_is_judged_by_rounds_and_tokens() -> None:
             Script(metrics=always("vllm:generation_tokens_total 5")), (), "unknown",
             "no round with drafts was counted",
         ),
-        (Script(), ("--ask", "3"), "unknown", "either nothing is drafted or no draft is accepted"),
+        (Script(), ("--ask", "3"), "unknown", "either nothing is drafted, or no draft is accepted"),
+        (Script(tokens_per_chunk=(4,)), ("--ask", "6"), "unknown", "or chunks are no rounds"),
         (Script(says="total"), ("--ask", "3"), "unknown", "3 answers came without counters"),
     ],
 )  # fmt: skip
@@ -148,7 +205,7 @@ def test_without_metrics_answers_tell_then_chunks() -> None:
 
 def test_a_server_that_does_not_chat_continues_texts() -> None:
     refusal = "the model has no chat template"
-    script = Script(refuses_chat=refusal, tokens_per_chunk=(2,))
+    script = Script(refuses_chat=refusal, tokens_per_chunk=(1, 2))
     code, found, asked = seen(script, "--ask", "2")
     assert (code, found["verdict"]) == (0, "healthy") and "prompt" in asked[1]
 
@@ -162,7 +219,18 @@ def test_trouble_is_one_line_and_misuse_is_told_apart() -> None:
     for words in (
         ("doctor", "nowhere"), ("doctor", "http://x", "--for", "serve"), ("doctor", "--ask", "3"),
         ("doctor", "http://x", "--ask", "3", "--seconds", "1"), ("doctor", "--for", "nothing"),
+        ("doctor", "http://x", "--seconds", "nan"), ("doctor", "http://x", "--speculate", "-3"),
+        ("doctor", "--served-model", "x"), ("doctor", "--engine-version", "0.23.0"),
     ):  # fmt: skip
         done = headstart(*words)
         assert done.returncode == 2 and done.stderr.startswith("error: "), words
         assert done.stderr.count("\n") == 1
+
+
+def test_a_process_that_cannot_be_watched_ends_the_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(pid: int) -> int:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(watch.os, "pidfd_open", refused)
+    server = RunningServer(Target(url="http://127.0.0.1:9"))
+    assert watch.Watched(1).looks(server, None) is None

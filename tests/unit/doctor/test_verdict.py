@@ -78,7 +78,14 @@ def test_sglang_tells_rounds_and_tokens_which_bound_depth_1() -> None:
     assert one is not None and one.is_exact and one.low == 0.5
     missed = judge(three, PROMISE, 3)
     assert missed.verdict == "below" and "0.50 drafts a round" in missed.said
-    assert judge(three, None, 3).verdict == "healthy"
+    wide = judge(three, None, 3)  # 16.7 % to 50 %
+    assert wide.verdict == "unknown" and "--speculate" not in wide.said and "--ask" in wide.said
+    unknown = evidence_of(found, "x", num_requests=62)  # 0 % to 24 %
+    assert unknown is not None and unknown.high == pytest.approx(0.24)
+    asks = judge(unknown, None, None)
+    assert asks.verdict == "unknown" and "give --speculate K" in asks.said
+    low = evidence_of(found, "x", num_drafts=1, num_requests=82)
+    assert low is not None and judge(low, None, 1).verdict == "low"
     dead = evidence_of(found, "x", num_drafts=3, num_requests=102)
     assert dead is not None and judge(dead, None, 3).verdict == "dead"
 
@@ -90,6 +97,11 @@ def test_tensorrt_llm_tells_drafts_alone() -> None:
     assert known.low == pytest.approx(1 / 3)
     unknown = evidence_of(own, "x")
     assert unknown is not None and unknown.high == 1.0 and unknown.per_round is None
+    assert judge(unknown, None, None).verdict == "healthy", "33 % and more is known"
+    few = evidence_of(Speculation(source="trtllm", draft_tokens=900, accepted_tokens=9), "x")
+    assert few is not None and judge(few, None, None).verdict == "unknown"
+    none = evidence_of(Speculation(source="trtllm", draft_tokens=3000, accepted_tokens=0), "x")
+    assert none is not None and judge(none, None, None).verdict == "dead"
     dead = evidence_of(
         Speculation(source="trtllm", draft_tokens=900, accepted_tokens=9), "x", num_drafts=3
     )
@@ -102,6 +114,17 @@ def test_chunks_of_several_tokens_are_rounds_that_accepted() -> None:
     assert found is not None and found.rounds == 5
     assert found.by_depth == (0.6, 0.4, 0.2) and found.per_round == pytest.approx(1.2)
     assert of_chunks([[1, 1, 1], []], "chunks") is None, "nothing is drafted, or all is refused"
+    assert of_chunks([[1, 4, 4, 4, 3], [4, 4, 1]], "chunks") is None, "the server cuts them so"
+
+
+def test_chunks_are_an_estimate_without_an_interval() -> None:
+    found = of_chunks([[1, *[1, 2] * 50]], "chunks")
+    assert found is not None and found.as_json()["depth_1"] == {
+        "low": 0.5, "high": 0.5, "interval": None,
+    }  # fmt: skip
+    told = judge(found, None, None)
+    assert told.verdict == "healthy" and "about 50.0 %" in told.said and "95 %" not in told.said
+    assert judge(found, PROMISE, None).verdict == "below"
 
 
 def test_the_interval_of_a_share_is_wilson_s() -> None:
