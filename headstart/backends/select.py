@@ -3,7 +3,7 @@
 | backend | runs |
 |---|---|
 | cuda | models whose layers all have fused kernels, on a GPU (or interpreted, with kernels on) |
-| numba | dense models in float32 or int8 on a CPU, whole passes compiled |
+| numba | dense models in float32, int8 or 4 bits on a CPU, whole passes compiled |
 | torch | everything, in plain PyTorch: the reference |
 """
 
@@ -103,8 +103,8 @@ def select(model: LoadedModel, options: BackendOptions) -> Selection:
 def check_formats(device: torch.device, dtype: torch.dtype, options: BackendOptions) -> None:
     """Refuse combinations of device and number format that do not exist, before anything loads."""
     is_gpu, is_interpreted = device.type == "cuda", options.kernels == "on"
-    if options.weights == "int8" and is_gpu:
-        raise ConfigError("weights int8 is a CPU format; use weights fp8 on a GPU.")
+    if options.weights in ("int8", "int4") and is_gpu:
+        raise ConfigError(f"weights {options.weights} is a CPU format; use weights fp8 on a GPU.")
     if options.weights == "fp8" and not is_gpu and not is_interpreted:
         raise ConfigError("weights fp8 is a GPU format; use weights int8 on a CPU.")
     if not options.exact:

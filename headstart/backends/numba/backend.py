@@ -25,11 +25,10 @@ from headstart.backends.numba.forward import (
     HeadKernels,
     TrunkKernels,
     layout_of,
-    matrices,
     slot_numbers,
 )
 from headstart.backends.numba.layers import argmax_rows
-from headstart.backends.numba.linear import PackedFloat, PackedLinear
+from headstart.backends.numba.linear import FORMS, LM_HEADS
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
 from headstart.backends.weights import convert_weights
@@ -65,7 +64,7 @@ class NumbaBackend(CompiledChooser, Backend):
         CompiledChooser.__init__(self, self.config.vocab)
         for module in (self.trunk, self.head):
             if module is not None:
-                convert_weights(module, PackedLinear if options.weights == "int8" else PackedFloat)
+                convert_weights(module, FORMS[options.weights], lm_head=LM_HEADS[options.weights])
         if options.threads is None:
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
@@ -167,10 +166,10 @@ class NumbaBackend(CompiledChooser, Backend):
         """What drafts are chosen among."""
         if vocab not in self._tokens:
             if vocab is None:
-                found = DraftTokens(matrices([self._lm_head(0)]), self._tokens_of(None))
+                found = DraftTokens.of(self._lm_head(0), self._tokens_of(None))
             else:
                 known = self.draft_vocabs[vocab]
-                found = DraftTokens(matrices([known.lm_heads[0]]), self._tokens_of(known.ids))
+                found = DraftTokens.of(known.lm_heads[0], self._tokens_of(known.ids))
             self._tokens[vocab] = found
         return self._tokens[vocab]
 

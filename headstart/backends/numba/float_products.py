@@ -11,13 +11,22 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 from torch.nn.functional import pad
 
+from headstart.backends.numba.calls import (
+    BIAS,
+    FIELDS,
+    OUTPUTS,
+    WEIGHTS,
+    WIDTH,
+    Product,
+    floats_at,
+)
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE
-from headstart.backends.numba.thread_pool import claim, finish, wait
+from headstart.backends.numba.thread_pool import COUNTERS, claim, finish, wait
 from headstart.backends.numba.vectors import LANES, VECTOR, broadcast, fma, load, loop, prefetch
 
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
@@ -133,7 +142,14 @@ def product(counters, phase, packed, bias, inputs, out, adds):
     wait(counters, phase, tiles)
 
 
-@njit()
-def linear(counters, x, packed, bias, out):
-    """x [rows, K] -> out [rows, N], by a thread pool."""
-    product(counters, np.int64(0), packed, bias, x, out, False)
+@Product
+def float_product(counters, phase, x, rows, matrix, out, adds):
+    """`calls.apply` for float32."""
+    own = carray(matrix, (FIELDS,))
+    width, outputs = own[WIDTH], own[OUTPUTS]
+    product(
+        carray(counters, (phase + 1, COUNTERS)), phase,
+        carray(floats_at(own[WEIGHTS]), (-(-outputs // TILE), width * TILE)),
+        carray(floats_at(own[BIAS]), (outputs,)), carray(x, (rows, width)),
+        carray(out, (rows, outputs)), adds != 0,
+    )  # fmt: skip

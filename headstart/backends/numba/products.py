@@ -9,12 +9,25 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import carray
 from torch.nn.functional import pad
 
+from headstart.backends.numba.calls import (
+    BIAS,
+    DETAIL,
+    FIELDS,
+    OUTPUTS,
+    SCALES,
+    WEIGHTS,
+    WIDTH,
+    Product,
+    floats_at,
+    int8_at,
+)
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.rows import ROUNDING, bits_of, float_of
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE, add_up
-from headstart.backends.numba.thread_pool import claim, finish, wait
+from headstart.backends.numba.thread_pool import COUNTERS, claim, finish, wait
 from headstart.backends.numba.vectors import LANES
 
 _LARGEST_SUM = 2**31 - 1
@@ -46,7 +59,7 @@ def most_levels(weight: torch.Tensor) -> int:
 
 
 @njit()
-def _largest(row):
+def largest_size(row):
     """Of absolute values: without their sign, bits have the order of the numbers."""
     found = np.int32(0)
     for i in range(row.shape[0]):
@@ -58,7 +71,7 @@ def _largest(row):
 @njit()
 def round_row(row, levels, out):
     """row [K] -> out [K or one more] int16 within +-levels; returns its scale."""
-    largest = _largest(row)
+    largest = largest_size(row)
     if largest == 0:
         for k in range(out.shape[0]):
             out[k] = 0
@@ -117,8 +130,16 @@ def round_rows(x, levels):
     return inputs, scales
 
 
-@njit()
-def linear(counters, x, levels, packed, scales, bias, out):
-    """x [rows, K] -> out [rows, N], by a thread pool."""
-    inputs, input_scales = round_rows(x, levels)
-    product(counters, 0, packed, scales, bias, inputs, input_scales, out, False)
+@Product
+def int8_product(counters, phase, x, rows, matrix, out, adds):
+    """`calls.apply` for int8: DETAIL is the largest integer that inputs may have."""
+    own = carray(matrix, (FIELDS,))
+    width, outputs = own[WIDTH], own[OUTPUTS]
+    tiles = -(-outputs // TILE)
+    inputs, input_scales = round_rows(carray(x, (rows, width)), own[DETAIL])
+    product(
+        carray(counters, (phase + 1, COUNTERS)), phase,
+        carray(int8_at(own[WEIGHTS]), (tiles, (width + width % 2) * TILE)),
+        carray(floats_at(own[SCALES]), (outputs,)), carray(floats_at(own[BIAS]), (outputs,)),
+        inputs, input_scales, carray(out, (rows, outputs)), adds != 0,
+    )  # fmt: skip

@@ -33,11 +33,12 @@ _MIN_WORK = 1 << 21  # products (in weights times rows) below which waking a hel
 _MAX_QUEUED = 2  # calls that may wait for a helper that is held up
 _CACHE_LINE = 8  # int64 in a cache line: counters that several write must not share one
 _DONE = _CACHE_LINE
+COUNTERS = 2 * _CACHE_LINE  # int64 of a phase
 
 
 def new_counters(phases: int) -> np.ndarray:
     """Counters of a call: how many items of each phase are claimed, and how many done."""
-    return np.zeros((phases, 2 * _CACHE_LINE), np.int64)
+    return np.zeros((phases, COUNTERS), np.int64)
 
 
 class ThreadPool:

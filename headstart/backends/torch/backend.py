@@ -19,10 +19,17 @@ from headstart.backends.torch.exact import BLOCK_ROWS, ExactContext, OneRow, fil
 from headstart.backends.torch.paged_memory import PagedMemory
 from headstart.backends.torch.threads import measure_threads
 from headstart.backends.torch.tuning import tune
-from headstart.backends.weights import Int8Linear, convert_weights
+from headstart.backends.options import Weights
+from headstart.backends.weights import (
+    PLAIN_FORMS,
+    PLAIN_LM_HEADS,
+    Int8Linear,
+    convert_weights,
+)
 from headstart.models.attention import LayerCache, PagedContext
 from headstart.models.build import LoadedModel
 from headstart.models.layers import LayerContext
+from headstart.models.quantized import GroupLinear
 from headstart.models.recurrence import LayerStates, Recurrence, SlotRecurrence, first_rows
 from headstart.sampling.choose import choose
 from headstart.sampling.params import Row
@@ -36,8 +43,8 @@ class TorchBackend(Backend):
         super().__init__(model, options)
         self.chooses_one_by_one = options.exact
         modules = [module for module in (self.trunk, self.head) if module is not None]
-        if options.weights == "int8":
-            self._use_int8()
+        if self.device.type == "cpu" and not options.exact:
+            self._convert(options.weights)
         # Products in int8 give a row the same bits alone and among others; so should attention.
         self._lone_rows = isinstance(self.trunk.lm_head, Int8Linear)
         if self.device.type == "cpu":
@@ -47,19 +54,24 @@ class TorchBackend(Backend):
                 make_exact(self.trunk)
             tune(*(modules[1:] if options.exact else modules))
 
-    def _use_int8(self) -> None:
-        """Products by the compiled kernels, where this machine has them."""
-        form: Callable[..., torch.nn.Module] = Int8Linear
+    def _convert(self, weights: Weights) -> None:
+        """Products of other formats by the compiled kernels, where this machine has them."""
+        modules = [module for module in (self.trunk, self.head) if module is not None]
+        is_stored = any(isinstance(m, GroupLinear) for module in modules for m in module.modules())
+        if weights == "as-dtype" and not is_stored:
+            return
+        form, lm_head = PLAIN_FORMS[weights], PLAIN_LM_HEADS[weights]
         if self.options.kernels != "off":
             reason = why_missing()
             if reason is None:
-                from headstart.backends.numba.linear import PackedLinear
+                from headstart.backends.numba.linear import PRODUCTS, LM_HEADS
 
-                form, reason = PackedLinear, why_not_whole(self.model)
-            self.notes.append(f"int8 kernels compute no whole layers here: {reason}")
-        for module in (self.trunk, self.head):
-            if module is not None:
-                convert_weights(module, form)
+                form, lm_head = PRODUCTS[weights], LM_HEADS[weights]
+                reason = why_not_whole(self.model)
+            kind = "4-bit" if weights == "as-dtype" else weights
+            self.notes.append(f"{kind} kernels compute no whole layers here: {reason}")
+        for module in modules:
+            convert_weights(module, form, lm_head=lm_head)
 
     def _allocate(self, sizes: CacheSizes) -> None:
         self.memory = PagedMemory.allocate(self.model, sizes)

@@ -19,7 +19,7 @@ def main() -> None:
         return
     with TemporaryDirectory() as folder:
         model = write_tiny("mimo", Path(folder) / "model", dtype="F32")
-        for weights in ("as-dtype", "int8"):
+        for weights in ("as-dtype", "int8", "int4"):
             engine = Engine(model, weights=weights, dtype="float32", speculate=3, kv_bytes=1 << 20)
             print(*(note for note in engine.notes if "compiled" in note), sep="\n")
 
