@@ -22,6 +22,7 @@ from headstart.backends.numba.calls import (
     WEIGHTS,
     WIDTH,
     Product,
+    aligned_empty,
     floats_at,
 )
 from headstart.backends.numba.compiler import njit
@@ -38,8 +39,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """float32 [N, K] -> [tiles, K * 32], in the order in which a product reads."""
     filled = pad(weight, (0, 0, 0, -weight.shape[0] % TILE))
     ordered = filled.view(-1, TILE, filled.shape[1]).transpose(1, 2)
-    # numpy asks for large pages, torch does not: walking through small ones takes longer
-    packed = np.empty((ordered.shape[0], filled.shape[1] * TILE), np.float32)
+    packed = aligned_empty(4 * filled.numel()).view(np.float32).reshape(ordered.shape[0], -1)
     packed.reshape(ordered.shape)[...] = ordered.numpy()
     return torch.from_numpy(packed)
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from headstart.backends.numba import layers as kernels
 from headstart.backends.numba.adjusting import Settings
-from headstart.backends.numba.calls import OUTPUTS, WIDTH
+from headstart.backends.numba.calls import OUTPUTS, WIDTH, aligned_empty
 from headstart.backends.numba.linear import Packed
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
@@ -159,7 +159,7 @@ def _lay_together(parts: Sequence[Packed]) -> None:
     if len(parts) == 1:
         return
     sizes = [-(-part.weight.nbytes // _ALIGNED) * _ALIGNED for part in parts]
-    whole, start = torch.from_numpy(np.empty(sum(sizes), np.uint8)), 0
+    whole, start = torch.from_numpy(aligned_empty(sum(sizes))), 0
     for part, size in zip(parts, sizes, strict=True):  # one by one: each old one is let go
         old = part.weight.detach()
         view = whole[start : start + old.nbytes].view(old.dtype).view(old.shape)

@@ -6,6 +6,8 @@ up in order: a row gets the same bits alone and among others, whatever the numbe
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import torch
 from numba import carray
@@ -21,6 +23,7 @@ from headstart.backends.numba.calls import (
     WEIGHTS,
     WIDTH,
     Product,
+    aligned_empty,
     bytes_at,
     floats_at,
     int32_at,
@@ -33,16 +36,14 @@ from headstart.backends.numba.group_sums import (
     TOGETHER,
     UPPER,
     for_rows,
+    round_row,
 )
-from headstart.backends.numba.products import largest_size
-from headstart.backends.numba.rows import ROUNDING, bits_of
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE
 from headstart.backends.numba.thread_pool import COUNTERS, claim, finish, wait
 from headstart.backends.numba.vectors import LANES
 from headstart.checkpoint.quantized.weights import GroupWeight, pack_nibbles
 
 _GROUPS = (64, 32)  # inputs that are rounded together: larger groups are cut
-_LEVELS = np.float32(127)
 _LARGEST_EXPONENT = 15  # of a float16 scale: smaller ones then keep all their bits
 _HAS_ZEROS = 1 << 32  # in DETAIL, beside the group's size
 
@@ -70,20 +71,18 @@ def pack(weight: GroupWeight, group: int) -> tuple[torch.Tensor, torch.Tensor]:
     _, exponents = torch.frexp(scales.abs().amax(dim=1).clamp(min=torch.finfo(torch.float32).tiny))
     factors = torch.ldexp(torch.ones(len(scales)), exponents - _LARGEST_EXPONENT)
     has_zeros = weight.zeros is not None
-    packed = np.empty(
-        (len(scales) // TILE, groups, HEADER * (1 + has_zeros) + group // TOGETHER * LINE), np.uint8
-    )
+    header = HEADER * (1 + has_zeros)
+    sizes = (len(scales) // TILE, groups, header + group // TOGETHER * LINE)
+    packed = aligned_empty(prod(sizes)).reshape(sizes)
     packed[..., :HEADER] = _bytes(_in_tiles((scales / factors[:, None]).half()))
     if weight.zeros is not None:
         zeros = pad(weight.zeros.repeat_interleave(times, dim=1).short(), fill)
-        packed[..., HEADER : 2 * HEADER] = _bytes(_in_tiles(zeros) * _signs())
+        packed[..., HEADER:header] = _bytes(_in_tiles(zeros) * -_sizes().short())
     codes = pad(weight.codes(), fill).view(-1, BLOCKS, LANES, groups, group // TOGETHER, TOGETHER)
     lower, upper = codes.permute(1, 0, 3, 4, 2, 5)
     lines = lower | (upper << 4)
-    packed[..., HEADER * (1 + has_zeros) :] = lines.reshape(*packed.shape[:2], -1).numpy()
-    sizes = torch.ones(BLOCKS, LANES)
-    sizes[1] = 1 / UPPER
-    factors = (factors.view(-1, TILE) * sizes.flatten()).flatten()
+    packed[..., header:] = lines.reshape(*packed.shape[:2], -1).numpy()
+    factors = (factors.view(-1, TILE) / _sizes()).flatten()
     return torch.from_numpy(packed.reshape(len(packed), -1)), factors[:outputs].contiguous()
 
 
@@ -96,15 +95,13 @@ def unpack(
     header = HEADER * (1 + has_zeros)
     lines = parts[..., header:].reshape(len(packed), groups, -1, LANES, TOGETHER)
     codes = torch.stack([lines & 15, lines >> 4]).permute(1, 0, 4, 2, 3, 5).reshape(-1, inputs)
-    sizes = torch.ones(BLOCKS, LANES)
-    sizes[1] = UPPER
     scales = _out_of_tiles(parts[..., :HEADER], torch.float16).float()[:outputs]
-    scales *= (factors * sizes.flatten().repeat(len(packed))[:outputs])[:, None]
+    scales *= (factors * _sizes().repeat(len(packed))[:outputs])[:, None]
     zeros = None
     if has_zeros:
         signed = _out_of_tiles(parts[..., HEADER:header], torch.int16)
-        signs = _signs().flatten().repeat(len(packed))[:, None]
-        zeros = (signed // signs)[:outputs].to(torch.uint8)
+        sizes = -_sizes().short().repeat(len(packed))[:, None]
+        zeros = (signed // sizes)[:outputs].to(torch.uint8)
     return GroupWeight(4, pack_nibbles(codes[:outputs]), scales, zeros)
 
 
@@ -123,29 +120,19 @@ def _bytes(values: torch.Tensor) -> np.ndarray:
     return values.contiguous().view(torch.uint8).numpy()
 
 
-def _signs() -> torch.Tensor:
-    """What zero points are multiplied with where they are stored [32]."""
-    return torch.tensor([-1, -UPPER], dtype=torch.int16).repeat_interleave(LANES)
+def _sizes() -> torch.Tensor:
+    """How large sums of a tile's outputs are, as multiples of what they should be [32]."""
+    return torch.tensor([1.0, UPPER]).repeat_interleave(LANES)
 
 
 @njit()
 def round_groups(x, group, inputs, scales, sums):
     """x [rows, K] -> inputs int8 [rows, K], by groups: their scales, and the sums of integers."""
     for row in range(x.shape[0]):
-        for number in range(scales.shape[1]):
-            own = slice(number * group, (number + 1) * group)
-            scales[row, number], sums[row, number] = _round_group(x[row, own], inputs[row, own])
-
-
-@njit()
-def _round_group(x, out):
-    largest, total = largest_size(x), np.int32(0)
-    factor = _LEVELS / largest if largest > 0 else np.float32(0)
-    for k in range(x.shape[0]):
-        out[k] = np.int8(bits_of(x[k] * factor + ROUNDING))
-    for k in range(x.shape[0]):
-        total += np.int32(out[k])
-    return largest / _LEVELS, total
+        round_row(
+            x[row:].ctypes.data, inputs[row:].ctypes.data, scales[row:].ctypes.data,
+            sums[row:].ctypes.data, scales.shape[1], group // LANES,
+        )  # fmt: skip
 
 
 _one, _two, _three, _four, _five, _six, _seven, _eight = map(for_rows, range(1, MOST_ROWS + 1))

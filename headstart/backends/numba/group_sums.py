@@ -17,6 +17,7 @@ from numba import types
 from numba.core.cgutils import get_or_insert_function
 from numba.extending import intrinsic
 
+from headstart.backends.numba.rows import ROUNDING
 from headstart.backends.numba.sums import BLOCKS, TILE
 from headstart.backends.numba.vectors import LANES, VECTOR, broadcast, fma, load, loop, prefetch
 
@@ -25,12 +26,16 @@ LINE = TOGETHER * TILE // 2  # bytes that hold the weights of so many inputs
 HEADER = 2 * TILE  # bytes of a group's scales, and as many of its zero points
 UPPER = 16  # what the upper half of a byte counts for: sums of those outputs are that much larger
 MIDDLE = 8  # the zero point where none is stored
-_AHEAD = 4096  # bytes, as far as weights are asked for before they are needed
+_AHEAD = 64 * 9 * 14  # bytes, as far as weights are asked for before they are needed
 
 _INT8, _INT16, _INT32, _INT64, _FLOAT = (*(ir.IntType(n) for n in (8, 16, 32, 64)), ir.FloatType())
 _BYTES, _LANES = ir.VectorType(_INT8, 4 * LANES), ir.VectorType(_INT32, LANES)
 _HALVES, _WORDS = ir.VectorType(ir.HalfType(), LANES), ir.VectorType(_INT16, LANES)
 _PAIRS, _QUADS = ir.VectorType(_INT32, 2 * LANES), ir.VectorType(_INT32, 4 * LANES)
+_EIGHTS = ir.VectorType(_INT8, LANES)
+_LEVELS = 127
+_ROUNDING = ir.Constant(VECTOR, [float(ROUNDING)] * LANES)
+_SIZE_BITS = ir.Constant(_LANES, [0x7FFFFFFF] * LANES)
 _MASKS = [ir.Constant(_BYTES, [mask] * 4 * LANES) for mask in (0x0F, 0xF0)]
 
 
@@ -107,6 +112,7 @@ def for_rows(rows: int, *, is_plain: bool = False) -> Any:
 
             def add_group(group: Any, sums: list[Any]) -> list[Any]:
                 start = build.add(tile, build.mul(group, group_bytes))
+                prefetch(build, build.add(start, _INT64(_AHEAD)))
                 begin = build.add(start, header)
                 place = build.mul(group, build.mul(lines, _INT64(TOGETHER)))
 
@@ -157,6 +163,62 @@ def for_rows(rows: int, *, is_plain: bool = False) -> Any:
         return types.void(*[types.intp] * 11), generate
 
     return sums
+
+
+@intrinsic
+def round_row(
+    typing: Any, x: Any, inputs: Any, scales: Any, totals: Any, groups: Any, vectors: Any
+) -> tuple[Any, Any]:
+    """Addresses of a row x float32, of its inputs int8, their scales and sums [groups]; a group has
+    so many vectors. The largest of a group becomes 127, others the nearest integer."""
+
+    def generate(context: Any, build: Any, signature: Any, arguments: Any) -> Any:
+        x, inputs, scales, totals, groups, vectors = arguments
+
+        def round_group(group: Any, nothing: list[Any]) -> list[Any]:
+            first = build.mul(group, build.mul(vectors, _INT64(LANES)))
+            source = build.add(x, build.mul(first, _INT64(4)))
+
+            def at(number: Any) -> Any:
+                return load(build, build.add(source, build.mul(number, _INT64(4 * LANES))), VECTOR)
+
+            def larger(number: Any, found: list[Any]) -> list[Any]:
+                # Without their sign, bits have the order of the numbers.
+                bits = build.and_(build.bitcast(at(number), _LANES), _SIZE_BITS)
+                return [build.select(build.icmp_signed(">", bits, found[0]), bits, found[0])]
+
+            [found] = loop(build, vectors, [ir.Constant(_LANES, None)], larger)
+            largest = build.bitcast(_reduced(build, "smax", found), _FLOAT)
+            is_blank = build.fcmp_ordered("==", largest, _FLOAT(0))
+            factor = build.select(is_blank, _FLOAT(0), build.fdiv(_FLOAT(_LEVELS), largest))
+            factors = broadcast(build, factor)
+
+            def rounded(number: Any, totals: list[Any]) -> list[Any]:
+                scaled = build.fadd(build.fmul(at(number), factors), _ROUNDING)
+                whole = build.trunc(build.bitcast(scaled, _LANES), _EIGHTS)
+                offset = build.add(first, build.mul(number, _INT64(LANES)))
+                place = build.inttoptr(build.add(inputs, offset), _EIGHTS.as_pointer())
+                build.store(whole, place).align = 1
+                return [build.add(totals[0], build.sext(whole, _LANES))]
+
+            [total] = loop(build, vectors, [ir.Constant(_LANES, None)], rounded)
+            own = build.mul(group, _INT64(4))
+            scale = build.fmul(largest, _FLOAT(1 / _LEVELS))
+            for array, value in ((scales, scale), (totals, _reduced(build, "add", total))):
+                place = build.inttoptr(build.add(array, own), value.type.as_pointer())
+                build.store(value, place).align = 4
+            return []
+
+        loop(build, groups, [], round_group)
+        return context.get_dummy_value()
+
+    return types.void(*[types.intp] * 6), generate
+
+
+def _reduced(build: Any, how: str, values: Any) -> Any:
+    kind = ir.FunctionType(_INT32, [_LANES])
+    name = f"llvm.vector.reduce.{how}.v{LANES}i32"
+    return build.call(get_or_insert_function(build.module, kind, name), [values])
 
 
 def _zeros(build: Any, points: Any, block: int) -> Any:

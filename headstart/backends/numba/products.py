@@ -21,6 +21,7 @@ from headstart.backends.numba.calls import (
     WEIGHTS,
     WIDTH,
     Product,
+    aligned_empty,
     floats_at,
     int8_at,
 )
@@ -40,8 +41,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     filled = pad(weight, (0, inputs % 2, 0, -outputs % TILE))
     parts = filled.view(-1, BLOCKS, LANES, filled.shape[1] // 2, 2)
     ordered = parts.permute(0, 3, 1, 2, 4)
-    # numpy asks for large pages, torch does not: walking through small ones takes a third longer
-    packed = np.empty((parts.shape[0], filled.shape[1] * TILE), np.int8)
+    packed = aligned_empty(filled.numel()).view(np.int8).reshape(parts.shape[0], -1)
     packed.reshape(ordered.shape)[...] = ordered.numpy()
     return torch.from_numpy(packed)
 
@@ -59,7 +59,7 @@ def most_levels(weight: torch.Tensor) -> int:
 
 
 @njit()
-def largest_size(row):
+def _largest(row):
     """Of absolute values: without their sign, bits have the order of the numbers."""
     found = np.int32(0)
     for i in range(row.shape[0]):
@@ -71,7 +71,7 @@ def largest_size(row):
 @njit()
 def round_row(row, levels, out):
     """row [K] -> out [K or one more] int16 within +-levels; returns its scale."""
-    largest = largest_size(row)
+    largest = _largest(row)
     if largest == 0:
         for k in range(out.shape[0]):
             out[k] = 0
