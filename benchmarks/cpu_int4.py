@@ -133,7 +133,9 @@ def main() -> None:
     )
     parser.add_argument("questions", type=Path, help="MT-Bench's question file (JSONL)")
     parser.add_argument("--llama-libs", type=Path)
-    parser.add_argument("--gguf", type=Path, help="the demo's file, if its package is not installed")
+    parser.add_argument(
+        "--gguf", type=Path, help="the demo's file, if its package is not installed"
+    )
     parser.add_argument("--weights", nargs="*", choices=list(KINDS), default=["int8", "int4"])
     parser.add_argument("--speculate", nargs="*", default=["0", "auto"])
     parser.add_argument("--limit", type=int, default=8, help="so many questions, evenly spread")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,9 +20,10 @@ from headstart.backends.base import Backend
 from headstart.backends.cuda import support as cuda
 from headstart.backends.numba import support as numba
 from headstart.backends.options import BackendOptions
+from headstart.backends.weights import TAKEN_FORMS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError
-from headstart.models.build import LoadedModel, build, resolve_device, resolve_dtype
+from headstart.models.build import Held, LoadedModel, build, resolve_device, resolve_dtype
 from headstart.models.stored import Layout
 
 WhyNot = Callable[[LoadedModel, BackendOptions], str | None]
@@ -60,9 +62,24 @@ def load_backend(
     check_formats(place, resolve_dtype(dtype, place), options)
     model = build(
         checkpoint, head, device=device, dtype=dtype, max_model_len=max_model_len, layout=layout,
-        with_head=with_head,
+        with_head=with_head, holds=partial(held_as_stored, options=options),
     )  # fmt: skip
     return create_backend(model, options)
+
+
+def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
+    """Which quantised weights stay as they are stored, for the backend that will run the model."""
+    name = select(model, options).name
+    if options.exact:
+        return Held(why_not="exact computes with weights in the model's own type")
+    if options.weights not in ("as-dtype", "int4"):
+        return Held(why_not=f"weights {options.weights} were asked for")
+    if model.dtype == torch.float64:
+        return Held(why_not="numbers are float64")
+    forms = TAKEN_FORMS[name]
+    if options.weights == "int4":  # what has 4 bits already is not rounded again
+        forms = tuple(form for form in forms if form.startswith("int4"))
+    return Held(forms, forms, f"backend {name} does not compute with this format")
 
 
 def create_backend(model: LoadedModel, options: BackendOptions) -> Backend:

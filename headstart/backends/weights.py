@@ -15,10 +15,18 @@ from torch import nn
 from torch.nn.functional import pad
 
 from headstart.checkpoint.quantized.rounding import INT4_GROUP, int4_groups
+from headstart.checkpoint.quantized.weights import FORMS
 from headstart.models.linear import Linear, Numbered, Stack
 from headstart.models.quantized import GroupLinear, QuantizedLinear, QuantizedStack, linear_of
 
 WeightFormat = Callable[[Linear], nn.Module]
+# THE table which quantised forms of checkpoints a backend computes with as they are stored; others
+# are dequantised when a model is loaded.
+TAKEN_FORMS: dict[str, tuple[str, ...]] = {
+    "cuda": (),
+    "numba": ("int4-group",),
+    "torch": FORMS,
+}
 _INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple
 
 

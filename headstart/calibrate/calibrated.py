@@ -20,11 +20,16 @@ from headstart.calibrate.tensors import EXACT, calibrated_tensors
 from headstart.calibrate.tokenizer import CHAT_TEMPLATE, tokenizer_documents
 from headstart.checkpoint.config import read_json_object
 from headstart.checkpoint.provenance import PROVENANCE_NAME
+from headstart.checkpoint.source import TensorSource
 from headstart.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     import torch
 
+# (config, tensors) -> the same checkpoint in another format
+StoredAs = Callable[
+    [dict[str, Any], Mapping[str, TensorSource]], tuple[dict[str, Any], dict[str, TensorSource]]
+]
 _SAMPLED_TOKENS = 512  # all of them would be vocabulary squared times hidden
 _ROWS = 2048
 _LEAST_MARGIN = 0.05
@@ -41,9 +46,15 @@ def write_calibrated(
     seed: int = 0,
     dtype: str = "BF16",
     overwrite: bool = False,
+    stored_as: StoredAs | None = None,
     report: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, Any]:
-    """Write the checkpoint, or only check and measure it (`out` None); returns what it is."""
+    """Write the checkpoint, or only check and measure it (`out` None); returns what it is.
+
+    `stored_as` may lay the tensors down in a quantised format. What decides, embedding, fusion and
+    LM head, stays plain in all of them, and the output of a layer is a zero in every format: so
+    acceptance does not depend on it.
+    """
     if not 0 <= rate <= 1:
         raise ConfigError(f"--acceptance is {rate}; give a rate from 0 to 1.")
     config = shape_config(shape)
@@ -62,6 +73,9 @@ def write_calibrated(
     tensors = calibrated_tensors(
         config, rate=rate, seed=seed, dtype=dtype, disturbance=EXACT, agreement=agreement
     )
+    parameters = sum(prod(source.shape) for source in tensors.values())
+    if stored_as is not None:
+        config, tensors = stored_as(config, tensors)
     facts: dict[str, Any] = {
         "shape": shape, "rate": rate, "seed": seed, "active": len(tokens), "margin": margin,
         "margin_tokens": min(_SAMPLED_TOKENS, vocab - 2),
@@ -79,7 +93,7 @@ def write_calibrated(
     sizes = {
         "vocab": vocab,
         "tensors": len(tensors),
-        "parameters": sum(prod(source.shape) for source in tensors.values()),
+        "parameters": parameters,
         "bytes": sum(source.num_bytes for source in tensors.values()),
     }
     return {**facts, **sizes}

@@ -6,6 +6,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
+from headstart.calibrate.calibrated import StoredAs
 from headstart.calibrate.folder import write_made
 from headstart.calibrate.tensors import LIVELY, Disturbance, calibrated_tensors
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
@@ -35,6 +36,7 @@ def write_tiny(
     shard_bytes: int = 5_000_000_000,
     overwrite: bool = False,
     disturbance: Disturbance = LIVELY,
+    stored_as: StoredAs | None = None,
     **changes: Any,
 ) -> Path:
     """Write a tiny checkpoint of a family; with `with_head=False` only its trunk.
@@ -46,6 +48,8 @@ def write_tiny(
         config, rate=rate, seed=seed, dtype=dtype, with_head=with_head, root=root,
         fused_experts=fused_experts, disturbance=disturbance,
     )  # fmt: skip
+    if stored_as is not None:
+        config, tensors = stored_as(config, tensors)
     facts = {"variant": variant, "rate": rate, "seed": seed}
     write_made(config, tensors, out, facts=facts, shard_bytes=shard_bytes, overwrite=overwrite)
     return out

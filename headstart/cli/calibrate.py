@@ -16,6 +16,7 @@ from headstart.cli.options import DryRun, Json, Out, Overwrite
 from headstart.report.terminal import say
 
 if TYPE_CHECKING:
+    from headstart.calibrate.calibrated import StoredAs
     from headstart.calibrate.given_tokenizer import GivenTokenizer
 
 
@@ -37,6 +38,13 @@ def run(
         ),
     ] = None,
     dtype: Annotated[str, typer.Option("--dtype", help="BF16, F16 or F32.")] = "BF16",
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            "--weights",
+            help="A quantised format: fp8-block, fp8-row, awq, gptq or compressed-tensors.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Which of many such checkpoints.")] = 0,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
@@ -55,7 +63,7 @@ def run(
         made = write_calibrated(
             shape, acceptance, None if dry_run else out, active=active, seed=seed, dtype=dtype,
             tokenizer=None if tokenizer is None else _tokenizer(tokenizer), overwrite=overwrite,
-            report=report,
+            stored_as=None if weights is None else _stored_as(weights), report=report,
         )  # fmt: skip
     if json_output:
         done = {"out": None if out is None else str(out), "dry_run": dry_run}
@@ -79,6 +87,12 @@ def run(
         say("dry run: nothing was written", file=sys.stderr)
     else:
         say(f"wrote {out}")
+
+
+def _stored_as(weights: str) -> StoredAs:
+    from headstart.heads.quantized_copy import quantized_copy
+
+    return lambda config, tensors: quantized_copy(config, tensors, weights)
 
 
 def _tokenizer(name: str) -> GivenTokenizer:

@@ -14,6 +14,7 @@ from typing import Literal
 
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.config_fields import COUNT_FIELDS
+from headstart.checkpoint.quantized.names import is_scale, missing_scales, packed_names
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound, UnsupportedFamily, some
 from headstart.families.base import Family
@@ -29,7 +30,6 @@ from headstart.families.registry import (
 )
 from headstart.heads.drafters import find_drafter, refuse_drafter
 from headstart.heads.operation import counted
-from headstart.checkpoint.quantized.names import is_scale, missing_scales, packed_names
 
 State = Literal["absent", "declared-but-missing", "undeclared", "partial", "complete"]
 _NESTED_COUNTS = (

@@ -13,6 +13,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from headstart.checkpoint.quantized.described import quantization_of
+from headstart.checkpoint.quantized.names import all_names
+from headstart.checkpoint.quantized.reading import quantized_weights
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
@@ -26,7 +29,6 @@ from headstart.heads.experts import has_fused_experts, split_experts
 from headstart.heads.head import Head, dequantize
 from headstart.heads.operation import Operation
 from headstart.heads.plain_trunk import described_as, missing_biases
-from headstart.checkpoint.quantized.names import SCALES
 from headstart.heads.sharing import trunk_prefix, trunk_tensor
 from headstart.heads.stitch import plan_stitch
 
@@ -103,40 +105,35 @@ def fresh_head(model: Checkpoint, owner: Family) -> Head:
         assert shape is not None
         role = name.split(".", 2)[2]
         is_block = role.startswith("block.")
-        found = layers(role.removeprefix("block."), shape) if is_block else {}
-        if found:
-            tensors[name] = found[""]
-            tensors.update({f"{name.rpartition('.')[0]}.{k}": v for k, v in found.items() if k})
-        else:
-            tensors[name] = _role(model, owner, role, shape, dtype)
+        found = layers(role.removeprefix("block."), shape) if is_block else None
+        tensors[name] = found or _role(model, owner, role, shape, dtype)
     head = Head(owner, tensors, model.config.raw, model, owner.keys.roots[0], count)
     return replace(dequantize(head), changes=())
 
 
 def _source_layers(
     model: Checkpoint, owner: Family
-) -> Callable[[str, tuple[int, ...]], dict[str, TensorSource]]:
-    """A lookup of block tensors in the trunk: "" -> the tensor, scale name -> its scale."""
+) -> Callable[[str, tuple[int, ...]], TensorSource | None]:
+    """A lookup of block tensors in the trunk, dequantised where they are quantised."""
     prefix = trunk_prefix(model, owner)
     stored = {n: model.source(n) for n in model.tensors if ".experts." in n}
     split = split_experts(stored) if has_fused_experts(stored) else {}
     order = _layer_order(owner, model.config.fields)
+    quantization = quantization_of(model)
 
-    def find(name: str, shape: tuple[int, ...]) -> dict[str, TensorSource]:
+    def find(name: str, shape: tuple[int, ...]) -> TensorSource | None:
         sub_layer, suffix = _sub_layer(name)
         for layer in order[sub_layer]:
             full = prefix + owner.trunk.layer.format(layer=layer) + suffix
+            own = {n: model.source(n) for n in all_names(full) if n in model.tensors}
+            quantized = quantized_weights(own, quantization).get(full)
+            if quantized is not None and quantized.shape == shape:
+                return quantized.source()
             if full in model.tensors and model.info(full).shape == shape:
-                module = full.removesuffix(".weight")
-                scales = {
-                    s: model.source(f"{module}.{s}")
-                    for s in SCALES
-                    if f"{module}.{s}" in model.tensors
-                }
-                return {"": model.source(full), **scales}
+                return model.source(full)
             if fused_slot(full) is not None and full in split and split[full].shape == shape:
-                return {"": split[full]}
-        return {}
+                return split[full]
+        return None
 
     return find
 

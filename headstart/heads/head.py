@@ -12,14 +12,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from headstart.checkpoint.config import Config
 from headstart.checkpoint.provenance import read_provenance, training_of
+from headstart.checkpoint.quantized.described import quantization_of
+from headstart.checkpoint.quantized.names import is_quantized, is_scale
+from headstart.checkpoint.quantized.reading import quantized_weights
+from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import ShapeMismatch, UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.names import Naming
 from headstart.heads.detection import FoundHead, find_family, require_head
-from headstart.checkpoint.quantized.names import dequantized, is_quantized, is_scale
 from headstart.heads.sharing import trunk_tensor
 
 
@@ -89,8 +93,6 @@ class Head:
 
 
 def config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    from headstart.checkpoint.config import Config
-
     return Config(dict(config)).fields
 
 
@@ -147,19 +149,26 @@ def borrowing(head: Head, model: Checkpoint) -> Head:
     )
 
 
+def stored_weights(head: Head) -> dict[str, StoredWeight]:
+    """The quantised weights of a head, by our names of the weights."""
+    naming = head.naming()
+    return quantized_weights(
+        head.tensors,
+        Config(dict(head.config)).quantization or quantization_of(head.origin),
+        lambda name: head.family.keys.to_published(name, naming),
+    )
+
+
 def dequantize(head: Head) -> Head:
     """The head with every quantised weight in BF16 and without scales."""
-    tensors: dict[str, TensorSource] = {}
-    count = 0
-    for name, source in head.tensors.items():
-        if is_quantized(name, source):
-            tensors[name] = dequantized(name, head.tensors)
-            count += 1
-        elif not is_scale(name):
-            tensors[name] = source
-    if not count:
+    found = stored_weights(head)
+    if not found:
         return head
-    notes = [f"{count} quantised weights were dequantised to BF16"]
+    tensors = {name: weight.source() for name, weight in found.items()}
+    for name, source in head.tensors.items():
+        if not is_quantized(name, source) and not is_scale(name):
+            tensors[name] = source
+    notes = [f"{len(found)} quantised weights were dequantised to BF16"]
     if any(name.endswith("qkv_proj.weight") for name in tensors):
         notes.append(
             "q, k and v stay in chunks, one for each K/V head: vLLM reads such a plain qkv_proj "

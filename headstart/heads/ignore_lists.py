@@ -14,9 +14,9 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from headstart.checkpoint.quantized.patterns import matches
 from headstart.families.base import Family
 from headstart.families.names import Naming
-from headstart.heads.patterns import matches
 
 # checkpoint modules -> how engines call them once fused
 _FUSED_LOOKUPS = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from headstart.checkpoint.quantized.names import is_quantized, is_scale
 from headstart.checkpoint.reader import Checkpoint
 from headstart.families.base import Family
 from headstart.families.dims import dims, size
@@ -17,7 +18,6 @@ from headstart.heads.experts import has_fused_experts
 from headstart.heads.file_pitfalls import outside_index
 from headstart.heads.formats import format_of, open_head
 from headstart.heads.pitfalls import pitfalls
-from headstart.checkpoint.quantized.names import is_quantized, is_scale
 from headstart.heads.sharing import Sharing, sharing
 
 # Settings in generation_config.json that change what speculation brings or whether it is allowed.

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from headstart.checkpoint.header import TensorInfo
+from headstart.checkpoint.quantized.described import quantization_of
+from headstart.checkpoint.quantized.names import is_quantized, is_scale, stale_scales
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, some
 from headstart.families.registry import GRAFTED_AS, WITHOUT_HEAD
@@ -23,8 +25,7 @@ from headstart.heads.drafters import FoundDrafter, find_drafter
 from headstart.heads.file_pitfalls import about_files, about_names
 from headstart.heads.ignore_lists import is_listed, lookups
 from headstart.heads.operation import counted
-from headstart.checkpoint.quantized.names import is_quantized, is_scale, stale_scales
-from headstart.heads.schemes import has_four_bits, quantization_of
+from headstart.heads.schemes import has_four_bits
 from headstart.heads.sharing import sharing
 
 

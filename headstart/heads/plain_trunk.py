@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from headstart.checkpoint.config import Config
+from headstart.checkpoint.quantized.names import is_quantized, is_scale, packed_names
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import BadConfig, UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Family, expand
 from headstart.families.registry import PLAIN_TRUNKS
-from headstart.checkpoint.quantized.names import SCALES, is_quantized
 
 _REQUIRED = (
     "hidden_size", "num_attention_heads", "num_hidden_layers", "intermediate_size", "vocab_size",
@@ -77,11 +77,15 @@ def missing_biases(model: Checkpoint, layout: Family) -> list[tuple[str, tuple[i
     missing = [
         (name, shape)
         for name, shape in expected.items()
-        if shape is not None and name not in model.tensors
+        if shape is not None and not any(n in model.tensors for n in packed_names(name))
     ]
     known = {*expected, *layout.trunk.lm_heads}
-    beside = (*(f".{scale}" for scale in SCALES), ".rotary_emb.inv_freq")
-    unexpected = [n for n in model.tensors if n not in known and not n.endswith(beside)]
+    known |= {packed for name in known for packed in packed_names(name)}
+    unexpected = [
+        name
+        for name in model.tensors
+        if name not in known and not is_scale(name) and not name.endswith(".rotary_emb.inv_freq")
+    ]
     if unexpected:
         raise UnexpectedTensor(
             f"{model.folder} holds {some(unexpected)}, for which the {layout.name} layout has no "
@@ -113,8 +117,8 @@ def _trunk(model: Checkpoint, layout: Family) -> Iterator[tuple[str, tuple[int, 
 def _checked(
     model: Checkpoint, name: str, shape: tuple[int, ...] | None
 ) -> tuple[str, tuple[int, ...] | None]:
-    info = model.tensors.get(name)
-    is_wrong = info is not None and not is_quantized(name, info) and info.shape != shape
+    info = next((model.tensors[n] for n in packed_names(name) if n in model.tensors), None)
+    is_wrong = info is not None and not is_quantized(info.name, info) and info.shape != shape
     if is_wrong or (info is None and not name.endswith(".bias")):
         found = "no such tensor" if info is None else f"shape {info.shape}"
         raise BadConfig(

@@ -7,11 +7,15 @@ on the list of modules that are left alone, wherever the method keeps that list.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.config import Config, read_json_object, text_part
-from headstart.checkpoint.config_fields import QUANTIZATION, check_kinds
+from headstart.checkpoint.config import Config, text_part
+from headstart.checkpoint.quantized.described import (
+    MODELOPT_FILE,
+    modelopt_document,
+    quantization_of,
+)
+from headstart.checkpoint.quantized.names import PACKED, Typed, is_quantized, is_scale, scale_of
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, some
 from headstart.families.experts import is_fused_experts, split_name
@@ -24,9 +28,7 @@ from headstart.heads.ignore_lists import (
     with_unquantized,
     without,
 )
-from headstart.checkpoint.quantized.names import PACKED, Typed, is_quantized, is_scale, scale_of
 
-_MODELOPT_LIST = "hf_quant_config.json"
 _CONFIG_FIELDS = ("quantization_config", "compression_config")
 # how a weight is stored -> the methods whose loaders look for that
 _READERS = {
@@ -37,26 +39,6 @@ _READERS = {
 }
 _FOUR_BITS = ("fp4", "int4", "w4a")  # in the names of formats and algorithms
 _SAME = ("quant_method", "quant_algo", "format", "weight_block_size")
-
-
-def quantization_of(model: Checkpoint) -> dict[str, Any]:
-    """The quantisation config; ModelOpt may keep it in a file of its own."""
-    found = model.config.quantization
-    path = model.folder / _MODELOPT_LIST
-    if found or not path.is_file():
-        return found
-    inner = _listing(path).get("quantization")
-    if not isinstance(inner, dict):
-        return {}
-    return {**inner, "quant_method": "modelopt", "ignore": inner.get("exclude_modules")}
-
-
-def _listing(path: Path) -> dict[str, Any]:
-    """ModelOpt's own file, with its list checked."""
-    found = read_json_object(path)
-    if isinstance(found.get("quantization"), dict):
-        check_kinds(path, found["quantization"], QUANTIZATION, "quantization.")
-    return found
 
 
 def has_four_bits(name: str, info: Typed, quantization: Mapping[str, Any]) -> bool:
@@ -131,14 +113,14 @@ def relist(
                     "here: see that your engine leaves the head unquantised"
                 )
     documents: dict[str, Any] = {}
-    path = model.folder / _MODELOPT_LIST
+    path = model.folder / MODELOPT_FILE
     if path.is_file():
-        listing = _listing(path)
+        listing = modelopt_document(path)
         inner = listing.get("quantization")
         if isinstance(inner, dict):
             listed = {"quant_method": "modelopt", "ignore": inner.get("exclude_modules")}
             inner["exclude_modules"] = _relisted(head, naming, listed)["ignore"]
-            documents[_MODELOPT_LIST] = listing
+            documents[MODELOPT_FILE] = listing
     return documents, notes
 
 

@@ -16,6 +16,7 @@ from headstart.checkpoint.compare import as_slice, equal_slices
 from headstart.checkpoint.config import text_part
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.provenance import digest
+from headstart.checkpoint.quantized.names import is_quantized
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.checkpoint.writer import FolderPlan
@@ -45,7 +46,6 @@ from headstart.heads.formats.mlx_model import refuse_mlx_model
 from headstart.heads.head import Head, dequantize
 from headstart.heads.operation import Operation, counted, megabytes
 from headstart.heads.placement import placement
-from headstart.checkpoint.quantized.names import is_quantized
 from headstart.heads.schemes import check_scheme, relist
 from headstart.heads.sharing import sharing, trunk_tensor
 

@@ -6,11 +6,13 @@ the dtype that was asked for; a backend may hold them in another format afterwar
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
+from headstart.checkpoint.quantized.weights import FORMS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError, UnsupportedFamily
 from headstart.families.base import Family
@@ -20,10 +22,10 @@ from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
-from headstart.models.loading import check_size, load_trunk, materialize
+from headstart.models.loading import Loading, check_size, fill_trunk
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import table_bytes
-from headstart.models.stored import Layout, load_stored_head, trunk_tensors
+from headstart.models.stored import Layout, head_modules, load_stored_head, trunk_tensors
 from headstart.models.trunk import Trunk
 
 _DTYPES = {
@@ -49,6 +51,15 @@ class LoadedModel:
 
 
 @dataclass(frozen=True)
+class Held:
+    """Quantised forms that stay as they are stored; others are dequantised at load."""
+
+    trunk: Collection[str] = ()
+    head: Collection[str] = ()
+    why_not: str = ""  # why not others
+
+
+@dataclass(frozen=True)
 class _Stored:
     """What a checkpoint holds: its family, and the head that will be run."""
 
@@ -66,8 +77,13 @@ def build(
     max_model_len: int | None = None,
     layout: Layout = "own",
     with_head: bool = True,
+    holds: Callable[[LoadedModel], Held] | None = None,
 ) -> LoadedModel:
-    """Load trunk and head onto a device."""
+    """Load trunk and head onto a device.
+
+    `holds` is asked, with modules that have no memory yet, which weights stay as they are stored;
+    the plain modules take them all.
+    """
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
     config = model_config(checkpoint.config.fields)
@@ -86,16 +102,22 @@ def build(
         trunk = Trunk(config, 1, kind)
     tensors = trunk_tensors(checkpoint, stored.family, stored.head_names, notes)
     check_size(trunk, tensors)
-    materialize(trunk, place, kind)
-    if config.is_tied:
-        trunk.lm_head.weight = trunk.embed
-    trunk.rotate_up_to(max_len, kind)
-    trunk.to(place)
-    load_trunk(trunk, tensors, prefix=prefix, lm_head=lm_head)
-    head = None
-    if stored.head is not None:
-        head = load_stored_head(stored.head, config, kind, place, layout, max_len)
-    return LoadedModel(checkpoint, config, trunk, head, kind, place, max_len, tuple(notes))
+    head = None if stored.head is None else head_modules(stored.head, config, layout)
+    model = LoadedModel(checkpoint, config, trunk, head, kind, place, max_len, ())
+    held = (holds or plain_modules_hold)(model)
+    loading = Loading(place, kind, held.trunk, held.why_not)
+    notes += fill_trunk(trunk, tensors, loading, max_len, prefix, lm_head)
+    if stored.head is not None and head is not None:
+        loading = replace(loading, forms=held.head)
+        notes += load_stored_head(head, stored.head, config, loading, max_len)
+    return replace(model, notes=tuple(notes))
+
+
+def plain_modules_hold(model: LoadedModel) -> Held:
+    """Every form that `models/quantized.py` computes with."""
+    if model.dtype == torch.float64:
+        return Held(why_not="numbers are float64")
+    return Held(FORMS, FORMS)
 
 
 def _own_length(config: ModelConfig, dtype: torch.dtype, notes: list[str]) -> int:

@@ -60,6 +60,11 @@ class Linear(nn.Module):
         result = PRODUCTS[self.plan[rows - 1]](x, self.weight)
         return result if self.bias is None else result + self.bias
 
+    @property
+    def matrix(self) -> torch.Tensor:
+        """W in the type that the model computes in."""
+        return self.weight
+
     def only_rows(self, ids: torch.Tensor) -> Linear:
         """The same product for some outputs only."""
         result = Linear(0, 0)

@@ -1,21 +1,25 @@
 """Checkpoint tensors into modules and back, strictly: nothing missing, left over, misshapen.
 
 Tensors are streamed one at a time into their places (`models/weight_map.py`). Quantised weights
-arrive here as sources that dequantise while they are read.
+stay as they are stored where the plan says so (`models/as_stored.py`), else they are dequantised
+while they are read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from math import prod
 
 import torch
 from torch import nn
 
+from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
 from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor, some
+from headstart.models.as_stored import AsStored, Sources, fill_values, plan_as_stored
 from headstart.models.config import ModelConfig
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
@@ -27,14 +31,53 @@ _READERS = 8  # tensors on their way to a GPU at once
 _DERIVED = (".rotary_emb.inv_freq",)
 
 
+@dataclass(frozen=True)
+class Loading:
+    """Where weights go, and how they are held there."""
+
+    device: torch.device
+    dtype: torch.dtype
+    forms: Collection[str] = ()  # quantised ones that stay as they are stored
+    why_not: str = "weights were asked for in this type"  # and not others
+
+
+def fill_trunk(
+    trunk: Trunk, tensors: Sources, loading: Loading, max_len: int, prefix: str, lm_head: str
+) -> list[str]:
+    """Give a trunk without memory its memory and its weights; notes about how they are held."""
+    targets = trunk_targets(trunk, tensors, prefix, lm_head)
+    plan = plan_as_stored(trunk, targets, tensors, loading.forms, loading.why_not)
+    materialize(trunk, loading.device, loading.dtype)
+    if trunk.config.is_tied:
+        trunk.lm_head.weight = trunk.embed
+    trunk.rotate_up_to(max_len, loading.dtype)
+    trunk.to(loading.device)
+    ignored = {lm_head} if trunk.config.is_tied else set()
+    _fill(trunk, tensors, targets, ignored, plan)
+    _load_as_stored(trunk, plan, loading)
+    return plan.notes(loading.dtype)
+
+
+def fill_head(head: MTPHead, tensors: Sources, loading: Loading) -> list[str]:
+    """The same for a head, whose tensors have our names."""
+    targets = head_targets(_parameters(head), head.config, tensors)
+    plan = plan_as_stored(head, targets, tensors, loading.forms, loading.why_not)
+    materialize(head, loading.device, loading.dtype)
+    _fill(head, tensors, targets, _copies(tensors), plan)
+    _load_as_stored(head, plan, loading)
+    return plan.notes(loading.dtype)
+
+
 def load_trunk(
-    trunk: Trunk,
-    tensors: Mapping[str, TensorSource],
-    *,
-    prefix: str = "model.",
-    lm_head: str = "lm_head.weight",
+    trunk: Trunk, tensors: Sources, *, prefix: str = "model.", lm_head: str = "lm_head.weight"
 ) -> None:
     """Fill a trunk from published tensors (the head's own must not be among them)."""
+    ignored = {lm_head} if trunk.config.is_tied else set()
+    _fill(trunk, tensors, trunk_targets(trunk, tensors, prefix, lm_head), ignored, AsStored())
+
+
+def trunk_targets(trunk: Trunk, tensors: Sources, prefix: str, lm_head: str) -> Targets:
+    """Published names of a trunk's tensors, and what they fill."""
     whole = {
         "embed": f"{prefix}embed_tokens.weight",
         "final_norm.weight": f"{prefix}norm.weight",
@@ -49,15 +92,17 @@ def load_trunk(
             at = f"{prefix}layers.{layer}."
             kind = trunk.config.layers[int(layer)]
             targets += layer_targets(ours, at, role, trunk.config, kind, tensors)
-    ignored = {lm_head} if trunk.config.is_tied else set()
-    _fill(trunk, tensors, targets, ignored)
+    return targets
 
 
-def load_head(head: MTPHead, tensors: Mapping[str, TensorSource], config: ModelConfig) -> None:
+def load_head(head: MTPHead, tensors: Sources, config: ModelConfig) -> None:
     """Fill a head from tensors under our names; copies of trunk tensors are left out."""
     targets = head_targets(_parameters(head), config, tensors)
-    copies = {n for n in tensors if n.split(".")[2] in ("embed_tokens", "lm_head")}
-    _fill(head, tensors, targets, copies)
+    _fill(head, tensors, targets, _copies(tensors), AsStored())
+
+
+def _copies(tensors: Sources) -> set[str]:
+    return {name for name in tensors if name.split(".")[2] in ("embed_tokens", "lm_head")}
 
 
 def head_targets(
@@ -82,8 +127,9 @@ def _parameters(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _fill(
-    module: nn.Module, tensors: Mapping[str, TensorSource], wanted: Targets, ignored: set[str]
+    module: nn.Module, tensors: Sources, wanted: Targets, ignored: set[str], plan: AsStored
 ) -> None:
+    """Read everything but what the plan has; refuse what is missing or has no place."""
     parameters, targets = _parameters(module), dict(wanted)
     filled = {target.parameter for target in targets.values()}
     unfilled = set(parameters) - filled - {"lm_head.weight"}
@@ -105,32 +151,59 @@ def _fill(
     def copy(name: str) -> None:
         _copy(tensors[name], name, targets[name], parameters[targets[name].parameter])
 
-    if next(iter(parameters.values())).is_cuda:
+    for name in targets:
+        if targets[name].parameter in plan.parameters:
+            path = targets[name].parameter.removesuffix(".weight")
+            place = targets[name].of(torch.empty(plan.shapes[path], device="meta"))
+            _check_shape(name, tensors[name].shape, place)
+    plain = [name for name in targets if targets[name].parameter not in plan.parameters]
+    _for_each(copy, plain, next(iter(parameters.values())).device)
+
+
+def _load_as_stored(module: nn.Module, plan: AsStored, loading: Loading) -> None:
+    def read(path: str) -> None:
+        plan.load(module, path, loading.dtype, loading.device)
+
+    _for_each(read, list(plan.parts), loading.device)
+
+
+def _for_each(act: Callable[[str], None], names: list[str], device: torch.device) -> None:
+    if device.type == "cuda":
         # One thread cannot read and send as fast as files and bus allow.
         with ThreadPoolExecutor(_READERS) as pool:
-            list(pool.map(copy, targets))
+            list(pool.map(act, names))
         return
-    for name in targets:
-        copy(name)
+    for name in names:
+        act(name)
 
 
-def _copy(source: TensorSource, name: str, target: Target, parameter: torch.Tensor) -> None:
+def _copy(
+    source: TensorSource | StoredWeight, name: str, target: Target, parameter: torch.Tensor
+) -> None:
     part = target.of(parameter.data)
-    shape = source.shape
-    while len(shape) > part.dim() and shape[0] == 1:  # a correction stored as one row of a matrix
-        shape = shape[1:]
-    if tuple(part.shape) != shape:
-        raise ShapeMismatch(
-            f"{name} has shape {source.shape}; the config asks for {tuple(part.shape)}. Config "
-            "and weights do not belong together."
-        )
+    shape = _check_shape(name, source.shape, part)
+    if isinstance(source, StoredWeight):
+        fill_values(source, part, target.order)
+        return
     value = load(source).view(shape)
     if target.order:
         value = value[torch.tensor(target.order)]
     part.copy_(value.to(part.dtype))
 
 
-def check_size(module: nn.Module, tensors: Mapping[str, TensorSource]) -> None:
+def _check_shape(name: str, found: tuple[int, ...], part: torch.Tensor) -> tuple[int, ...]:
+    shape = found
+    while len(shape) > part.dim() and shape[0] == 1:  # a correction stored as one row of a matrix
+        shape = shape[1:]
+    if tuple(part.shape) != shape:
+        raise ShapeMismatch(
+            f"{name} has shape {found}; the config asks for {tuple(part.shape)}. Config "
+            "and weights do not belong together."
+        )
+    return shape
+
+
+def check_size(module: nn.Module, tensors: Sources) -> None:
     """Refuse, before memory is taken, a config that asks for far more than the files hold."""
     wanted = sum(parameter.numel() for parameter in module.parameters())
     held = sum(prod(source.shape) for source in tensors.values())

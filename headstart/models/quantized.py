@@ -74,6 +74,11 @@ class QuantizedLinear(_Held, Linear):
         y = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         return y if self.bias is None else y + self.bias
 
+    @property
+    def matrix(self) -> torch.Tensor:
+        """W in the type that the model computes in, as a copy."""
+        return self.dequantized(self.dtype)
+
     def only_rows(self, ids: torch.Tensor) -> Linear:
         """The same product for some outputs only; of a matrix in blocks a plain one."""
         weight = self.quantized

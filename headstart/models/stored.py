@@ -1,25 +1,26 @@
-"""Trunk and head as a checkpoint stores them: the trunk's tensors, and a head into modules.
-
-Tensors that are stored in 8 bits are dequantised while they are read.
-"""
+"""Trunk and head as a checkpoint stores them: the trunk's tensors, and a head into modules."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from headstart.checkpoint.config import Config
+from headstart.checkpoint.quantized.described import quantization_of
+from headstart.checkpoint.quantized.names import is_quantized, is_scale, packed_names, scale_of
+from headstart.checkpoint.quantized.reading import quantized_weights
+from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
-from headstart.errors import ConfigError, UnsupportedFamily, some
+from headstart.errors import ConfigError, some
 from headstart.families.base import Family
-from headstart.heads.head import Head, dequantize
-from headstart.checkpoint.quantized.names import dequantized, is_quantized, is_scale, scale_of
+from headstart.heads.head import Head, stored_weights
+from headstart.models.as_stored import Sources
 from headstart.models.config import ModelConfig, model_config
-from headstart.models.loading import load_head, materialize
+from headstart.models.loading import Loading, fill_head
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
 
@@ -32,29 +33,22 @@ _UNUSED_SCALES = {
 
 def trunk_tensors(
     checkpoint: Checkpoint, family: Family | None, head: Collection[str], notes: list[str]
-) -> dict[str, TensorSource]:
-    """Published tensors of the trunk; `head` are the published names of the head's own."""
+) -> Sources:
+    """Tensors of the trunk, a quantised weight as one; `head`: published names of the head's."""
     vision_prefixes = family.trunk.beside if family is not None else ()
     vision = {name for name in checkpoint.tensors if name.startswith(vision_prefixes)}
     if vision:
         notes.append(f"text only: {len(vision)} tensors of the vision part are not loaded")
     left_out = {*head, *vision}
     stored = {n: checkpoint.source(n) for n in checkpoint.tensors if n not in left_out}
-    offsets = [name for name in stored if name.endswith("weight_zero_point")]
-    if offsets:
-        raise UnsupportedFamily(
-            f"the weights have zero points ({some(offsets)}), which are not dequantised here; "
-            "expected a symmetric scheme. Take another quantisation of the model."
-        )
-    quantized = [name for name, source in stored.items() if is_quantized(name, source)]
-    for name in quantized:
-        _refuse_groups(name, stored)
-    result = {
-        name: dequantized(name, stored) if name in quantized else source
+    quantized = quantized_weights(stored, quantization_of(checkpoint))
+    result: dict[str, TensorSource | StoredWeight] = {
+        name: source
         for name, source in stored.items()
-        if not is_scale(name)
+        if not is_scale(name) and not is_quantized(name, source)
     }
-    used = {scale_of(name, stored) for name in quantized}
+    result.update(quantized)
+    used = {name for weight in quantized.values() for name in weight.tensors}
     left = [name for name in stored if is_scale(name) and name not in used]
     for what, endings in _UNUSED_SCALES.items():
         own = [name for name in left if name.rpartition(".")[2] in endings]
@@ -69,33 +63,11 @@ def trunk_tensors(
     return {**result, **{name: stored[name] for name in left if name not in stale}}
 
 
-def _refuse_groups(name: str, stored: Mapping[str, TensorSource]) -> None:
-    scale = stored.get(scale_of(name, stored) or "")
-    if scale is None or len(scale.shape) != 2 or len(stored[name].shape) != 2:
-        return
-    rows, columns = stored[name].shape
-    groups = scale.shape[1]
-    if scale.shape[0] == rows > 1 and groups > 1 and columns % groups == 0:
-        raise UnsupportedFamily(
-            f"{name} is quantised in groups of {columns // groups} columns ({groups} scales per "
-            "row), which is not dequantised here; expected one scale per row, per 128x128 block "
-            "or per tensor. Take another quantisation of the model."
-        )
-
-
 Layout = Literal["own", "vllm", "sglang"]
 
 
-def load_stored_head(
-    head: Head,
-    trunk: ModelConfig,
-    dtype: torch.dtype,
-    device: torch.device,
-    run_as: Layout,
-    max_len: int,
-) -> MTPHead:
-    """The head on the device, run as its family or as an engine does; it must fit the trunk."""
-    head = dequantize(head)
+def head_modules(head: Head, trunk: ModelConfig, run_as: Layout) -> MTPHead:
+    """The head's modules without memory, as its family or an engine runs it; it must fit."""
     config = _as_stored(model_config(Config(dict(head.config)).fields), head)
     if (config.hidden, config.vocab) != (trunk.hidden, trunk.vocab):
         raise ConfigError(
@@ -110,24 +82,38 @@ def load_stored_head(
     layout = head.family.layout
     if run_as != "own":
         layout = layout.as_(run_as)
-    count, tensors = head.num_modules, head.tensors
-    if layout.topology == "recursive" and head.family.layout.topology != "recursive":
-        # the way of an engine that runs the first module again and again
-        count, tensors = 1, {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
+    is_one = layout.topology == "recursive" and head.family.layout.topology != "recursive"
+    # An engine may run the first of several modules again and again.
     with torch.device("meta"):
-        module = MTPHead(config, layout, count)
-    materialize(module, device, dtype)
-    load_head(module, tensors, config)
-    rope = config.shape(config.head_layer).rope
-    if layout.rotates_halves:
+        return MTPHead(config, layout, 1 if is_one else head.num_modules)
+
+
+def load_stored_head(
+    module: MTPHead, head: Head, trunk: ModelConfig, loading: Loading, max_len: int
+) -> list[str]:
+    """Load the weights of a head into modules without memory; notes about how they are held."""
+    found = stored_weights(head)
+    tensors: dict[str, TensorSource | StoredWeight] = {
+        name: source
+        for name, source in head.tensors.items()
+        if not is_scale(name) and not is_quantized(name, source)
+    }
+    tensors.update(found)
+    if module.num_modules < head.num_modules:
+        tensors = {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
+    notes = fill_head(module, tensors, loading)
+    rope = module.config.shape(module.config.head_layer).rope
+    if module.layout.rotates_halves:
         rope = replace(rope, is_interleaved=False)
     if rope != trunk.rope:  # other head_dim, or other pairs
-        module.rotate_by(RotaryTable(rope, max_len, dtype).to(device))
-    return module
+        table = RotaryTable(rope, max_len, loading.dtype)
+        module.rotate_by(table.to(loading.device))
+    return [f"head: {note}" for note in notes]
 
 
 def _as_stored(config: ModelConfig, head: Head) -> ModelConfig:
     """Some heads have a dense block where the family's usual one has experts: tensors decide."""
-    if "modules.0.block.mlp.gate_proj.weight" not in head.tensors:
+    dense = packed_names("modules.0.block.mlp.gate_proj.weight")
+    if not any(name in head.tensors for name in dense):
         return config
     return replace(config, head_layer=replace(config.head_layer, feed="dense"))

@@ -13,7 +13,7 @@ from headstart.checkpoint.config import Config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, dequantize, head_of
-from headstart.models.build import LoadedModel, build
+from headstart.models.build import Held, LoadedModel, build, plain_modules_hold
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.linear import Linear, Stack
 from headstart.models.loading import load_head
@@ -63,11 +63,16 @@ class FrozenModel:
         return head.requires_grad_(True)
 
 
+def _trunk_only(model: LoadedModel) -> Held:
+    """The trunk stays as it is stored; a head that is trained cannot."""
+    return replace(plain_modules_hold(model), head=(), why_not="heads are trained unquantised")
+
+
 def load_frozen_model(
     checkpoint: Checkpoint, head_folder: Path | None, *, device: str, dtype: str
 ) -> FrozenModel:
     """Load a model and the head to train: `head_folder`, else the checkpoint's own."""
-    built = build(checkpoint, head_folder, device=device, dtype=dtype)
+    built = build(checkpoint, head_folder, device=device, dtype=dtype, holds=_trunk_only)
     assert built.head is not None, "a plan without a head is refused"
     for module in (built.trunk, built.head):
         module.requires_grad_(False)

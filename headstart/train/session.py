@@ -100,9 +100,9 @@ def _learner(
     name: str, options: TrainOptions, frozen: FrozenModel, world: World, vocab: DraftVocab | None
 ) -> Learner:
     ids = None if vocab is None else torch.tensor(vocab.ids)
-    weight, head = frozen.trunk.lm_head.weight, frozen.built.head
+    weight, head = frozen.trunk.lm_head.matrix, frozen.built.head
     assert head is not None
-    own = [lm_head.weight for lm_head in head.own_lm_heads]
+    own = [lm_head.matrix for lm_head in head.own_lm_heads]
     return Learner(
         name or "head", options, frozen.master(), LmHead.of(weight, ids), dtype=frozen.dtype,
         world=world, own_lm_heads=tuple(LmHead.of(weight, ids, part) for part in own),

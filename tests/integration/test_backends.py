@@ -57,11 +57,14 @@ class Case:
 
 _PLAIN = BackendOptions(kernels="off", threads=1)
 _PLAIN_INT8 = BackendOptions(kernels="off", threads=1, weights="int8")
+_PLAIN_INT4 = BackendOptions(kernels="off", threads=1, weights="int4")
 CASES = {
     "cuda": Case("cuda", BackendOptions(kernels="on"), _PLAIN, 1e-5),
     "numba": Case("numba", BackendOptions(threads=1), _PLAIN, 1e-5),
     # The same rounded weights; but inputs are bf16 there, and 8 bits with a scale per row here.
     "numba int8": Case("numba", BackendOptions(threads=1, weights="int8"), _PLAIN_INT8, 0.03),
+    # The same rounded weights; inputs are 8 bits with a scale per group here.
+    "numba int4": Case("numba", BackendOptions(threads=1, weights="int4"), _PLAIN_INT4, 0.03),
 }
 PAIRS = [(case, family) for case in CASES for family in sorted(CLAIMS[CASES[case].name])]
 

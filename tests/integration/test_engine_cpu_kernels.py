@@ -1,4 +1,4 @@
-"""A CPU's compiled kernels, int8 and float32: a text depends on its tokens alone, to the bit."""
+"""A CPU's compiled kernels, 4 bits, int8 and float32: a text depends on its tokens alone, to the bit."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from headstart.engine.engine import Engine
 
 PROMPTS = make_prompts()
 INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
+INT4: dict[str, Any] = {"weights": "int4", "dtype": "float32"}
 FLOAT: dict[str, Any] = {"weights": "as-dtype", "dtype": "float32"}
 
 needs_numba = pytest.mark.skipif(support.why_missing() is not None, reason="no numba here")
@@ -49,7 +50,7 @@ def compiled(folder: Path, **settings: Any) -> Engine:
 
 
 @needs_numba
-@pytest.mark.parametrize(("family", "kind"), [("mimo", INT8), ("qwen2", FLOAT)])
+@pytest.mark.parametrize(("family", "kind"), [("mimo", INT8), ("llama", INT4), ("qwen2", FLOAT)])
 def test_drafts_memory_chunks_and_batches_change_no_bit(
     tiny: Tiny, family: str, kind: dict[str, Any]
 ) -> None:
@@ -99,13 +100,19 @@ def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int]
 
 
 @needs_numba
-def test_samples_with_and_without_drafts_are_equal(tiny: Tiny) -> None:
+@pytest.mark.parametrize(("kind", "drafts"), [(INT8, [3]), (INT4, [1, 2, 3, 4])])
+def test_samples_with_and_without_drafts_are_equal(
+    tiny: Tiny, kind: dict[str, Any], drafts: list[int]
+) -> None:
     folder = soft(tiny)
-    texts = [
-        [r.outputs[0].token_ids for r in run(compiled(folder, speculate=k), PROMPTS, seeded())]
-        for k in (0, 3)
-    ]
-    assert texts[0] == texts[1]
+    plain, *drafted = (
+        [
+            result.outputs[0].token_ids
+            for result in run(compiled(folder, speculate=k, **kind), PROMPTS, seeded())
+        ]
+        for k in (0, *drafts)
+    )
+    assert drafted == [plain] * len(drafts)
 
 
 @needs_numba

@@ -77,7 +77,17 @@ class NumbaBackend(CompiledChooser, Backend):
         # Packed weights are views of what these hold: with the old ones all would be held twice.
         self._trunk, self._modules = None, []
         self._tokens.clear()
-        slots = sizes.num_blocks * sizes.block_size
+        started = time.perf_counter()
+        with _notice_if_it_takes_long(), torch.inference_mode():
+            self._hold(sizes.num_blocks * sizes.block_size)
+            self._run_once()
+        seconds = time.perf_counter() - started
+        self.notes.append(
+            f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
+        )
+
+    def _hold(self, slots: int) -> None:
+        """Weights and memory as kernels read them, which compiles the products of their formats."""
         self._trunk = TrunkKernels(self.trunk, slots)
         modules = [] if self.head is None else list(self.head.modules_)
         self._modules = [
@@ -85,18 +95,9 @@ class NumbaBackend(CompiledChooser, Backend):
             for module in modules
             if isinstance(module, MTPModule)
         ]
-        self.notes.append(self._warm_up())
-
-    @torch.inference_mode()
-    def _warm_up(self) -> str:
-        """Compile, or load what was compiled, before the first request waits for it."""
-        started = time.perf_counter()
-        with _notice_if_it_takes_long():
-            self._run_once()
-        seconds = time.perf_counter() - started
-        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
     def _run_once(self) -> None:
+        """Compile, or load what was compiled, before the first request waits for it."""
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
         layout, ids = layout_of(blank, [0]), [0]
         assert self._trunk is not None

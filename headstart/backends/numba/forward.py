@@ -151,7 +151,7 @@ def matrices(found: Sequence[nn.Module]) -> np.ndarray:
     """One kind of matrix of all layers, as kernels read them [L, FIELDS] (`calls.py`), while modules live."""
     parts = [_checked(module, Packed) for module in found]
     _lay_together(parts)
-    return np.array([part.matrix() for part in parts], np.int64)
+    return np.array([part.fields() for part in parts], np.int64)
 
 
 def _lay_together(parts: Sequence[Packed]) -> None:

@@ -34,7 +34,7 @@ class Packed(nn.Module):
         """The same weights at another place in memory."""
         raise NotImplementedError
 
-    def matrix(self) -> list[int]:
+    def fields(self) -> list[int]:
         """As kernels read it (`calls.py`), for as long as this module holds its tensors."""
         fields = [0] * calls.FIELDS
         fields[calls.PRODUCT] = self.format.address
@@ -51,7 +51,7 @@ class Packed(nn.Module):
         y = torch.empty(len(rows), self.shape[0])
         POOL.run(
             self.shape[0] * self.shape[1] * len(rows), calls.apply_alone, new_counters(1),
-            rows.numpy(), np.array([self.matrix()]), y.numpy(),
+            rows.numpy(), np.array([self.fields()]), y.numpy(),
         )  # fmt: skip
         return y.to(x.dtype)
 

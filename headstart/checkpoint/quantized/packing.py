@@ -23,8 +23,8 @@ def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
 
     if WORD % bits:  # codes reach over the ends of words
         every = _shifted(words, torch.arange(WORD), 1)
-        codes = every[..., : count * bits].unflatten(-1, (count, bits))
-        return (codes << torch.arange(bits, dtype=torch.uint8)).sum(-1).to(torch.uint8)
+        codes = every[..., : count * bits].reshape(*words.shape[:-1], count, bits)
+        return (codes << torch.arange(bits, dtype=torch.uint8)).sum(-1, dtype=torch.uint8)
     return _shifted(words, torch.arange(0, WORD, bits), 2**bits - 1)[..., :count]
 
 
@@ -41,7 +41,7 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
     import torch
 
     each = WORD // bits
-    rows = codes.to(torch.int64).unflatten(-1, (-1, each))
+    rows = codes.to(torch.int64).reshape(*codes.shape[:-1], -1, each)
     words = (rows << torch.arange(0, WORD, bits)).sum(-1)
     return words.to(torch.int32)  # the upper half of the range wraps into negative numbers
 
@@ -49,23 +49,24 @@ def pack(codes: torch.Tensor, bits: int) -> torch.Tensor:
 def awq_unpack(words: torch.Tensor) -> torch.Tensor:
     """int32 [rows, N/8] -> codes uint8 [rows, N], outputs in their order."""
     codes = unpack(words, AWQ_BITS, words.shape[-1] * len(_AWQ_ORDER))
-    return codes.unflatten(-1, (-1, len(_AWQ_ORDER)))[..., list(_AWQ_PLACES)].flatten(-2)
+    return _in_eights(codes)[..., list(_AWQ_PLACES)].flatten(-2)
 
 
 def awq_pack(codes: torch.Tensor) -> torch.Tensor:
     """The inverse of `awq_unpack`."""
-    ordered = codes.unflatten(-1, (-1, len(_AWQ_ORDER)))[..., list(_AWQ_ORDER)]
-    return pack(ordered.flatten(-2), AWQ_BITS)
+    return pack(_in_eights(codes)[..., list(_AWQ_ORDER)].flatten(-2), AWQ_BITS)
 
 
-def gptq_zeros(words: torch.Tensor, bits: int, *, is_first_version: bool) -> torch.Tensor:
-    """Packed zero points as they are meant: the first version of the format stores z - 1.
+def _in_eights(codes: torch.Tensor) -> torch.Tensor:
+    return codes.reshape(*codes.shape[:-1], -1, len(_AWQ_ORDER))
+
+
+def gptq_zeros(words: torch.Tensor, bits: int) -> torch.Tensor:
+    """Packed zero points z, of which the first version of the format stores z - 1.
 
     The one is added to whole words, as it was taken from them: a zero of 0 has borrowed from its
     neighbour.
     """
-    if not is_first_version:
-        return words
     return words + _ones(bits)
 
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import torch
 
 FP8_BLOCK = 128
+FORMS = ("fp8-row", "fp8-block", "int4-group", "int8-group")
 _ROWS = 4096  # converted at a time: an LM head in fp32 would not fit beside its model
 
 

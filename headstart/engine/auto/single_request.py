@@ -10,13 +10,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import torch
 
 from headstart.backends.base import Backend, BackendOptions, Weights
-from headstart.backends.select import check_formats, create_backend
+from headstart.backends.select import check_formats, create_backend, held_as_stored
 from headstart.checkpoint.reader import Checkpoint
 from headstart.engine.core import EngineCore
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
@@ -100,11 +101,12 @@ def single_request_costs(
     threads = torch.get_num_threads()
     place = resolve_device(device)
     check_formats(place, resolve_dtype(dtype, place), BackendOptions(weights=weights))
-    model = build(checkpoint, head, device=device, dtype=dtype)
-    is_gpu = model.device.type == "cuda"
     options = EngineOptions(
         speculate="auto", max_running_requests=1, prefix_caching=False, weights=weights
-    ).resolved(model.device.type)
+    ).resolved(place.type)
+    holds = partial(held_as_stored, options=options.backend)
+    model = build(checkpoint, head, device=device, dtype=dtype, holds=holds)
+    is_gpu = place.type == "cuda"
     short = replace(model, max_len=min(model.max_len, _MAX_LEN))
     backend = create_backend(short, options.backend)
     notes = (*model.notes, *backend.notes)

@@ -20,6 +20,7 @@ from headstart.checkpoint.gguf.values import (
     regrouped,
     shifted,
 )
+from headstart.checkpoint.quantized.names import is_scale
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
 from headstart.errors import ConfigError, ShapeMismatch, UnexpectedTensor, UnsupportedFamily
@@ -29,7 +30,6 @@ from headstart.heads.formats.gguf.arch import Arch
 from headstart.heads.formats.gguf.archs import arch_of, reason_against
 from headstart.heads.head import Head, config_fields, dequantize
 from headstart.heads.latent import split_kv_b
-from headstart.checkpoint.quantized.names import is_scale
 
 RECORD = "headstart.head"  # the key that holds what GGUF has no place for
 _ROUTERS = ("ffn_gate_inp.weight", "ffn_gate_inp_shexp.weight", "indexer.proj.weight")

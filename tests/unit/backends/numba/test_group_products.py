@@ -70,14 +70,14 @@ def test_columns_in_another_order() -> None:
     packed, x = packed_as_stored(source), torch.randn(4, 128)
     assert close(packed(x), source, x)
     assert not close(PackedGroups(grouped(70, 128, 32), 32)(x), source, x), "the order counts"
-    assert close(packed.only_rows(torch.tensor([3, 69])), source.only_rows(torch.tensor([3, 69])), x)
+    assert close(
+        packed.only_rows(torch.tensor([3, 69])), source.only_rows(torch.tensor([3, 69])), x
+    )
 
 
 @pytest.mark.parametrize("has_zeros", [True, False], ids=["zeros", "symmetric"])
 @pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
-def test_unpacking_gives_back_what_was_packed(
-    shape: tuple[int, int, int], has_zeros: bool
-) -> None:
+def test_unpacking_gives_back_what_was_packed(shape: tuple[int, int, int], has_zeros: bool) -> None:
     weight = grouped(*shape, has_zeros=has_zeros).quantized
     packed, factors = group_products.pack(weight, shape[2])
     found = group_products.unpack(packed, factors, shape[1], shape[2], has_zeros=has_zeros)

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstart.checkpoint.quantized.patterns import matches
 from headstart.errors import BadConfig
-from headstart.heads.patterns import matches
 
 ATOMS = [
     "a", "b", "1", ".", r"\.", r"\d", r"\W", "[ab]", "[^a]", "[a-b1.]", "^", "$", "(a|b)", "(?:ab)",

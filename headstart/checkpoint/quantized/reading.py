@@ -1,0 +1,111 @@
+"""THE place that says how each stored format is read: what stands beside a weight decides.
+
+| beside each other | format | read by |
+|---|---|---|
+| `weight` F8, a scale of floats | FP8 per tensor, row or block | `floats.fp8` |
+| `weight` F8, a scale of bytes | MXFP8 | `floats.mxfp8` |
+| `weight` I8, `weight_scale` | 8-bit integers | `integers.int8` |
+| `weight` U8, `weight_scale` F8, `weight_scale_2` | ModelOpt's NVFP4 | `floats.nvfp4` |
+| `weight_packed` I32 | compressed-tensors, integers | `integers.packed` |
+| `weight_packed` U8 | compressed-tensors, NVFP4 or MXFP4 | `floats.nvfp4`, `floats.mxfp4` |
+| `qweight` I32 | AWQ or GPTQ: the config says which | `integers.awq`, `integers.gptq` |
+
+Anything else is an error that names the tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from headstart.checkpoint.quantized import floats, integers
+from headstart.checkpoint.quantized.described import Described, described
+from headstart.checkpoint.quantized.names import is_quantized, scale_of
+from headstart.checkpoint.quantized.stored import StoredWeight
+from headstart.checkpoint.source import TensorSource
+from headstart.errors import MissingTensor, UnsupportedFamily
+
+Tensors = Mapping[str, TensorSource]
+
+
+def quantized_weights(
+    tensors: Tensors,
+    quantization: Mapping[str, Any],
+    published: Callable[[str], str] = lambda name: name,
+) -> dict[str, StoredWeight]:
+    """Every quantised weight among `tensors`, by the name of the weight.
+
+    `published` gives the name under which a config speaks of a tensor.
+    """
+    found = {}
+    for name, source in tensors.items():
+        if is_quantized(name, source):
+            module = published(name).rpartition(".")[0]
+            weight = _weight(name, tensors, described(module, quantization))
+            size = sum(tensors[part].num_bytes for part in weight.tensors)
+            found[weight.name] = replace(weight, num_bytes=size)
+    return found
+
+
+def _weight(name: str, tensors: Tensors, config: Described) -> StoredWeight:
+    module, _, parameter = name.rpartition(".")
+    source = tensors[name]
+    if parameter == "qweight" and source.dtype == "I32":
+        return _by_config(name, module, tensors, config)
+    if parameter == "weight_packed":
+        return _packed(name, module, tensors, config)
+    scale = scale_of(name, tensors)
+    refuse = _refusal(name, source, config)
+    if any(f"{module}.{other}" in tensors for other in ("pre_quant_scale", "SCB", "weight.absmax")):
+        raise refuse
+    if scale is None:
+        if source.dtype.startswith("F8"):
+            raise MissingTensor(
+                f"{name} is {source.dtype} and no scale is beside it (weight_scale_inv, "
+                "weight_scale), without which it cannot be read. Download the checkpoint again."
+            )
+        raise refuse
+    has_powers = tensors[scale].dtype in floats.POWERS
+    if source.dtype in ("F8_E4M3", "F8_E5M2"):
+        if has_powers:
+            return floats.mxfp8(name, scale, tensors)
+        return floats.fp8(name, scale, tensors, config)
+    if source.dtype == "I8" and parameter == "weight" and not has_powers:
+        return integers.int8(module, tensors, config)
+    whole = f"{module}.weight_scale_2"
+    if source.dtype == "U8" and tensors[scale].dtype == "F8_E4M3":
+        return floats.nvfp4(name, name, scale, whole, tensors, divides=False)
+    raise refuse
+
+
+def _by_config(name: str, module: str, tensors: Tensors, config: Described) -> StoredWeight:
+    if config.packing is None:
+        raise UnsupportedFamily(
+            f"{name} may be packed by AWQ or GPTQ and the config names {config.method or 'neither'}"
+            "; expected quant_method awq, gptq or auto-round. Take config.json and weights from "
+            "one release."
+        )
+    return (integers.awq if config.packing == "awq" else integers.gptq)(module, tensors, config)
+
+
+def _packed(name: str, module: str, tensors: Tensors, config: Described) -> StoredWeight:
+    source, weight, scale = tensors[name], f"{module}.weight", f"{module}.weight_scale"
+    if source.dtype == "I32":
+        return integers.packed(module, tensors, config)
+    if source.dtype == "U8" and scale in tensors:
+        if tensors[scale].dtype in floats.POWERS:
+            return floats.mxfp4(weight, name, scale, tensors)
+        if tensors[scale].dtype == "F8_E4M3":
+            whole = f"{module}.weight_global_scale"
+            return floats.nvfp4(weight, name, scale, whole, tensors, divides=True)
+    raise _refusal(name, source, config)
+
+
+def _refusal(name: str, source: TensorSource, config: Described) -> UnsupportedFamily:
+    return UnsupportedFamily(
+        f"{name} is stored as {source.dtype} in a scheme that cannot be dequantised here "
+        f"(quant_method {config.method or 'none'}); expected FP8, integers in groups "
+        "(AWQ, GPTQ, AutoRound, compressed-tensors), NVFP4, MXFP4 or MXFP8. Formats that keep the "
+        "quantisation config (sglang, headstart) carry such tensors as they are."
+    )
