@@ -80,10 +80,10 @@ def plain_int4(source: Linear) -> nn.Module:
     return int4_linear(source)
 
 
-def int4_linear(source: Linear) -> GroupLinear:
+def int4_linear(source: Linear, group: int = INT4_GROUP) -> GroupLinear:
     """A plain matrix rounded."""
     bias = None if source.bias is None else source.bias.detach()
-    return GroupLinear(int4_groups(source.weight.detach()), bias, source.weight.dtype)
+    return GroupLinear(int4_groups(source.weight.detach(), group), bias, source.weight.dtype)
 
 
 def _as_it_is(source: Linear) -> nn.Module:

@@ -148,7 +148,7 @@ def norms(norms: Sequence[Norm]) -> np.ndarray:
 
 
 def matrices(found: Sequence[nn.Module]) -> np.ndarray:
-    """One kind of matrix of all layers, as kernels read them [L, FIELDS] (`calls.py`), while modules live."""
+    """One kind of matrix of all layers, as kernels read them [L, FIELDS], while modules live."""
     parts = [_checked(module, Packed) for module in found]
     _lay_together(parts)
     return np.array([part.fields() for part in parts], np.int64)

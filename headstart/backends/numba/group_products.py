@@ -210,7 +210,7 @@ def _gathered(x, order):
 
 @Product
 def group_product(counters, phase, x, rows, matrix, out, adds):
-    """`calls.apply` for 4 bits in groups: DETAIL is a group's size, and whether zeros are stored."""
+    """`calls.apply` for 4 bits in groups: DETAIL has a group's size, and if zeros are stored."""
     own = carray(matrix, (FIELDS,))
     width, outputs, group = own[WIDTH], own[OUTPUTS], own[DETAIL] & 0xFFFFFFFF
     has_zeros = own[DETAIL] >= _HAS_ZEROS

@@ -2,10 +2,10 @@
 
 A tile is one stream of bytes: of each group of inputs first the scales of 32 outputs (float16),
 then their zero points where there are any (int16, negative), then 64 bytes for every four inputs,
-with outputs 0 to 15 in the lower halves of bytes and 16 to 31 in the upper ones. Inputs are int8 with
-one scale per row and group. Four inputs are multiplied with those of 16 outputs in one instruction
-where a processor has it (vpdpbusd). A group's sum is exact; floats are added group by group in
-order, so a row gets the same bits whatever rows come along.
+with outputs 0 to 15 in the lower halves of bytes and 16 to 31 in the upper ones. Inputs are int8
+with one scale per row and group. Four inputs are multiplied with those of 16 outputs in one
+instruction where a processor has it (vpdpbusd). A group's sum is exact; floats are added group by
+group in order, so a row gets the same bits whatever rows come along.
 """
 
 from __future__ import annotations

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.numba.support import why_missing, why_not_whole
+from headstart.backends.options import Weights
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up, make_exact
 from headstart.backends.torch.paged_memory import PagedMemory
 from headstart.backends.torch.threads import measure_threads
 from headstart.backends.torch.tuning import tune
-from headstart.backends.options import Weights
 from headstart.backends.weights import (
     PLAIN_FORMS,
     PLAIN_LM_HEADS,
@@ -64,7 +64,7 @@ class TorchBackend(Backend):
         if self.options.kernels != "off":
             reason = why_missing()
             if reason is None:
-                from headstart.backends.numba.linear import PRODUCTS, LM_HEADS
+                from headstart.backends.numba.linear import LM_HEADS, PRODUCTS
 
                 form, lm_head = PRODUCTS[weights], LM_HEADS[weights]
                 reason = why_not_whole(self.model)
