@@ -8,16 +8,19 @@ the formats in which checkpoints are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from headstart.backends.options import Weights
 from headstart.checkpoint.quantized.rounding import INT4_GROUP, int4_groups
 from headstart.checkpoint.quantized.weights import FORMS
 from headstart.models.linear import Linear, Numbered, Stack
+from headstart.models.mtp import MTPHead
 from headstart.models.quantized import GroupLinear, QuantizedLinear, QuantizedStack, linear_of
+from headstart.models.trunk import Trunk
 
 WeightFormat = Callable[[Linear], nn.Module]
 # THE table which quantised forms of checkpoints a backend computes with as they are stored; others
@@ -90,13 +93,11 @@ def _as_it_is(source: Linear) -> nn.Module:
     return source
 
 
-# By `weights` of the options: of all matrices, and of LM heads where those have another.
 PLAIN_FORMS: dict[str, WeightFormat] = {
-    "as-dtype": _as_it_is, "int8": plain_int8, "int4": plain_int4,
-}  # fmt: skip
-PLAIN_LM_HEADS: dict[str, WeightFormat | None] = {
-    "as-dtype": None, "int8": None, "int4": plain_int8,
-}  # fmt: skip
+    "as-dtype": _as_it_is,
+    "int8": plain_int8,
+    "int4": plain_int4,
+}
 
 
 class SplitStack(nn.Module):
@@ -121,19 +122,31 @@ def _matrices(source: Stack) -> Iterator[Linear]:
         yield alone
 
 
-def convert_weights(
-    module: nn.Module, form: WeightFormat, *, lm_head: WeightFormat | None = None
-) -> nn.Module:
-    """Replace every Linear below `module` by the same in another format; returns the module.
+def convert_model(
+    trunk: Trunk, head: MTPHead | None, forms: Mapping[str, WeightFormat], weights: Weights
+) -> None:
+    """Give a model's matrices the format that `weights` asks for.
 
-    `lm_head`: the format of LM heads, where it is another one.
+    With 4 bits LM head and head stay in 8: they are a small part of what is read, the LM head
+    alone would change as much as all layers, and a coarser head is right less often.
     """
+    others = forms["int8" if weights == "int4" else weights]
+    for name, child in trunk.named_children():
+        if isinstance(child, Linear):
+            setattr(trunk, name, others(child))
+        else:
+            convert_weights(child, forms[weights])
+    if head is not None:
+        convert_weights(head, others)
+
+
+def convert_weights(module: nn.Module, form: WeightFormat) -> nn.Module:
+    """Replace every Linear below `module` by the same in another format; returns the module."""
     for name, child in module.named_children():
         if isinstance(child, Linear):
-            own = lm_head if lm_head is not None and name == "lm_head" else form
-            setattr(module, name, own(child))
+            setattr(module, name, form(child))
         elif isinstance(child, Stack):
             setattr(module, name, SplitStack(child, form))
         else:
-            convert_weights(child, form, lm_head=lm_head)
+            convert_weights(child, form)
     return module

@@ -28,10 +28,10 @@ from headstart.backends.numba.forward import (
     slot_numbers,
 )
 from headstart.backends.numba.layers import argmax_rows
-from headstart.backends.numba.linear import FORMS, LM_HEADS
+from headstart.backends.numba.linear import FORMS
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
-from headstart.backends.weights import convert_weights
+from headstart.backends.weights import convert_model
 from headstart.models.attention import Span
 from headstart.models.build import LoadedModel
 from headstart.models.mtp import MTPModule
@@ -62,9 +62,7 @@ class NumbaBackend(CompiledChooser, Backend):
     def __init__(self, model: LoadedModel, options: BackendOptions):
         Backend.__init__(self, model, options)
         CompiledChooser.__init__(self, self.config.vocab)
-        for module in (self.trunk, self.head):
-            if module is not None:
-                convert_weights(module, FORMS[options.weights], lm_head=LM_HEADS[options.weights])
+        convert_model(self.trunk, self.head, FORMS, options.weights)
         if options.threads is None:
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1

@@ -13,6 +13,7 @@ from headstart.backends.numba import calls, float_products, group_products, prod
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.weights import Int8Linear, WeightFormat, int4_linear
 from headstart.checkpoint.quantized.rounding import INT4_GROUP
+from headstart.checkpoint.quantized.weights import GroupWeight
 from headstart.models.linear import Linear
 from headstart.models.quantized import GroupLinear, QuantizedLinear
 
@@ -143,19 +144,21 @@ class PackedGroups(Packed, Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
 
-    @property
-    def source(self) -> GroupLinear:
+    def unpacked(self) -> GroupWeight:
         """What was packed, in groups as the kernels have them and with scales in float32."""
         assert self.factors is not None
         weight = group_products.unpack(
             self.weight, self.factors, self.shape[1], self.group, has_zeros=self.has_zeros
         )
-        held = replace(weight, inputs=self.order)
-        return GroupLinear(held, self.offsets.clone(), torch.float32)
+        return replace(weight, inputs=self.order)
 
     def only_rows(self, ids: torch.Tensor) -> PackedGroups:
         """The same product for some outputs only."""
-        return PackedGroups(self.source.only_rows(ids), self.group)
+        whole = GroupLinear(self.unpacked(), dtype=torch.float32)
+        chosen = whole.only_rows(ids)
+        assert isinstance(chosen, GroupLinear)
+        chosen.bias = nn.Parameter(self.offsets[ids], requires_grad=False)
+        return PackedGroups(chosen, self.group)
 
 
 def packed_as_stored(source: Linear) -> Packed:
@@ -181,12 +184,12 @@ def packed_int4(source: Linear) -> Packed:
     return PackedGroups(int4_linear(source), INT4_GROUP)
 
 
-# By `weights` of the options: of all matrices, and of LM heads. Rounded to 4 bits an LM head would
-# change as much as all layers together, for few of a model's bytes.
+# By `weights` of the options.
 FORMS: dict[str, WeightFormat] = {
-    "as-dtype": packed_as_stored, "int8": packed_int8, "int4": packed_int4,
-}  # fmt: skip
-LM_HEADS: dict[str, WeightFormat | None] = {"as-dtype": None, "int8": None, "int4": packed_int8}
+    "as-dtype": packed_as_stored,
+    "int8": packed_int8,
+    "int4": packed_int4,
+}
 
 
 def packed_if_grouped(source: Linear) -> Linear | Packed:

@@ -6,7 +6,7 @@ number of rows (`backends/torch/exact.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -22,9 +22,9 @@ from headstart.backends.torch.threads import measure_threads
 from headstart.backends.torch.tuning import tune
 from headstart.backends.weights import (
     PLAIN_FORMS,
-    PLAIN_LM_HEADS,
     Int8Linear,
-    convert_weights,
+    WeightFormat,
+    convert_model,
 )
 from headstart.models.attention import LayerCache, PagedContext
 from headstart.models.build import LoadedModel
@@ -60,18 +60,16 @@ class TorchBackend(Backend):
         is_stored = any(isinstance(m, GroupLinear) for module in modules for m in module.modules())
         if weights == "as-dtype" and not is_stored:
             return
-        form, lm_head = PLAIN_FORMS[weights], PLAIN_LM_HEADS[weights]
+        forms: Mapping[str, WeightFormat] = PLAIN_FORMS
         if self.options.kernels != "off":
             reason = why_missing()
             if reason is None:
-                from headstart.backends.numba.linear import LM_HEADS, PRODUCTS
+                from headstart.backends.numba.linear import PRODUCTS
 
-                form, lm_head = PRODUCTS[weights], LM_HEADS[weights]
-                reason = why_not_whole(self.model)
+                forms, reason = PRODUCTS, why_not_whole(self.model)
             kind = "4-bit" if weights == "as-dtype" else weights
             self.notes.append(f"{kind} kernels compute no whole layers here: {reason}")
-        for module in modules:
-            convert_weights(module, form, lm_head=lm_head)
+        convert_model(self.trunk, self.head, forms, weights)
 
     def _allocate(self, sizes: CacheSizes) -> None:
         self.memory = PagedMemory.allocate(self.model, sizes)

@@ -70,9 +70,8 @@ def test_columns_in_another_order() -> None:
     packed, x = packed_as_stored(source), torch.randn(4, 128)
     assert close(packed(x), source, x)
     assert not close(PackedGroups(grouped(70, 128, 32), 32)(x), source, x), "the order counts"
-    assert close(
-        packed.only_rows(torch.tensor([3, 69])), source.only_rows(torch.tensor([3, 69])), x
-    )
+    chosen = torch.tensor([3, 69])
+    assert torch.equal(packed.only_rows(chosen)(x), packed(x)[:, chosen])
 
 
 @pytest.mark.parametrize("has_zeros", [True, False], ids=["zeros", "symmetric"])
