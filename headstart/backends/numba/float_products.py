@@ -27,7 +27,7 @@ from headstart.backends.numba.calls import (
 )
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE
-from headstart.backends.numba.thread_pool import COUNTERS, claim, finish, wait
+from headstart.backends.numba.thread_pool import COUNTERS, claim_tiles, finish, wait
 from headstart.backends.numba.vectors import LANES, VECTOR, broadcast, fma, load, loop, prefetch
 
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
@@ -123,7 +123,7 @@ def product(counters, phase, packed, bias, inputs, out, adds):
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.float32)
     while True:
-        begin, end = claim(counters, phase, tiles)
+        begin, end = claim_tiles(counters, phase, tiles)
         if begin >= tiles:
             break
         for number in range(begin, end):

@@ -39,7 +39,7 @@ from headstart.backends.numba.group_sums import (
     round_row,
 )
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE
-from headstart.backends.numba.thread_pool import COUNTERS, claim, finish, wait
+from headstart.backends.numba.thread_pool import COUNTERS, claim_tiles, finish, wait
 from headstart.backends.numba.vectors import LANES
 from headstart.checkpoint.quantized.weights import GroupWeight, pack_nibbles
 
@@ -177,7 +177,7 @@ def product(
         middle[n] = -MIDDLE if n < LANES else -MIDDLE * UPPER
     found = np.empty((MOST_ROWS, TILE), np.float32)
     while True:
-        begin, end = claim(counters, phase, tiles)
+        begin, end = claim_tiles(counters, phase, tiles)
         if begin >= tiles:
             break
         for number in range(begin, end):

@@ -28,7 +28,7 @@ from headstart.backends.numba.calls import (
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.rows import ROUNDING, bits_of, float_of
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE, add_up
-from headstart.backends.numba.thread_pool import COUNTERS, claim, finish, wait
+from headstart.backends.numba.thread_pool import COUNTERS, claim_tiles, finish, wait
 from headstart.backends.numba.vectors import LANES
 
 _LARGEST_SUM = 2**31 - 1
@@ -90,7 +90,7 @@ def product(counters, phase, packed, scales, bias, inputs, input_scales, out, ad
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.int32)
     while True:
-        begin, end = claim(counters, phase, tiles)
+        begin, end = claim_tiles(counters, phase, tiles)
         if begin >= tiles:
             break
         for number in range(begin, end):
