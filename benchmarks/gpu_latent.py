@@ -43,7 +43,7 @@ class Latents(Contexts):
     def num_bytes(self) -> int:
         return self.num_tokens * self.caches[0][0].shape[1] * DTYPE.itemsize
 
-    def run(self, cut: Cut, at: int = 0) -> Tensor:
+    def run(self, cut: Cut, at: int = 0, usual: Tensor | None = None) -> Tensor:
         return latent_attention(
             self.q, self.turned, self.caches[at][0], self.tables, self.seen, scale=0.1,
             block_size=PAGE, max_context=self.max_context, cut=cut,

@@ -146,6 +146,14 @@ class DeviceRounds(ABC):
         """Whether `launch` takes these rows of other requests into its trunk pass."""
 
     @abstractmethod
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        """How many rows, of requests with so many each, the next round takes best.
+
+        Where many requests decode some sizes of a pass cost less for each row than others; what is
+        left joins the round after it.
+        """
+
+    @abstractmethod
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         """Start a round with so many drafts for each request at most; by index.
 
@@ -153,6 +161,10 @@ class DeviceRounds(ABC):
         Where a request has a grammar the round waits for `choose` before its last part; meanwhile
         the device is busy with drafts and trunk.
         """
+
+    @abstractmethod
+    def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        """A trunk pass over such rows where no request decodes, as `joins` allows them."""
 
     @abstractmethod
     def drafted(self) -> list[list[int]] | None:

@@ -47,6 +47,8 @@ class Loop:
         in_rounds = self.rounds.requests if self.rounds is not None else {}
         plan = self.scheduler.plan(in_rounds)  # which requests, how many rows each, which blocks
         self._forget_restarted()
+        if self.rounds is not None and self.options.chunked_prefill:
+            plan = self.rounds.fitting(plan)
         self._resume_hits(plan)
         rows = [work.rows(feeds_head=self.drafter is not None) for work in plan]
         updates = self._step_rounds(rows) if self.rounds is not None else []

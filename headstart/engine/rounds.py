@@ -9,7 +9,7 @@ device, and the request enters the rounds without the host having seen that toke
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
@@ -87,6 +87,18 @@ class Rounds:
         """What keeps a request out of rounds, or None."""
         return self._device.why_not(request.params)
 
+    def fitting(self, works: Sequence[Work]) -> list[Work]:
+        """The work that the next round takes best, where its rows join: the last may have fewer."""
+        if not self._requests or any(work.drafts or work.states for work in works):
+            return list(works)
+        left = self._device.fitting_rows([work.count for work in works])
+        found = []
+        for work in works:
+            if left > 0:
+                found.append(replace(work, count=min(work.count, left)))
+            left -= work.count
+        return found
+
     def room(self) -> int:
         """How many more may enter: each needs two blocks for the rounds ahead."""
         most = min(self._device.sizes.max_requests, self._pool.num_available // 2)
@@ -115,6 +127,7 @@ class Rounds:
 
     def _launch(self, drafts: list[int], rows: Sequence[TrunkRows]) -> bool:
         if not self._requests:
+            self.joined = self._device.read(rows) if rows and self._device.joins(rows) else None
             return True
         if not self._extend(self._device.max_ahead(drafts)):
             return False

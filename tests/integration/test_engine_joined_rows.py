@@ -1,4 +1,4 @@
-"""Prompts that come while others decode join their round's trunk pass; interpreted on the CPU.
+"""Prompts join the trunk pass of requests that decode, if there are any; interpreted on the CPU.
 
 Not where layers attend to latents or go on from states: there they have passes of their own.
 """
@@ -16,6 +16,7 @@ pytest.importorskip("triton")
 from support.kernel_runs import SIZES, few_programs
 from support.kernel_sizes import LATENT
 
+from headstart.backends.cuda import device_rounds
 from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.engine.engine import Engine
@@ -57,6 +58,28 @@ def answers(folder: Path, kernels: str) -> tuple[list[list[int]], Engine]:
     return [engine.collect(name).outputs[0].token_ids for name in ids], engine
 
 
+def test_texts_are_the_same_where_prompts_join_in_parts(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where many decode, and some sizes of a pass cost less for each row than others."""
+    variant, sizes = MODELS["dense"]
+    folder = tiny(variant, rate=0.9, seed=1, dtype="F32", **sizes)
+    wanted, _ = answers(folder, "off")
+    monkeypatch.setattr(device_rounds, "_MANY_ROWS", 1)
+    monkeypatch.setattr(device_rounds, "best_rows", lambda own, wanted, seconds: (wanted + 1) // 2)
+    taken: list[int] = []
+    run_packed = device_rounds.CapturedRounds._run_packed
+
+    def watched(rounds: Any, part: Any, count: int, rows: list[TrunkRows]) -> TrunkOutput:
+        taken.append(sum(len(own.tokens) for own in rows))
+        return run_packed(rounds, part, count, rows)
+
+    monkeypatch.setattr(device_rounds.CapturedRounds, "_run_packed", watched)
+    found, engine = answers(folder, "on")
+    assert found == wanted and engine.stats.prompt_tokens == 3 + 37 + 3
+    assert taken[0] == 3 and taken[1] == 18 and sum(taken) == 3 + 37 + 3
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_their_texts_are_those_of_the_plain_engine(
     kind: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
@@ -74,6 +97,5 @@ def test_their_texts_are_those_of_the_plain_engine(
     monkeypatch.setattr(CudaBackend, "trunk_pass", counted)
     found, engine = answers(folder, "on")
     assert engine.backend.name == "cuda" and found == wanted
-    joins = kind == "dense"
-    assert (passes[-1] == len(FIRST)) is joins, "the later prompts were read within rounds"
+    assert (passes == []) is (kind == "dense"), "prompts were read within rounds, or like them"
     assert engine.stats.slow_rounds == {} and engine.stats.prompt_tokens == 3 + 37 + 3

@@ -47,7 +47,8 @@ def quicken_engines(patch: pytest.MonkeyPatch) -> None:
     # Two heads to a program keep a GPU busy as well; here all heads of a row are one program.
     patch.setattr(forward, "place_qkv", partial(_of_all_heads, forward.place_qkv))
     # Blank prompts of several sizes are for what libraries load on a GPU.
-    patch.setattr(warm_up, "_PROMPTS", (16,))
+    patch.setattr(warm_up, "captured_sizes", lambda device: [16])
+    patch.setattr(warm_up, "_LONG_PROMPTS", ())
 
 
 def _of_all_heads(place: Callable[..., Tensor], *operands: Any, **options: Any) -> Tensor:

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.chooser import RowLogprobs
@@ -21,6 +22,7 @@ from headstart.backends.cuda.fp8 import KernelFp8Linear
 from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
+from headstart.backends.cuda.packed import captured_rows
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
@@ -152,11 +154,18 @@ class CudaBackend(Backend):
         )  # fmt: skip
 
     def _fill_head(self, module: int, batch: HeadBatch) -> None:
+        """With blank rows up to a size that was tried at the start: libraries load by size."""
         assert self.head is not None
+        rows = filling_rows(batch.spans, batch.positions)
+        missing = captured_rows(len(batch.ids), self.device) - len(batch.ids)
+        rows = replace(
+            rows, positions=pad(rows.positions, (0, missing)),
+            kv_slots=pad(rows.kv_slots, (0, missing), value=-1),
+        )  # fmt: skip
         self.kernels.fill_head(
-            self.head.module(module + 1), batch.ids[:, None], batch.hidden[:, None],
-            filling_rows(batch.spans, batch.positions), self.trunk.embed, self.trunk.rotary,
-            self.memory.head[module],
+            self.head.module(module + 1), pad(batch.ids, (0, missing))[:, None],
+            pad(batch.hidden, (0, 0, 0, missing))[:, None], rows, self.trunk.embed,
+            self.trunk.rotary, self.memory.head[module],
         )  # fmt: skip
 
     def choose(self, logits: Tensor, rows: Sequence[Row]) -> list[int]:

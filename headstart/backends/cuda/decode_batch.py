@@ -13,9 +13,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.joined import JoinedRows
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.kernels.sampling import REJECTS, USES, Settings
+from headstart.backends.cuda.packed import PackedRows
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.sampling import empty_settings, move_row, set_row
 from headstart.backends.rounds import RoundRequest, RoundSizes
@@ -25,6 +25,12 @@ from headstart.models.recurrence import LayerStates
 from headstart.sampling.masks import num_words
 
 WINDOW = 16  # tokens that the head may be behind while no request drafts
+_LEAST_ROWS = 64  # that a round may have in any case
+
+
+def most_rows(sizes: RoundSizes) -> int:
+    """Rows of a round that memory is planned for, and a few more of a small engine."""
+    return max(sizes.max_requests * (sizes.num_drafts + 1), _LEAST_ROWS)
 
 
 class DecodeBatch:
@@ -33,7 +39,7 @@ class DecodeBatch:
     def __init__(
         self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int, vocab: int,
         dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
-        modules: int = 1,
+        modules: int = 1, packed: PackedRows | None = None,
     ):  # fmt: skip
         assert window > max_drafts
 
@@ -62,7 +68,7 @@ class DecodeBatch:
         self.masks = numbers(torch.int32, max_drafts + 1, num_words(vocab)).flatten(0, 1)
         self.logprobs = numbers(torch.float32, max_drafts + 1, 1 + MAX_LOGPROBS).flatten(0, 1)
         self.logprob_ids = numbers(torch.int32, max_drafts + 1, MAX_LOGPROBS).flatten(0, 1)
-        self.joined = JoinedRows(max_blocks, hidden, dtype, device)
+        self._packed = packed
         self.recurrent = recurrent
         self._buffers = list(range(count))  # as `recurrent` has them
 
@@ -70,21 +76,37 @@ class DecodeBatch:
     def for_rounds(
         cls, sizes: RoundSizes, config: ModelConfig, *, window: int, block_size: int,
         dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
-        modules: int = 1,
+        modules: int = 1, packs: bool = False,
     ) -> DecodeBatch:  # fmt: skip
-        """Room for what rounds are made for; on the meta device nothing is taken."""
+        """Room for what rounds are made for; on the meta device nothing is taken.
+
+        `packs`: whether rows of prompts join their trunk passes.
+        """
         # A round under way and the next one may add tokens before the host knows of an end.
         max_tokens = sizes.max_tokens + 2 * sizes.max_drafts + 2
+        max_blocks = -(-max_tokens // block_size)
+        packed = None
+        if packs:
+            packed = PackedRows(
+                most_rows(sizes), max_blocks=max_blocks, hidden=config.hidden,
+                width=config.num_heads * config.head_dim, dtype=dtype, device=device,
+            )  # fmt: skip
         return cls(
             sizes.max_requests, max_drafts=sizes.max_drafts,
-            window=max(window, sizes.max_drafts + 1), max_blocks=-(-max_tokens // block_size),
+            window=max(window, sizes.max_drafts + 1), max_blocks=max_blocks,
             hidden=config.hidden, vocab=config.vocab, dtype=dtype, device=device,
-            recurrent=recurrent, modules=modules,
+            recurrent=recurrent, modules=modules, packed=packed,
         )  # fmt: skip
 
     @property
+    def packed(self) -> PackedRows:
+        """Of passes that rows of prompts join, where they do."""
+        assert self._packed is not None, "a batch that was made for such passes"
+        return self._packed
+
+    @property
     def num_bytes(self) -> int:
-        """Of all tensors but those of joined rows and of recurrent layers."""
+        """Of all tensors but those of packed passes and of recurrent layers."""
         own = [*vars(self).values(), *vars(self.settings).values()]
         return sum(value.nbytes for value in own if isinstance(value, Tensor))
 

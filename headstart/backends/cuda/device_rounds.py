@@ -11,15 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
+from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch, most_rows
 from headstart.backends.cuda.graphs import Graphs, RoundShapes
-from headstart.backends.cuda.joined import MOST_GROUPS, num_groups, starts_of
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.launched import LaunchedRound, WaitingRound, to_host
+from headstart.backends.cuda.mask_copies import MaskCopies
+from headstart.backends.cuda.packed import (
+    MOST_GROUPS,
+    best_rows,
+    joinable_rows,
+    num_groups,
+    num_rows,
+    starts_of,
+)
 from headstart.backends.cuda.recurrent import RecurrentBatch, settle
 from headstart.backends.cuda.round_profile import BlankRounds, profiled_shapes
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds, choose_rows
-from headstart.backends.cuda.shapes import RoundShape
+from headstart.backends.cuda.shapes import RoundShape, TrunkShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
 from headstart.backends.rounds import (
     DeviceRounds,
@@ -37,7 +45,7 @@ if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
 
-_LEAST_ROWS = 64  # that a round may have in any case
+_MANY_ROWS = 256  # of a round, from which on arithmetic takes the time: few rows more cost more
 
 
 class CapturedRounds(DeviceRounds):
@@ -51,6 +59,7 @@ class CapturedRounds(DeviceRounds):
         self.batch = DecodeBatch.for_rounds(
             sizes, backend.config, window=WINDOW, block_size=block_size, dtype=backend.dtype,
             device=backend.device, recurrent=recurrent, modules=backend.num_modules,
+            packs=backend.joins_prompts,
         )  # fmt: skip
         max_context = self.batch.tables.shape[1] * block_size
         self.graphs = Graphs(backend.round_model(max_context), self.batch)
@@ -58,19 +67,15 @@ class CapturedRounds(DeviceRounds):
         self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
         self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
-        # Rows of a round that memory was planned for, and a few more of a small engine.
-        self._max_rows = max(sizes.max_requests * (sizes.num_drafts + 1), _LEAST_ROWS)
+        self._max_rows = most_rows(sizes)
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
-        self._copies: torch.cuda.Stream | None = None  # of masks, beside what runs
-        if backend.device.type == "cuda":
-            self._copies = torch.cuda.Stream()
-        self._room = torch.empty(0, dtype=torch.int32)  # masks on their way to the device
-        self._arrived: torch.cuda.Event | None = None  # and when they are there
+        self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
+        self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
 
     def why_not(self, params: SamplingParams) -> str | None:
         if params.logprobs is not None and params.logprobs > MAX_LOGPROBS:
@@ -127,6 +132,12 @@ class CapturedRounds(DeviceRounds):
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
         return self.joins_prompts and num_groups(rows) <= MOST_GROUPS
 
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        own = len(self._params) * (self._last_drafts + 1)
+        if not self.joins_prompts or own < _MANY_ROWS:
+            return sum(counts)
+        return best_rows(own, joinable_rows(counts), self.pass_seconds)
+
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
         needs, room = reduce(or_, self._needs), self._room_for_drafts(count)
@@ -166,27 +177,34 @@ class CapturedRounds(DeviceRounds):
             drafts = to_host(self.batch.ids[: len(launched.drafts)])
             self._waiting = WaitingRound(launched, shape, drafts, self._mark())
         if rows:
-            trunk = self.graphs.joined_shape(shape.trunk, num_groups(rows))
-            self.batch.joined.fill(rows, self.cache.block_size, trunk.groups)
-            self.graphs.run_part(trunk)
-            launched.joined = self._joined(rows)
+            launched.joined = self._run_packed(shape.trunk, len(launched.drafts), rows)
         else:
             self.graphs.run_part(shape.trunk)
         if not shape.needs.has_masks:
             self.graphs.run_part(shape.choice)
             self._end(launched, shape)
 
-    def _joined(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
-        """What the pass gave rows that joined it; the next one writes to the same tensors."""
-        places = [(at, at + len(own.tokens)) for at, own in zip(starts_of(rows), rows, strict=True)]
+    def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        return self._run_packed(TrunkShape(0, 0), 0, rows)
+
+    def _run_packed(self, part: TrunkShape, count: int, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        """One pass over the rows of `count` requests in rounds and these; what it gave the latter.
+
+        The next pass writes to the same tensors.
+        """
+        first, packed = count * (part.num_drafts + 1), self.batch.packed
+        shape = self.graphs.packed_shape(part, first + num_rows(rows), num_groups(rows))
+        packed.fill(first, rows, self.cache.block_size, rows=shape.rows, groups=shape.groups)
+        self.graphs.run_part(shape)
+        begins = [first + start for start in starts_of(rows)]
+        ends = [begin + len(own.tokens) for begin, own in zip(begins, rows, strict=True)]
         wanted = [
-            row for (_, end), own in zip(places, rows, strict=True)
+            row for end, own in zip(ends, rows, strict=True)
             for row in range(end - own.num_logits, end)
         ]  # fmt: skip
-        joined, backend = self.batch.joined, self.backend
-        states = joined.stream if backend.feeds_stream else joined.normed
-        logits = backend.logits(joined.normed[backend.to_device(wanted)])
-        return [states[begin:end].clone() for begin, end in places], logits
+        states = packed.stream if self.backend.feeds_stream else packed.normed
+        logits = self.backend.logits(packed.normed[self.backend.to_device(wanted)])
+        return [states[at:end].clone() for at, end in zip(begins, ends, strict=True)], logits
 
     def _end(self, launched: LaunchedRound, shape: RoundShape) -> None:
         """Copies of the outcome for the host."""
@@ -208,40 +226,10 @@ class CapturedRounds(DeviceRounds):
     def choose(self, masks: Mapping[int, Sequence[np.ndarray | None]]) -> None:
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "a round waits only where a request has a grammar"
-        self._copy_in(masks, waiting.shape.num_drafts + 1)
+        if masks:
+            self._copies.copy(masks, waiting.shape.num_drafts + 1, count=self.batch.count)
         self.graphs.run_part(waiting.shape.choice)
         self._end(waiting.launched, waiting.shape)
-
-    def _copy_in(self, masks: Mapping[int, Sequence[np.ndarray | None]], rows: int) -> None:
-        """Masks go to the device while the trunk runs; only the choice waits for them."""
-        if not masks:
-            return
-        words = self.batch.masks.shape[1]
-        host = self._mask_room(len(masks) * rows * words).view(len(masks), rows, words)
-        for own, found in zip(host.numpy(), masks.values(), strict=True):
-            for row, mask in enumerate(found):
-                own[row] = -1 if mask is None else mask
-            own[len(found) :] = -1
-        indices = torch.tensor(list(masks))
-        if self._copies is None:
-            self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[indices] = host
-            return
-        with torch.cuda.stream(self._copies):
-            new = host.to(self.batch.masks.device, non_blocking=True)
-            at = indices.pin_memory().to(self.batch.masks.device, non_blocking=True)
-            self._arrived = self._copies.record_event()
-        torch.cuda.current_stream().wait_event(self._arrived)
-        for part in (new, at):
-            part.record_stream(torch.cuda.current_stream())
-        self.batch.masks[: self.batch.count * rows].view(-1, rows, words)[at] = new
-
-    def _mask_room(self, size: int) -> Tensor:
-        """So many int32 for masks, pinned for a GPU and kept: new ones would take longer to get."""
-        if self._arrived is not None:
-            self._arrived.synchronize()  # of a round that has ended, but for one that failed
-        if self._room.numel() < size:
-            self._room = torch.empty(size, dtype=torch.int32, pin_memory=self._copies is not None)
-        return self._room[:size]
 
     def drain(self, lengths: Sequence[int]) -> list[HeadStates | None]:
         if self.batch.recurrent is not None and lengths:

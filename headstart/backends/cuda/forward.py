@@ -6,7 +6,7 @@ tensors, so nothing here waits for the device or decides anything on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,12 @@ from torch import Tensor
 
 from headstart.backends.cuda.experts import moe_terms
 from headstart.backends.cuda.kernels import int8_choice, streamed
-from headstart.backends.cuda.kernels.attention import Cut, paged_attention
+from headstart.backends.cuda.kernels.attention import (
+    Cut,
+    Packed,
+    paged_attention,
+    usual_context,
+)
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
 from headstart.backends.cuda.kernels.inputs import embed_rows, pair_rows
@@ -81,15 +86,33 @@ class Kernels:
         first_slot: int,
     ) -> Attend:  # fmt: skip
         """How `rows` new rows of each request attend: `paged_attention`."""
-        requests = seen.shape[0]
+        requests, cut = seen.shape[0], _cut(seen.shape[0], rows)
+        usual = usual_context(seen, cut)
 
         def attend(q: Tensor, cache: LayerCache) -> Tensor:
             result = paged_attention(
                 q.view(requests, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
-                block_size=block_size, max_context=max_context, cut=_cut(requests, rows),
-                first_slot=first_slot,
+                block_size=block_size, max_context=max_context, cut=cut, first_slot=first_slot,
+                usual=usual,
             )  # fmt: skip
             return result.view(requests * rows, -1)
+
+        return attend
+
+    def packed(
+        self, parts: Sequence[tuple[Tensor, Tensor, Packed]], *, block_size: int, max_context: int
+    ) -> Attend:
+        """How rows of a packed pass attend, in parts: tables, slots seen, and which rows."""
+        cuts = [_cut(seen.shape[0], rows.rows) for _, seen, rows in parts]
+        usual = [usual_context(seen, cut) for (_, seen, _), cut in zip(parts, cuts, strict=True)]
+
+        def attend(q: Tensor, cache: LayerCache) -> Tensor:
+            for (tables, seen, rows), cut, own in zip(parts, cuts, usual, strict=True):
+                result = paged_attention(
+                    q, cache.k, cache.v, tables, seen, block_size=block_size,
+                    max_context=max_context, cut=cut, packed=rows, usual=own,
+                )  # fmt: skip
+            return result.flatten(1)
 
         return attend
 
@@ -272,8 +295,12 @@ def _turn(rotary: RotaryTable, rows: Rows) -> Turn:
 
 def _cut(requests: int, rows: int) -> Cut:
     """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
-    if rows >= GROUP_ROWS:  # not timed by itself: one kernel for all numbers of groups
-        return Cut(pieces=4, least=512, step=64, warps=8, stages=2)
+    if rows >= GROUP_ROWS:  # groups of a prompt: few of them are those of many cached tokens
+        if requests <= 8:
+            return Cut(pieces=8, least=512, step=64, warps=8, stages=2)
+        if requests <= 16:
+            return Cut(pieces=8, least=1024, step=64, warps=8, stages=3)
+        return Cut(pieces=4, least=1024, step=32, warps=8, stages=4)
     if requests <= 2:
         return Cut(pieces=32, least=128, step=128, warps=4, stages=1)
     if requests <= 4:
@@ -284,5 +311,7 @@ def _cut(requests: int, rows: int) -> Cut:
     if rows > 2:
         # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; where it
         # has room for 5, 80 requests with 8 key/value heads run all at once.
-        return Cut(pieces=8, least=4096, step=64, warps=4, stages=2, registers=96)
-    return Cut(pieces=8, least=4096, step=64, warps=4, stages=2)
+        return Cut(
+            pieces=8, least=768, levels=True, step=64, warps=4, stages=2, registers=96
+        )  # fmt: skip
+    return Cut(pieces=8, least=768, levels=True, step=64, warps=4, stages=2)

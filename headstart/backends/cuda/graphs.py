@@ -18,6 +18,7 @@ import torch
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import run_drafts
+from headstart.backends.cuda.packed import AS_MANY_ROWS, FINE, captured_rows
 from headstart.backends.cuda.round_model import RoundModel
 from headstart.backends.cuda.rounds import run_choice, run_trunk
 from headstart.backends.cuda.sampling import PLAIN, SamplingNeeds
@@ -26,9 +27,8 @@ from headstart.backends.cuda.shapes import ChoiceShape, DraftShape, RoundShape, 
 _MOST_GRAPHS = 512
 _PATIENCE = 8  # rounds that a shape is wanted before it is captured, where a larger one will do,
 _AS_LARGE = 2  # up to so many times as large
-_COARSE_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-# Groups of joined rows: a few more than there are cost less than another capture.
-_GROUPS = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
+_COARSE_SIZES = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256)
+_PACKED_PATIENCE = 32  # the same for packed passes, of which there are many
 _SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256)
 
 
@@ -60,22 +60,43 @@ class Graphs:
         at = bisect_left(_SIZES, count)
         return min(_SIZES[at] if at < len(_SIZES) else self._batch.count, self._batch.count)
 
-    def joined_shape(self, part: TrunkShape, groups: int) -> TrunkShape:
-        """The same with at least so many groups of other rows, for few numbers of requests.
+    def packed_shape(self, part: TrunkShape, rows: int, groups: int) -> TrunkShape:
+        """The packed pass of `rows` all together, with at least so many groups of other rows.
 
-        For a while one with up to twice as many, if that is captured and the exact one is not.
+        For a while one with some more, if that is captured and the exact one is not. Requests and
+        groups are counted coarsely: those that are not there cost next to nothing.
         """
         count = next((size for size in _COARSE_SIZES if size >= part.count), self._batch.count)
-        count = min(count, self._batch.count)
-        exact, *larger = (
-            TrunkShape(count, part.num_drafts, size)
-            for size in _GROUPS
-            if groups <= size <= max(_AS_LARGE * groups, _GROUPS[bisect_left(_GROUPS, groups)])
-        )
+        exact = TrunkShape(
+            min(count, self._batch.count), part.num_drafts, 1 << (groups - 1).bit_length(),
+            captured_rows(rows, self._batch.lengths.device),
+        )  # fmt: skip
         self._wanted[exact] += 1
-        if self._wanted[exact] > _PATIENCE or exact in self._graphs:
+        if self._wanted[exact] > _PACKED_PATIENCE or exact in self._graphs:
             return exact
-        return next((shape for shape in larger if shape in self._graphs), exact)
+        most = max(AS_MANY_ROWS * exact.rows, exact.rows + FINE)
+        larger = (
+            shape for shape in self._graphs
+            if isinstance(shape, TrunkShape) and shape.groups >= exact.groups
+            and (shape.count, shape.num_drafts) == (exact.count, exact.num_drafts)
+            and exact.rows <= shape.rows <= most
+        )  # fmt: skip
+        return min(larger, key=lambda shape: (shape.rows, shape.groups), default=exact)
+
+    def counts(self) -> list[int]:
+        """Numbers of requests that packed passes are captured for."""
+        most = self._batch.count
+        return [*(size for size in _COARSE_SIZES if size < most), most]
+
+    def has_graph(self, part: TrunkShape) -> bool:
+        return part in self._graphs
+
+    def prepare(self, part: TrunkShape) -> None:
+        """Capture a pass that has not run, whose kernels were compiled for others."""
+        if part not in self._graphs:
+            self._runs[part] = max(1, self._runs[part])
+            self._graph(part)
+            self._runs[part] = 2
 
     def is_captured(self, shape: RoundShape) -> bool:
         """Whether the next round of this shape is a replay."""

@@ -15,11 +15,16 @@ from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
 from headstart.backends.cuda.drafting import adjusted_drafts, run_drafts
-from headstart.backends.cuda.joined import joined
+from headstart.backends.cuda.forward import Rows
 from headstart.backends.cuda.kernels.inputs import noise_rows
 from headstart.backends.cuda.kernels.logprobs import logprobs_of
 from headstart.backends.cuda.kernels.rejection import accept_drafts, follow, shares_of
-from headstart.backends.cuda.kernels.rounds import accept, keep_states, trunk_rows
+from headstart.backends.cuda.kernels.rounds import (
+    accept,
+    keep_states,
+    pack_trunk_rows,
+    trunk_rows,
+)
 from headstart.backends.cuda.kernels.sampling import Adjusted, adjust, draw, remember
 from headstart.backends.cuda.recurrent import round_recur
 from headstart.backends.cuda.round_model import RoundModel
@@ -34,10 +39,23 @@ def run_round(model: RoundModel, batch: DecodeBatch, shape: RoundShape) -> None:
 
 
 def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
-    """One pass over newest tokens and drafts, and groups of prompts' rows that join it.
+    """One pass over newest tokens and drafts, and rows of prompts that join it.
 
     Their states are left in the batch.
     """
+    ids, where = (_packed_rows if shape.rows else _round_rows)(model, batch, shape)
+    stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
+    own = min(shape.count * (shape.num_drafts + 1), len(ids))
+    batch.normed[:own] = normed[:own]
+    if model.feeds_stream:
+        batch.stream[:own] = stream[:own]
+    if shape.rows:
+        batch.packed.normed[: shape.rows] = normed
+        batch.packed.stream[: shape.rows] = stream
+
+
+def _round_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tuple[Tensor, Rows]:
+    """Token ids, and where the rows of a round go: as many of each request."""
     count, rows = shape.count, shape.num_drafts + 1
     tables = batch.tables[:count]
     placed = trunk_rows(
@@ -48,18 +66,28 @@ def run_trunk(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> None:
     if batch.recurrent is not None:
         recur = round_recur(model.kernels, batch.recurrent, model.states, placed[2], rows)
         where = replace(where, recur=recur)
-    ids = batch.ids[:count, :rows].flatten().contiguous()  # a single column would stay a view
-    if shape.groups:
-        other_ids, others = batch.joined.rows(model, shape.groups)
-        ids, where = torch.cat([ids, other_ids]), joined(where, others)
-    stream, normed = model.kernels.trunk(model.trunk, ids, where, model.caches)
-    own = count * rows
-    batch.normed[:own] = normed[:own]
-    if model.feeds_stream:
-        batch.stream[:own] = stream[:own]
-    if shape.groups:
-        batch.joined.normed[: len(other_ids)] = normed[own:]
-        batch.joined.stream[: len(other_ids)] = stream[own:]
+    # A single column would stay a view.
+    return batch.ids[:count, :rows].flatten().contiguous(), where
+
+
+def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tuple[Tensor, Rows]:
+    """The same with rows of prompts behind those of the round, which may have none."""
+    packed, count, heads = batch.packed, shape.count, model.trunk.config.num_heads
+    ids, positions, kv_slots = (
+        tensor[: shape.rows] for tensor in (packed.ids, packed.positions, packed.kv_slots)
+    )
+    groups = packed.of_groups(shape.rows, shape.groups, heads)
+    parts = [(packed.tables[: shape.groups], packed.seen[: shape.groups], groups)]
+    if count:
+        tables, drafted = batch.tables[:count], batch.ids[:count, : shape.num_drafts + 1]
+        seen = pack_trunk_rows(
+            batch.lengths[:count], batch.left[:count], batch.limits[:count], tables,
+            model.block_size, drafted, ids, positions, kv_slots,
+        )  # fmt: skip
+        own = packed.of_requests(shape.rows, shape.num_drafts + 1, heads)
+        parts.insert(0, (tables, seen, own))
+    attend = model.kernels.packed(parts, block_size=model.block_size, max_context=model.max_context)
+    return ids, Rows(positions, kv_slots, attend)
 
 
 def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> None:

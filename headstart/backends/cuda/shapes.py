@@ -25,7 +25,8 @@ class TrunkShape:
 
     count: int
     num_drafts: int
-    groups: int = 0  # of prompts' rows that join
+    groups: int = 0  # that other rows, such as prompts', attend in; 0: a pass without such rows
+    rows: int = 0  # of a packed pass, all together; 0: those of `count` requests
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,7 @@ from dataclasses import replace
 import torch
 
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
-from headstart.backends.cuda.forward import GROUP_ROWS
-from headstart.backends.cuda.joined import MOST_GROUPS
+from headstart.backends.cuda.packed import MOST_JOINED_ROWS
 from headstart.backends.working_memory import (
     WorkingBytes,
     WorkSizes,
@@ -29,12 +28,14 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> Work
     batch = DecodeBatch.for_rounds(
         rounds, model.config, window=WINDOW, block_size=sizes.block_size, dtype=model.dtype,
         device=torch.device("meta"), modules=0 if model.head is None else model.head.num_modules,
+        packs=joins,
     )  # fmt: skip
     rows = rounds.num_drafts + 1
     widest = rows if model.head is None else batch.window  # a head that is late reads so many
     scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
-    fixed = batch.joined.num_bytes
+    fixed = 0
     if joins:
-        fixed += activation_bytes(model, MOST_GROUPS * GROUP_ROWS)
-        scratch += activation_bytes(model, rows)  # beside prompts, in a pass that they join
+        fixed = batch.packed.num_bytes + activation_bytes(model, MOST_JOINED_ROWS)
+        # Beside prompts, in a pass that they join; and what that pass leaves.
+        scratch += activation_bytes(model, rows) + rows * batch.packed.row_bytes
     return WorkingBytes(fixed, batch.num_bytes + scratch)

@@ -66,6 +66,8 @@ UNFOLDED = {"ROPE": 64, "ENTRY": 576, "BLOCK_P": 64, "BLOCK_M": 64, "num_stages"
 OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has none of its own
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
+PLACES = {"starts": "*i32", "counts": "*i32", "usual": "*i32"}  # of rows in a packed pass
+APART = {**dict.fromkeys(PLACES), "IS_PACKED": False}  # no such pass
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
 # Two tiles of rows, as for 80 of them.
@@ -118,9 +120,10 @@ def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = 
         cut = attention.fitted(cut, tile, dim, number_bytes=2)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
-             "STEP": cut.step, "IS_WHOLE": requests > 32, "num_warps": cut.warps,
-             "num_stages": cut.stages, "maxnreg": cut.registers}  # fmt: skip
-    return attention._attend, fixed, {}
+             "STEP": cut.step, "IS_WHOLE": False, "IS_PACKED": True, "IS_OPEN": tile >= 64,
+             "num_warps": cut.warps, "num_stages": cut.stages,
+             "maxnreg": cut.registers}  # fmt: skip
+    return attention._attend, fixed | ({} if cut.levels else {"usual": None}), PLACES
 
 
 def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
@@ -143,8 +146,8 @@ LONG_JOBS: list[Job] = [
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
-                          "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1},
-     {}),
+                          "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
+                          **APART}, {}),
     (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True, "scales": None},
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
@@ -161,7 +164,8 @@ LONG_JOBS: list[Job] = [
                               "BLOCK_N": 128, "BLOCK_V": 128, "STEP": 64}, {"tiles": "*i32"}),
 ]  # fmt: skip
 JOBS: list[Job] = [
-    (attention._attend, {**ROUNDS, **CUT, "PAGE": 16, "IS_WHOLE": False}, {}),
+    (attention._attend, {**ROUNDS, **CUT, **APART, "PAGE": 16, "IS_WHOLE": False,
+                         "IS_OPEN": False}, {}),
     attend_latents(1, 1),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
@@ -171,7 +175,8 @@ JOBS: list[Job] = [
     (latent_heads._lift, {**BY_HEAD, "BLOCK_M": 64, "SPLITS": 2, "ROPE": 64,
                           "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}),
     (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
-    (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1}, {}),
+    (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1,
+                         "IS_PACKED": True}, PLACES),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
     # Heads of GLM-4.7-Flash.

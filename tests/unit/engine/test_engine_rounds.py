@@ -55,7 +55,7 @@ class Device(DeviceRounds):
 
     def __init__(self, max_requests: int = 4):
         self.sizes = RoundSizes(max_requests=max_requests, max_drafts=3, num_drafts=3, max_tokens=9)
-        self.window, self.takes_rows = 16, True
+        self.window, self.takes_rows, self.fits = 16, True, 99
         self.calls: list[tuple[Any, ...]] = []
         self.admitted: list[RoundRequest] = []
         self.gives: dict[int, list[int]] = {}  # by index; otherwise one token
@@ -94,6 +94,13 @@ class Device(DeviceRounds):
         states = [torch.full((len(own.tokens), 2), float(own.start)) for own in rows]
         joined = (states, torch.zeros(len(rows), 64)) if rows else None
         return Result(given, list(drafts), 1, self.took, joined)
+
+    def fitting_rows(self, counts: Sequence[int]) -> int:
+        return min(sum(counts), self.fits)
+
+    def read(self, rows: Sequence[TrunkRows]) -> TrunkOutput:
+        self.calls.append(("read", len(rows)))
+        return [torch.full((len(own.tokens), 2), -1.0) for own in rows], torch.zeros(len(rows), 64)
 
     def drafted(self) -> list[list[int]] | None:
         return self.drafts
@@ -366,10 +373,25 @@ def test_a_round_is_measured_once() -> None:
     assert host.rounds.measured is None
 
 
-def test_rows_of_others_join_a_round_where_there_is_one() -> None:
+def test_work_is_cut_to_what_the_next_round_takes_best() -> None:
+    host, first, second = Host(), request("a", 6), request("b", 9)
+    works = [Work(first, 0, 6, ()), Work(second, 2, 7, ())]
+    host.device.fits = 8
+    assert host.rounds.fitting(works) == works, "no request is in"
+    host.enter(request("c"))
+    assert host.rounds.fitting(works) == [works[0], Work(second, 2, 2, ())]
+    host.device.fits = 6
+    assert host.rounds.fitting(works) == works[:1], "the other one waits for the next round"
+    drafting = [*works, Work(request("d"), 3, 2, (5,))]
+    assert host.rounds.fitting(drafting) == drafting, "the host decides for one of them"
+
+
+def test_rows_of_others_join_a_round_or_have_a_pass_like_it() -> None:
     host, rows = Host(), [TrunkRows([1, 2], 4, [0], 1, feeds_head=True)]
     host.rounds.advance({}, rows)
-    assert host.rounds.joined is None, "no request is in"
+    assert host.rounds.joined is not None and host.device.calls == [("read", 1)], "none is in"
+    host.rounds.advance({})
+    assert host.rounds.joined is None and host.device.calls == [("read", 1)]
     host.enter(request("a"))
     host.rounds.advance({}, rows)
     assert host.rounds.joined is not None

@@ -4,7 +4,8 @@ The query heads that share a key/value head, times the rows of a request, are th
 tile, so every key is read once. A context is cut into a given number of equal pieces, or into
 pieces of a fixed number of tokens: then a result does not depend on how long the context is.
 
-B requests, R rows of each, H query heads, G key/value heads, D head size, P tokens per block.
+B requests, R rows of each, H query heads, G key/value heads, D head size, P tokens per block; M
+rows of a packed pass, in which rows of several kinds lie one after another.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ _COMBINING = ((4, (1, 32)), (8, (1, 16)), (32, (2, 8)), (1 << 30, (16, 1)))
 class Cut:
     """How contexts are cut up: into how many pieces, tokens per step, warps, stages."""
 
-    pieces: int = 0  # at most; fewer where they would have less than `least` tokens
+    pieces: int = 0  # at most; fewer where they would have less than `least` tokens,
     least: int = 1
+    levels: bool = False  # or less than a usual context: only those that are longer are cut
     tokens: int = 0  # of a piece, where that is fixed
     step: int = 64
     warps: int = 4
@@ -44,6 +46,7 @@ class Cut:
 # shared memory than there is, and more than 256 lines, however short, more registers.
 _TILE_VALUES = {2: 128 * 256, 4: 64 * 128}
 _MOST_LINES = 256
+_WIDE = 64  # lines from which on masks cost more than a second loop without them
 
 
 def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
@@ -61,17 +64,57 @@ def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
     return replace(cut, step=step, warps=8 if lines * dim > 64 * 128 else cut.warps)
 
 
+@dataclass(frozen=True)
+class Packed:
+    """Which rows of a packed pass [M, H, D] are those of each request, and where results go."""
+
+    rows: int  # of a request at most
+    result: Tensor  # [M, H, D]
+    starts: Tensor | None = None  # [B] int32, the first row of each; None: `rows` after `rows`
+    counts: Tensor | None = None  # [B] int32, rows of each, where there are `starts`
+
+    def part(self, at: int, each: int, seen: Tensor) -> Packed:
+        """Rows [at, at + each) of every request."""
+        starts, counts = self.starts, self.counts
+        if starts is None or counts is None:
+            starts = torch.arange(len(seen), dtype=torch.int32, device=seen.device) * self.rows
+            counts = torch.full_like(starts, self.rows)
+        rows = min(each, self.rows - at)
+        return Packed(rows, self.result, starts + at, (counts - at).clamp_max(each))
+
+
+def usual_context(seen: Tensor, cut: Cut) -> Tensor | None:
+    """Tokens that a piece has at least, int32 [1], for a cut that levels: a quarter above the mean.
+
+    Where contexts are alike each is one program's, which reads fastest; where some are far longer,
+    those few would run long after all others have ended. Computed once for all layers of a pass.
+    """
+    if not cut.levels:
+        return None
+    result = torch.empty(1, dtype=torch.int32, device=seen.device)
+    _usual_context[(1,)](
+        seen, result, seen.shape[0], LEAST=cut.least,
+        BLOCK=triton.next_power_of_2(seen.shape[0]), num_warps=1,
+    )  # fmt: skip
+    return result
+
+
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seen: Tensor, *,
-    block_size: int, max_context: int, cut: Cut, first_slot: int = 0,
+    block_size: int, max_context: int, cut: Cut, first_slot: int = 0, packed: Packed | None = None,
+    usual: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [B, R, H, D], caches [slots, G, D], tables [B, blocks] int32 -> [B, R, H, D].
 
     Row r of request b sees slots [first_slot, seen[b] + r]; `seen` [B] is the first row's slot. A
     negative `seen` is a place without a request: its result is zero. max_context bounds seen + R.
+    With `packed` q is [M, H, D], and with `starts` rows of no request stay as they are in its
+    result; without them those of such a place are made zero, as far as the result has room.
+    usual: from `usual_context`.
     """
     assert not cut.lines, "all queries that share a key are one program's"
-    batch, rows, heads, dim = q.shape
+    batch, (heads, dim) = seen.shape[0], q.shape[-2:]
+    rows = q.shape[1] if packed is None else packed.rows
     kv_heads = k_cache.shape[1]
     group = heads // kv_heads
     block_d = triton.next_power_of_2(dim)
@@ -80,13 +123,14 @@ def paged_attention(
         each = triton.cdiv(rows, triton.cdiv(rows, fitting))
         parts = [
             paged_attention(
-                q[:, at : at + each].contiguous(), k_cache, v_cache, tables,
-                torch.where(seen < 0, seen, seen + at), block_size=block_size,
+                q if packed is not None else q[:, at : at + each].contiguous(), k_cache, v_cache,
+                tables, torch.where(seen < 0, seen, seen + at), block_size=block_size,
                 max_context=max_context, cut=cut, first_slot=first_slot,
+                packed=packed and packed.part(at, each, seen), usual=usual,
             )
             for at in range(0, rows, each)
         ]  # fmt: skip
-        return torch.cat(parts, 1)
+        return torch.cat(parts, 1) if packed is None else packed.result
     # No more pieces than the longest context could have: programs without work take time, too.
     cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
     tile = max(16, triton.next_power_of_2(rows * group))
@@ -94,13 +138,16 @@ def paged_attention(
     kept = (batch if cuts > 1 else 0, kv_heads, cuts, tile)
     partial = torch.empty(*kept, dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(kept, dtype=torch.float32, device=q.device)
-    result = torch.empty_like(q)
+    result = torch.empty_like(q) if packed is None else packed.result
+    places = (None, None) if packed is None else (packed.starts, packed.counts)
+    is_packed = places[0] is not None
     _attend[(batch, kv_heads, cuts)](
-        q, k_cache, v_cache, tables, seen, partial, sums, result, tables.stride(0), dim**-0.5,
-        first_slot,
+        q, k_cache, v_cache, tables, seen, usual, *places, partial, sums, result, tables.stride(0),
+        dim**-0.5, first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
-        STEP=cut.step, IS_WHOLE=cuts == 1, num_warps=cut.warps, num_stages=cut.stages,
+        STEP=cut.step, IS_WHOLE=cuts == 1, IS_PACKED=is_packed,
+        IS_OPEN=first_slot == 0 and tile >= _WIDE, num_warps=cut.warps, num_stages=cut.stages,
         **({} if cut.registers is None else {"maxnreg": cut.registers}),
     )  # fmt: skip
     if cuts == 1:
@@ -109,68 +156,87 @@ def paged_attention(
     most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
     lines = min(most, triton.next_power_of_2(rows * group))
     combine[(batch, kv_heads, triton.cdiv(rows * group, lines))](
-        partial, sums, seen, result, cuts,
+        partial, sums, seen, usual, *places, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=lines,
-        BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), LEFT_ALONE=1, num_warps=4,
+        BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), LEFT_ALONE=1,
+        IS_PACKED=is_packed, num_warps=4,
     )  # fmt: skip
     return result
 
 
 @jit
-def piece(length, cuts, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
+def _usual_context(seen, result, count, LEAST: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    first = tl.load(seen + at, at < count, -1)
+    total = tl.sum(tl.maximum(first, 0), 0)
+    requests = tl.maximum(tl.sum((first >= 0).to(tl.int32), 0), 1)
+    tl.store(result, tl.maximum(total // requests * 5 // 4, LEAST))
+
+
+@jit
+def piece(length, cuts, usual, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
     """Tokens of a piece."""
     each = length * 0 + CUT
     if CUT == 0:
-        each = tl.cdiv(tl.maximum(tl.cdiv(length, cuts), LEAST), STEP) * STEP
+        least = length * 0 + LEAST
+        if usual is not None:
+            least = tl.load(usual)
+        each = tl.cdiv(tl.maximum(tl.cdiv(length, cuts), least), STEP) * STEP
     return each
 
 
 @jit(do_not_specialize=["first_slot"])
-def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stride, scale,
-            first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-            GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
-            PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
-            IS_WHOLE: tl.constexpr):  # fmt: skip
+def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, partial, sums, result,
+            table_stride, scale, first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr,
+            KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+            TILE: tl.constexpr, PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
+            STEP: tl.constexpr, IS_WHOLE: tl.constexpr, IS_PACKED: tl.constexpr,
+            IS_OPEN: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
-    part = tl.program_id(2)
+    # Later pieces, which long contexts alone have, begin first: the last to begin end together.
+    part = tl.num_programs(2) - 1 - tl.program_id(2)
     first = tl.load(seen + request)
-    length = first + ROWS  # slots that the last row sees
-    each = piece(length, tl.num_programs(2), LEAST, CUT, STEP)
+    # Decided while compiling: rows of a request by its number, or where a packed pass has them.
+    first_row, num_rows = request * ROWS, ROWS
+    if IS_PACKED:
+        first_row, num_rows = tl.load(starts + request), tl.load(counts + request)
+    length = first + num_rows  # slots that the last row sees
+    each = piece(length, tl.num_programs(2), usual, LEAST, CUT, STEP)
     start = part * each
     line = tl.arange(0, TILE)
     row = line // GROUP
     head = kv_head * GROUP + line % GROUP
-    is_line = line < ROWS * GROUP
+    is_line = (line < ROWS * GROUP) & (row < num_rows)
     at = tl.arange(0, BLOCK_D)
     is_dim = at < DIM
-    place = ((request * ROWS + row) * HEADS + head) * DIM
+    place = ((first_row + row) * HEADS + head) * DIM
     # Pieces are not put together then, so a place without a request is made zero here.
-    if IS_WHOLE:  # noqa: SIM102 (this is decided while compiling, the other at run time)
+    if IS_WHOLE and not IS_PACKED:  # noqa: SIM102 (decided while compiling, the other at run time)
         if first < 0:
             nothing = tl.zeros((TILE, BLOCK_D), dtype=result.dtype.element_ty)
             mask = is_line[:, None] & is_dim[None, :]
             tl.store(result + place[:, None] + at[None, :], nothing, mask)
-    if (first >= 0) & (start < length):
+    if (first >= 0) & (num_rows > 0) & (start < length):
         query = tl.load(q + place[:, None] + at[None, :], is_line[:, None] & is_dim[None, :], 0.0)
         best = tl.full((TILE,), float("-inf"), dtype=tl.float32)
         total = tl.zeros((TILE,), dtype=tl.float32)
         value = tl.zeros((TILE, BLOCK_D), dtype=tl.float32)
         stop = tl.minimum(start + each, length)
-        for place_in_cut in range(start, stop, STEP):
-            slot = place_in_cut + tl.arange(0, STEP)
-            is_slot = slot < stop
-            block = tl.load(tables + request * table_stride + slot // PAGE, is_slot, 0)
-            where = (block.to(tl.int64) * PAGE + slot % PAGE) * KV_HEADS + kv_head
-            mask = is_slot[:, None] & is_dim[None, :]
-            keys = tl.load(k_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
-            # Asked for together: with one step per program there is no next one to overlap with.
-            values = tl.load(v_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
-            scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-            is_seen = (slot[None, :] <= first + row[:, None]) & (slot[None, :] >= first_slot)
-            scores = tl.where(is_seen & is_slot[None, :], scores, float("-inf"))
-            best, total, value = gathered(scores, values, best, total, value)
+        table, open_stop = tables + request * table_stride, start
+        if IS_OPEN:  # up to here every row sees everything
+            open_stop = start + tl.maximum(tl.minimum(stop, first + 1) - start, 0) // STEP * STEP
+            for at_slot in range(start, open_stop, STEP):
+                best, total, value = _take_in(
+                    query, k_cache, v_cache, table, at_slot, stop, first + row, first_slot, kv_head,
+                    at, scale, best, total, value, KV_HEADS, DIM, PAGE, STEP, False,
+                )  # fmt: skip
+        for at_slot in range(open_stop, stop, STEP):
+            best, total, value = _take_in(
+                query, k_cache, v_cache, table, at_slot, stop, first + row, first_slot, kv_head,
+                at, scale, best, total, value, KV_HEADS, DIM, PAGE, STEP, True,
+            )  # fmt: skip
         is_known = total > 0
         whole = tl.where(is_known, total, 1.0)
         value = value / whole[:, None]
@@ -185,20 +251,54 @@ def _attend(q, k_cache, v_cache, tables, seen, partial, sums, result, table_stri
 
 
 @jit
-def combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.constexpr,
-             KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-             TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr,
-             LINES: tl.constexpr, BLOCK_C: tl.constexpr,
-             LEFT_ALONE: tl.constexpr):  # fmt: skip
+def _take_in(query, k_cache, v_cache, table, start, stop, last, first_slot, kv_head, at, scale,
+             best, total, value, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
+             STEP: tl.constexpr, IS_MASKED: tl.constexpr):  # fmt: skip
+    """Keys and values of slots [start, start + STEP), of which each line sees those up to `last`.
+
+    Without a mask all slots are there and all lines see them.
+    """
+    slot = start + tl.arange(0, STEP)
+    mask = (at < DIM)[None, :]
+    if IS_MASKED:
+        mask = (slot < stop)[:, None] & mask
+        block = tl.load(table + slot // PAGE, slot < stop, 0)
+    else:
+        block = tl.load(table + slot // PAGE)
+    where = (block.to(tl.int64) * PAGE + slot % PAGE) * KV_HEADS + kv_head
+    keys = tl.load(k_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
+    # Asked for together: with one step per program there is no next one to overlap with.
+    values = tl.load(v_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
+    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
+    if IS_MASKED:
+        is_seen = (slot[None, :] <= last[:, None]) & (slot[None, :] >= first_slot)
+        scores = tl.where(is_seen & (slot < stop)[None, :], scores, float("-inf"))
+    return gathered(scores, values, best, total, value)
+
+
+@jit
+def combine(partial, sums, seen, usual, starts, counts, result, cuts, ROWS: tl.constexpr,
+            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
+            BLOCK_D: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
+            STEP: tl.constexpr, LINES: tl.constexpr, BLOCK_C: tl.constexpr,
+            LEFT_ALONE: tl.constexpr, IS_PACKED: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     first = tl.load(seen + request)
-    each = piece(first + ROWS, cuts, LEAST, CUT, STEP)
-    used = tl.where(first >= 0, tl.cdiv(first + ROWS, each), 0)  # pieces that were computed
+    # Decided while compiling: rows of a request by its number, or where a packed pass has them.
+    first_row, num_rows = request * ROWS, ROWS
+    if IS_PACKED:
+        first_row, num_rows = tl.load(starts + request), tl.load(counts + request)
+    each = piece(first + num_rows, cuts, usual, LEAST, CUT, STEP)
+    # Pieces that were computed.
+    used = tl.where((first >= 0) & (num_rows > 0), tl.cdiv(first + num_rows, each), 0)
     # LEFT_ALONE: one piece, where that is the result; none, a place without a request, is zero.
-    if used != LEFT_ALONE:
+    is_open = used != LEFT_ALONE
+    if IS_PACKED:
+        is_open = is_open & (used > 0)
+    if is_open:
         line = tl.program_id(2) * LINES + tl.arange(0, LINES)
-        is_line = line < ROWS * GROUP
+        is_line = line < num_rows * GROUP
         at = tl.arange(0, BLOCK_D)
         is_dim = at < DIM
         best = tl.full((LINES,), float("-inf"), dtype=tl.float32)
@@ -220,6 +320,6 @@ def combine(partial, sums, seen, result, cuts, ROWS: tl.constexpr, HEADS: tl.con
             best = top
         value = value / tl.where(whole > 0, whole, 1.0)[:, None]
         head = kv_head * GROUP + line % GROUP
-        place = ((request * ROWS + line // GROUP) * HEADS + head) * DIM
+        place = ((first_row + line // GROUP) * HEADS + head) * DIM
         mask = is_line[:, None] & is_dim[None, :]
         tl.store(result + place[:, None] + at[None, :], value.to(result.dtype.element_ty), mask)

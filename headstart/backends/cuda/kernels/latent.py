@@ -54,10 +54,11 @@ def latent_attention(
     if cuts == 1:
         return result
     combine[(batch, 1, lines)](
-        partial, sums, seen, result, cuts,
+        partial, sums, seen, None, None, None, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=1, GROUP=heads, DIM=rank, BLOCK_D=block_r,
         TILE=tiles * tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=1,
-        BLOCK_C=min(8, triton.next_power_of_2(cuts)), LEFT_ALONE=-1, num_warps=4,
+        BLOCK_C=min(8, triton.next_power_of_2(cuts)), LEFT_ALONE=-1,
+        IS_PACKED=False, num_warps=4,
     )  # fmt: skip
     return result
 
@@ -92,7 +93,7 @@ def _attend(lifted, turned, entries, tables, seen, partial, sums, result, table_
     part = tl.program_id(2)
     first = tl.load(seen + request)
     length = tl.where(first < 0, 0, first + ROWS)  # slots that the last row sees
-    each = piece(length, tl.num_programs(2), LEAST, CUT, STEP)
+    each = piece(length, tl.num_programs(2), None, LEAST, CUT, STEP)
     start = part * each
     line = tl.program_id(0) * TILE + tl.arange(0, TILE)  # row by row, of each its heads
     is_line = line < ROWS * HEADS

@@ -41,6 +41,25 @@ def trunk_rows(
     return _rows(lengths, left, limits, limits, tables, block_size, rows, is_head=False)
 
 
+def pack_trunk_rows(
+    lengths: Tensor, left: Tensor, limits: Tensor, tables: Tensor, block_size: int, drafted: Tensor,
+    ids: Tensor, positions: Tensor, kv_slots: Tensor,
+) -> Tensor:  # fmt: skip
+    """The same into the first rows of a packed pass [M], with their tokens; `seen` [B].
+
+    drafted [B, R]: the newest token and its drafts. Rows behind those of the last request, which is
+    the last with a length, stay as they are.
+    """
+    requests, rows = drafted.shape
+    seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
+    _place_rows[(requests,)](
+        lengths, left, limits, limits, tables, positions, kv_slots, seen, drafted, ids,
+        tables.stride(0), drafted.stride(0), 0, 0, ROWS=rows, BLOCK=triton.next_power_of_2(rows),
+        PAGE=block_size, IS_HEAD=False, IS_PACKED=True, num_warps=1,
+    )  # fmt: skip
+    return seen
+
+
 def _rows(
     lengths: Tensor, left: Tensor, counts: Tensor, limits: Tensor, tables: Tensor, block_size: int,
     rows: int, *, is_head: bool, module: int = 0, drafts: int = 0,
@@ -50,9 +69,9 @@ def _rows(
     kv_slots = torch.empty(requests * rows, dtype=torch.int32, device=lengths.device)
     seen = torch.empty(requests, dtype=torch.int32, device=lengths.device)
     _place_rows[(requests,)](
-        lengths, left, counts, limits, tables, positions, kv_slots, seen, tables.stride(0), module,
-        drafts, ROWS=rows, BLOCK=triton.next_power_of_2(rows), PAGE=block_size, IS_HEAD=is_head,
-        num_warps=1,
+        lengths, left, counts, limits, tables, positions, kv_slots, seen, None, None,
+        tables.stride(0), 0, module, drafts, ROWS=rows, BLOCK=triton.next_power_of_2(rows),
+        PAGE=block_size, IS_HEAD=is_head, IS_PACKED=False, num_warps=1,
     )  # fmt: skip
     return positions, kv_slots, seen
 
@@ -125,9 +144,10 @@ def keep_boundaries(
 
 
 @jit(do_not_specialize=["module", "drafts"])
-def _place_rows(lengths, left, counts, limits, tables, positions, kv_slots, seen, table_stride,
-                module, drafts, ROWS: tl.constexpr, BLOCK: tl.constexpr, PAGE: tl.constexpr,
-                IS_HEAD: tl.constexpr):  # fmt: skip
+def _place_rows(lengths, left, counts, limits, tables, positions, kv_slots, seen, drafted, ids,
+                table_stride, drafted_stride, module, drafts, ROWS: tl.constexpr,
+                BLOCK: tl.constexpr, PAGE: tl.constexpr, IS_HEAD: tl.constexpr,
+                IS_PACKED: tl.constexpr):  # fmt: skip
     request = tl.program_id(0)
     row = tl.arange(0, BLOCK)
     length = tl.load(lengths + request)
@@ -149,8 +169,12 @@ def _place_rows(lengths, left, counts, limits, tables, positions, kv_slots, seen
     block = tl.load(tables + request * table_stride + slot // PAGE, is_placed, 0)
     place = tl.where(is_placed, block * PAGE + slot % PAGE, -1)
     at = request * ROWS + row
-    tl.store(kv_slots + at, place.to(tl.int32), row < ROWS)
-    tl.store(positions + at, tl.where(is_placed, position, 0).to(tl.int64), row < ROWS)
+    is_row = row < ROWS
+    if IS_PACKED:
+        is_row = is_row & (row * 0 + length > 0)
+        tl.store(ids + at, tl.load(drafted + request * drafted_stride + row, is_row, 0), is_row)
+    tl.store(kv_slots + at, place.to(tl.int32), is_row)
+    tl.store(positions + at, tl.where(is_placed, position, 0).to(tl.int64), is_row)
     tl.store(seen + request, tl.where(is_active, first, -1).to(tl.int32))
 
 

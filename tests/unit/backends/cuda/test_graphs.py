@@ -93,13 +93,18 @@ def test_without_memory_for_a_graph_its_part_runs_as_it_is(monkeypatch: pytest.M
     assert not graphs.is_captured(RoundShape(4, 1, 2)), "its time is not that of a replay"
 
 
-def test_joined_rows_take_a_larger_graph_for_a_while() -> None:
+def test_packed_passes_take_a_larger_graph_for_a_while() -> None:
     graphs, trunk = graphs_for(8), TrunkShape(3, 1)
-    assert graphs.joined_shape(trunk, 3) == TrunkShape(4, 1, 4)
-    assert graphs.joined_shape(trunk, 9) == TrunkShape(4, 1, 12)
-    graphs._graphs[TrunkShape(4, 1, 16)] = object()  # type: ignore[assignment]
-    assert graphs.joined_shape(trunk, 9) == TrunkShape(4, 1, 16)
-    assert graphs.joined_shape(trunk, 7) == TrunkShape(4, 1, 8), "no more than twice as many"
-    found = [graphs.joined_shape(trunk, 9).groups for _ in range(10)]
-    assert found == [*[16] * 6, *[12] * 4], "wanted often enough"
-    assert graphs.joined_shape(trunk, 32) == TrunkShape(4, 1, 32)
+    assert graphs.packed_shape(trunk, 6 + 67, 3) == TrunkShape(4, 1, 4, 76)
+    assert graphs.packed_shape(trunk, 6 + 290, 10) == TrunkShape(4, 1, 16, 296)
+    near, far = TrunkShape(4, 1, 16, 320), TrunkShape(4, 1, 16, 400)
+    graphs._graphs[near] = graphs._graphs[far] = object()  # type: ignore[assignment]
+    assert graphs.packed_shape(trunk, 296, 10) == near
+    assert graphs.packed_shape(trunk, 296, 17).groups == 32, "it has fewer groups"
+    assert graphs.packed_shape(trunk, 240, 10).rows == 240, "it has far more rows"
+    assert graphs.counts() == [0, 1, 2, 4, 8]
+    graphs.prepare(TrunkShape(4, 1, 1, 60))
+    assert graphs._runs[TrunkShape(4, 1, 1, 60)] == 2, "the next run replays"
+    found = [graphs.packed_shape(trunk, 296, 10).rows for _ in range(32)]
+    assert found == [*[320] * 30, *[296] * 2], "wanted often enough"
+    assert graphs.packed_shape(TrunkShape(0, 0), 5, 1) == TrunkShape(0, 0, 1, 8), "prompts alone"

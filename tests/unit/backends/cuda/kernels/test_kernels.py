@@ -14,7 +14,13 @@ from torch import Tensor
 pytest.importorskip("triton")
 
 from headstart.backends.cuda.kernels import attention
-from headstart.backends.cuda.kernels.attention import Cut, fitted, paged_attention
+from headstart.backends.cuda.kernels.attention import (
+    Cut,
+    Packed,
+    fitted,
+    paged_attention,
+    usual_context,
+)
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear
 from headstart.backends.cuda.kernels.rows import (
@@ -207,6 +213,56 @@ def test_rows_that_do_not_fit_one_program_attend_in_parts(monkeypatch: pytest.Mo
     found = paged_attention(q, k_cache, v_cache, tables, seen, **sizes)
     torch.testing.assert_close(found, whole, rtol=1e-5, atol=1e-5)
     assert not found[1].any() and found[2].any()
+
+
+@pytest.mark.parametrize(
+    ("seen", "pieces"), [([60, 60, 60], 1), ([9, 9, 60], 2), ([1, 1, 1], 1)], ids=str
+)
+def test_only_contexts_longer_than_usual_are_cut(seen: list[int], pieces: int) -> None:
+    """By the tokens of a piece: a quarter more than the mean, and no fewer than `least`."""
+    cut = Cut(pieces=4, least=16, levels=True, step=16)
+    places = torch.tensor([*seen, -1], dtype=torch.int32, device=DEVICE)
+    usual = usual_context(places, cut)
+    assert usual is not None
+    assert usual.item() == max(16, sum(seen) // 3 * 5 // 4)
+    each = -(-int(usual.item()) // 16) * 16
+    assert -(-(max(seen) + 1) // each) == pieces
+    k_cache, v_cache = random(2, 64, 1, 16).unbind()
+    tables = torch.arange(16, dtype=torch.int32, device=DEVICE).expand(4, 16).contiguous()
+    q, sizes = random(4, 1, 4, 16), {"block_size": 4, "max_context": 64}
+    found = paged_attention(q, k_cache, v_cache, tables, places, cut=cut, usual=usual, **sizes)
+    whole = Cut(pieces=1, step=16)
+    wanted = paged_attention(q, k_cache, v_cache, tables, places, cut=whole, **sizes)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert usual_context(places, whole) is None
+
+
+@pytest.mark.parametrize("most_lines", [256, 2 * 4], ids=["whole", "in parts"])
+@pytest.mark.parametrize("least", [16, 70])
+def test_rows_of_a_packed_pass_attend_as_by_themselves(
+    most_lines: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two requests of five rows, no third; then groups of three rows, of two and of none."""
+    monkeypatch.setattr(attention, "_MOST_LINES", most_lines)
+    k_cache, v_cache = random(2, 64, 1, 16).unbind()
+    tables = torch.arange(16, dtype=torch.int32, device=DEVICE).expand(3, 16).contiguous()
+    sizes = {"block_size": 4, "max_context": 66, "cut": Cut(pieces=4, least=least, step=16)}
+    q, result = random(17, 4, 16), torch.full((17, 4, 16), 7.0, device=DEVICE)
+
+    def numbers(*values: int) -> torch.Tensor:
+        return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+    decoding = Packed(5, result)  # the third makes its rows zero, which groups have after that
+    paged_attention(q, k_cache, v_cache, tables, numbers(2, 40, -1), packed=decoding, **sizes)
+    groups = Packed(5, result, numbers(10, 13, 0), numbers(3, 2, 0))
+    seen = numbers(31, 0, -1)
+    assert paged_attention(q, k_cache, v_cache, tables, seen, packed=groups, **sizes) is result
+    for rows, first in ((range(5), 2), (range(5, 10), 40), (range(10, 13), 31), (range(13, 15), 0)):
+        own = q[rows.start : rows.stop].unsqueeze(0).contiguous()
+        wanted = paged_attention(own, k_cache, v_cache, tables[:1], numbers(first), **sizes)[0]
+        found = result[rows.start : rows.stop]
+        torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
+    assert (result[15:] == 7).all(), "rows of no request stay as they are"
 
 
 @pytest.mark.parametrize(

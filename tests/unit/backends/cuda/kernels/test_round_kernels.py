@@ -13,6 +13,7 @@ from headstart.backends.cuda.kernels.rounds import (
     head_rows,
     keep_boundaries,
     keep_states,
+    pack_trunk_rows,
     trunk_rows,
 )
 
@@ -39,6 +40,19 @@ def test_rows_of_a_verification_lie_behind_the_newest_token() -> None:
     wanted = [*(place(0, s) for s in range(9, 13)), *[-1] * 4, place(2, 4), place(2, 5), -1, -1]
     assert kv_slots.tolist() == wanted
     assert positions.tolist() == [9, 10, 11, 12, 0, 0, 0, 0, 4, 5, 0, 0]
+
+
+def test_rows_of_a_packed_verification_leave_those_behind_them_alone() -> None:
+    # request 0 has room for everything, request 1 has ended, index 2 is free
+    lengths, left, limits = ints(10, 5, 0), ints(99, 0, 0), ints(3, 3, 3)
+    drafted = torch.arange(15, device=DEVICE).view(3, 5)[:, :4]
+    ids, positions = (ints(*[77] * 10, kind=torch.int64) for _ in range(2))
+    kv_slots = ints(*[77] * 10)
+    seen = pack_trunk_rows(lengths, left, limits, TABLES, PAGE, drafted, ids, positions, kv_slots)
+    assert seen.tolist() == [9, -1, -1]
+    assert ids.tolist() == [0, 1, 2, 3, 5, 6, 7, 8, 77, 77]
+    assert kv_slots.tolist() == [*(place(0, s) for s in range(9, 13)), *[-1] * 4, 77, 77]
+    assert positions.tolist() == [9, 10, 11, 12, *[0] * 4, 77, 77]
 
 
 def test_head_rows_are_the_tokens_of_the_last_round() -> None:
