@@ -38,6 +38,7 @@ from headstart.demo.package import gguf_path
 from headstart.demo.shipped import shipped_vocab
 from headstart.demo.unpacked import ready
 from headstart.engine.engine import Engine
+from headstart.engine.options import Speculate
 from headstart.sampling.params import SamplingParams
 
 LIBRARY = Path(__file__).parents[1] / "scripts" / "interop" / "llama_cpp_library.py"
@@ -47,7 +48,7 @@ Contender = Callable[[Sequence[int], int], tuple[int, float]]  # tokens and seco
 
 
 def ours(
-    folder: Path, weights: Weights, threads: int, speculate: int | str, lengths: list[float]
+    folder: Path, weights: Weights, threads: int, speculate: Speculate, lengths: list[float]
 ) -> Contender:
     """One engine; `lengths` gets the acceptance length of each answer."""
     engine = Engine(
@@ -150,7 +151,7 @@ def main() -> None:
     for kind in arguments.weights:
         for speculate in arguments.speculate:
             name = f"{kind} K={speculate}"
-            number = speculate if speculate == "auto" else int(speculate)
+            number: Speculate = "auto" if speculate == "auto" else int(speculate)
             lengths[name] = []
             contenders[name] = ours(folder, KINDS[kind], threads, number, lengths[name])
     with tempfile.TemporaryDirectory() as made:

@@ -26,13 +26,13 @@ from headstart.backends.weights import (
     WeightFormat,
     convert_weights,
     int4_linear,
-    plain_int4,
 )
+from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.engine.engine import Engine
 from headstart.models.quantized import Fp8Linear
 
 FORMATS: dict[str, WeightFormat] = {
-    "int8": Int8Linear, "int4": plain_int4, "int4-64": partial(int4_linear, group=64),
+    "int8": Int8Linear, "int4": int4_linear, "int4-64": partial(int4_linear, group=64),
     "fp8": Fp8Linear.of,
 }  # fmt: skip
 
@@ -45,7 +45,8 @@ def weight_format(name: str, *, is_compiled: bool) -> WeightFormat:
 
     if name == "int8":
         return PackedLinear
-    return lambda source: packed_as_stored(FORMATS[name](source))
+    group = 64 if name == "int4-64" else INT4_GROUP
+    return lambda source: packed_as_stored(int4_linear(source, group))
 
 
 @torch.inference_mode()

@@ -84,7 +84,7 @@ TimedWeights = Annotated[
     Literal["as-dtype", "int8", "int4", "fp8"],
     typer.Option(
         "--weights",
-        help="How the engine whose rounds are timed holds them: int8 or int4 on a CPU, fp8 on a GPU.",
+        help="How the engine whose rounds are timed holds them: int8, int4 (CPU) or fp8 (GPU).",
     ),
 ]
 Bandwidth = Annotated[

@@ -23,7 +23,7 @@ _LARGEST = 127
 class Packed(nn.Module):
     """y = x W^T + b with W packed for the kernels; `bias` zeros where there is none."""
 
-    weight: torch.Tensor
+    weight: nn.Parameter
     factors: torch.Tensor | None = None  # fp32, by output
     offsets: torch.Tensor  # the bias
     order: torch.Tensor | None = None  # int32, which input comes where
@@ -33,7 +33,7 @@ class Packed(nn.Module):
 
     def repack(self, packed: torch.Tensor) -> None:
         """The same weights at another place in memory."""
-        raise NotImplementedError
+        self.weight = nn.Parameter(packed, requires_grad=False)
 
     def fields(self) -> list[int]:
         """As kernels read it (`calls.py`), for as long as this module holds its tensors."""
@@ -60,6 +60,7 @@ class Packed(nn.Module):
 class PackedLinear(Packed, Int8Linear):
     """int8 with one scale per output; `scales` fp32."""
 
+    weight: nn.Parameter
     bias: torch.Tensor
     format = products.int8_product
 
@@ -75,13 +76,10 @@ class PackedLinear(Packed, Int8Linear):
     def _hold(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
         self.detail = self.levels = products.most_levels(weight)
-        self.register_buffer("weight", products.pack(weight))
+        self.repack(products.pack(weight))
         self.register_buffer("scales", scales.contiguous())
         self.register_buffer("bias", bias.contiguous())
         self.factors, self.offsets = self.scales, self.bias
-
-    def repack(self, packed: torch.Tensor) -> None:
-        self.weight = packed
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
@@ -110,9 +108,6 @@ class PackedFloat(Packed, Linear):
         self.bias = nn.Parameter(bias.clone(), requires_grad=False)
         self.offsets = self.bias.data
 
-    def repack(self, packed: torch.Tensor) -> None:
-        self.weight = nn.Parameter(packed, requires_grad=False)
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
 
@@ -131,15 +126,13 @@ class PackedGroups(Packed, Linear):
     def __init__(self, source: GroupLinear, group: int):
         super().__init__(0, 0)
         weight = source.quantized
-        self.shape, self.group, self.has_zeros = weight.shape[:2], group, weight.zeros is not None
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.group, self.has_zeros = group, weight.zeros is not None
         self.detail = group_products.detail_of(group, has_zeros=self.has_zeros)
         packed, self.factors = group_products.pack(weight, group)
         self.repack(packed)
         self.order = weight.inputs
         self.offsets = _bias(source, self.shape[0])
-
-    def repack(self, packed: torch.Tensor) -> None:
-        self.weight = nn.Parameter(packed, requires_grad=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.multiplied(x)
