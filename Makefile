@@ -25,8 +25,8 @@ check: .venv/ready
 kernels: .venv/ready
 	@$(BIN)/python tests/support/scripts/compile_cpu_kernels.py
 
-# Neighbours stay in one process, which makes their models once; who is done takes over half of
-# what others have left.
+# Neighbours stay in one process, which makes their models once; one that is done takes over half
+# of what the other has left.
 test: .venv/ready
 	$(MAKE) --no-print-directory --jobs 2 check kernels
 	$(BIN)/python -m pytest --numprocesses $(PARALLEL) --dist worksteal

@@ -51,7 +51,7 @@ class Collections:
             self.seconds += time.perf_counter() - self._began
 
 
-class Subject:
+class EnginePair:
     """The two engines with one rate at a time."""
 
     def __init__(self, given: argparse.Namespace):

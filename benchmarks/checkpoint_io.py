@@ -212,7 +212,7 @@ def run_cases(work: Path, repeats: int, caches: list[str]) -> dict[str, Any]:
             ours: list[Measured] = []
             plain: list[Measured] = []
             for repeat in range(repeats):
-                # Who goes first changes: what the other one left in memory costs time.
+                # The order changes: what the first one left in memory costs the other one time.
                 for is_ours in (True, False) if repeat % 2 else (False, True):
                     _prepare(work, cache, model, head, same)
                     if is_ours:
@@ -227,7 +227,7 @@ def run_cases(work: Path, repeats: int, caches: list[str]) -> dict[str, Any]:
 
 
 def _prepare(work: Path, cache: str, *sources: Path) -> None:
-    subprocess.run(["sync", "-f", str(work)], check=True)  # nobody pays for what others left dirty
+    subprocess.run(["sync", "-f", str(work)], check=True)  # no run pays for what others left dirty
     for source in sources:
         if cache == COLD:
             drop_from_cache(source)

@@ -46,7 +46,7 @@ def measure(
     peer: LlamaServer | None,
     max_tokens: int,
 ) -> Iterator[dict[str, Any]]:
-    """One row per question: tokens per second of everybody."""
+    """One row per question: tokens per second of every engine."""
     for number, question in enumerate(questions, 1):
         text = question.messages[0]["content"]
         row: dict[str, Any] = {"id": question.id, "category": question.category}

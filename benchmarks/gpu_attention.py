@@ -49,7 +49,7 @@ PIECES = [(32, 192), (16, 512), (16, 768), (16, 1024), (8, 2048), (8, 4096)]
 
 @dataclass(frozen=True)
 class Contexts:
-    """Seats whose rows attend, and where their keys and values lie."""
+    """Requests whose rows attend, and where their keys and values lie."""
 
     q: Tensor
     caches: list[tuple[Tensor, Tensor]]

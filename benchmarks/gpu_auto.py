@@ -8,7 +8,7 @@ That engine runs `speculate="auto"`; requests ask for `auto` or for a fixed K. A
 the same process has no head (`speculate=0`). What does not draft is the same text at every rate
 and is measured once, with the first. All rounds are captured before anything is timed.
 
-Everybody answers the same prompts in turns, `auto` first. Fixed K rises until it is clearly slower
+All answer the same prompts in turns, `auto` first. Fixed K rises until it is clearly slower
 than the best; what is close to the best is played again with other prompts, unless plays take long.
 How often drafts are right differs from text to text, most with one request, so ratios are those of
 the time for the texts that both have answered. Where `auto` misses the goal, it and whom it lost to
@@ -32,7 +32,7 @@ from pathlib import Path
 from statistics import harmonic_mean as mean  # of speeds over texts of one length
 from typing import Any
 
-from auto_engines import AUTO, NO_HEAD, Played, Subject
+from auto_engines import AUTO, NO_HEAD, EnginePair, Played
 
 Speeds = dict[int, float]  # tokens per second, by the seed of prompts
 PLAIN = "0"
@@ -51,7 +51,7 @@ GOAL = 0.97  # of the best fixed K, and of an engine without a head
 class Contest:
     """All contenders with one rate and one number of requests."""
 
-    subject: Subject
+    pair: EnginePair
     given: argparse.Namespace
     count: int
     known: dict[str, Speeds]  # of what was measured with another rate
@@ -97,7 +97,7 @@ class Contest:
         return mean([one[seed] for seed in both]) / mean([other[seed] for seed in both])
 
     def _missed(self) -> list[tuple[str, int]]:
-        """Who plays which texts again: `auto` and whom it lost to, where that is not certain."""
+        """Which engines play which texts again: `auto` and the one it lost to, if not certainly."""
         auto = self.speeds[AUTO]
         better = [name for name in self.speeds if name != AUTO and self._ratio(name) < GOAL]
         behind = [(n, seed) for n in better for seed in auto if seed not in self.speeds[n]]
@@ -127,11 +127,11 @@ class Contest:
 
     def _warm(self, name: str) -> None:
         answer = min(WARM_ANSWER, self.given.answer)
-        self.subject.answer(name, self.count, prompt=WARM_PROMPT, answer=answer, seed=999)
+        self.pair.answer(name, self.count, prompt=WARM_PROMPT, answer=answer, seed=999)
 
     def _play(self, name: str, seed: int) -> None:
         sizes = {"prompt": self.given.prompt, "answer": self.given.answer}
-        played = self.subject.answer(name, self.count, seed=seed, **sizes)
+        played = self.pair.answer(name, self.count, seed=seed, **sizes)
         speed = self.count * self.given.answer / played.seconds
         self.speeds.setdefault(name, {})[seed] = speed
         self.plays.append({"name": name, "seed": seed, "tokens_per_second": speed, **played.notes})
@@ -146,14 +146,14 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
     """All rates and numbers of requests; what was found is kept as it comes."""
     began = time.perf_counter()
     print(f"about {expected_seconds(given):.0f} s on an H200, more where the goal is missed")
-    subject = Subject(given)
-    for what, seconds in subject.seconds.items():
+    pair = EnginePair(given)
+    for what, seconds in pair.seconds.items():
         print(f"{what}: {seconds:.1f} s", flush=True)
-    result = document(given, subject)
+    result = document(given, pair)
     known: dict[int, dict[str, Speeds]] = {count: {} for count in given.counts}
     for rate in given.rates:
         since = time.perf_counter()
-        subject.become(rate)
+        pair.become(rate)
         rows: list[dict[str, Any]] = []
         own = {"rate": rate, "rows": rows, "exchange_seconds": time.perf_counter() - since}
         result["rates"].append(own)
@@ -162,7 +162,7 @@ def compare(given: argparse.Namespace) -> dict[str, Any]:
                 result["left_out"].append({"rate": rate, "requests": count})
                 write(given, result)
                 continue
-            row = Contest(subject, given, count, known[count]).run()
+            row = Contest(pair, given, count, known[count]).run()
             rows.append(row)
             known[count] = {n: {**v} for n, v in row["all"].items() if n in (NO_HEAD, PLAIN)}
             own["seconds"] = time.perf_counter() - since
@@ -205,7 +205,7 @@ def trouble(plays: list[dict[str, Any]]) -> str:
     return "".join(lines)
 
 
-def document(given: argparse.Namespace, subject: Subject) -> dict[str, Any]:
+def document(given: argparse.Namespace, pair: EnginePair) -> dict[str, Any]:
     import torch
 
     is_cuda = torch.cuda.is_available() and given.device != "cpu"
@@ -221,7 +221,7 @@ def document(given: argparse.Namespace, subject: Subject) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(["python3", *sys.argv]), "model": Path(given.model).name,
         "prompt": given.prompt, "answer": given.answer, "repeats": given.repeats,
-        "goal": GOAL, "start_seconds": subject.seconds, "rates": [], "left_out": [],
+        "goal": GOAL, "start_seconds": pair.seconds, "rates": [], "left_out": [],
     }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ SHARES = (0.5, 1, 2, 4)  # of the engine's number of pieces
 
 @dataclass(frozen=True)
 class Latents(Contexts):
-    """Seats whose lifted and turned queries attend; a cache has latents, and no values."""
+    """Requests whose lifted and turned queries attend; a cache has latents, and no values."""
 
     turned: Tensor
 

@@ -32,7 +32,7 @@ from page_cache import read_all
 # Parts of a start by the function that is their beginning; inside of several the innermost counts.
 PARTS = {
     "build": "memory and the device's context",
-    "load_trunk": "weights",
+    "fill_trunk": "weights",
     "load_stored_head": "weights",
     "PromptReader.tokenizer": "tokenizer",
     "EngineCore.create": "K/V memory and the other parts",

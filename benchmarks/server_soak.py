@@ -4,7 +4,7 @@ python benchmarks/server_soak.py [--minutes 5] [--streams 200] [--seed 0] [--exa
 
 1. Clients keep asking a server process with K/V memory for a fraction of them, with settings of all
    kinds: greedy, sampled, penalties, biases, log-probabilities, grammars. Some go away midway;
-   everybody else must get the complete answer that an engine gave offline. Resident memory
+   all other requests must get the complete answer that an engine gave offline. Resident memory
    must stay flat, requests must have been preempted, and all blocks must be free at the end.
 2. Another process, whose engine can be made to fail by a signal: in the middle of as many streams
    every client must get an error within 2 s, and the server must answer correctly afterwards.
@@ -201,7 +201,7 @@ async def soak(
 async def fail(
     server: ServerProcess, number: int, cases: list[Case], streams: int
 ) -> dict[str, Any]:
-    """Let the engine fail while everybody waits for a long answer."""
+    """Let the engine fail while all clients wait for a long answer."""
     tally = Tally()
     fields = {"prompt": [2, 3], "max_tokens": 900, "ignore_eos": True, "stream": True}
     clients = [

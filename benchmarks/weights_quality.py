@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from headstart.backends.base import TrunkRows
-from headstart.backends.numba.support import why_missing
+from headstart.backends.numba.compiler import why_missing
 from headstart.backends.weights import (
     Int8Linear,
     WeightFormat,

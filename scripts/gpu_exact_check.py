@@ -44,7 +44,7 @@ def main() -> int:
         if entry["first difference"] is not None or not entry["same log-probabilities"]
     ]
     if not any(entry["preemptions"] for entry in exact.values()):
-        failures.append("nobody was preempted: the check proves less than it should")
+        failures.append("no request was preempted: the check proves less than it should")
     if not any(0.1 < entry["first draft accepted"] < 0.98 for entry in exact.values()):
         failures.append("the head is always right or always wrong: the check proves nothing")
     name = torch.cuda.get_device_name() if asked.device.startswith("cuda") else asked.device

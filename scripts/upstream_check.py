@@ -274,7 +274,7 @@ def report(found: list[Difference]) -> str:
 
 
 def _reason(found: Difference) -> str:
-    """Why a difference stays; empty where nobody has said so."""
+    """Why a difference stays; empty where no reason is given."""
     words, why = EXPLAINED.get((found.tree, found.about), ("", ""))
     return why if words in found.text else ""
 

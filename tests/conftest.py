@@ -35,6 +35,24 @@ def _no_disk_waits() -> Iterator[None]:
     patch.undo()
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _products_are_timed_once() -> Iterator[None]:
+    """Hundreds of engines start; which way a product is faster is measured once per shape."""
+    from headstart.backends.torch import tuning
+
+    measure, known = tuning._fastest, dict[Any, str]()
+
+    def fastest(weights: list[Any], rows: int) -> str:
+        key = (*weights[0].shape, rows)
+        if key not in known:
+            known[key] = measure(weights, rows)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "_fastest", fastest)
+        yield
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """`tiny("mimo", dtype="F32")` gives the folder of that checkpoint, which is never changed."""

@@ -107,6 +107,22 @@ def long_lines(text: str) -> list[str]:
     return found
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_headings_stand_between_empty_lines(page: Path) -> None:
+    assert crowded_headings(page.read_text()) == []
+
+
+def crowded_headings(text: str) -> list[str]:
+    """Headings with text right above or below; marks of generated parts are no text."""
+    text = re.sub(r"(?ms)^```.*?^```$", "", text)
+    return re.findall(r"(?m)(?<=\S\n)(?<!-->\n)#+ .*|^#+ .*(?=\n[^\n])", text)
+
+
+def test_a_heading_below_a_line_of_text_would_be_found() -> None:
+    text = "# a\n\ntext\n## b\n\ntext\n```\n# no heading\n```\n\n<!-- made -->\n## c\n\n## d\ntext"
+    assert crowded_headings(text) == ["## b", "## d"]
+
+
 def test_a_long_line_would_be_found() -> None:
     words, word = "word " * 30, "w" * 130
     allowed = f"| {words}|\n```\n{words}\n```\n- {word}\n"

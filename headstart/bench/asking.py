@@ -1,11 +1,13 @@
-"""A few plain questions to a server before it is measured; its streams are read by client.py."""
+"""A few plain questions to a server; its streams under load are read by client.py."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -35,7 +37,7 @@ class Asking:
     def model(self) -> str:
         if self._model is None:
             url = f"{self._target.root}/v1/models"
-            status, found = self._ask("/v1/models")
+            status, found = self.ask("/v1/models")
             if status != 200:
                 raise ServerError(refusal_words(url, status, _said(found)))
             try:
@@ -49,7 +51,7 @@ class Asking:
     def chat_refusal(self) -> str | None:
         """What the server says where the model has no chat template; None in any other case."""
         hello = [{"role": "user", "content": "hello"}]
-        status, found = self._ask(
+        status, found = self.ask(
             "/v1/chat/completions",
             {"model": self.model, "messages": hello, "max_tokens": 1},
             seconds=min(_CHAT_SECONDS, self._target.timeout_seconds),
@@ -71,21 +73,29 @@ class Asking:
         body: dict[str, str | bool] = {"model": self.model, name: text}
         if name == "prompt":  # the other form adds none unless asked
             body["add_special_tokens"] = False
-        status, found = self._ask("/tokenize", body)
+        status, found = self.ask("/tokenize", body)
         ids = found.get("tokens") if status == 200 and isinstance(found, dict) else None
         if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
             return []
         return ids
 
     def _decode(self, name: str, ids: Sequence[int]) -> str | None:
-        status, found = self._ask("/detokenize", {"model": self.model, "tokens": list(ids)})
+        status, found = self.ask("/detokenize", {"model": self.model, "tokens": list(ids)})
         text = found.get(name) if status == 200 and isinstance(found, dict) else None
         return text if isinstance(text, str) else None
 
-    def _ask(
+    def ask(
         self, path: str, body: dict[str, Any] | None = None, *, seconds: float = _SECONDS
     ) -> tuple[int, Any]:
         """Status and document (or text); ServerError where no server answers."""
+        with self.answered(path, body, seconds) as (status, answer):
+            return status, _document(answer.read(_MOST_BYTES))
+
+    @contextmanager
+    def answered(
+        self, path: str, body: dict[str, Any] | None = None, seconds: float = _SECONDS
+    ) -> Iterator[tuple[int, Any]]:
+        """Status and response, to be read as it comes; ServerError where no server answers."""
         headers = {"Content-Type": "application/json"}
         if self._target.key:
             headers["Authorization"] = f"Bearer {self._target.key}"
@@ -93,11 +103,11 @@ class Asking:
         request = urllib.request.Request(self._target.root + path, data=data, headers=headers)
         try:
             with self._opener.open(request, timeout=seconds) as response:
-                return response.status, _document(response.read(_MOST_BYTES))
+                yield response.status, response
         except urllib.error.HTTPError as error:
             with error:
-                return error.code, _document(error.read(_MOST_BYTES))
-        except OSError as error:
+                yield error.code, error
+        except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", error)
             words = getattr(reason, "strerror", None) or str(reason) or type(error).__name__
             raise ServerError(
@@ -111,6 +121,11 @@ def _document(data: bytes) -> Any:
         return parse_json(data)
     except ValueError:
         return data.decode("utf-8", "replace")
+
+
+def refusal_of(response: Any) -> str:
+    """What a response that is no answer says."""
+    return _said(_document(response.read(_MOST_BYTES)))
 
 
 def _said(found: Any) -> str:

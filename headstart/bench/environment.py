@@ -28,7 +28,7 @@ def environment() -> dict[str, Any]:
         "system": platform.platform(),
         "processor": processor_name(),
         "cores": len(os.sched_getaffinity(0)),
-        "gpus": _gpus(),
+        "gpus": gpus(),
         "packages": {name: found for name in _PACKAGES if (found := _version(name))},
     }
 
@@ -50,7 +50,7 @@ def processor_name() -> str:
     return names[0] if names else platform.machine()
 
 
-def _gpus() -> list[str]:
+def gpus() -> list[str]:
     """Asked of the driver: torch need not be imported to load a server."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:

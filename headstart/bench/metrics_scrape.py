@@ -78,6 +78,15 @@ def read_counters(exposition: str) -> Counters:
     return Counters(sums, by_position)
 
 
+EMPTY = Counters({}, {})  # of a server that has counted nothing yet
+
+
+def engine_of(counters: Counters) -> str | None:
+    """The engine whose names are there, whether or not it drafts; None for any other."""
+    found = (n.engine for n in ENGINES if any(name.startswith(n.prefix) for name in counters.sums))
+    return next(found, None)
+
+
 def speculation_between(before: Counters, after: Counters) -> Speculation | None:
     """What was counted in between; None where the server has no such counters, or counted no
     round and no draft."""

@@ -125,6 +125,8 @@ TINY_AUTUMN: dict[str, dict[str, Any]] = {
         "sandwich_norm": True,
         "router_enable_expert_bias": True,
         "param_sink_number": 8,
+        "mhc_num_stream": 4,
+        "mhc_recur_norm": 20,
     },
     "bailing_moe_v3": {
         **{k: v for k, v in (COMMON | SIGMOID_MOE | _SMALL_MLA).items() if k not in _NOT_OF_LING},

@@ -17,6 +17,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "headstart"
 
 
+def compiled_folder(variable: str, name: str) -> Path:
+    """Where a compiler's results are kept: inside of the folder of its own variable, or of ours."""
+    base = Path(os.environ.get(variable) or cache_folder())
+    return base if base.name == name else base / name  # processes inherit the variable
+
+
 def make_private(folder: Path) -> bool:
     """Make a folder that no other user can write, read or replace; False where it cannot be made.
 
@@ -25,21 +31,27 @@ def make_private(folder: Path) -> bool:
     """
     try:
         _make_for_user(folder)
-        found = folder.lstat()
+        what = why_unsafe(folder)
     except OSError:
         return False
-    if not stat.S_ISDIR(found.st_mode):
-        what = "is a link" if stat.S_ISLNK(found.st_mode) else "is a file"
-    elif found.st_uid != os.geteuid():
-        what = f"belongs to user {found.st_uid}, not to {os.geteuid()} who runs this"
-    elif stat.S_IMODE(found.st_mode) & 0o077:
-        what = f"has mode {stat.S_IMODE(found.st_mode):04o}, not 0700"
-    else:
+    if what is None:
         return os.access(folder, os.W_OK)
     raise ConfigError(
         f"{folder} {what}: others could put code there, and it would be run. Remove it, or choose "
         "another folder with HEADSTART_CACHE (or NUMBA_CACHE_DIR, TRITON_CACHE_DIR, where set)."
     )
+
+
+def why_unsafe(folder: Path) -> str | None:
+    """Why files in a folder that is there are not to be run; None if only this user wrote them."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        return "is a link" if stat.S_ISLNK(found.st_mode) else "is a file"
+    if found.st_uid != os.geteuid():
+        return f"belongs to user {found.st_uid}, not to {os.geteuid()}, as this process does"
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        return f"has mode {stat.S_IMODE(found.st_mode):04o}, not 0700"
+    return None
 
 
 def _make_for_user(folder: Path) -> None:

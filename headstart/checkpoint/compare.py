@@ -27,7 +27,7 @@ def as_slice(info: TensorInfo) -> FileSlice:
 
 
 class Buffers:
-    """Two buffers to compare through; whoever compares often keeps a pair (not across threads)."""
+    """Two buffers to compare through; a thread that compares often keeps a pair."""
 
     def __init__(self) -> None:
         self.left, self.right = bytearray(_CHUNK_BYTES), bytearray(_CHUNK_BYTES)

@@ -90,6 +90,7 @@ KINDS = _table(
         mamba_num_heads n_groups ssm_state_size ffn_hidden_size
         swa_q_lora_rank swa_kv_lora_rank indexer_n_heads indexer_kv_heads index_kpool
         num_noise_heads param_sink_number hc_count hc_lowrank linear_num_heads
+        mhc_num_stream mhc_recur_norm
     """),
     (SIZE, """
         num_experts_per_tok moe_k moe_top_k n_group topk_group sliding_window sliding_window_size

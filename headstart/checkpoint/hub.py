@@ -1,6 +1,6 @@
 """From what a user calls a model to a folder: a path, a name of ours, or a name on the hub.
 
-Names of ours are put into `named_models` by whoever knows them (`headstart/__init__.py`); a folder
+Names of ours are put into `named_models` where they are defined (`headstart/__init__.py`); a folder
 of the same name here and now comes first.
 """
 

@@ -122,7 +122,7 @@ class Checkpoint:
 
 
 def _check_kinds(folder: Path) -> None:
-    """Refuse pipes and devices, which whoever reads the files here would wait for, or read on."""
+    """Refuse pipes and devices, for which a reader would wait, or which never end."""
     try:
         names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
     except OSError as error:

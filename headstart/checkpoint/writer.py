@@ -63,7 +63,7 @@ NewFile = Shard | GgufShard
 class FolderPlan:
     """Everything a result folder will hold, by file name.
 
-    Names of copies may lead into sub-folders (`encoding/x.py`).
+    Names may lead into sub-folders (`encoding/x.py`).
     """
 
     shards: Mapping[str, NewFile] = field(default_factory=dict)
@@ -99,6 +99,7 @@ def write_folder(
     ):
         _check_space(plan, folder, out, copying)
         for name, shard in plan.shards.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             _write_shard(folder / name, shard, flusher, proof)
         for name, source in plan.copies.items():
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -108,6 +109,7 @@ def write_folder(
             **plan.documents,
             PROVENANCE_NAME: without_paths(provenance),
         }.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             _write_document(folder / name, document)
         proof.finish()
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, HeadType, ModelType, Trunk, Writing
+from headstart.cli.options import Dequantize, DraftVocab, HeadType, ModelType, Trunk, Writing
 from headstart.heads.formats import WRITTEN
 
 
@@ -23,6 +23,7 @@ def run(
     dequantize: Dequantize = False,
     trunk: Trunk = None,
     head_type: HeadType = None,
+    draft_vocab: DraftVocab = None,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
     from headstart.cli.writing import carry_out
@@ -34,5 +35,6 @@ def run(
     operation = plan_convert(
         source, to, model=lender, dequantized=dequantize,
         trunk=open_target(trunk) if trunk is not None else None, head_type=head_type,
+        draft_vocab=draft_vocab,
     )  # fmt: skip
     carry_out(operation, writing)

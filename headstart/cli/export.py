@@ -8,7 +8,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from headstart.cli.options import Dequantize, HeadType, ModelType, Trunk, Writing
+from headstart.cli.options import Dequantize, DraftVocab, HeadType, ModelType, Trunk, Writing
 from headstart.heads.formats import WRITTEN
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ def run(
     dequantize: Dequantize = False,
     trunk: Trunk = None,
     head_type: HeadType = None,
+    draft_vocab: DraftVocab = None,
     input_dir: Annotated[
         str | None, typer.Option("--input-dir", help="As xLLM spells MODEL.")
     ] = None,
@@ -48,7 +49,12 @@ def run(
     head = head_in(open_target(local_folder(folder), advice), model_type)
     lender = open_target(trunk) if trunk is not None else None
     operation = plan_export(
-        head, format_name, dequantized=dequantize, trunk=lender, head_type=head_type
+        head,
+        format_name,
+        dequantized=dequantize,
+        trunk=lender,
+        head_type=head_type,
+        draft_vocab=draft_vocab,
     )
     carry_out(operation, replace(writing, out=out))
 

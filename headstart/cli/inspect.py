@@ -61,7 +61,10 @@ def run(
     if probe and report.format is not None:
         raise ConfigError(f"{model} is a GGUF file, which the engine does not run; drop --probe.")
     engines = commands_for(report)
-    found = _probed(checkpoint, head, probe_text, device, dtype) if probe else None
+    is_apart = report.family is not None and report.family.is_probed_apart
+    if is_apart and head is not None:
+        raise ConfigError(f"--head is {head}; {model} can only be probed with its own head.")
+    found = _probed(checkpoint, head, probe_text, device, dtype, is_apart) if probe else None
     if not json_output:
         show(report, engines, found)
         return
@@ -78,11 +81,16 @@ def run(
 
 
 def _probed(
-    checkpoint: Checkpoint, head: Path | None, file: Path | None, device: str, dtype: str
+    checkpoint: Checkpoint,
+    head: Path | None,
+    file: Path | None,
+    device: str,
+    dtype: str,
+    is_apart: bool,
 ) -> ProbeReport:
     from headstart.data.prompt_reader import PromptReader
     from headstart.models.build import build
-    from headstart.simulate.probe import PROBE_TEXT, probe
+    from headstart.simulate.probe import PROBE_TEXT, probe, probe_stored
 
     try:
         text = PROBE_TEXT if file is None else read_text(file)
@@ -95,4 +103,6 @@ def _probed(
             f"{file} gives {len(ids or ())} tokens, fewer than 8 of them different; give a "
             "paragraph of text that the model's tokenizer knows."
         )
+    if is_apart:  # on the CPU in float32, layer by layer
+        return probe_stored(checkpoint, ids)
     return probe(build(checkpoint, head, device=device, dtype=dtype), ids)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json as json_text
 import sys
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,13 +13,17 @@ from headstart.cli.options import Json, Model, ModelType
 from headstart.launch.options import LaunchOptions
 from headstart.report.terminal import say
 
+if TYPE_CHECKING:
+    from headstart.heads.inspection import Report
+    from headstart.launch.command import EngineCommand
+
 
 def run(
     model: Model,
     engine: Annotated[
         str,
         typer.Option(
-            "--engine", help="vllm, sglang, trtllm, xllm or llamacpp.", show_default=False
+            "--engine", help="vllm, sglang, trtllm, xllm, llamacpp or mlx.", show_default=False
         ),
     ],
     options: LaunchOptions,
@@ -29,6 +34,22 @@ def run(
         ),
     ] = None,
     start: Annotated[bool, typer.Option("--run", help="Run the command as well.")] = False,
+    watch: Annotated[
+        bool,
+        typer.Option(
+            "--watch/--no-watch",
+            help="With --run: say when drafts of the first requests are not accepted.",
+        ),
+    ] = True,
+    score: Annotated[
+        Path | None,
+        typer.Option(
+            "--score",
+            metavar="FILE",
+            help="With --run: what `score --json` promised; default: score.json beside the head.",
+            show_default=False,
+        ),
+    ] = None,
     model_type: ModelType = None,
     json: Json = False,
 ) -> int | None:
@@ -61,4 +82,26 @@ def run(
         for kind, lines in told.items():
             for line in lines:
                 say(f"{kind}: {line}", file=sys.stderr)
-    return run_engine(command) if start else None
+    if not start:
+        return None
+    if watch and command.num_drafts:
+        _watch(command, options, report, score)
+    return run_engine(command)
+
+
+def _watch(
+    command: EngineCommand, options: LaunchOptions, report: Report, score: Path | None
+) -> None:
+    """Let `headstart doctor` look at the engine's first drafts; see doctor/watch.py."""
+    from headstart.doctor.verdict import SCORE_NAME, promise_of
+    from headstart.doctor.watch import start_beside
+
+    beside = (options.head_path or report.path) / SCORE_NAME
+    score = score or (beside if beside.is_file() else None)
+    if score is not None:
+        promise_of(score)  # a file that is no report is said before anything starts
+    host = "127.0.0.1" if options.host in ("", "0.0.0.0", "::") else options.host
+    words = ["doctor", f"http://{host}:{options.port}", str(report.path)]
+    words += ["--speculate", str(command.num_drafts), "--engine-version", command.version]
+    words += [] if score is None else ["--score", str(score.absolute())]
+    start_beside(words)

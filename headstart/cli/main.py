@@ -52,6 +52,7 @@ COMMANDS = {
     "calibrate": "Make a checkpoint of any size with a known acceptance.",
     "bench": "Measure what MTP brings: any server or a MODEL, with and without it.",
     "launch": "Print or run the command that serves a model with its head.",
+    "doctor": "Say whether a server's head is alive, and why not; without URL: what is installed.",
     "demo": "See a real small model answer without and with its head, on a CPU.",
     "families": "List the supported families.",
 }

@@ -28,7 +28,7 @@ ModelType = Annotated[
     typer.Option("--model-type", help="Override the detected family.", show_default=False),
 ]
 Dequantize = Annotated[
-    bool, typer.Option("--dequantize", help="Turn the head's FP8 and INT8 weights into BF16.")
+    bool, typer.Option("--dequantize", help="Turn the head's quantised weights into BF16.")
 ]
 Link = Annotated[
     bool, typer.Option("--link", help="Hard-link unchanged shards instead of copying them.")
@@ -47,7 +47,25 @@ HeadType = Annotated[
     typer.Option(
         "--head-type",
         help="With gguf: type of the head's matrices: f32, f16, bf16, q8_0, q5_1, q5_0, q4_1, "
-        "q4_0, ...; default: as stored.",
+        "q4_0, ..., q4_k, q5_k, q6_k with llama-quantize on the path; with mlx: q2 to q8; default: "
+        "as stored.",
+        show_default=False,
+    ),
+]
+DraftVocab = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-vocab",
+        metavar="FILE",
+        help="With gguf, experimental: the tokens that the head may propose (`headstart vocab`).",
+        show_default=False,
+    ),
+]
+MlxLayout = Annotated[
+    str | None,
+    typer.Option(
+        "--mlx-layout",
+        help="In a model of MLX: sidecar, vllm-mlx or embedded; default: sidecar.",
         show_default=False,
     ),
 ]

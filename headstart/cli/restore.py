@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from headstart.cli.options import Dequantize, HeadType, Link, Model, ModelType, Writing
+from headstart.cli.options import Dequantize, HeadType, Link, MlxLayout, Model, ModelType, Writing
 from headstart.errors import ConfigError
 
 
@@ -21,6 +21,7 @@ def run(
     model_type: ModelType = None,
     dequantize: Dequantize = False,
     head_type: HeadType = None,
+    mlx_layout: MlxLayout = None,
     link: Link = False,
 ) -> None:
     from headstart.checkpoint.hub import local_folder
@@ -38,5 +39,6 @@ def run(
     operation = plan_restore(
         target, head.origin, head, dequantized=dequantize, model_type=model_type,
         head_type=head_type,
+        mlx_layout=mlx_layout,
     )  # fmt: skip
     carry_out(operation, writing, link=link)

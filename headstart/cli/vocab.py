@@ -37,7 +37,9 @@ def run(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", metavar="FILE", help="Result: .json, .pt, .safetensors or .npy."),
+        typer.Option(
+            "--out", metavar="FILE", help="Result: .json, .pt, .safetensors, .npy or .gguf."
+        ),
     ] = None,
     size: Annotated[
         int | None, typer.Option("--size", help="Tokens in it; default: by predicted speed.")
@@ -67,7 +69,9 @@ def run(
     dtype: Dtype = "auto",
     format: Annotated[
         str | None,
-        typer.Option("--format", help="headstart, sglang, d2t or t2d; default: by the file name."),
+        typer.Option(
+            "--format", help="headstart, sglang, d2t, t2d or gguf; default: by the file name."
+        ),
     ] = None,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,

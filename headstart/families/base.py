@@ -168,6 +168,7 @@ class Family:
     remote_code: Mapping[str, str] = field(default_factory=dict)
     reasoning: str = ""  # the format (server/reasoning.py), where chat templates do not show it
     runtime: Runtime | None = None  # how the engine runs it; None: it does not
+    is_probed_apart: bool = False  # whether `inspect --probe` runs it, which the engine does not
     lacks: str = ""  # what the engine lacks for it, or for those of its model types that do not run
     notes: tuple[str, ...] = ()
 

@@ -1,7 +1,7 @@
 """What goes wrong with a head in some releases of an engine, as data.
 
-A family lists its `Caution`s; `launch` warns of those that hold for the engine's version, and the
-table of families names them all.
+A family lists its `Caution`s; `launch` warns of those that hold for the engine's version, `doctor`
+names them where drafts are refused, and the table of families has them all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ class Caution:
     text: str
     since: str = ""  # the first release with it; empty: the first that serves the head
     before: str = ""  # the first release without it again; empty: none is known
+    # not in every use of these releases: said where drafts are seen to be refused, not before
+    is_occasional: bool = False
     # whether the config of a model is one that it concerns
     concerns: Callable[[Fields], bool] = lambda fields: True
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import HYPER
+from headstart.families.cautions import Caution
 from headstart.families.names import KeyMap
 
 _BLOCK = HYPER + parts("""
@@ -91,6 +92,14 @@ FAMILY = Family(
         "trtllm": "1.3.0rc20 Blackwell GPUs only",
         "xllm": "0.10.0",
     },
+    cautions=(
+        Caution(
+            engine="vllm",
+            is_occasional=True,
+            text="without copies of embedding and LM head inside the head (mtp.0.head, mtp.0.emb) "
+            "it drafts with uninitialised ones (vllm-project/vllm#43456)",
+        ),
+    ),
     is_complete=True,
     is_quantized_by_layout=True,
     lacks="several residual streams with hyper-connections, K/V compressed by layer, "

@@ -44,7 +44,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "latent": ("moe_latent_size",),
     "o_rank": ("o_lora_rank",),
     "o_groups": ("o_groups",),
-    "hc": ("hc_mult", "hc_count"),
+    "hc": ("hc_mult", "hc_count", "mhc_num_stream"),
     "hc_rank": ("hc_lowrank",),
     "swa_heads": ("swa_num_attention_heads", "attention_other_setting.num_attention_heads"),
     "swa_kv_heads": ("swa_num_key_value_heads", "attention_other_setting.num_attention_groups"),

@@ -16,6 +16,7 @@ ENGINE_TITLES = {
     "trtllm": "TensorRT-LLM",
     "xllm": "xLLM",
     "llamacpp": "llama.cpp",
+    "mlx": "mlx-vlm",
 }
 
 

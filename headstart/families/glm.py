@@ -13,6 +13,7 @@ from headstart.families.blocks import (
     ROLES,
     SIGMOID_MOE,
 )
+from headstart.families.cautions import Caution
 from headstart.families.deepseek import LATENT_DEFAULTS, LAYOUT, dense_then_moe
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
@@ -153,6 +154,14 @@ GLM_MOE_DSA = Family(
         "xllm": "0.9.0",
         "llamacpp": "b10174 the attention of the head is run dense",
     },
+    cautions=(
+        Caution(
+            engine="vllm",
+            is_occasional=True,
+            text="1 to 2 % accepted at depth 1 with GLM-5.3 on NVIDIA GPUs (vllm-project/vllm"
+            "#55605, open)",
+        ),
+    ),
     is_complete=True,
     runtime=Runtime(
         defaults={**_LATENT_DEFAULTS, "indexer_rope_interleave": True}, has_gpu_kernels=False

@@ -57,6 +57,13 @@ _V2_ATTENTION = (
     post_mlp_layernorm.weight            hidden        if sandwich_norm
 """)
 )
+_MIXER = """
+    {at}phi.weight     2*hc+hc*hc   hc*hidden
+    {at}branch_alpha   3
+    {at}branch_beta    2*hc+hc*hc
+    {at}norm_gamma     hc*hidden
+"""
+_STREAMS = parts(_MIXER.format(at="attn_mhc_module.") + _MIXER.format(at="mlp_mhc_module."))
 _V2_LAYER = (
     _V2_ATTENTION
     + EXPERTS
@@ -86,9 +93,16 @@ V2 = Family(
     block=lambda fields: _V2_LAYER,
     block_kind="moe",
     copies=("embed_tokens", "lm_head"),
-    # Trunk layers add an indexer to some, and streams with hyper-connections to all of this.
+    # Some layers add an indexer to this, and a norm over all streams.
     trunk=Trunk(
-        kinds={"dense": _V2_ATTENTION + DENSE_MLP, "moe": _V2_LAYER}, kind_of=dense_then_moe
+        kinds={"dense": _V2_ATTENTION + DENSE_MLP + _STREAMS, "moe": _V2_LAYER + _STREAMS},
+        kind_of=dense_then_moe,
+        extras=parts("""
+            merge_mhc_module.phi.weight         hc   hc*hidden
+            merge_mhc_module.branch_alpha_pre   1
+            merge_mhc_module.branch_beta_pre    hc
+            merge_mhc_module.norm_gamma         hc*hidden
+        """),
     ),
     kv_elements="kv_rank+rope_dim",
     elsewhere=(
@@ -99,10 +113,13 @@ V2 = Family(
     is_complete=True,
     lacks="convolutions and sinks in latent attention, several residual streams, and a contract "
     "that is settled (engines feed and recycle states before or after the norms)",
+    is_probed_apart=True,
     disputed="omni-infer and exllamav3 feed and recycle states before the norms, ik_llama.cpp "
     "after them",
     notes=(
         "mlp.e_score_correction_bias lies beside mlp.gate, not below it",
         "vLLM pull request 47271 is open",
+        "`headstart inspect --probe` runs it under both contracts, which no real weights were "
+        "held against here",
     ),
 )

@@ -14,6 +14,7 @@ from headstart.families.blocks import (
     QWEN_MOE,
     ROLES,
 )
+from headstart.families.cautions import Caution
 from headstart.families.dims import Fields
 from headstart.families.keymaps import qwen_style
 from headstart.families.parameters import parameters
@@ -109,10 +110,28 @@ NEXT = Family(
         kind_of=next_layer_type,
     ),
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.0."},
-    served={"vllm": "0.10.2", "sglang": "0.5.2", "trtllm": "1.3.0rc14", "llamacpp": "b10238"},
+    served={
+        "vllm": "0.10.2",
+        "sglang": "0.5.2",
+        "trtllm": "1.3.0rc14",
+        "llamacpp": "b10238",
+        "mlx": "0.6.15",
+    },
     is_complete=True,
     runtime=replace(_RUNTIME, parameters={**_SHARED_EXPERT, **_JOINED_INPUTS}),
     notes=("the config carries no count that engines rely on; they assume one module",),
+)
+
+_PIPELINED = Caution(
+    engine="vllm",
+    is_occasional=True,
+    text="with pipeline parallel the head leaves its fusion out and about 1 % is accepted, unless "
+    "the release has vllm-project/vllm#46994",
+)
+_OWN_LM_HEAD = Caution(
+    engine="vllm",
+    is_occasional=True,
+    text="an LM head of the head's own (mtp.lm_head) is left out (vllm-project/vllm#52013, open)",
 )
 
 QWEN3_5 = Family(
@@ -143,7 +162,9 @@ QWEN3_5 = Family(
         "trtllm": "1.3.0rc14",
         "xllm": "0.9.0",
         "llamacpp": "b9180",
+        "mlx": "0.6.15",
     },
+    cautions=(_PIPELINED, _OWN_LM_HEAD),
     # by architecture: the text part of every Qwen3.5 has the model_type of a text-only one
     variants={
         "sglang": {"Qwen3_5ForCausalLM": "0.5.17"},
@@ -185,7 +206,9 @@ QWEN3_5_MOE = Family(
         "trtllm": "1.3.0rc14",
         "xllm": "0.9.0",
         "llamacpp": "b9180",
+        "mlx": "0.6.15",
     },
+    cautions=(_PIPELINED, _OWN_LM_HEAD),
     variants={"sglang": {"Qwen3_5MoeForCausalLM": "0.5.17"}},
     variant_titles={"Qwen3_5MoeForCausalLM": "text-only checkpoints"},
     is_complete=True,

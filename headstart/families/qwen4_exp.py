@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from headstart.families.base import Family, HeadLayout, Trunk, parts
 from headstart.families.blocks import GATED_GQA, QWEN_MOE
+from headstart.families.cautions import Caution
 from headstart.families.dims import Fields
 from headstart.families.names import KeyMap
 from headstart.families.qwen import LM_HEADS, PREFIXES, SPLIT_DELTA_NET, VISION, layer_type
@@ -85,6 +86,13 @@ FAMILY = Family(
     kv_elements="kv_heads*head_dim+kv_heads*head_dim+index_kv*index_dim",
     looked_up_as={"vllm": "mtp.layers.{module}.", "sglang": "model.layers.{layer}."},
     served={"vllm": "0.29.0", "sglang": "0.5.20"},
+    cautions=(
+        Caution(
+            engine="vllm",
+            is_occasional=True,
+            text="spells in which no draft is accepted (vllm-project/vllm#55357, open)",
+        ),
+    ),
     elsewhere=("mlx-vlm from pull request 2032", "ik_llama.cpp from pull request 2369"),
     is_complete=True,
     lacks="several residual streams with gated hyper-connections, an indexer beside grouped "
@@ -92,7 +100,7 @@ FAMILY = Family(
     notes=(
         "the fusion has two projections and no concatenation; one norm goes over all streams",
         "norm names do not all end in norm.weight: rules that add 1 by name miss some",
-        "vLLM refuses --mamba-cache-mode all for it; spells without acceptance: vLLM issue 55357",
+        "vLLM refuses --mamba-cache-mode all for it",
         "experts are 640 wide, which limits tensor parallel and block sizes",
         "official FP8 releases split the experts; NVIDIA's NVFP4 keeps the head's in FP8",
     ),

@@ -21,11 +21,12 @@ def plan_export(
     dequantized: bool = False,
     trunk: Checkpoint | None = None,
     head_type: str | None = None,
+    draft_vocab: str | None = None,
 ) -> Operation:
-    """The head as a folder of `format_name`; `trunk` and `head_type` are those of GGUF."""
+    """The head as a folder of `format_name`; `trunk` is GGUF's, `head_type` also MLX's."""
     if dequantized:
         head = dequantize(head)
-    export = _export(head, format_name, trunk, head_type)
+    export = _export(head, format_name, trunk, head_type, draft_vocab)
     written = sum(s.num_bytes for sh in export.plan.shards.values() for s in sh.tensors.values())
     count = sum(len(shard.tensors) for shard in export.plan.shards.values())
     modules = f"{head.num_modules} module{'s' if head.num_modules > 1 else ''}"
@@ -41,17 +42,31 @@ def plan_export(
 
 
 def _export(
-    head: Head, format_name: str, trunk: Checkpoint | None, head_type: str | None
+    head: Head,
+    format_name: str,
+    trunk: Checkpoint | None,
+    head_type: str | None,
+    draft_vocab: str | None,
 ) -> Export:
     if format_name == "gguf":
         from headstart.heads.formats.gguf import GgufModel, plan
+        from headstart.heads.formats.gguf.reduced import read_draft_vocab
 
         if trunk is not None and not isinstance(trunk, GgufModel):
             raise ConfigError(f"--trunk is {trunk.folder}; expected a GGUF file.")
-        return plan(head, trunk, head_type)
-    for option, given in (("--trunk", trunk), ("--head-type", head_type)):
+        vocab = read_draft_vocab(draft_vocab) if draft_vocab is not None else None
+        return plan(head, trunk, head_type, vocab)
+    if format_name == "mlx" and trunk is None and draft_vocab is None:
+        from headstart.heads.formats.mlx import plan as plan_drafter
+
+        return plan_drafter(head, head_type)
+    gguf = "--format gguf"
+    for option, given, of in (
+        ("--trunk", trunk, gguf), ("--draft-vocab", draft_vocab, gguf),
+        ("--head-type", head_type, "--format gguf and mlx"),
+    ):  # fmt: skip
         if given is not None:
-            raise ConfigError(f"{option} belongs to --format gguf, not to {format_name}.")
+            raise ConfigError(f"{option} belongs to {of}, not to {format_name}.")
     return format_named(format_name).plan(head)
 
 
@@ -63,6 +78,7 @@ def plan_convert(
     dequantized: bool = False,
     trunk: Checkpoint | None = None,
     head_type: str | None = None,
+    draft_vocab: str | None = None,
 ) -> Operation:
     """A standalone head in another format; `model` lends trunk tensors that the format wants."""
     if model is not None:
@@ -73,7 +89,7 @@ def plan_convert(
         head = head.changed(head.tensors, note)
     operation = plan_export(
         head, format_name, name="convert", dequantized=dequantized, trunk=trunk,
-        head_type=head_type,
+        head_type=head_type, draft_vocab=draft_vocab,
     )  # fmt: skip
     source = format_of(head.origin) or "full checkpoint"
     return replace(operation, facts={"from": source, **operation.facts})

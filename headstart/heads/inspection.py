@@ -74,7 +74,7 @@ class Report:
     warnings: tuple[str, ...]
     config: dict[str, Any]
     drafter: FoundDrafter | None = None  # one that is no head
-    format: str | None = None  # "gguf", or None for a folder of safetensors
+    format: str | None = None  # "gguf", "mlx", or None for published safetensors
     facts: Mapping[str, str] = field(default_factory=dict)  # what only this format has to say
     is_head_alone: bool = False  # a GGUF file that has no trunk
 
@@ -190,10 +190,13 @@ def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
     """Look at names, dtypes, copies and configuration; no tensor is loaded whole."""
     from headstart.heads.formats.gguf import GgufModel
     from headstart.heads.formats.gguf.report import inspect_gguf
-    from headstart.heads.formats.mlx_model import mlx_pitfalls
+    from headstart.heads.formats.mlx_model import is_mlx_model
+    from headstart.heads.formats.mlx_report import inspect_mlx
 
     if isinstance(checkpoint, GgufModel):
         return inspect_gguf(checkpoint)
+    if is_mlx_model(checkpoint):
+        return inspect_mlx(checkpoint, model_type)
     owner = find_family(checkpoint, model_type)
     head = find_head_of(checkpoint, owner) if owner else None
     drafter = find_drafter(checkpoint)
@@ -204,11 +207,16 @@ def inspect(checkpoint: Checkpoint, model_type: str | None = None) -> Report:
         checkpoint.config.architectures,
         _trunk(checkpoint, head, drafter),
         _head(checkpoint, head),
-        {k: v for k, v in checkpoint.generation_config.items() if k in _SAMPLING},
-        (*mlx_pitfalls(checkpoint), *pitfalls(checkpoint, head)),
+        sampling_settings(checkpoint),
+        tuple(pitfalls(checkpoint, head)),
         checkpoint.config.raw,
         drafter=drafter,
     )
+
+
+def sampling_settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """What generation_config.json says that matters to drafting."""
+    return {k: v for k, v in checkpoint.generation_config.items() if k in _SAMPLING}
 
 
 def _trunk(

@@ -19,6 +19,7 @@ from headstart.heads.detection import (
     FoundHead,
     expected_of,
     find_family,
+    quoted,
     restore_command,
 )
 from headstart.heads.drafters import FoundDrafter, find_drafter
@@ -254,9 +255,11 @@ def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo
         if vllm != head.family.layout.topology:
             yield f"{head.num_modules} modules are stored; vLLM uses the first one for all depths."
     if head.family.disputed:
+        how = "Compare acceptance in both before you rely on it."
+        if head.family.is_probed_apart:
+            how = f"`headstart inspect {quoted(checkpoint.folder)} --probe` runs it both ways."
         yield (
-            f"{head.family.disputed}; which one the weights were trained with is not settled. "
-            "Compare acceptance in both before you rely on it."
+            f"{head.family.disputed}; which one the weights were trained with is not settled. {how}"
         )
     if any(name.endswith("qkv_proj.weight") for name in infos):
         ranks = checkpoint.config.get("num_key_value_heads")

@@ -42,7 +42,8 @@ from headstart.heads.detection import (
 )
 from headstart.heads.experts import fuse_experts, has_fused_experts, split_experts
 from headstart.heads.formats.gguf import GgufModel, plan_gguf_restore, plan_gguf_stitch
-from headstart.heads.formats.mlx_model import refuse_mlx_model
+from headstart.heads.formats.mlx_layouts import plan_mlx_stitch, refuse_whole
+from headstart.heads.formats.mlx_model import is_mlx_model
 from headstart.heads.head import Head, dequantize
 from headstart.heads.operation import Operation, counted, megabytes
 from headstart.heads.placement import placement
@@ -58,23 +59,30 @@ def plan_stitch(
     dequantized: bool = False,
     model_type: str | None = None,
     head_type: str | None = None,
+    mlx_layout: str | None = None,
     extra: Mapping[str, TensorSource] | None = None,
     documents: Mapping[str, Any] | None = None,
 ) -> Operation:
     """`model` with `head` in place of its own; `extra` and `documents` are further new content.
 
-    `head_type` is the type that a head gets in a GGUF file.
+    `head_type` is the type that a head gets in a GGUF file or a model of MLX, `mlx_layout` where
+    it lies in the latter.
     """
+    if mlx_layout is not None and (isinstance(model, GgufModel) or not is_mlx_model(model)):
+        raise ConfigError(f"--mlx-layout: {model.folder} is no model that MLX converted; drop it.")
     if isinstance(model, GgufModel):
         return plan_gguf_stitch(head, model, head_type=head_type, name=name)
-    _refuse_head_type(head_type, model)
-    refuse_mlx_model(model)
     owner = require_family(model, model_type)
     if owner.name != head.family.name:
         raise UnsupportedFamily(
             f"the head is a {head.family.name} head, {model.folder} is {owner.name}. A head only "
             "fits the family and model it was made for; compare both with `headstart inspect`."
         )
+    if is_mlx_model(model):
+        _check_fit(head, model)
+        layout = mlx_layout or "sidecar"
+        return plan_mlx_stitch(head, model, layout=layout, head_type=head_type, name=name)
+    _refuse_head_type(head_type, model)
     existing = find_head_of(model, owner)
     if dequantized:
         head = dequantize(head)
@@ -127,27 +135,31 @@ def plan_restore(
     dequantized: bool = False,
     model_type: str | None = None,
     head_type: str | None = None,
+    mlx_layout: str | None = None,
 ) -> Operation:
     """A fine-tuned or quantised model with the head of its original."""
     if isinstance(model, GgufModel):
         return plan_gguf_restore(head, model, head_type=head_type)
-    _refuse_head_type(head_type, model)
-    refuse_mlx_model(model)
     existing = find_head_of(model, require_family(model, model_type))
-    if existing.is_usable:
+    if is_mlx_model(model):
+        refuse_whole(model, head)
+    elif existing.is_usable:
         raise CheckpointError(
             f"{model.folder} has a whole head ({existing.state}); there is nothing to restore. To "
             f"replace it: headstart stitch {quoted(original.folder)} {quoted(model.folder)} "
             "--out DIR"
         )
-    return plan_stitch(head, model, name="restore", dequantized=dequantized, model_type=model_type)
+    return plan_stitch(
+        head, model, name="restore", dequantized=dequantized, model_type=model_type,
+        head_type=head_type, mlx_layout=mlx_layout,
+    )  # fmt: skip
 
 
 def _refuse_head_type(head_type: str | None, model: Checkpoint) -> None:
     if head_type is not None:
         raise ConfigError(
-            f"--head-type is a type of GGUF files, and {model.folder} is a folder of safetensors; "
-            "drop it."
+            f"--head-type is for GGUF and MLX, and {model.folder} is a folder of published "
+            "safetensors; drop it."
         )
 
 

@@ -112,6 +112,7 @@ def caveats(engine: str, version: str) -> list[str]:
             "prompts are read more slowly while drafting is on, and sampled output is checked "
             "against the most likely draft, so acceptance falls with the temperature"
         ],
+        "mlx": [],
         "xllm": [
             "greedy output is exact; sampled output only approximates the model's distribution "
             "(xLLM keeps the probability of the chosen draft token alone)"

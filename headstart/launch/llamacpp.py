@@ -38,6 +38,7 @@ def _speculation(plan: Plan) -> None:
         return
     plan.add("--spec-type", "draft-mtp")
     plan.add("--spec-draft-n-max", plan.k)
+    plan.add("--metrics", True)  # whether drafts are accepted is seen there
     if options.head_path is not None:
         plan.add("--spec-draft-model", options.head_path)
     if 1 < plan.num_modules < plan.k:

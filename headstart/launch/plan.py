@@ -30,7 +30,7 @@ _DRAFTER_FLAGS = (
     "speculative-config", "speculative_config", "speculative-algorithm", "speculative_algorithm",
     "speculative-draft-model-path", "speculative-model", "spec-method", "spec-model",
     "draft_model", "num_speculative_tokens", "speculative-num-steps", "spec-type",
-    "spec-draft-model", "model-draft", "spec-draft-n-max",
+    "spec-draft-model", "model-draft", "spec-draft-n-max", "draft-model", "draft-kind",
 )  # fmt: skip
 # Families whose config class neither transformers nor the engines have: their code must run.
 _NEED_CODE = ("mimo",)
@@ -132,6 +132,11 @@ class Plan:
 def make_plan(engine: str, report: Report, options: LaunchOptions, version: str) -> Plan:
     """Check head, family and version, and settle K; the adapter does the rest."""
     require_oldest(engine, version)
+    if report.format == "mlx" and engine != "mlx":
+        raise LaunchError(
+            f"{report.path} is a model that MLX converted, which runs on MLX: --engine mlx. Other "
+            "engines take the original safetensors."
+        )
     if report.format == "gguf" and engine != "llamacpp":
         # Without the engine's name: `inspect` says a common reason once.
         raise LaunchError(
@@ -149,6 +154,12 @@ def make_plan(engine: str, report: Report, options: LaunchOptions, version: str)
             f"{report.path} is not GGUF, which llama.cpp reads. Convert it with its "
             "convert_hf_to_gguf.py, and see with `headstart inspect FILE.gguf` that the head came "
             "along."
+        )
+    if engine == "mlx" and report.format != "mlx":
+        raise LaunchError(
+            f"{report.path} is not converted to MLX. Convert it with `python -m mlx_vlm.convert "
+            "--hf-path MODEL --mlx-path DIR`, and its head with `headstart export MODEL --format "
+            "mlx --out HEAD`; then launch DIR with --head HEAD."
         )
     if plan.code_files:
         plan.warnings.append(code_warning(ENGINE_TITLES[engine], plan.code_files))
@@ -174,6 +185,7 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
         f"{family.title}: {caution.text}"
         for caution in family.cautions
         if caution.holds(engine, version, Config(report.config).fields)
+        and not caution.is_occasional
     )
     plan.warnings.extend(former_contract(family, engine, version))
     if why:

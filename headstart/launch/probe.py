@@ -22,10 +22,11 @@ _PACKAGES = {
     "trtllm": ("tensorrt-llm",),
     "xllm": (),
     "llamacpp": (),
+    "mlx": ("mlx-vlm",),
 }
 _PROGRAMS = {
     "vllm": "vllm", "sglang": "sglang", "trtllm": "trtllm-serve", "xllm": "xllm",
-    "llamacpp": "llama-server",
+    "llamacpp": "llama-server", "mlx": "mlx_vlm.server",
 }  # fmt: skip
 INSTALL = {
     "vllm": "pip install vllm",
@@ -33,6 +34,7 @@ INSTALL = {
     "trtllm": "pip install tensorrt-llm, or use its NGC container",
     "xllm": "build it from github.com/xLLM-AI/xllm, or use its container",
     "llamacpp": "build it from github.com/ggml-org/llama.cpp, or take one of its releases",
+    "mlx": "pip install mlx-vlm, on a machine of Apple's",
 }
 _VERSION = re.compile(r"\b\d+\.\d+(?:\.\d+)?(?:\.?(?:post|rc|dev)\d+)*(?:\+[\w.]+)?")
 # `version: 0.5.0 (build 11000, commit x)`, and before August 2026 `version: 9500 (x)`
@@ -48,11 +50,9 @@ class Found:
 
 def probe(engine: str, timeout_seconds: float = 30) -> Found:
     """The installed version, or the newest one we know with a note that says so."""
-    for name in _PACKAGES[engine]:
-        try:
-            return Found(version(name), is_installed=True)
-        except PackageNotFoundError:
-            continue
+    packaged = _packaged(engine)
+    if packaged is not None:
+        return Found(packaged, is_installed=True)
     title, newest = ENGINE_TITLES[engine], NEWEST[engine]
     program = shutil.which(_PROGRAMS[engine])
     if program is None:
@@ -63,6 +63,20 @@ def probe(engine: str, timeout_seconds: float = 30) -> Found:
         return Found(said, is_installed=True)
     note = f"{program} does not tell its version: this is for {newest}, see --engine-version"
     return Found(newest, is_installed=True, note=note)
+
+
+def place(engine: str) -> str | None:
+    """The version of the engine's package, else where its program lies, which is not started."""
+    return _packaged(engine) or shutil.which(_PROGRAMS[engine])
+
+
+def _packaged(engine: str) -> str | None:
+    for name in _PACKAGES[engine]:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None
 
 
 def _ask(engine: str, program: str, timeout_seconds: float) -> str | None:

@@ -30,6 +30,7 @@ _READS: dict[str, tuple[str | None, ...]] = {
     "trtllm": ("trtllm", None),
     "xllm": ("xllm",),
     "llamacpp": ("gguf",),
+    "mlx": ("mlx",),
 }
 
 
@@ -95,6 +96,10 @@ def _require_format(engine: str, path: Path, found: str | None, report: Report) 
             f"`headstart export {head} --format gguf --trunk {model} --out DIR` makes one: use "
             "--head DIR/mtp-*.gguf."
         )
+    elif engine == "mlx":
+        reads = "a drafter folder"
+        verb, flag = ("export", "--format") if found is None else ("convert", "--to")
+        advice = f"`headstart {verb} {head} {flag} mlx --out DIR` makes one: use --head DIR."
     elif engine == "sglang":
         reads = "sglang format or a full checkpoint"
         advice = f"`headstart convert {head} --to sglang --out DIR` makes one: use --head DIR."

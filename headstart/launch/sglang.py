@@ -37,6 +37,7 @@ def _speculation(plan: Plan) -> dict[str, str]:
     if k == 0:
         return {}
     plan.add("--speculative-algorithm", "NEXTN")
+    plan.add("--enable-metrics", True)  # whether drafts are accepted is seen there alone
     if options.head_path is not None:
         plan.add("--speculative-draft-model-path", options.head_path)
     plan.add("--speculative-num-steps", k)

@@ -9,7 +9,7 @@ from headstart.families.versions import is_at_least
 # engine -> the newest release whose flags were read; assumed when none is installed
 NEWEST = {
     "vllm": "0.32.0", "sglang": "0.5.23", "trtllm": "1.4.0rc1", "xllm": "0.10.1",
-    "llamacpp": "b10586",
+    "llamacpp": "b10586", "mlx": "0.7.10",
 }  # fmt: skip
 
 # engine -> the oldest release we write commands for, and why
@@ -19,6 +19,7 @@ OLDEST = {
     "trtllm": ("1.0.0", "before it the PyTorch backend is experimental"),
     "xllm": ("0.6.0", "it is the first release with MTP"),
     "llamacpp": ("b9180", "it is the first build that drafts with a head"),
+    "mlx": ("0.6.15", "it is the first release whose flags were read"),
 }
 
 

@@ -8,23 +8,19 @@ wrong input: such drafts look fluent, and only their agreement tells.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import HeadNotFound
 from headstart.families.base import HeadLayout
-from headstart.models.attention import LayerCache, PagedContext, Span, empty_cache
 from headstart.models.build import LoadedModel
-from headstart.models.documents import Documents
-from headstart.models.mtp import MTPHead
-from headstart.models.recurrence import SlotRecurrence, StateSpan, empty_states
-from headstart.models.trunk import Trunk
-from headstart.models.unroll import StateKind, trunk_states, unroll
+from headstart.models.streamed_pangu import StreamedPangu
+from headstart.simulate.probed import Loaded, Stored, Subject, continued
 
 PROBE_TEXT = (
     "The harbour wakes before the town does. Boats come in with the tide, and the first crates of "
@@ -95,17 +91,23 @@ def probe(built: LoadedModel, text: Sequence[int] | None = None) -> ProbeReport:
         raise HeadNotFound(f"{built.checkpoint.folder} has no head to probe. Give one with --head.")
     with torch.inference_mode():
         ids = continued(built.trunk, probe_ids(built, text), _CONTINUED, built.max_len)
-        return _report(built.trunk, built.head, ids)
+        tokens = torch.tensor(ids, device=built.trunk.embed.device)
+        return _report(Loaded(built.trunk, built.head), tokens)
 
 
 def probe_ids(built: LoadedModel, text: Sequence[int] | None) -> list[int]:
     """The text if the model can read it, else made-up tokens, always the same."""
-    ids = [] if text is None else list(text)[: built.max_len // 2]
+    return ids_to_read(text, built.config.vocab, built.max_len // 2, count=_MADE_UP)
+
+
+def ids_to_read(text: Sequence[int] | None, vocab: int, longest: int, *, count: int) -> list[int]:
+    """At most `longest` tokens of the text, or `count` made-up ones where it says too little."""
+    ids = [] if text is None else list(text)[:longest]
     if len(set(ids)) >= 8:
         return ids
     draw = torch.Generator().manual_seed(0)
-    count = min(_MADE_UP, max(1, built.max_len // 2))
-    return cast(list[int], torch.randint(built.config.vocab, (count,), generator=draw).tolist())
+    size = (min(count, max(1, longest)),)
+    return cast(list[int], torch.randint(vocab, size, generator=draw).tolist())
 
 
 @dataclass(frozen=True)
@@ -115,61 +117,44 @@ class _Measured:
     logprobs: Tensor  # [R], of the trunk's choices
 
 
-def _report(trunk: Trunk, head: MTPHead, ids: list[int]) -> ProbeReport:
-    tokens = torch.tensor(ids, device=trunk.embed.device)
-    layout = head.layout
+def probe_stored(checkpoint: Checkpoint, text: Sequence[int] | None = None) -> ProbeReport:
+    """The same for a family that the engine does not run; the trunk writes nothing on."""
+    with torch.inference_mode():
+        model = StreamedPangu(checkpoint)
+        ids = ids_to_read(text, model.vocab_size, model.longest, count=_MADE_UP + _CONTINUED)
+        return _report(Stored(model), torch.tensor(ids))
+
+
+def _report(subject: Subject, tokens: Tensor) -> ProbeReport:
+    layout = subject.layout
     own = {field: str(getattr(layout, field)) for field in _FIELDS}
     contracts = [
         {"trunk_hidden": state, "fuse_order": order}
         for state in _FIELDS["trunk_hidden"]
         for order in _FIELDS["fuse_order"]
     ]
-    normed = trunk_states(trunk, tokens, Documents((len(ids),)), "after_final_norm")
-    choices = trunk.logits(normed).argmax(-1)
-    variants = _ranked(
-        [_measured(trunk, head, tokens, choices, 1, c) for c in contracts], choices[1:]
-    )
+    choices = subject.choices(tokens)
+    variants = _ranked([_measured(subject, tokens, choices, 1, c) for c in contracts], choices[1:])
     best = variants[0].contract
     recycled: list[Variant] = []
     if layout.out_norm == "own" and layout.topology != "parallel":
         alternatives = [{**best, "recycled_hidden": way} for way in _RECYCLED]
-        found = [_measured(trunk, head, tokens, choices, 2, c) for c in alternatives]
+        found = [_measured(subject, tokens, choices, 2, c) for c in alternatives]
         recycled = _ranked(found, choices[2:])
-    verdict, said = _judged(variants, own, len(ids) - 1)
+    rows = len(tokens) - 1
+    verdict, said = _judged(variants, own, rows)
     if verdict in ("registry", "other") and recycled:
         said += _recycled_said(recycled, layout)
-    return ProbeReport(len(ids) - 1, own, variants, recycled, verdict, said)
+    return ProbeReport(rows, own, variants, recycled, verdict, said)
 
 
 def _measured(
-    trunk: Trunk, head: MTPHead, ids: Tensor, choices: Tensor, depth: int, contract: dict[str, str]
+    subject: Subject, ids: Tensor, choices: Tensor, depth: int, contract: dict[str, str]
 ) -> _Measured:
-    documents = Documents((len(ids),))
-    kind = cast(StateKind, contract["trunk_hidden"])
-    with _as(head, contract):
-        states = trunk_states(trunk, ids, documents, kind)
-        outputs = unroll(head, trunk.embed[ids], trunk.rotary, states, documents, num_depths=depth)
-    own, last = head.module(depth).lm_head, outputs[-1][:-depth]
-    logits = trunk.logits(last) if own is None else own(last)
+    logits = subject.drafts(ids, depth, contract)
     known = choices[depth:]  # what the trunk says after reading what the head has read
     logprobs = logits.log_softmax(-1).gather(-1, known.unsqueeze(-1)).squeeze(-1)
     return _Measured(contract, logits.argmax(-1), logprobs)
-
-
-@contextmanager
-def _as(head: MTPHead, contract: dict[str, str]) -> Iterator[None]:
-    """The head under another contract, for a while."""
-    before = head.layout
-
-    def give(layout: HeadLayout) -> None:
-        for part in (head, *head.modules_):
-            part.layout = layout
-
-    give(replace(before, **contract))  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        give(before)
 
 
 def _ranked(found: list[_Measured], choices: Tensor) -> list[Variant]:
@@ -255,33 +240,3 @@ def _recycled_said(recycled: list[Variant], layout: HeadLayout) -> str:
         f" Depth 2 wants {way} recycled, {same} the registry says "
         f"({100 * best.agreement:.0f} against {100 * other.agreement:.0f} %)."
     )
-
-
-def continued(trunk: Trunk, ids: list[int], count: int, max_len: int) -> list[int]:
-    """The ids and up to `count` more, each the trunk's most likely token."""
-    config, device, dtype = trunk.config, trunk.embed.device, trunk.embed.dtype
-    total = min(len(ids) + count, max_len)
-    kept = [
-        empty_states(config.delta, 1, dtype, device)
-        if kind.mixer == "delta" and config.delta is not None
-        else empty_cache(config.kept(kind), total, dtype, device)
-        for kind in config.layers
-    ]
-    ids, done = list(ids), 0
-    while len(ids) < total:
-        rows = len(ids) - done
-        span = Span(0, rows, slice(done, len(ids)), slice(0, len(ids)))
-        state = StateSpan(0, rows, 0 if done else None, ((rows, 0),))
-        stream = trunk(
-            torch.tensor(ids[done:], device=device),
-            torch.arange(done, len(ids), device=device),
-            [
-                PagedContext(own, [span])
-                if isinstance(own, LayerCache)
-                else SlotRecurrence(own, [state])
-                for own in kept
-            ],
-        )
-        done = len(ids)
-        ids.append(int(trunk.logits(trunk.final_norm(stream[-1:])).argmax()))
-    return ids

@@ -10,9 +10,14 @@ import io
 from pathlib import Path
 from typing import Any
 
+from headstart.checkpoint.gguf.fields import STRING, UINT32, field
+from headstart.checkpoint.gguf.header import read_gguf_header
+from headstart.checkpoint.gguf.shard import GgufShard, padded
+from headstart.checkpoint.source import TensorSource
 from headstart.errors import DataError, first_line
 from headstart.vocab.draft_vocab import DraftVocab, from_d2t, from_t2d, to_d2t, to_t2d
 
+_VOCAB_SIZE = "headstart.vocab_size"
 AGAIN = "Make the file again with `headstart vocab`."
 
 
@@ -89,11 +94,52 @@ def read_tensors(path: Path) -> list[DraftVocab]:
 
 
 def has_other_tensors(path: Path) -> bool:
-    """Whether a readable safetensors file is more than a draft vocabulary."""
+    """Whether a readable file of tensors is more than a draft vocabulary."""
     from safetensors import safe_open
 
+    if path.suffix == ".gguf":
+        return set(read_gguf_header(path).tensors) != {"d2t"}
     with safe_open(path, framework="numpy") as file:
         return bool(set(file.keys()) - {"d2t", "t2d"})
+
+
+def gguf_map(vocab: DraftVocab) -> bytes:
+    """A GGUF file with d2t alone: the target's ids themselves, not offsets as in EAGLE-3's."""
+    import struct
+
+    data = struct.pack(f"<{len(vocab.ids)}q", *vocab.ids)
+    source = TensorSource("I64", (len(vocab.ids),), lambda: (data,), is_copy=False)
+    facts = {"general.type": "draft-vocabulary", "general.name": vocab.name}
+    facts |= {"headstart.tokenizer_sha": vocab.tokenizer_sha} if vocab.tokenizer_sha else {}
+    fields = [field(name, value, STRING) for name, value in facts.items()]
+    if vocab.vocab_size is not None:
+        fields.append(field(_VOCAB_SIZE, vocab.vocab_size, UINT32))
+    shard = GgufShard({"d2t": source}, tuple(fields))
+    return shard.header() + data.ljust(padded(len(data), shard.alignment), b"\0")
+
+
+def read_gguf_map(path: Path) -> list[DraftVocab]:
+    """d2t alone or among the tensors of a draft model of llama.cpp."""
+    import struct
+
+    header = read_gguf_header(path)
+    found = header.tensors.get("d2t")
+    if found is None or found.dtype != "I64" or len(found.shape) != 1:
+        raise DataError(f"holds no d2t of whole numbers. {AGAIN}")
+    with path.open("rb") as file:
+        file.seek(found.start)
+        ids = struct.unpack(f"<{found.shape[0]}q", file.read(found.num_bytes))
+    size, tokens = header.fields.get(_VOCAB_SIZE), header.fields.get("tokenizer.ggml.tokens")
+    sha = header.fields.get("headstart.tokenizer_sha")
+    return [
+        DraftVocab.of(
+            whole_numbers(list(ids)),
+            vocab_size=int(size.value)
+            if size is not None and size.kind == UINT32
+            else (tokens.length if tokens is not None else None),
+            tokenizer_sha=sha.value if sha is not None and sha.kind == STRING else None,
+        )
+    ]
 
 
 def read_array(path: Path) -> list[DraftVocab]:

@@ -1,4 +1,4 @@
-"""Draft vocabularies on disk: our JSON, SGLang's token map, and d2t/t2d tensors.
+"""Draft vocabularies on disk: our JSON, SGLang's token map, d2t/t2d tensors, d2t in GGUF.
 
 `read` takes all of them, told apart by suffix and content. Ours alone holds several maps and
 everything that is known of them; docs/vocabulary.md specifies it. A written file appears whole or
@@ -21,8 +21,10 @@ from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.engine_files import (
     AGAIN,
     array_file,
+    gguf_map,
     has_other_tensors,
     read_array,
+    read_gguf_map,
     read_tensors,
     read_token_map,
     tensors,
@@ -37,6 +39,7 @@ FORMATS = {
     "sglang": (".pt",),
     "d2t": (".safetensors", ".npy"),
     "t2d": (".npy",),
+    "gguf": (".gguf",),
 }
 
 
@@ -70,7 +73,7 @@ def check_file_target(path: Path, *, overwrite: bool) -> None:
         if path.is_symlink():
             raise DataError(f"{path} is a symbolic link")
         read(path)
-        if path.suffix == ".safetensors" and has_other_tensors(path):
+        if path.suffix in (".safetensors", ".gguf") and has_other_tensors(path):
             raise DataError("it holds other tensors, too")
     except HeadstartError as error:
         raise DataError(
@@ -101,6 +104,8 @@ def write(
         )
     if kind == "sglang":
         _install(token_map(vocabs[0]), path)
+    elif kind == "gguf":
+        _install(gguf_map(vocabs[0]), path)
     elif path.suffix == ".npy":
         _install(array_file(vocabs[0], kind), path)
     else:
@@ -111,7 +116,7 @@ def read(path: Path) -> list[DraftVocab]:
     """The vocabularies of a file in any of the formats, checked as far as they can be alone."""
     readers: dict[str, Callable[[Path], list[DraftVocab]]] = {
         ".json": _read_document, ".pt": read_token_map, ".safetensors": read_tensors,
-        ".npy": read_array,
+        ".npy": read_array, ".gguf": read_gguf_map,
     }  # fmt: skip
     if path.suffix not in readers:
         raise DataError(f"{path}: a draft vocabulary's name ends in one of {', '.join(readers)}.")

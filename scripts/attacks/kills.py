@@ -15,6 +15,7 @@ from attacks.outcome import Outcome, command, complaint, digests, environment, r
 
 # Written anew with the time in them, or by libraries; what a result is worth is in the others.
 _DATED = ("headstart.json", "report.html", "metrics.jsonl", "options.json")
+_MOST_TRIES = 4  # runs for each that is killed in time
 _GOES_ON = ("train", "distill")  # what a kill leaves of these is where the next run goes on
 
 
@@ -48,7 +49,7 @@ def prepare(folder: Path) -> Path:
 
 
 def kills(folder: Path, number: int, say: Callable[[str], None]) -> Outcome:
-    """So many runs of each command, each killed at a moment drawn over the whole of it."""
+    """So many kills of each command, at moments drawn over the whole of its run."""
     outcome, draw = Outcome("kill -9"), random.Random(9)
     before = digests(folder)
     for name, words in commands().items():
@@ -59,14 +60,20 @@ def kills(folder: Path, number: int, say: Callable[[str], None]) -> Outcome:
         if done.returncode:
             outcome.broken.append(f"{name} does not run at all: {done.stderr[-300:]}")
             continue
-        wanted = _content(target)
-        for _ in range(number):
+        wanted, num_kills = _content(target), 0
+        for _ in range(_MOST_TRIES * number):
+            if num_kills == number:
+                break
             _remove(target)
+            started = time.monotonic()
             if not _killed(words, folder, draw.uniform(0.4, 1.0) * seconds):
+                # Quicker than before, on a machine that is not ours alone: no kill, another try.
+                seconds = time.monotonic() - started
                 outcome.facts["ended before their kill"] = (
                     outcome.facts.get("ended before their kill", 0) + 1
                 )
                 continue
+            num_kills += 1
             is_there = target.exists()
             outcome.ends[f"{name}: {'a result' if is_there else 'none'}"] += 1
             if name not in _GOES_ON and is_there and _content(target) != wanted:
@@ -78,7 +85,9 @@ def kills(folder: Path, number: int, say: Callable[[str], None]) -> Outcome:
                     outcome.broken.append(f"{name}: the next run differs: {again.stderr[-200:]}")
                 outcome.broken += [f"{name}, next run: {wrong}" for wrong in _torn(target)]
         _remove(target)
-        say(f"{name}: {number} runs")
+        if num_kills < number:
+            outcome.broken.append(f"{name}: {num_kills} of {number} runs could be killed")
+        say(f"{name}: {num_kills} kills")
     left = {name: sha for name, sha in digests(folder).items() if name not in before}
     changed = [name for name, sha in before.items() if digests(folder).get(name) != sha]
     outcome.broken += [f"left behind: {name}" for name in left if "cache" not in name]
@@ -103,7 +112,7 @@ def _killed(words: list[str], folder: Path, seconds: float) -> bool:
 def _torn(target: Path) -> list[str]:
     """Files with the time in them cannot be compared; they must be whole JSON all the same.
 
-    The last line of one that lines are added to may be torn: who reads it leaves that out.
+    The last line of one that lines are added to may be torn: readers leave it out.
     """
     wrong = []
     for path in sorted(target.rglob("*")) if target.is_dir() else []:

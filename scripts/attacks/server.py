@@ -243,7 +243,7 @@ def attack_server(
 
 
 def _from_elsewhere(attack: Callable[[str, Outcome], None], host: str, outcome: Outcome) -> None:
-    """Attack from another process: in this one its threads would hold up those who measure."""
+    """Attack from another process: in this one its threads would hold up the measuring ones."""
     ours, theirs = socket.socketpair()
     if (child := os.fork()) == 0:
         made = Outcome(outcome.name)

@@ -14,21 +14,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
-from urllib.error import URLError
-from urllib.request import Request, urlopen
 
-import vllm_counters as workload
 from checkpoints import swap_fusion_halves, with_changed_head
 from engine_check import ours
+from llama_cpp_server import served
 from vllm_engine import Served
 
 from headstart.calibrate.tiny import write_tiny
@@ -36,7 +29,6 @@ from headstart.calibrate.tiny import write_tiny
 FAMILIES = ("qwen3_5_text", "qwen3_5_moe_text")
 DEPTHS = (1, 3)
 NEAR = 0.06  # in cumulative acceptance at a depth
-_PORT = 8431
 _CONVERT = Path(__file__).with_name("llama_cpp_convert.py")
 
 
@@ -51,48 +43,9 @@ def convert(tree: Path, model: Path, out: Path) -> Path:
     return out
 
 
-def get(path: str, body: dict[str, Any] | None = None) -> str:
-    data = json.dumps(body).encode() if body is not None else None
-    request = Request(f"http://127.0.0.1:{_PORT}{path}", data, {"Content-Type": "application/json"})
-    with urlopen(request, timeout=60) as answer:
-        return str(answer.read().decode())
-
-
-@contextmanager
-def server(tree: Path, model: Path, depth: int, log: Path) -> Iterator[None]:
-    words = [
-        tree / "build/bin/llama-server", "-m", model, "--port", _PORT, "-c", 2048, "-np", 1,
-        "-t", 1, "--no-warmup", "--metrics", "-ctk", "f32", "-ctv", "f32", "-ctkd", "f32",
-        "-ctvd", "f32",
-    ]  # fmt: skip
-    if depth:
-        words += ["--spec-type", "draft-mtp", "--spec-draft-n-max", depth, "--spec-draft-p-min", 0]
-    with log.open("w") as file:
-        process = subprocess.Popen([str(word) for word in words], stdout=file, stderr=file)
-        try:
-            for _ in range(300):
-                try:
-                    get("/health")
-                    break
-                except URLError:
-                    time.sleep(0.2)
-            yield
-        finally:
-            process.kill()
-            process.wait()
-
-
 def theirs(tree: Path, model: Path, depth: int, vocab: int) -> Served:
-    with server(tree, model, depth, model.with_suffix(f".{depth}.log")):
-        fields = {"n_predict": workload.NUM_TOKENS, "temperature": 0, "return_tokens": True}
-        asked = [
-            {"prompt": ids, "cache_prompt": False, **fields} for ids in workload.prompts(vocab)
-        ]
-        tokens = [json.loads(get("/completion", body))["tokens"] for body in asked]
-        metrics = get("/metrics")
-    rounds = re.findall(r"^\S+num_drafts_total (\d+)", metrics, flags=re.M)
-    accepted = re.findall(r"^\S+tokens_per_pos_total\{\S+ (\d+)", metrics, flags=re.M)
-    return Served(tokens, int(rounds[0]), tuple(map(int, accepted)))
+    program = tree / "build/bin/llama-server"
+    return served(program, model, depth, vocab, model.with_suffix(f".{depth}.log"))
 
 
 def check(family: str, tree: Path, work: Path) -> list[str]:

@@ -25,7 +25,7 @@ from support.head_edits import edited
 from support.quantized_tensors import source
 from support.tiny_fixture import Tiny
 
-from headstart.backends.numba import support
+from headstart.backends.numba import compiler, support
 from headstart.checkpoint.values import load
 from headstart.engine.engine import Engine
 from headstart.heads.quantized_copy import quantized_copy
@@ -207,7 +207,7 @@ def test_a_numba_that_does_not_load_is_named(monkeypatch: pytest.MonkeyPatch) ->
     def fail(name: str) -> None:
         raise ImportError("numpy is too new")
 
-    monkeypatch.setattr(support, "import_module", fail)
+    monkeypatch.setattr(compiler, "import_module", fail)
     assert support.why_missing() == "numba does not load (numpy is too new)"
 
 

@@ -36,9 +36,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 FIRST, LATER = [5, 20, 31], [list(range(3, 40)), [9, 10, 11]]  # more than a group
 PARAMS = [
-    SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
-    SamplingParams(temperature=0.6, seed=3, max_tokens=4, ignore_eos=True),
-    SamplingParams(temperature=0.9, seed=4, top_p=0.9, max_tokens=4, ignore_eos=True),
+    SamplingParams(temperature=0, max_tokens=7, ignore_eos=True),
+    SamplingParams(temperature=0.6, seed=3, max_tokens=3, ignore_eos=True),
+    SamplingParams(temperature=0.9, seed=4, top_p=0.9, max_tokens=3, ignore_eos=True),
 ]
 
 

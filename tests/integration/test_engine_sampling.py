@@ -95,7 +95,7 @@ def test_each_request_may_choose_its_own_k(plain: Engine, tiny: Tiny) -> None:
 
 
 def test_the_rejection_rule_gives_the_target_distribution(tiny: Tiny) -> None:
-    """1 500 pairs of drafted tokens of a five-token vocabulary, by chi-square."""
+    """1,000 pairs of drafted tokens of a five-token vocabulary, by chi-square."""
     folder = tiny(
         "mimo", rate=0.8, seed=0, dtype="F32", hidden_size=32, vocab_size=5, head_dim=8,
         intermediate_size=16, num_hidden_layers=1,
@@ -110,7 +110,7 @@ def test_the_rejection_rule_gives_the_target_distribution(tiny: Tiny) -> None:
     counts = torch.zeros(5, 5, dtype=torch.float64)
     origins: list[Any] = []
     results = engine.generate(
-        [prompt], SamplingParams(**params, acceptance="rejection", seed=1, n=1500)
+        [prompt], SamplingParams(**params, acceptance="rejection", seed=1, n=1000)
     )
     for output in results[0].outputs:
         counts[output.token_ids[1], output.token_ids[2]] += 1

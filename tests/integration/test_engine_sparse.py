@@ -64,7 +64,7 @@ def test_texts_are_the_same_where_rows_choose_in_parts(
 def test_nothing_that_was_chosen_outlives_a_pass(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who follows sees the very choice of its leader, and then it is gone."""
+    """A follower sees the very choice of its leader, and then it is gone."""
     engine = start(folder, speculate=2)
     layers = attending(engine)
     made, used = list[torch.Tensor](), list[tuple[LatentAttention, torch.Tensor]]()

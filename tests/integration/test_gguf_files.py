@@ -268,7 +268,9 @@ def test_a_trunk_of_another_model_is_refused(
         plan_stitch(open_head(made["draft"]), open_target(trunk))
 
 
-def test_what_cannot_be_done_is_said(made: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_done_is_said(
+    made: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     head, whole = open_head(made["head"]), open_target(made["whole"])
     with pytest.raises(CheckpointError, match="there is nothing to restore"):
         plan_restore(whole, head.origin, head)
@@ -276,9 +278,14 @@ def test_what_cannot_be_done_is_said(made: dict[str, Path], tmp_path: Path) -> N
         plan_stitch(head, open_target(made["draft"]))
     with pytest.raises(HeadNotFound, match=r"has no head. Restore it: headstart restore"):
         open_head(made["trunk"])
-    with pytest.raises(ConfigError, match=r"--head-type is 'q4_k'; .* llama-quantize"):
+    with pytest.raises(
+        ConfigError, match=r"--head-type is 'q4_k_m'; .* of q2_k, .* llama-quantize"
+    ):
+        plan_stitch(head, whole, head_type="q4_k_m")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"Q4_K are made by llama\.cpp's llama-quantize"):
         plan_stitch(head, whole, head_type="q4_k")
-    with pytest.raises(ConfigError, match="--head-type is a type of GGUF files"):
+    with pytest.raises(ConfigError, match="--head-type is for GGUF and MLX"):
         plan_stitch(head, open_target(made["head"]), head_type="q8_0")
     with pytest.raises(CheckpointError, match="does not exist; expected a GGUF file"):
         open_target(tmp_path / "none.gguf")

@@ -12,9 +12,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 from support import SCRIPTS
+from support.gguf_models import random_bits, write_head, write_trunk
+from support.long_runs import IS_LONG
 
 from headstart.checkpoint.reader import Checkpoint
+from headstart.heads.formats import open_head
+from headstart.heads.formats.gguf.archs import arch_named
 
 SLOW = SCRIPTS / "slow_headstart.py"
 ROUNDS = 6
@@ -90,6 +95,33 @@ def test_killed_at_any_moment_there_is_no_result_and_the_next_run_succeeds(
     assert partials(tmp_path) == []
     Checkpoint.open(out)
     assert bytes_of(model) == before
+
+
+@pytest.mark.skipif(not IS_LONG, reason="the writer is that of the tests above: make test-long")
+@pytest.mark.parametrize("kind", ["gguf", "mlx"])
+def test_killed_while_a_head_is_put_into_another_home(
+    kind: str, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    head, trunk, out = tiny("qwen3_5"), tmp_path / "trunk", tmp_path / "results" / "out"
+    out.parent.mkdir()
+    if kind == "gguf":
+        arch = arch_named("qwen35")
+        assert arch is not None
+        head = write_head(arch, tmp_path / "head", random_bits())
+        words = ["stitch", str(head), str(write_trunk(arch, trunk))]
+    else:
+        shutil.copytree(tiny("qwen3_5", with_head=False), trunk)
+        for file in trunk.glob("*.safetensors"):
+            save_file(load_file(file), file, metadata={"format": "mlx"})
+        words = ["restore", str(trunk), "--from", str(head), "--mlx-layout", "vllm-mlx"]
+    before, moments = bytes_of(trunk), random.Random(kind)
+    for _ in range(ROUNDS):
+        process = headstart(*words, "--out", str(out), pause=0.02)
+        stop_midway(process, out.parent, moments.uniform(0, 0.1), signal.SIGKILL)
+        assert not out.exists() and bytes_of(trunk) == before
+    finish(headstart(*words, "--out", str(out)))
+    assert partials(out.parent) == [] and bytes_of(trunk) == before
+    assert open_head(out).tensors.keys() == open_head(head).tensors.keys()
 
 
 @pytest.mark.parametrize(

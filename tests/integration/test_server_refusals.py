@@ -41,6 +41,8 @@ REFUSED = [
     ({"max_tokens": 10**30}, "max_tokens", "should be less than"),
     ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "give one of them"),
     ({"seed": 1 << 70}, "seed", "should be less than"),
+    ({"priority": -3}, "priority", "started without --allow-priority). Leave it out."),
+    ({"priority": -11}, "priority", "greater than or equal to -10"),
     ({"messages": []}, "messages", "at least 1 item"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages[0].role", "'user'"),
     (

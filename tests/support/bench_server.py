@@ -41,6 +41,7 @@ class Script:
     word: str = "word "
     key: str | None = None  # that clients must send
     refuses_chat: str = ""  # what is said to whoever wants to chat
+    pages: dict[str, dict[str, Any]] = field(default_factory=dict)  # by path, as JSON
     vocabulary: tuple[str, ...] = ()  # of /tokenize and /detokenize; the first is the unknown word
 
     def chunk_sizes(self, num_tokens: int) -> list[int]:
@@ -101,6 +102,8 @@ class BenchServer:
             return _whole(200, {"tokens": ids, "count": len(ids)})
         if path == "/detokenize" and words and max(body["tokens"]) < len(words):
             return _whole(200, {"prompt": " ".join(words[token] for token in body["tokens"])})
+        if path in self.script.pages:
+            return _whole(200, self.script.pages[path])
         if path == "/v1/models":
             return _whole(200, {"data": [{"id": "scripted"}]})
         if path == "/log":

@@ -10,6 +10,7 @@ import gc
 import os
 import re
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -31,8 +32,9 @@ os.environ["RUST_BACKTRACE"] = "0"  # one of a panic in a library takes a second
 # One thread per test process: several workers share few cores, and threads that spin while they
 # wait for each other cost an order of magnitude.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# Processes that tests start would each compile the whole package again.
+# Processes that tests start would each compile the whole package again, and every run all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # What is imported and collected stays; looking through it for garbage takes a third of that time.
 gc.disable()  # until all is collected: conftest.py
 # Without a GPU, kernels run in Triton's interpreter, which is chosen before its import.

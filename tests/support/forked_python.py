@@ -47,5 +47,11 @@ def forked_python(folder: Path) -> Iterator[Path]:
 
 def working_pid(process: subprocess.Popen[Any]) -> int:
     """The process that does the work: another one where that program was started."""
-    note = Path(os.environ.get(_SOCKET, "none")).with_name(str(process.pid))
-    return int(note.read_text()) if note.exists() else process.pid
+    place = Path(os.environ.get(_SOCKET, "none")).parent
+    if Path(process.args[0]).parent != place:
+        return process.pid
+    note, deadline = place / str(process.pid), time.monotonic() + 60
+    while not (note.exists() and note.read_text()):  # on a busy machine the work may come first
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return int(note.read_text())

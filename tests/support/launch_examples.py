@@ -54,9 +54,10 @@ def report(
 
 def command(engine: str, name: str = "", version: str = "", **options: Any) -> EngineCommand:
     """The command for a healthy checkpoint of a family; options of the report start with r_."""
-    if engine == "llamacpp":
-        options.setdefault("r_format", "gguf")
-    name = name or ("qwen3_5" if engine == "llamacpp" else "deepseek_v3")
+    formats = {"llamacpp": "gguf", "mlx": "mlx"}
+    if engine in formats:
+        options.setdefault("r_format", formats[engine])
+    name = name or ("qwen3_5" if engine in formats else "deepseek_v3")
     own = {key[2:]: options.pop(key) for key in list(options) if key.startswith("r_")}
     return build(engine, report(name, **own), LaunchOptions(**options), version or NEWEST[engine])
 

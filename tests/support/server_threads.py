@@ -72,7 +72,7 @@ def serving(
         assert not server._thread.is_alive(), "the server hangs"
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 10) -> float:
+def wait_until(condition: Callable[[], bool], seconds: float = 60) -> float:
     """Poll; returns how long it took."""
     started = time.monotonic()
     while not condition():

@@ -6,14 +6,16 @@ Every module with kernels takes `njit` from here.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.cache import cache_folder, make_private
+from headstart.checkpoint.cache import compiled_folder, make_private
 
 
 def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
@@ -52,10 +54,22 @@ def _kept() -> Iterator[bool]:
         numba.config.CACHE_DIR = before
 
 
+def why_missing() -> str | None:
+    """What keeps this machine from compiling, or None."""
+    if importlib.util.find_spec("numba") is None:
+        return "numba is not installed"
+    if not hasattr(os, "sched_yield"):
+        return "the kernels need a POSIX system"
+    try:
+        import_module("numba")
+    except ImportError as error:  # made for another numpy, for instance
+        return f"numba does not load ({error})"
+    return None
+
+
 def kept_in() -> Path:
     """The folder of compiled code, which numba loads as pickles: only the user may write there."""
-    base = os.environ.get("NUMBA_CACHE_DIR")
-    return (Path(base) if base else cache_folder()) / f"kernels-{_digest()}"
+    return compiled_folder("NUMBA_CACHE_DIR", f"kernels-{_digest()}")
 
 
 @cache

@@ -124,7 +124,7 @@ def _swiglu_rows(gate_up):
     return out
 
 
-@njit()
+@njit(inline="always")  # by itself it would be optimised once more than it is called
 def run_layers(counters, phase, stream, scratch, model, layout):
     """The residual stream [rows, hidden] through all layers, in place, by a thread pool.
 
@@ -170,7 +170,7 @@ ChainBuffers = namedtuple("ChainBuffers", "streams logits chosen probs")
 HEAD_PHASES = PHASES + 3  # of one depth: fusing, the block, the LM head, the choice
 
 
-@njit()
+@njit(inline="always")
 def _fuse(counters, phase, embedded, hidden, head, out):
     """What enters a head's block: both halves [rows, hidden] normed, side by side, one product."""
     rows, width = embedded.shape

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Sequence
-from importlib import import_module
 
 import torch
 
+from headstart.backends.numba.compiler import why_missing
 from headstart.backends.options import BackendOptions
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
@@ -25,19 +23,6 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
     if options.exact:
         return "exact runs in plain PyTorch on a CPU"
     return why_missing() or why_not_whole(model)
-
-
-def why_missing() -> str | None:
-    """What keeps this machine from compiling, or None."""
-    if importlib.util.find_spec("numba") is None:
-        return "numba is not installed"
-    if not hasattr(os, "sched_yield"):
-        return "the kernels need a POSIX system"
-    try:
-        import_module("numba")
-    except ImportError as error:  # made for another numpy, for instance
-        return f"numba does not load ({error})"
-    return None
 
 
 def why_not_whole(model: LoadedModel) -> str | None:

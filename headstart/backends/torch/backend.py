@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
-from headstart.backends.numba.support import why_missing, why_not_whole
+from headstart.backends.numba.compiler import why_missing
+from headstart.backends.numba.support import why_not_whole
 from headstart.backends.options import Weights
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up, make_exact

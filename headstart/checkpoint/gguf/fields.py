@@ -71,7 +71,7 @@ def field(name: str, value: Any, kind: int, item_kind: int | None = None) -> Fie
     of = kind if item_kind is None else item_kind
     try:
         return _field(name, value, kind, item_kind)
-    except (struct.error, AttributeError, TypeError, OverflowError):
+    except (struct.error, AttributeError, TypeError, OverflowError, UnicodeEncodeError):
         raise BadConfig(
             f"the key {name} is {'an array of ' if kind == ARRAY else ''}{KIND_NAMES[of]} in the "
             f"file, which cannot hold {str(value)[:60]}. Convert the model again."

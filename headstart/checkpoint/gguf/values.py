@@ -1,7 +1,8 @@
 """Values of GGUF tensors: cast, quantised, dequantised and rearranged, a few rows at a time.
 
 F32, F16, BF16, Q8_0 and Q4_1 are read here, so that the demo needs nothing installed; all other
-block types, and quantising, are left to the `gguf` package (extra `gguf`).
+block types, and quantising, are left to the `gguf` package (extra `gguf`); K-quants are made by
+llama.cpp's own tool.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.dtypes import DTYPE_BITS, byte_size
+from headstart.checkpoint.gguf.quantize_tool import TYPES, quantized_by_tool
 from headstart.checkpoint.source import FileSlice, TensorSource
 from headstart.checkpoint.values import as_bytes, load, one_thread, to_float32
 from headstart.errors import MissingExtra, ShapeMismatch, UnsupportedFamily, install
@@ -36,6 +38,10 @@ def cast(source: TensorSource, kind: str) -> TensorSource:
     """The same values as another type, rounded to nearest; the source itself where it has it."""
     if source.dtype == kind:
         return source
+    if kind in TYPES and source.dtype in PLAIN:
+        return quantized_by_tool(source, kind)
+    if kind in TYPES:  # the tool does not read what is quantised already
+        return quantized_by_tool(cast(source, "F32"), kind)
     _check(source.dtype, kind)
     return _mapped(source, kind, lambda values: values)
 

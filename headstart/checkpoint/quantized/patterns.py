@@ -1,6 +1,6 @@
 r"""Regular expressions of downloaded configs, matched in bounded time.
 
-Python's `re` tries one way after another, and `(x+)+!` has more ways than anybody can wait for.
+Python's `re` tries one way after another, and `(x+)+!` has more ways than there is time for.
 Here all positions that a part of the pattern can reach are followed at once, as bits of a number.
 Understood: characters, `.`, classes, `\d` and its kin, groups, alternatives, repetition, `^`, `$`
 and look-ahead; not a repetition inside of a repeated group, nor references back.

@@ -76,7 +76,9 @@ def format_of(checkpoint: Checkpoint) -> str | None:
         return "gguf" if gguf.recognises(checkpoint) else None
     # The file's name first: a config may still bear the marks of the format it was made from.
     by_file = (n for n in FORMATS if format_named(n).FILE in checkpoint.index.metadata)
-    by_config = (n for n in (*READ_ONLY, *OTHERS, *FORMATS) if reader_of(n).recognises(checkpoint))
+    # MLX before TensorRT-LLM: a model type says more than names that begin with `mtp.`.
+    order = (*READ_ONLY, *reversed(OTHERS), *FORMATS)
+    by_config = (n for n in order if reader_of(n).recognises(checkpoint))
     return next(by_file, None) or next(by_config, None)
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from headstart.checkpoint.reader import Checkpoint
 from headstart.families.names import NUMBER
 
 EXPERTS, STACKS = ".experts.", ".switch_mlp."
@@ -22,6 +23,7 @@ class Drafter:
     is_tied: bool = False  # whether those are one where the config does not say
     block_size: int = 1  # tokens of a round beside one draft per module
     in_fp32: tuple[str, ...] = ()  # endings of names
+    layouts: tuple[str, ...] = ()  # in which runtimes of MLX read such heads inside a model
 
     def theirs(self, name: str) -> str | None:
         """Their name of one of ours."""
@@ -72,20 +74,28 @@ _GLM_NAMES = {
     "modules.0.lm_head": "lm_head",
     "modules.0.block": "model.mtp_block",
 }
+_SPARSE_NAMES = {  # without the tables, which its class has no place for
+    "modules.0.fuse": "mtp.eh_proj",
+    "modules.0.embed_norm": "mtp.enorm",
+    "modules.0.hidden_norm": "mtp.hnorm",
+    "modules.0.out_norm": "mtp.shared_head_norm",
+    "modules.0.block": "mtp",
+}
 
 
-def _qwen(is_tied: bool) -> Drafter:
+def _qwen(is_tied: bool, *layouts: str) -> Drafter:
     return Drafter(
         model_type="qwen3_5_mtp", names=_QWEN_NAMES, shifts_norms=True, is_tied=is_tied,
-        block_size=2,
+        block_size=2, layouts=("sidecar", *layouts),
     )  # fmt: skip
 
 
 # family -> its drafters
 DRAFTERS: Mapping[str, Drafter] = {
-    "qwen3_5": _qwen(is_tied=True),
-    "qwen3_5_moe": _qwen(is_tied=True),
-    "qwen3_next": _qwen(is_tied=False),
+    "qwen3_5": _qwen(True, "vllm-mlx", "embedded"),
+    "qwen3_5_moe": _qwen(True, "vllm-mlx", "embedded"),
+    # mlx-lm loads no converted Qwen3-Next with mtp.* in it, and vllm-mlx looks there alone
+    "qwen3_next": _qwen(False),
     "glm4_moe_lite": Drafter(
         model_type="glm4_moe_lite_mtp",
         names=_GLM_NAMES,
@@ -93,4 +103,15 @@ DRAFTERS: Mapping[str, Drafter] = {
         has_tables=True,
         in_fp32=("e_score_correction_bias",),
     ),
+    "glm_moe_dsa": Drafter(
+        model_type="glm_moe_dsa_mtp",
+        names=_SPARSE_NAMES,
+        kv_b="modules.0.block.self_attn.kv_b_proj.weight",
+    ),
 }
+
+
+def is_drafter(checkpoint: Checkpoint) -> bool:
+    """Whether a folder is one of mlx-vlm's drafters, by its model type."""
+    types = {drafter.model_type for drafter in DRAFTERS.values()}
+    return checkpoint.config.model_type in types

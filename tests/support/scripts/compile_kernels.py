@@ -1,8 +1,9 @@
 """Compile kernels for an H100 without one; run by test_compiling.py in a process of its own.
 
 The interpreter accepts more than the compiler does, and it has room for everything. What the
-compiler said is kept: a kernel is compiled again when its source, sizes or Triton have changed.
-With --long all are, in more sizes.
+compiler said is known: a kernel is compiled again when its source, sizes or Triton have changed.
+With --long all are, in more sizes, and must say the same as before; --record writes down what they
+say, for all machines (tests/fixtures/kernels_sm_90.txt).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import os
 import re
 import sys
 from contextlib import redirect_stdout
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -47,7 +50,8 @@ from headstart.backends.cuda.kernels import (
 )
 from headstart.checkpoint.cache import cache_folder
 
-IS_LONG = "--long" in sys.argv
+IS_LONG, RECORDS = "--long" in sys.argv, "--record" in sys.argv
+RECORD = Path(__file__).resolve().parents[2] / "fixtures" / "kernels_sm_90.txt"
 MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
 MAX_SPILLED_BYTES = 64  # of one thread: none by Triton 3.6, by which cuts were timed; 3.9 has 12,
 MAX_SPILLED_BYTES_OF = {latent: 256}  # and about 200 in latent attention, which has all registers
@@ -110,6 +114,8 @@ TENSORS = ("q", "k_cache", "v_cache", "x", "weight", "stream", "normed", "embed"
 
 
 Job = tuple[Any, dict[str, Any], dict[str, str]]  # a kernel, its constants, kinds of the rest
+Figures = tuple[int, int, int]  # registers, bytes that are spilled, bytes that are shared
+found_now: dict[str, Figures] = {}
 
 
 def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
@@ -248,18 +254,33 @@ def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> s
         if kind.startswith("*")
     }
     source = ASTSource(kernel, signature, constants, aligned)
-    registers, spilled, shared = kept(source, options)
+    registers, spilled, shared = known(source, options)
     found = f"{kernel.__module__} {kernel.__name__} {registers} {spilled} {shared}"
     most = MAX_SPILLED_BYTES_OF.get(sys.modules[kernel.__module__], MAX_SPILLED_BYTES)
     assert shared <= MAX_SHARED_BYTES and spilled <= most, f"{found} {fixed} {options}"
     return found
 
 
-def kept(source: ASTSource, options: dict[str, Any]) -> tuple[int, int, int]:
-    """The three figures, from the last time that the same was compiled."""
-    name = hashlib.sha256(f"{triton.__version__} {source.hash()} {options}".encode()).hexdigest()
+@cache
+def recorded() -> dict[str, Figures]:
+    """What the compiler said of each kernel, by a digest of everything that it was given."""
+    lines = [line.split() for line in RECORD.read_text().splitlines()] if RECORD.exists() else []
+    return {name: (int(one), int(two), int(three)) for name, one, two, three in lines}
+
+
+def known(source: ASTSource, options: dict[str, Any]) -> Figures:
+    """The three figures, from the last time that the same was compiled, here or elsewhere."""
+    given = f"{triton.__version__} {source.hash()} {options}"
+    name = hashlib.sha256(given.encode()).hexdigest()[:16]
     path = cache_folder() / "kernels-sm-90" / name
-    if path.exists() and not IS_LONG:
+    if IS_LONG or RECORDS:
+        figures = found_now[name] = compiled(source, options)
+        before = recorded().get(name, figures)
+        assert RECORDS or figures == before, f"{RECORD.name} has {before}, compiled: {figures}"
+        return figures
+    if name in recorded():
+        return recorded()[name]
+    if path.exists():
         registers, spilled, shared = map(int, path.read_text().split())
         return registers, spilled, shared
     figures = compiled(source, options)
@@ -270,7 +291,7 @@ def kept(source: ASTSource, options: dict[str, Any]) -> tuple[int, int, int]:
     return figures
 
 
-def compiled(source: ASTSource, options: dict[str, Any]) -> tuple[int, int, int]:
+def compiled(source: ASTSource, options: dict[str, Any]) -> Figures:
     with redirect_stdout(io.StringIO()) as log:
         made = triton.compile(source, GPUTarget("cuda", 90, 32), options)
     registers = number_in(r"Used (\d+) registers", log.getvalue())
@@ -294,6 +315,9 @@ def main() -> None:
         print("too much:", error)
     else:
         raise SystemExit(f"the cut for heads of 128 was expected to spill with 256: {found}")
+    if RECORDS:
+        lines = (f"{name} {' '.join(map(str, found_now[name]))}\n" for name in sorted(found_now))
+        RECORD.write_text("".join(lines))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ OPTIONAL = (
     "numba", "xgrammar", "torch._dynamo", "torch.distributed.fsdp", "torch.utils.tensorboard",
 )  # fmt: skip
 _MOST_FDS = 64
-_FREE_FROM = 1000  # file descriptors that nobody was told to use
+_FREE_FROM = 1000  # file descriptors that no process was given
 
 
 class Order(NamedTuple):
@@ -69,7 +69,7 @@ def _forked(link: socket.socket) -> Order:
     link.sendall(struct.pack("<i", child))
     ended = os.pidfd_open(child)
     if ended not in select.select([link, ended], [], [])[0]:
-        os.kill(child, signal.SIGKILL)  # whoever gave the order was killed
+        os.kill(child, signal.SIGKILL)  # the process that asked for it was killed
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     try:
         link.sendall(struct.pack("<i", code))

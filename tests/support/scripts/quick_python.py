@@ -17,7 +17,7 @@ def main() -> None:
     words = [word for word in sys.argv[1:] if word not in ("-P", "-u")] or ["-"]
     if words[0].startswith("-") and words[0] != "-m":
         os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
-    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is somebody to tell
+    signal.pthread_sigmask(signal.SIG_BLOCK, PASSED_ON)  # until there is a process to tell
     files = [number for number in range(64) if is_open(number)]
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(os.environ["HEADSTART_TEST_FORKS"])

@@ -116,7 +116,7 @@ def test_answers_of_all_engines_read_the_same(engine: str) -> None:
     assert found.acceptance_length == pytest.approx(2.2)
     assert found.draft_acceptance_rate == pytest.approx(12 / 18)
     assert found.cumulative[0] == found.conditional[0] == pytest.approx(0.8)
-    # 18 drafts are not 2 in each of 10 rounds: only whoever counts tries knows the second rate.
+    # 18 drafts are not 2 in each of 10 rounds: the second rate is known where tries are counted.
     assert found.conditional[1] == (pytest.approx(4 / 6) if engine == "ours" else None)
 
 

@@ -13,7 +13,7 @@ from gpu_auto import Contest, expected_seconds
 SETTINGS = {"repeats": 1, "seconds": 2.0, "prompt": 4, "answer": 10, "fixed": [0, 1]}
 
 
-class Subject:
+class EnginePair:
     """Seconds of every play, by contender; the last one goes on for ever."""
 
     def __init__(self, seconds: dict[str, list[float]]):
@@ -34,11 +34,11 @@ class Subject:
 def test_a_goal_that_is_missed_is_played_for_again(
     auto: list[float], plays: int, ratio: float
 ) -> None:
-    subject = Subject({AUTO: auto, NO_HEAD: [2.0], "0": [2.0], "1": [1.0]})
-    row = Contest(subject, Namespace(**SETTINGS), 1, {}).run()  # type: ignore[arg-type]
+    pair = EnginePair({AUTO: auto, NO_HEAD: [2.0], "0": [2.0], "1": [1.0]})
+    row = Contest(pair, Namespace(**SETTINGS), 1, {}).run()  # type: ignore[arg-type]
     assert row["auto_to_best"] == pytest.approx(ratio)
-    assert (subject.plays[AUTO], subject.plays["1"], subject.plays["0"]) == (plays, plays, 1)
-    assert len(row["plays"]) == sum(subject.plays.values())
+    assert (pair.plays[AUTO], pair.plays["1"], pair.plays["0"]) == (plays, plays, 1)
+    assert len(row["plays"]) == sum(pair.plays.values())
 
 
 def test_a_part_is_expected_to_take_less() -> None:

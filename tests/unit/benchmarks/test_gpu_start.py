@@ -68,7 +68,7 @@ def test_a_start_that_fails_ends_the_program(
         gpu_start.main()
 
 
-def load_trunk(inner: Callable[[], FrameType]) -> FrameType:
+def fill_trunk(inner: Callable[[], FrameType]) -> FrameType:
     return inner()
 
 
@@ -78,6 +78,6 @@ def build(inner: Callable[[], FrameType]) -> FrameType:
 
 def test_the_innermost_part_counts() -> None:
     here = inspect.currentframe
-    assert gpu_start.part_of(build(partial(load_trunk, here))) == "weights"
-    assert gpu_start.part_of(load_trunk(partial(build, here))).startswith("memory")
+    assert gpu_start.part_of(build(partial(fill_trunk, here))) == "weights"
+    assert gpu_start.part_of(fill_trunk(partial(build, here))).startswith("memory")
     assert gpu_start.part_of(here()) == gpu_start.REST

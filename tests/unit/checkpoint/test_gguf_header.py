@@ -195,8 +195,8 @@ def test_values_are_quantised_and_read_as_by_the_package(kind: str) -> None:
 
 
 def test_types_that_cannot_be_made_are_refused_before_anything_is_written() -> None:
-    with pytest.raises(UnsupportedFamily, match=r"quantised to Q4_K here; .* llama-quantize"):
-        values.cast(held("F32", (1, 256), bytes(1024)), "Q4_K")
+    with pytest.raises(UnsupportedFamily, match=r"quantised to IQ2_S here; .* llama-quantize"):
+        values.cast(held("F32", (1, 256), bytes(1024)), "IQ2_S")
     with pytest.raises(UnsupportedFamily, match="Q1_0 cannot be turned into F32"):
         values.cast(held("Q1_0", (1, 128), bytes(18)), "F32")
 

@@ -1,4 +1,4 @@
-"""Who runs, with ints only: no model, no tensors."""
+"""Which requests run, with ints only: no model, no tensors."""
 
 from __future__ import annotations
 

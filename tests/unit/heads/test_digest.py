@@ -68,7 +68,7 @@ def told(source: Path, out: Path, **fields: Any) -> Path:
 def test_a_field_that_changes_the_text_changes_it(
     fields: dict[str, Any], tiny: Tiny, tmp_path: Path
 ) -> None:
-    """Also one that nobody here has heard of."""
+    """Also one that is not known here."""
     source = tiny("mimo")
     assert of(told(source, tmp_path / "m", **fields)) != of(source)
 

@@ -123,7 +123,7 @@ def test_no_operation_takes_the_drafter_for_a_head(
     assert not out.exists()
 
 
-@pytest.mark.parametrize("engine", [name for name in NEWEST if name != "llamacpp"])
+@pytest.mark.parametrize("engine", [name for name in NEWEST if name not in ("llamacpp", "mlx")])
 def test_launch_says_how_the_engine_serves_it(dspark: Path, engine: str) -> None:
     report = inspect(Checkpoint.open(dspark))
     own = {"vllm": "0.25.0 .* or later serves it with --speculative-config", "sglang": "DSPARK"}

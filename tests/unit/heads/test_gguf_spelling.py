@@ -145,6 +145,15 @@ def test_a_quantised_head_says_what_is_lost(tiny: Tiny) -> None:
     assert "are Q8_0: dequantised to BF16, not the published values" in said[0]
 
 
+def test_matrices_that_do_not_get_the_type_are_named(tiny: Tiny) -> None:
+    spelled = spell(open_head(tiny("qwen3_5_moe")), "TQ2_0")  # blocks of 256 values
+    assert spelled.tensors[0, "ffn_down_exps.weight"].dtype == "BF16"
+    assert spelled.tensors[0, "ffn_up_exps.weight"].dtype == "TQ2_0"
+    said = "ffn_down_exps.weight, ffn_down_shexp.weight: not TQ2_0, whose blocks of 256 values"
+    assert spelled.changes[-1].startswith(said)
+    assert len(spell(open_head(tiny("qwen3_5_moe")), "Q8_0").changes) == 1
+
+
 def test_an_fp8_head_is_dequantised_and_said(tiny: Tiny) -> None:
     head = open_head(tiny("qwen3_5"))
     name = "modules.0.block.mlp.up_proj.weight"
@@ -162,11 +171,6 @@ def test_an_fp8_head_is_dequantised_and_said(tiny: Tiny) -> None:
 def test_families_without_a_place_in_llama_cpp_are_refused_by_name(name: str, tiny: Tiny) -> None:
     with pytest.raises(UnsupportedFamily, match=rf"\({name}\) cannot be stored as GGUF: "):
         spell(open_head(tiny(name)))
-
-
-def test_the_trunk_is_asked_for(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match=r"--trunk FILE\.gguf"):
-        plan_export(open_head(tiny("qwen3_5")), "gguf")
 
 
 def test_other_formats_have_no_head_type(tiny: Tiny) -> None:

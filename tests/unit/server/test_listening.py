@@ -6,8 +6,14 @@ import socket
 
 import pytest
 
+from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
+from headstart.server.lifecycle import Serving
 from headstart.server.options import ServerOptions, is_public, listen
+
+
+def no_engine() -> Engine:
+    raise AssertionError("nothing is loaded in these tests")
 
 
 @pytest.mark.parametrize(
@@ -40,8 +46,10 @@ def test_a_server_is_for_this_machine_only_unless_told() -> None:
 )
 def test_who_can_reach_a_server_goes_by_its_real_address(host: str, expected: bool) -> None:
     """Regression: `--host LOCALHOST` was taken for public, and a request for any Host answered."""
-    with listen(ServerOptions(host=host, port=0)) as listener:
+    options = ServerOptions(host=host, port=0)
+    with listen(options) as listener:
         assert is_public(listener) is expected
+        assert Serving("model", options, no_engine, listener).state.is_public is expected
 
 
 @pytest.mark.parametrize("address", ["::1", "::ffff:127.0.0.1", "0:0:0:0:0:0:0:1"])

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("quick_interpreter")
 
 @pytest.fixture(autouse=True)
 def _by_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where there is no GPU nobody would choose them; blocks are short, so that rows need some."""
+    """Without a GPU they would not be chosen; blocks are short, so that rows need some."""
     monkeypatch.setattr(loss_rows, "uses_kernels", lambda weight: weight.dtype != torch.float64)
     monkeypatch.setattr(kernels, "_BLOCK", 16)
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import triton
 
-from headstart.checkpoint.cache import cache_folder, make_private
+from headstart.checkpoint.cache import compiled_folder, make_private
 
 _VARIABLE = "TRITON_CACHE_DIR"
 _FOLDER = "headstart-triton"
@@ -51,8 +51,7 @@ def use_private_cache() -> None:
 
     That is a folder inside of TRITON_CACHE_DIR, or of our own caches where that is not set.
     """
-    base = Path(os.environ.get(_VARIABLE) or cache_folder())
-    folder = base if base.name == _FOLDER else base / _FOLDER  # processes inherit the variable
+    folder = compiled_folder(_VARIABLE, _FOLDER)
     os.environ[_VARIABLE] = str(folder) if make_private(folder) else _of_this_process()
 
 

@@ -7,13 +7,13 @@ what a file holds and `plans.py` what is written.
 from __future__ import annotations
 
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import ConfigError
 from headstart.families.base import Family
 from headstart.families.registry import family
 from headstart.heads.formats import Export, count_modules
 from headstart.heads.formats.gguf.archs import arch_of, reason_against
 from headstart.heads.formats.gguf.found import find_gguf_head, spelled_in
 from headstart.heads.formats.gguf.model import GgufModel, is_gguf_path, open_gguf
+from headstart.heads.formats.gguf.own_file import plan_own_draft_file
 from headstart.heads.formats.gguf.plans import (
     plan_draft_file,
     plan_gguf_restore,
@@ -22,6 +22,7 @@ from headstart.heads.formats.gguf.plans import (
 from headstart.heads.formats.gguf.spelling import require_arch
 from headstart.heads.formats.gguf.unspelling import unspelled
 from headstart.heads.head import Head
+from headstart.vocab.draft_vocab import DraftVocab
 
 __all__ = [
     "FILE", "LOSES", "GgufModel", "is_gguf_path", "open_gguf", "plan", "plan_gguf_restore",
@@ -35,17 +36,20 @@ def why_not(owner: Family) -> str:
     return "" if arch_of(owner.name) else reason_against(owner.name)
 
 
-def plan(head: Head, trunk: GgufModel | None = None, head_type: str | None = None) -> Export:
-    """A file with the head alone; its keys are those of `trunk`, or of the head's own file."""
+def plan(
+    head: Head,
+    trunk: GgufModel | None = None,
+    head_type: str | None = None,
+    vocab: DraftVocab | None = None,
+) -> Export:
+    """A file with the head alone; keys and tables are those of `trunk`, else of its own model."""
     require_arch(head.family.name, head.family.title)
     if trunk is None and isinstance(head.origin, GgufModel):
         trunk = head.origin
     if trunk is None:
-        raise ConfigError(
-            "a GGUF file with a head alone holds the keys, tokenizer and embedding of its trunk as "
-            "GGUF; give the file that you will serve with --trunk FILE.gguf."
-        )
-    made = plan_draft_file(head, trunk, head_type)
+        made = plan_own_draft_file(head, head_type, vocab)
+    else:
+        made = plan_draft_file(head, trunk, head_type, vocab)
     return Export(made.plan, made.changes, made.details)
 
 

@@ -18,6 +18,7 @@ PER_LAYER = (
     "swiglu_clamp_shexp",
 )  # fmt: skip
 LayerValues = Callable[[Fields, int], Mapping[str, Any]]
+KeysOf = Callable[[Fields, int], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +37,9 @@ class Arch:
     # models without any head have the name, too: without one, whose file it is cannot be known
     is_shared: bool = False
     max_modules: int | None = None  # more are refused by llama.cpp
+    # keys of a file with a head alone, of a config and a number of modules; None: not known here
+    keys_of: KeysOf | None = None
+    pre_tokenizer: str = "default"  # what llama.cpp calls the way in which its texts are split
     # what arrays with one value per layer hold for a module
     layer_values: LayerValues = lambda fields, module: {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from headstart.heads.formats.gguf.arch import Arch
+from headstart.heads.formats.gguf.arch import Arch, KeysOf
 from headstart.heads.formats.gguf.arch_names import (
     DENSE,
     EXPERTS,
@@ -28,6 +28,15 @@ from headstart.heads.formats.gguf.arch_names import (
     STACKS,
     names,
 )
+from headstart.heads.formats.gguf.keys import (
+    glm_sparse_keys,
+    hunyuan_keys,
+    latent_keys,
+    qwen_keys,
+    qwen_next_keys,
+    sparse_keys,
+    step_keys,
+)
 from headstart.heads.formats.gguf.layer_values import (
     bailing_values,
     mimo_values,
@@ -37,7 +46,9 @@ from headstart.heads.formats.gguf.layer_values import (
 )
 
 
-def _qwen(name: str, family: str, feed: str) -> Arch:
+def _qwen(
+    name: str, family: str, feed: str, keys_of: KeysOf = qwen_keys, pre_tokenizer: str = "qwen35"
+) -> Arch:
     return Arch(
         name=name,
         family=family,
@@ -46,11 +57,13 @@ def _qwen(name: str, family: str, feed: str) -> Arch:
         tolerates_missing=False,
         max_modules=1,
         layer_values=qwen_values,
+        keys_of=keys_of,
+        pre_tokenizer=pre_tokenizer,
     )
 
 
 ARCHS: tuple[Arch, ...] = (
-    _qwen("qwen3next", "qwen3_next", QWEN_MOE),
+    _qwen("qwen3next", "qwen3_next", QWEN_MOE, qwen_next_keys, "qwen2"),
     _qwen("qwen35", "qwen3_5", DENSE),
     _qwen("qwen35moe", "qwen3_5_moe", QWEN_MOE),
     Arch(
@@ -83,18 +96,24 @@ ARCHS: tuple[Arch, ...] = (
         family="glm4_moe_lite",
         names=names(ROLES, INPUT_NORM, FFN_NORM, MLA, SIGMOID_MOE),
         kv_b="block.self_attn.kv_b_proj",
+        keys_of=latent_keys,
+        pre_tokenizer="glm4",
     ),
     Arch(
         name="deepseek32",
         family="deepseek_v32",
         names=names(ROLES, INPUT_NORM, FFN_NORM, MLA, INDEXER, SIGMOID_MOE),
         kv_b="block.self_attn.kv_b_proj",
+        keys_of=sparse_keys,
+        pre_tokenizer="deepseek-v3",
     ),
     Arch(
         name="glm-dsa",
         family="glm_moe_dsa",
         names=names(ROLES, INPUT_NORM, FFN_NORM, MLA, INDEXER, SIGMOID_MOE),
         kv_b="block.self_attn.kv_b_proj",
+        keys_of=glm_sparse_keys,
+        pre_tokenizer="glm4",
     ),
     Arch(
         name="mimo2",
@@ -118,6 +137,8 @@ ARCHS: tuple[Arch, ...] = (
         names=names(ROLES, INPUT_NORM, FFN_NORM, GQA, DENSE, "block.self_attn.g_proj attn_gate"),
         shifts_norms=True,
         layer_values=step_values,
+        keys_of=step_keys,
+        pre_tokenizer="deepseek-v3",
     ),
     Arch(
         name="hy_v3",
@@ -136,6 +157,7 @@ ARCHS: tuple[Arch, ...] = (
             block.mlp.shared_mlp.down_proj     ffn_down_shexp
             """,
         ),
+        keys_of=hunyuan_keys,
     ),
     Arch(
         name="nemotron_h_moe",

@@ -20,6 +20,7 @@ from headstart.heads.detection import quoted
 from headstart.heads.formats.gguf.arch import FUSION, PER_LAYER, SHARED
 from headstart.heads.formats.gguf.found import FoundGguf, find_gguf_head, spelled_in
 from headstart.heads.formats.gguf.model import SPLIT, GgufModel
+from headstart.heads.formats.gguf.reduced import about_reduced, reduced
 from headstart.heads.formats.gguf.spelling import (
     RECORD,
     SpelledHead,
@@ -30,6 +31,7 @@ from headstart.heads.formats.gguf.spelling import (
 )
 from headstart.heads.head import Head
 from headstart.heads.operation import Operation, counted, megabytes
+from headstart.vocab.draft_vocab import DraftVocab
 
 # Tensors that a file with a head alone needs beside it; without output.weight they are tied.
 _BESIDE = ("token_embd.weight", "output_norm.weight", "output.weight", "rope_freqs.weight")
@@ -52,7 +54,12 @@ def spelled_of(head: Head, head_type: str | None) -> SpelledHead:
     return spell(head, kind)
 
 
-def plan_draft_file(head: Head, trunk: GgufModel, head_type: str | None = None) -> DraftFile:
+def plan_draft_file(
+    head: Head,
+    trunk: GgufModel,
+    head_type: str | None = None,
+    vocab: DraftVocab | None = None,
+) -> DraftFile:
     """The head alone, as `llama-server --spec-draft-model` takes it, with the keys of `trunk`."""
     spelled = spelled_of(head, head_type)
     found = find_gguf_head(trunk)
@@ -64,7 +71,9 @@ def plan_draft_file(head: Head, trunk: GgufModel, head_type: str | None = None) 
             "whole trunk with --trunk."
         )
     tensors = {name: stored(trunk.tensors[name]) for name in _BESIDE if name in trunk.tensors}
-    tensors |= _placed(spelled, found.num_layers)
+    tensors |= placed(spelled, found.num_layers)
+    if vocab is not None:
+        tensors = reduced(tensors, spelled.arch, vocab)
     fields = [f for f in with_head(found, spelled) if not f.name.startswith("split.")]
     name = trunk.folder.name
     name = name if name.startswith("mtp-") else f"mtp-{_without_split(name)}"
@@ -75,7 +84,8 @@ def plan_draft_file(head: Head, trunk: GgufModel, head_type: str | None = None) 
         f"{trunk.folder.name}; llama.cpp needs them in a file with a head alone",
     )
     details = {"arch": spelled.arch.name, "head_type": head_type}
-    return DraftFile(FolderPlan({name: shard}), (*spelled.changes, *said), details)
+    changes = (*spelled.changes, *said, *about_reduced(vocab))
+    return DraftFile(FolderPlan({name: shard}), changes, details)
 
 
 def plan_gguf_stitch(
@@ -89,7 +99,7 @@ def plan_gguf_stitch(
             f"{model.folder} holds a head alone; give the GGUF file of the model it belongs to."
         )
     _check_fit(head, spelled, found)
-    new = _placed(spelled, found.num_layers)
+    new = placed(spelled, found.num_layers)
     removed = set(found.names)
     shards: dict[str, GgufShard] = {}
     total = sum(len(header.tensors) for header in model.headers) - len(removed) + len(new)
@@ -131,7 +141,7 @@ def plan_gguf_restore(head: Head, model: GgufModel, *, head_type: str | None = N
     return plan_gguf_stitch(head, model, head_type=head_type, name="restore")
 
 
-def _placed(spelled: SpelledHead, layers: int) -> dict[str, TensorSource]:
+def placed(spelled: SpelledHead, layers: int) -> dict[str, TensorSource]:
     return {f"blk.{layers + m}.{name}": source for (m, name), source in spelled.tensors.items()}
 
 

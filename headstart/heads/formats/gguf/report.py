@@ -18,6 +18,7 @@ from headstart.heads.detection import quoted
 from headstart.heads.formats.gguf.arch import PER_LAYER, SHARED
 from headstart.heads.formats.gguf.found import FoundGguf, find_gguf_head
 from headstart.heads.formats.gguf.model import GgufModel
+from headstart.heads.formats.gguf.reduced import BUILD, MAP
 from headstart.heads.inspection import HeadReport, Report, TrunkReport
 from headstart.heads.operation import counted, megabytes
 from headstart.heads.sharing import Sharing
@@ -130,6 +131,12 @@ def _warnings(found: FoundGguf) -> Iterator[str]:
             f"the head is stored as {' and '.join(coarse)}: llama-imatrix never runs heads, so no "
             "importance matrix helped, and acceptance may be close to none. Take Q8_0: "
             "headstart stitch with --head-type q8_0."
+        )
+    listed = model.tensors.get(MAP)
+    if listed is not None:
+        yield (
+            f"the file has a draft vocabulary (d2t) of {listed.shape[0]} tokens, which needs "
+            f"{BUILD}; others refuse the file"
         )
     if arch is not None and found.blocks:
         if arch.max_modules is not None and len(found.blocks) > arch.max_modules:

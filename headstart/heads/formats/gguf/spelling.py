@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from headstart.checkpoint.dtypes import GGUF_TYPES
+from headstart.checkpoint.gguf.quantize_tool import TOOL, TYPES, require_tool
 from headstart.checkpoint.gguf.values import (
     PLAIN,
     QUANTIZED,
@@ -23,7 +24,13 @@ from headstart.checkpoint.gguf.values import (
 from headstart.checkpoint.quantized.names import is_scale
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
-from headstart.errors import ConfigError, ShapeMismatch, UnexpectedTensor, UnsupportedFamily
+from headstart.errors import (
+    ConfigError,
+    ShapeMismatch,
+    UnexpectedTensor,
+    UnsupportedFamily,
+    some,
+)
 from headstart.families.dims import dims
 from headstart.heads.experts import has_fused_experts, split_experts, stack_experts
 from headstart.heads.formats.gguf.arch import Arch
@@ -83,13 +90,14 @@ def spell(head: Head, kind: str | None = None) -> SpelledHead:
     for module in range(count):
         own = _of_module(head.tensors, module, arch)
         for name, source in _spelled(own, arch, fields).items():
-            tensors[module, name] = _typed(name, source, arch, kind)
+            tensors[module, name] = typed(name, source, arch, kind)
     listed = [arch.layer_values(config_fields(head.config), m) for m in range(count)]
     values = {key: [each[key] for each in listed] for key in listed[0]}
     changes = list(head.changes)
     lossy = sorted({s.dtype for s in tensors.values() if s.dtype not in PLAIN})
     if lossy:
         changes.append(f"matrices are quantised to {' and '.join(lossy)}, which cannot be undone")
+    changes += _kept(tensors, kind)
     return SpelledHead(
         arch, tensors, count, head.naming().num_layers, dims(fields).get("head_dim", 0),
         values, record, tuple(changes),
@@ -107,11 +115,30 @@ def retyped(spelled: SpelledHead, kind: str | None) -> SpelledHead:
     if kind is None:
         return spelled
     tensors = {
-        place: _typed(place[1], source, None, kind) for place, source in spelled.tensors.items()
+        place: typed(place[1], source, None, kind) for place, source in spelled.tensors.items()
     }
     changed = {s.dtype for place, s in spelled.tensors.items() if tensors[place].dtype != s.dtype}
     said = f"matrices were {' and '.join(sorted(changed))} and are {kind} now"
-    return replace(spelled, tensors=tensors, changes=(said,) if changed else ())
+    return replace(
+        spelled, tensors=tensors, changes=(*((said,) if changed else ()), *_kept(tensors, kind))
+    )
+
+
+def _kept(tensors: Mapping[tuple[int, str], TensorSource], kind: str | None) -> list[str]:
+    """That some matrices did not get the type that was asked for, in words."""
+    if kind is None:
+        return []
+    kept = [
+        name
+        for (_, name), source in tensors.items()
+        if source.dtype != kind and not _is_exact(name, source)
+    ]
+    if not kept:
+        return []
+    return [
+        f"{some(sorted(set(kept)))}: not {kind}, whose blocks of {GGUF_TYPES[kind][1]} values do "
+        "not divide a row"
+    ]
 
 
 def _record(head: Head, arch: Arch) -> dict[str, Any]:
@@ -211,12 +238,12 @@ def paired(name: str, source: TensorSource, head_dim: int, back: bool = False) -
     return regrouped(source, half, 2) if back else regrouped(source, 2, half)
 
 
-def _typed(name: str, source: TensorSource, arch: Arch | None, kind: str | None) -> TensorSource:
+def typed(name: str, source: TensorSource, arch: Arch | None, kind: str | None) -> TensorSource:
     """As llama.cpp expects it: norms, vectors and routers in FP32, matrices as asked."""
     is_norm = name.endswith("norm.weight")
     if is_norm and arch is not None and arch.shifts_norms:
         return shifted(source, 1.0)
-    if len(source.shape) <= 1 or is_norm or name in _ROUTERS or not name.endswith(".weight"):
+    if _is_exact(name, source):
         return cast(source, "F32")
     wanted = kind or (source.dtype if source.dtype in PLAIN else "BF16")
     if source.shape[-1] % GGUF_TYPES[wanted][1]:  # a row is no whole number of blocks
@@ -224,14 +251,23 @@ def _typed(name: str, source: TensorSource, arch: Arch | None, kind: str | None)
     return cast(source, wanted)
 
 
+def _is_exact(name: str, source: TensorSource) -> bool:
+    """Whether llama.cpp keeps it in FP32 whatever the type of matrices."""
+    is_vector = len(source.shape) <= 1 or name.endswith("norm.weight")
+    return is_vector or name in _ROUTERS or not name.endswith(".weight")
+
+
 def check_kind(kind: str | None) -> str | None:
     """The type that `--head-type` names, in the spelling of GGUF."""
     if kind is None:
         return None
-    if kind.upper() not in (*PLAIN, *QUANTIZED):
+    if kind.upper() not in (*PLAIN, *QUANTIZED, *TYPES):
         known = ", ".join([*PLAIN, *QUANTIZED]).lower()
+        by_tool = ", ".join(TYPES).lower()
         raise ConfigError(
-            f"--head-type is {kind!r}; expected one of {known}. K-quants are made by llama.cpp: "
-            'llama-quantize --tensor-type "blk\\.N\\.=q5_k" IN OUT TYPE'
+            f"--head-type is {kind[:40]!r}; expected one of {known}, or of {by_tool}, which "
+            f"{TOOL} makes where it is on the path."
         )
+    if kind.upper() in TYPES:
+        require_tool(kind.upper())
     return kind.upper()

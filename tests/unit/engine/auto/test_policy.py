@@ -66,7 +66,7 @@ def test_a_head_that_is_never_right_is_left_alone_but_for_a_try_now_and_then() -
     history = play_one(auto(), 600, never)
     late = history[100:]
     assert late.count(0) > 0.9 * len(late)
-    assert late.count(1) > 3, "nobody would notice if it became right"
+    assert late.count(1) > 3, "it would not be noticed if it became right"
     assert max(late) == 1
 
 

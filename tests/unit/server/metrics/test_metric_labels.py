@@ -98,7 +98,7 @@ def test_made_up_methods_and_paths_do_not_make_the_page_grow(client: TestClient)
     ask(0)
     series(client)  # this one is counted, too
     before = series(client)
-    for number in range(1, 60):
+    for number in range(1, 12):
         ask(number)
     assert series(client) == before
     made_up = [line for line in before if "METHOD" in line or "/0" in line]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,17 @@ def test_a_template_that_does_not_end_is_ended(hostile: TemplateProcess, text: s
     with pytest.raises(RequestError, match=r"takes more than 0\.4 s for these messages"):
         hostile.patiently(hostile.render, said(text), {})
     assert hostile.render(said("hello"), {}) == "<s>hello"
+    deadline = time.monotonic() + 10
+    while len(forks_of(hostile)) > len(hostile._idle):
+        assert time.monotonic() < deadline, "a process that nothing waits for goes on rendering"
+        time.sleep(0.02)
+
+
+def forks_of(templates: TemplateProcess) -> list[str]:
+    """Processes that render, or wait for the next messages."""
+    assert templates._forks is not None
+    parent = templates._forks._process.pid
+    return Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
 
 
 @pytest.mark.parametrize("text", ["large", "many"])

@@ -146,7 +146,7 @@ def test_queries_may_have_gates() -> None:
         Cut(tokens=16, step=16),
         Cut(tokens=64, step=32),
         Cut(pieces=5, least=20, step=16),
-        Cut(pieces=5, least=70, step=16),  # one piece, whoever it is
+        Cut(pieces=5, least=70, step=16),  # one piece, whichever it is
     ],
     ids=str,
 )

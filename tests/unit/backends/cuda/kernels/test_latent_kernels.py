@@ -36,7 +36,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
         (Cut(pieces=3, least=20, step=16), 1, (3, 20, 6)),
         (Cut(pieces=3, least=1, step=16, lines=16), 4, (6, 16, 16)),  # two tiles of lines
         (Cut(pieces=1, step=32), 5, (3, 24, 4)),
-        (Cut(pieces=4, least=70, step=16), 2, (2, 16, 6)),  # one piece, whoever it is
+        (Cut(pieces=4, least=70, step=16), 2, (2, 16, 6)),  # one piece, whichever it is
     ],
     ids=str,
 )

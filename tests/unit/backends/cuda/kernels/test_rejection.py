@@ -19,7 +19,7 @@ from headstart.sampling.choose import draft_probs, target_probs
 from headstart.sampling.params import Row, SamplingParams
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-VOCAB, DRAFTS, REQUESTS = 90, 3, unless_long(7, 12)
+VOCAB, DRAFTS, REQUESTS = 90, unless_long(2, 3), unless_long(5, 12)
 
 
 @pytest.fixture(autouse=True)

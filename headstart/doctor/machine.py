@@ -1,0 +1,125 @@
+"""What this machine and this installation have: versions, devices, backends, and why not others.
+
+torch takes seconds to import, so it is asked only where a driver names a GPU: whether torch can use
+it is known to torch alone. Everything else is read from files and metadata.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import platform
+import shutil
+import time
+from dataclasses import dataclass, field
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from headstart import __version__
+from headstart.backends.host import available_bytes, usable_cores
+from headstart.backends.numba.compiler import why_missing
+from headstart.bench.environment import gpus, processor_name
+from headstart.errors import first_line
+
+_PACKAGES = (
+    "torch", "transformers", "safetensors", "tokenizers", "numpy", "triton", "numba", "xgrammar",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    versions: dict[str, str | None]  # None: not installed
+    cpu: str
+    cores: int
+    free_bytes: int  # memory that this process may still take
+    gpus: list[str]  # as the driver names them
+    backends: dict[str, str | None]  # why not, None where it can be used
+    problems: list[str] = field(default_factory=list)  # what is there and does not work
+    torch_seconds: float | None = None  # what importing torch took; None where it was not
+
+    def as_json(self) -> dict[str, Any]:
+        return vars(self)
+
+
+def look_around() -> Machine:
+    """Read what there is; imports torch only where there is a GPU."""
+    versions: dict[str, str | None] = {"headstart": __version__}
+    versions["python"] = platform.python_version()
+    versions |= {name: package_version(name) for name in _PACKAGES}
+    versions["torch's CUDA"] = torch_cuda()
+    found, began = gpus(), time.perf_counter()
+    no_kernels, has_imported = _why_no_kernels(found, versions)
+    seconds = time.perf_counter() - began if has_imported else None
+    no_numba = why_missing()
+    backends = {
+        "cuda": no_kernels,
+        "numba": no_numba,
+        "torch": None if versions["torch"] else "torch is not installed",
+    }
+    broken = no_numba if no_numba and versions["numba"] else None
+    return Machine(
+        versions=versions,
+        cpu=processor_name(),
+        cores=usable_cores(),
+        free_bytes=available_bytes(),
+        gpus=found,
+        backends=backends,
+        problems=[broken] if broken else [],
+        torch_seconds=seconds,
+    )
+
+
+def package_version(name: str) -> str | None:
+    """None where the package is not installed."""
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def torch_cuda() -> str | None:
+    """The CUDA or ROCm that torch was built for, read from its files; None for a CPU's build."""
+    found = importlib.util.find_spec("torch")
+    for folder in (found.submodule_search_locations if found is not None else None) or ():
+        file = Path(folder) / "version.py"
+        if file.is_file():
+            values = _assigned(file.read_text())
+            return values.get("cuda") or (f"ROCm {values['hip']}" if values.get("hip") else None)
+    return None
+
+
+def _assigned(source: str) -> dict[str, str]:
+    """Names that are given a text at the top of a module."""
+    found = {}
+    for node in ast.parse(source).body:
+        if not isinstance(node, ast.Assign | ast.AnnAssign):
+            continue
+        text = node.value.value if isinstance(node.value, ast.Constant) else None
+        for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
+            if isinstance(target, ast.Name) and isinstance(text, str):
+                found[target.id] = text
+    return found
+
+
+def _why_no_kernels(found: list[str], versions: dict[str, str | None]) -> tuple[str | None, bool]:
+    """What keeps the fused kernels from running on a GPU, and whether torch had to be imported."""
+    if not found:
+        return "nvidia-smi names no GPU", False
+    if not versions["torch's CUDA"]:
+        return f"torch {versions['torch']} is built without CUDA; install one that has it", False
+    if not versions["triton"]:
+        return "triton is not installed", False
+    if not (shutil.which("cc") or shutil.which("gcc")):
+        return (
+            "Triton needs a C compiler (cc or gcc) to build its launchers, and there is none",
+            False,
+        )
+    try:
+        cuda = import_module("torch").cuda
+        if not cuda.is_available():
+            return "torch sees no GPU: its CUDA and the driver do not fit, or none is visible", True
+    except Exception as error:  # libraries of another driver, most likely
+        return f"torch does not load ({first_line(error)})", True
+    return None, True

@@ -1,0 +1,238 @@
+"""Quantised checkpoints run as they are stored: the same text as dequantised, with and without
+drafts, and everything that runs a model runs them.
+
+Formats take turns over what is done alike with all of them; long runs try every pair.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support import distill_runs, training_runs
+from support.commands import headstart
+from support.engine_runs import (
+    assert_head_is_alive,
+    greedy,
+    ids_of,
+    make_prompts,
+    run,
+    seeded,
+    start,
+)
+from support.head_edits import config, differing, edited, export, restore, stitch, tensors
+from support.long_runs import IS_LONG, one_of_each, unless_long
+from support.quantized_models import ALL, plain_model, quantized_model
+from support.tiny_fixture import Tiny
+
+from headstart.backends.weights import TAKEN_FORMS
+from headstart.checkpoint.reader import Checkpoint
+from headstart.models.build import Held, build
+from headstart.models.documents import Documents, Passage
+from headstart.models.quantized import Fp8Linear, Fp8Stack, GroupLinear, GroupStack
+
+# Sizes at which the parts of merged matrices end with blocks of 128.
+BLOCKS: dict[str, Any] = {"head_dim": 64, "intermediate_size": 128}
+AS_STORED = {"dtype": "float32", "kernels": "off"}
+FORMATS = [form for form in ALL if form != "nvfp4"]
+WAYS = ("greedy", "seeded")
+
+
+def logits(folder: Path, dtype: str = "float32", **options: Any) -> torch.Tensor:
+    """The trunk's logits for a text."""
+    model = build(Checkpoint.open(folder), device="cpu", dtype=dtype, with_head=False, **options)
+    ids, documents = torch.arange(2, 40), Documents((38,))
+    contexts = [Passage(documents) for _ in model.trunk.layers]
+    with torch.inference_mode():
+        states = model.trunk(ids, documents.positions(ids.device), contexts)
+        return model.trunk.logits(model.trunk.final_norm(states))
+
+
+# Usually every third format, greedy and seeded in turn.
+IN_TURN = [(form, WAYS[place % 2]) for place, form in enumerate(ALL[1::3])]
+
+
+@pytest.mark.parametrize(
+    ("form", "way"), unless_long(IN_TURN, [(form, way) for form in ALL for way in WAYS])
+)
+def test_drafts_change_no_text(form: str, way: str, tiny: Tiny) -> None:
+    folder = quantized_model(tiny, form)
+    params = greedy() if way == "greedy" else seeded(temperature=0.8)
+    found = []
+    for drafts in (0, 1, 2, 3, 4):
+        results = run(start(folder, speculate=drafts, **AS_STORED), make_prompts(), params)
+        found.append(ids_of(results))
+        if drafts == 4:
+            assert_head_is_alive(results)
+    assert all(ids == found[0] for ids in found[1:])
+
+
+@pytest.mark.parametrize("form", one_of_each(2, FORMATS))
+def test_weights_stay_as_stored_and_compute_what_dequantised_ones_do(form: str, tiny: Tiny) -> None:
+    folder = quantized_model(tiny, form, **BLOCKS)
+    model = build(Checkpoint.open(folder), device="cpu", dtype="float32")
+    kinds = {
+        type(layer) for block in model.trunk.layers for layer in (
+            block.attention.qkv, block.attention.o, block.mlp.gate_up, block.mlp.down)
+    }  # fmt: skip
+    assert kinds == {Fp8Linear if form.startswith("fp8") else GroupLinear}
+    assert any(note.startswith("14 weights stay as stored: ") for note in model.notes)
+    held = sum(
+        tensor.numel() * tensor.itemsize
+        for name, tensor in model.trunk.layers.state_dict().items() if "norm" not in name
+    )  # fmt: skip
+    stored = sum(
+        info.end - info.start for name, info in Checkpoint.open(folder).tensors.items()
+        if "model.layers." in name and "norm" not in name
+    )  # fmt: skip
+    assert held <= 1.05 * stored
+    as_stored = logits(folder)
+    dequantized = logits(folder, holds=lambda model: Held(why_not="tests"))
+    exact = logits(folder, "float64")
+    torch.testing.assert_close(as_stored, dequantized, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(as_stored.double(), exact, rtol=1e-4, atol=1e-4)
+    # The control: quantising has changed the model.
+    plain = logits(plain_model(tiny, **BLOCKS))
+    assert (plain - as_stored).abs().max() > 10 * (as_stored.double() - exact).abs().max()
+
+
+def test_what_runs_dequantised_says_so_and_what_it_costs(tiny: Tiny) -> None:
+    folder = quantized_model(tiny, "awq")
+    for options, why in (
+        ({"dtype": "float64"}, "numbers are float64"),
+        ({"dtype": "float32", "exact": True}, "exact computes with weights in"),
+        ({"dtype": "float32", "kernels": "off", "weights": "int8"}, "weights int8 were asked for"),
+    ):
+        notes = [note for note in start(folder, **options).notes if "dequantised" in note]
+        assert len(notes) == 1 and why in notes[0] and " in place of " in notes[0]
+    notes = start(quantized_model(tiny, "nvfp4"), **AS_STORED).notes
+    assert any("(NVFP4): no backend computes with this format" in note for note in notes)
+    assert not any("dequantised" in note for note in start(folder, **AS_STORED).notes)
+
+
+def test_exact_takes_quantised_checkpoints(tiny: Tiny) -> None:
+    folder = quantized_model(tiny, "gptq")
+    first, second = (
+        ids_of(
+            run(start(folder, dtype="float32", exact=True, speculate=k), make_prompts(), greedy())
+        )
+        for k in (0, 3)
+    )
+    assert first == second
+
+
+def test_a_backend_that_takes_nothing_gets_dequantised_weights(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(TAKEN_FORMS, "torch", ("fp8-row",))
+    engine = start(quantized_model(tiny, "awq"), **AS_STORED)
+    assert any("backend torch does not compute with this" in note for note in engine.notes)
+    assert not any(isinstance(m, GroupLinear) for m in engine.model.trunk.modules())
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    one_of_each(
+        3, [(m, f) for m in ("deepseek_v3", "glm4_moe") for f in ("fp8-block", "awq", "fp8-row")]
+    ),
+)  # fmt: skip
+def test_experts_stay_as_stored(family: str, form: str, tiny: Tiny) -> None:
+    folder = quantized_model(tiny, form, family, moe_intermediate_size=128)
+    engine = start(folder, speculate=3, **AS_STORED)
+    stack = Fp8Stack if form.startswith("fp8") else GroupStack
+    assert sum(isinstance(module, stack) for module in engine.model.trunk.modules()) == 2
+    results = run(engine, make_prompts(), greedy())
+    assert ids_of(results) == ids_of(run(start(folder, speculate=0), make_prompts(), greedy()))
+
+
+def test_parts_in_different_formats_are_dequantised_together(tiny: Tiny, tmp_path: Path) -> None:
+    """A merged matrix of which one part is plain, as ignore lists make them."""
+    name = "model.layers.0.self_attn.k_proj"
+    plain = tensors(plain_model(tiny))[f"{name}.weight"]
+
+    def change(own: dict[str, torch.Tensor]) -> None:
+        for suffix in ("qweight", "qzeros", "scales"):
+            own.pop(f"{name}.{suffix}")
+        own[f"{name}.weight"] = plain
+
+    folder = edited(quantized_model(tiny, "awq"), tmp_path / "mixed", change=change)
+    engine = start(folder, **AS_STORED)
+    kinds = [type(block.attention.qkv).__name__ for block in engine.model.trunk.layers]
+    assert kinds == ["Linear", "GroupLinear"]
+    assert any("merged with parts that are not quantised" in note for note in engine.notes)
+
+
+# Heads
+
+
+@pytest.mark.parametrize("form", one_of_each(2, ["fp8-block", "awq", "gptq", "compressed-tensors"]))
+def test_a_lost_head_is_restored_into_a_quantised_model(
+    form: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    """A BF16 head in a quantised trunk drafts what it drafted before."""
+    whole = quantized_model(tiny, form)
+    lost = edited(
+        whole, tmp_path / "lost",
+        change=lambda own: [own.pop(name) for name in list(own) if "mtp" in name],
+    )  # fmt: skip
+    again = restore(lost, plain_model(tiny), tmp_path / "again")
+    assert config(again)["quantization_config"]["quant_method"]
+    results = run(start(again, speculate=3, **AS_STORED), make_prompts(), greedy())
+    assert_head_is_alive(results)
+    assert ids_of(results) == ids_of(run(start(lost, **AS_STORED), make_prompts(), greedy()))
+
+
+@pytest.mark.parametrize("form", one_of_each(2, ["fp8-block", "fp8-row"]))
+def test_a_quantised_head_drafts_in_a_plain_trunk(form: str, tiny: Tiny, tmp_path: Path) -> None:
+    head = export(quantized_model(tiny, form, **BLOCKS), "headstart", tmp_path / "head")
+    plain = plain_model(tiny, **BLOCKS)
+    engine = start(plain, speculate=3, head=head, **AS_STORED)
+    assert engine.model.head is not None
+    assert isinstance(engine.model.head.modules_[0].block.mlp.down, Fp8Linear)
+    results = run(engine, make_prompts(), greedy())
+    assert_head_is_alive(results)
+    assert ids_of(results) == ids_of(run(start(plain, **AS_STORED), make_prompts(), greedy()))
+    stitched = stitch(head, plain, tmp_path / "one", dequantized=True)
+    again = run(start(stitched, speculate=3, **AS_STORED), make_prompts(), greedy())
+    assert ids_of(again) == ids_of(results)
+
+
+# Everything else that runs a model
+
+
+@pytest.mark.parametrize("form", unless_long(["awq"], ["awq", "fp8-block", "gptq-sorted"]))
+def test_distilling_training_scoring_and_probing(form: str, tiny: Tiny, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(quantized_model(tiny, form), model)
+    (model / "chat_template.jinja").write_text(distill_runs.TEMPLATE)
+    ends = {"eos_token_id": [1, 10, 20, 30, 40]}
+    (model / "generation_config.json").write_text(json.dumps(ends))
+    prompts = distill_runs.write_prompts(tmp_path / "prompts.jsonl")
+    engine = {"dtype": "float32", "kernels": "off"}
+    distill_runs.run(model, prompts, tmp_path / "data", engine=engine)
+    before = tensors(model)
+    outcome = training_runs.trained(tmp_path, tmp_path / "run", dtype="float32", device="cpu")
+    assert outcome.is_finished and outcome.step == outcome.num_steps
+    head = tmp_path / "run" / "head"
+    assert all(value.dtype in (torch.bfloat16, torch.float32) for value in tensors(head).values())
+    assert differing(before, tensors(model)) == set()
+    words = (str(model), "--data", str(tmp_path / "data"), "--head", str(head))
+    result = headstart("score", *words, "--bandwidth", "100", "--dtype", "float32")
+    assert result.returncode == 0 and "best K: " in result.stdout, result.stderr
+    probed = headstart("inspect", str(model), "--probe", "--device", "cpu", "--dtype", "float32")
+    assert probed.returncode == 0, probed.stderr
+    said = headstart("generate", str(model), "t3 t9", "--head", str(head), "--device", "cpu")
+    assert said.returncode == 0, said.stderr
+
+
+@pytest.mark.skipif(not IS_LONG, reason="bench starts servers in processes of their own")
+def test_a_server_and_bench_run_a_quantised_model(tiny: Tiny) -> None:
+    load = ("--num-requests", "2", "--input-tokens", "4", "--output-tokens", "6", "--repeats", "1")
+    model = quantized_model(tiny, "compressed-tensors")
+    result = headstart("bench", "run", str(model), *load, "--warm-up", "0", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["cells"]

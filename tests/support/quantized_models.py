@@ -1,0 +1,109 @@
+"""Tiny checkpoints in every quantised format: those that `calibrate` writes, and some more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headstart.calibrate.folder import write_made
+from headstart.checkpoint.quantized.packing import pack
+from headstart.checkpoint.quantized.writing import FORMATS
+from headstart.checkpoint.reader import Checkpoint
+from headstart.heads.quantized_copy import quantized_copy
+from support.engine_runs import checkpoint
+from support.head_edits import Tensors, edited
+from support.tiny_fixture import Tiny
+
+
+def _is_projection(name: str) -> bool:
+    return "model.layers." in name and name.endswith("_proj.weight")
+
+
+def _sorted_gptq(own: Tensors) -> None:
+    """GPTQ with activation order and asymmetric zero points; inputs of one layer sort alike."""
+    for name in [n for n in own if _is_projection(n)]:
+        module, values = name.removesuffix(".weight"), own.pop(name).float()
+        columns = values.shape[1]
+        draw = torch.Generator().manual_seed(columns)
+        group = torch.randperm(columns, generator=draw) % (columns // 32)
+        low = torch.stack([values[:, group == g].amin(1) for g in range(columns // 32)], 1)
+        high = torch.stack([values[:, group == g].amax(1) for g in range(columns // 32)], 1)
+        scales = ((high - low) / 15).clamp(min=1e-4).half()
+        zeros = (-low / scales.float()).round().clamp(0, 15)
+        codes = (values / scales[:, group].float()).round() + zeros[:, group]
+        own[f"{module}.qweight"] = pack(codes.clamp(0, 15).byte(), 4).t().contiguous()
+        own[f"{module}.qzeros"] = pack(zeros.byte().t().contiguous(), 4)
+        own[f"{module}.scales"] = scales.t().contiguous()
+        own[f"{module}.g_idx"] = group.int()
+
+
+def _asymmetric_int8(own: Tensors) -> None:
+    for name in [n for n in own if _is_projection(n)]:
+        values = own[name].float()
+        scales = ((values.amax(1) - values.amin(1)) / 255).clamp(min=1e-6)[:, None]
+        zeros = (-128 - values.amin(1, keepdim=True) / scales).round().clamp(-128, 127)
+        own[name] = ((values / scales).round() + zeros).clamp(-128, 127).to(torch.int8)
+        own[f"{name}_scale"] = scales
+        own[f"{name}_zero_point"] = zeros.to(torch.int8)
+
+
+def _nvfp4(own: Tensors) -> None:
+    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    for name in [n for n in own if _is_projection(n)]:
+        values = own.pop(name).float()
+        whole = 448 * 6 / values.abs().amax().clamp(min=1e-6)
+        parts = values.view(len(values), -1, 16)
+        small = (parts.abs().amax(-1) / 6 * whole).clamp(min=2.0**-6).to(torch.float8_e4m3fn)
+        scaled = parts / (small.float() / whole)[..., None]
+        codes = (scaled.abs()[..., None] - grid).abs().argmin(-1) + 8 * (scaled < 0)
+        codes = codes.view_as(values).byte()
+        own[f"{name}_packed"] = codes[:, ::2] | codes[:, 1::2] << 4
+        own[f"{name}_scale"] = small
+        own[f"{name}_global_scale"] = whole.reshape(1)
+
+
+_INT8 = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}
+_MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
+    "gptq-sorted": (
+        _sorted_gptq,
+        {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True,
+         "checkpoint_format": "gptq_v2", "dynamic": {"-:.*mtp.*": {}}},
+    ),
+    "int8-asymmetric": (
+        _asymmetric_int8,
+        {"quant_method": "compressed-tensors", "format": "int-quantized",
+         "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT8}},
+         "ignore": ["lm_head", "re:.*mtp.*"]},
+    ),
+    "nvfp4": (
+        _nvfp4,
+        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
+         "ignore": ["lm_head", "re:.*mtp.*"]},
+    ),
+}  # fmt: skip
+ALL = (*FORMATS, *_MADE)
+
+
+def quantized_model(tiny: Tiny, form: str, family: str = "mimo", **changes: Any) -> Path:
+    """A tiny model with its head, its projections in `form`; made once in a session."""
+    plain = plain_model(tiny, family, **changes)
+    out = plain.parent / f"{plain.name}-{form}"
+    if out.exists():
+        return out
+    if form in FORMATS:
+        model = Checkpoint.open(plain)
+        sources = {name: model.source(name) for name in model.tensors}
+        config, made = quantized_copy(model.config.raw, sources, form)
+        write_made(config, made, out, facts={})
+        return out
+    change, method = _MADE[form]
+    return edited(
+        plain, out, change=change, change_config=lambda c: c.update(quantization_config=method)
+    )
+
+
+def plain_model(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
+    return checkpoint(tiny, family, **changes)
