@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from headstart.backends.numba.support import why_missing
+from headstart.backends.numba.compiler import why_missing
 from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
 
