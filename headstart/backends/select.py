@@ -20,7 +20,7 @@ from headstart.backends.base import Backend
 from headstart.backends.cuda import support as cuda
 from headstart.backends.numba import support as numba
 from headstart.backends.options import BackendOptions
-from headstart.backends.weights import TAKEN_FORMS
+from headstart.backends.weights import TAKEN_EXPERTS, TAKEN_FORMS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError
 from headstart.models.build import Held, LoadedModel, build, resolve_device, resolve_dtype
@@ -76,10 +76,16 @@ def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
         return Held(why_not=f"weights {options.weights} were asked for")
     if model.dtype == torch.float64:
         return Held(why_not="numbers are float64")
-    forms = TAKEN_FORMS[name]
+    forms, experts = TAKEN_FORMS[name], TAKEN_EXPERTS[name]
+    if name == "cuda" and not cuda.has_fp8(model.device):
+        forms = tuple(form for form in forms if not form.startswith("fp8"))
     if options.weights == "int4":  # what has 4 bits already is not rounded again
         forms = tuple(form for form in forms if form.startswith("int4"))
-    return Held(forms, forms, f"backend {name} does not compute with this format")
+        experts = tuple(form for form in experts if form.startswith("int4"))
+    why_not = f"backend {name} does not compute with this format"
+    if forms and not experts:
+        why_not += ", or not among experts"
+    return Held(forms, forms, why_not, experts)
 
 
 def create_backend(model: LoadedModel, options: BackendOptions) -> Backend:
@@ -168,7 +174,5 @@ def _check_draft_weights(name: str, model: LoadedModel, options: BackendOptions)
         why = "the engine runs without a head"
     elif options.exact:
         why = "exact runs everything as it is"
-    elif options.weights != "as-dtype":
-        why = f"all weights are {options.weights} already"
     if why is not None:
         raise ConfigError(f"draft_weights int8 was asked for and {why}. Leave it out.")

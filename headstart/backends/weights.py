@@ -23,9 +23,14 @@ from headstart.models.quantized import GroupLinear, QuantizedLinear, QuantizedSt
 from headstart.models.trunk import Trunk
 
 WeightFormat = Callable[[Linear], nn.Module]
-# THE table which quantised forms of checkpoints a backend computes with as they are stored; others
-# are dequantised when a model is loaded.
+# THE tables which quantised forms of checkpoints a backend computes with as they are stored, among
+# experts and elsewhere; others are dequantised when a model is loaded.
 TAKEN_FORMS: dict[str, tuple[str, ...]] = {
+    "cuda": FORMS,
+    "numba": (),
+    "torch": FORMS,
+}
+TAKEN_EXPERTS: dict[str, tuple[str, ...]] = {
     "cuda": (),
     "numba": ("int4-group",),
     "torch": FORMS,

@@ -24,6 +24,7 @@ from headstart.checkpoint.quantized.weights import (
 )
 from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
+from headstart.models.feed_forward import MoE
 from headstart.models.linear import Linear, Stack
 from headstart.models.quantized import quantized_module
 from headstart.models.weight_map import Target, Targets
@@ -92,12 +93,15 @@ def _size(num_bytes: int) -> str:
 
 
 def plan_as_stored(
-    module: nn.Module, targets: Targets, tensors: Sources, forms: Collection[str], why_not: str
-) -> AsStored:
+    module: nn.Module, targets: Targets, tensors: Sources, forms: Collection[str], why_not: str,
+    experts: Collection[str] | None = None,
+) -> AsStored:  # fmt: skip
     """Take matrices that stay quantised out of a module that has no memory yet.
 
-    `forms`: those that the backend computes with; `why_not`: why not others.
+    `forms`: those that the backend computes with, and `experts`: in a mixture of experts, where it
+    is not all of them; `why_not`: why not others.
     """
+    mixtures = tuple(f"{at}." for at, part in module.named_modules() if isinstance(part, MoE))
     plan, filled = AsStored(), defaultdict(list)
     for name, target in targets:
         filled[target.parameter].append((tensors.get(name), target))
@@ -108,7 +112,8 @@ def plan_as_stored(
             continue
         path = parameter.removesuffix(".weight")
         owner = module.get_submodule(path) if path != parameter else module
-        reason = _reason(quantized, len(found), type(owner), forms, why_not)
+        taken = forms if experts is None or not path.startswith(mixtures) else experts
+        reason = _reason(quantized, len(found), type(owner), taken, why_not)
         if reason is None:
             plan.parts[path] = quantized
             plan.shapes[path] = tuple(parameters[parameter].shape)

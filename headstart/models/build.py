@@ -57,6 +57,7 @@ class Held:
     trunk: Collection[str] = ()
     head: Collection[str] = ()
     why_not: str = ""  # why not others
+    experts: Collection[str] | None = None  # those of experts, where they are not all
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def build(
     head = None if stored.head is None else head_modules(stored.head, config, layout)
     model = LoadedModel(checkpoint, config, trunk, head, kind, place, max_len, ())
     held = (holds or plain_modules_hold)(model)
-    loading = Loading(place, kind, held.trunk, held.why_not)
+    loading = Loading(place, kind, held.trunk, held.why_not, held.experts)
     notes += fill_trunk(trunk, tensors, loading, max_len, prefix, lm_head)
     if stored.head is not None and head is not None:
         loading = replace(loading, forms=held.head)

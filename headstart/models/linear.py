@@ -40,14 +40,12 @@ class Linear(nn.Module):
     """y = x W^T + b, without initialisation: weights are always loaded."""
 
     bias: nn.Parameter | None
-    scales: torch.Tensor | None  # one per output where `weight` is quantised
     int8: Linear | None  # the same in 8 bits, for what drafts
 
     def __init__(self, inputs: int, outputs: int, *, bias: bool = False):
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs), requires_grad=False)
         self.bias = nn.Parameter(torch.empty(outputs), requires_grad=False) if bias else None
-        self.register_buffer("scales", None)
         self.int8 = None
         self.plan: tuple[
             str, ...

@@ -39,6 +39,7 @@ class Loading:
     dtype: torch.dtype
     forms: Collection[str] = ()  # quantised ones that stay as they are stored
     why_not: str = "weights were asked for in this type"  # and not others
+    experts: Collection[str] | None = None  # of experts, where it is not all of these
 
 
 def fill_trunk(
@@ -46,7 +47,7 @@ def fill_trunk(
 ) -> list[str]:
     """Give a trunk without memory its memory and its weights; notes about how they are held."""
     targets = trunk_targets(trunk, tensors, prefix, lm_head)
-    plan = plan_as_stored(trunk, targets, tensors, loading.forms, loading.why_not)
+    plan = plan_as_stored(trunk, targets, tensors, loading.forms, loading.why_not, loading.experts)
     materialize(trunk, loading.device, loading.dtype)
     if trunk.config.is_tied:
         trunk.lm_head.weight = trunk.embed
@@ -61,7 +62,7 @@ def fill_trunk(
 def fill_head(head: MTPHead, tensors: Sources, loading: Loading) -> list[str]:
     """The same for a head, whose tensors have our names."""
     targets = head_targets(_parameters(head), head.config, tensors)
-    plan = plan_as_stored(head, targets, tensors, loading.forms, loading.why_not)
+    plan = plan_as_stored(head, targets, tensors, loading.forms, loading.why_not, loading.experts)
     materialize(head, loading.device, loading.dtype)
     _fill(head, tensors, targets, _copies(tensors), plan)
     _load_as_stored(head, plan, loading)

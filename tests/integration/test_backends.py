@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.head_edits import graft
 from support.kernel_sizes import LATENT
+from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
 from torch import Tensor
 
@@ -168,6 +169,39 @@ def test_a_backend_gives_what_the_reference_does(case: str, family: str, tiny: T
         assert behind <= 2 * own.tolerance * float(last.abs().max()), "no near tie"
     assert found.chained in (None, found.drafts), "at once as one by one"
     assert found.choices == wanted.choices
+
+
+# How near numbers are to plain products with the same weights: rows are rounded to 8-bit floats, or
+# to pairs of integers, which together are finer than bf16.
+QUANTIZED = {"fp8-row": 0.08, "fp8-block": 0.08, "awq": 1e-3}
+# Parts of merged matrices end with blocks of 128.
+_BLOCKS = {**SIZES, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 128}
+
+
+@pytest.mark.parametrize("form", QUANTIZED)
+def test_quantised_weights_run_as_stored(
+    form: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support.interpreted_bf16 import repair_fp8
+
+    repair_fp8(monkeypatch)
+    folder = quantized_model(tiny, form, **_BLOCKS)
+
+    def model() -> LoadedModel:
+        return build(Checkpoint.open(folder), device="cpu", dtype="float32")
+
+    reference = TorchBackend(model(), _PLAIN)
+    backend = create_backend(model(), BackendOptions(kernels="on"))
+    kinds = {type(own).__name__ for own in backend.trunk.layers.modules()} & _KERNELS
+    assert backend.name == "cuda" and len(kinds) == 1
+    wanted, found = (run(each) for each in (reference, backend))
+    for numbers, reference_numbers in zip(found.tensors, wanted.tensors, strict=True):
+        error = (numbers - reference_numbers).norm() / reference_numbers.norm()
+        assert error < QUANTIZED[form]
+    assert found.drafts == wanted.drafts and found.choices == wanted.choices
+
+
+_KERNELS = {"KernelFp8", "KernelGroups"}
 
 
 @torch.inference_mode()

@@ -51,9 +51,8 @@ def test_the_text_is_that_of_unrounded_weights(tiny: Tiny, monkeypatch: pytest.M
 
 @pytest.mark.parametrize(
     ("options", "words"),
-    [({"exact": True}, "exact runs everything"), ({"weights": "fp8"}, "all weights are fp8"),
-     ({"speculate": 0}, "runs without a head")],
-)  # fmt: skip
+    [({"exact": True}, "exact runs everything"), ({"speculate": 0}, "runs without a head")],
+)
 def test_an_option_without_effect_is_refused(
     options: dict[str, Any], words: str, tiny: Tiny
 ) -> None:

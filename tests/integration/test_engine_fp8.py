@@ -1,21 +1,27 @@
-"""fp8 weights through the whole engine, interpreted on the CPU and so as small as can be."""
+"""fp8 and stored quantised weights through whole engines, interpreted and so very small."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from support.engine_runs import assert_head_is_alive, ids_of
 from support.kernel_runs import SIZES
+from support.long_runs import unless_long
+from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.fp8 import KernelFp8Linear
+from support.interpreted_bf16 import repair_fp8
+
+from headstart.backends.cuda.quantized import KernelFp8, KernelGroups
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
-from headstart.models.linear import Linear
+from headstart.models.feed_forward import MoE
+from headstart.models.linear import Linear, Stack
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -28,15 +34,24 @@ PARAMS = [
 ]
 
 
+# Parts of merged matrices end with blocks of 128.
+BLOCKS: dict[str, Any] = {
+    **SIZES, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 128,
+}  # fmt: skip
+GROUPS: dict[str, Any] = {**SIZES, "head_dim": 32}  # two groups of every row
+OPTIONS: dict[str, Any] = {
+    "kernels": "on", "block_size": 4, "kv_bytes": 1 << 18, "max_model_len": 32,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _rounds_like_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    repair_fp8(monkeypatch)
+
+
 def start(tiny: Tiny, weights: str = "fp8", **settings: Any) -> Engine:
     folder = tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
-    options: dict[str, Any] = {
-        "kernels": "on",
-        "block_size": 4,
-        "kv_bytes": 1 << 16,
-        "max_model_len": 32,
-    }
-    return Engine(folder, device="cpu", dtype="float32", weights=weights, **{**options, **settings})
+    return Engine(folder, device="cpu", dtype="float32", weights=weights, **{**OPTIONS, **settings})
 
 
 def test_drafts_change_nothing_and_the_head_is_alive(tiny: Tiny) -> None:
@@ -53,17 +68,52 @@ def test_every_product_is_fp8_and_nothing_else_is(tiny: Tiny) -> None:
     trunk, head = engine.model.trunk, engine.model.head
     assert head is not None
     products = [m for part in (trunk, head) for m in part.modules() if isinstance(m, Linear)]
-    assert all(isinstance(product, KernelFp8Linear) for product in products)
-    assert len(products) == 4 + 1 + 1 + 4  # a layer, LM head; fuse, block
+    rounded = [product for product in products if isinstance(product, KernelFp8)]
+    assert len(rounded) == 4 + 1 + 4  # a layer; fuse, block
+    assert [product for product in products if product not in rounded] == [trunk.lm_head]
     assert trunk.embed.dtype == trunk.final_norm.weight.dtype == torch.float32
 
 
-def test_logits_are_rounded_a_little(tiny: Tiny) -> None:
+def test_products_are_rounded_a_little(tiny: Tiny) -> None:
     rounded, plain = start(tiny, speculate=0), start(tiny, "as-dtype", speculate=0)
     x = torch.randn(4, 64, generator=torch.Generator().manual_seed(0))
-    found, wanted = (e.model.trunk.logits(x) for e in (rounded, plain))
+    found, wanted = (e.model.trunk.layers[0].mlp.gate_up(x) for e in (rounded, plain))
     error = (found - wanted).norm() / wanted.norm()
     assert 0.001 < error < 0.05
+
+
+@pytest.mark.parametrize(
+    ("form", "sizes", "prompt"),
+    [
+        ("fp8-block", BLOCKS, [47, 47]), ("awq", GROUPS, [20, 47]),
+        *unless_long([], [("gptq-sorted", GROUPS, [20, 47])]),
+    ],
+)  # fmt: skip
+def test_drafts_change_nothing_in_checkpoints_as_they_are_stored(
+    form: str, sizes: dict[str, Any], prompt: list[int], tiny: Tiny
+) -> None:
+    folder = quantized_model(tiny, form, **sizes)
+    counts = unless_long((0, 3), (0, 1, 2, 3))
+    found = []
+    for drafts in counts:
+        engine = Engine(folder, device="cpu", dtype="float32", speculate=drafts, **OPTIONS)
+        kinds = {type(own) for own in engine.model.trunk.layers.modules()}
+        assert kinds & {KernelFp8, KernelGroups} and Linear not in kinds
+        assert any("weights stay as stored" in note for note in engine.notes)
+        found.append(engine.generate([prompt], replace(PARAMS[0], max_tokens=4)))
+    assert all(ids_of(results) == ids_of(found[0]) for results in found)
+    assert_head_is_alive(found[-1])
+
+
+def test_experts_are_dequantised_at_load_and_the_rest_stays_as_stored(tiny: Tiny) -> None:
+    sizes = {**SIZES, "moe_intermediate_size": 32, "first_k_dense_replace": 0}
+    folder = quantized_model(tiny, "fp8-row", "glm4_moe", **sizes)
+    engine = Engine(folder, device="cpu", dtype="float32", speculate=0, **OPTIONS)
+    (layer,) = engine.model.trunk.layers
+    assert isinstance(layer.attention.qkv, KernelFp8) and isinstance(layer.mlp, MoE)
+    inside = [own for own in layer.mlp.modules() if isinstance(own, Linear | Stack)]
+    assert len(inside) == 4 and {type(own) for own in inside} == {Linear, Stack}
+    assert any("or not among experts" in note for note in engine.notes)
 
 
 @pytest.mark.parametrize(

@@ -18,12 +18,17 @@ from headstart.backends.chooser import RowLogprobs
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.fla import choose_scan
 from headstart.backends.cuda.forward import Kernels, Rows
-from headstart.backends.cuda.fp8 import KernelFp8Linear
 from headstart.backends.cuda.int8 import add_int8, int8_bytes, with_int8
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.libraries import Library, choose_library
 from headstart.backends.cuda.packed import captured_rows
 from headstart.backends.cuda.prompts import exact_rows, filling_rows, latent_rows, ragged_rows
+from headstart.backends.cuda.quantized import (
+    KernelLinear,
+    copied_bytes,
+    hold_for_kernels,
+    round_to_fp8,
+)
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
@@ -31,7 +36,6 @@ from headstart.backends.cuda.working_memory import captured_bytes
 from headstart.backends.rounds import DeviceRounds, RoundSizes
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.paged_memory import PagedMemory
-from headstart.backends.weights import convert_weights
 from headstart.backends.working_memory import (
     WorkingBytes,
     WorkSizes,
@@ -54,12 +58,13 @@ class CudaBackend(Backend):
     def __init__(self, model: LoadedModel, options: BackendOptions):
         super().__init__(model, options)
         self.chooses_one_by_one = options.exact
-        if options.weights == "fp8":
-            for module in (self.trunk, self.head):
-                if module is not None:
-                    convert_weights(module, KernelFp8Linear.of)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()  # what was replaced counts as free memory
+        for module in (self.trunk, self.head):
+            if module is not None:
+                self.notes += hold_for_kernels(module)
+                if options.weights == "fp8":
+                    round_to_fp8(module)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()  # what was replaced counts as free memory
         self.kernels = Kernels()
         self._library: Library | None = None  # for the attention of long prompts
         self._scan: Scan = scan_texts  # for the long spans of recurrent layers
@@ -96,12 +101,21 @@ class CudaBackend(Backend):
         if self.device.type == "cpu":
             return WorkingBytes()
         context = 0 if self.options.exact else context_bytes(self.model, MAX_GATHERED_SLOTS)
-        copies = 0
-        if self.head is not None and self._drafts_in_int8():
-            lm_head_rows = self.config.vocab + sizes.vocab_tokens
-            copies = int8_bytes(self.head) + lm_head_rows * (self.config.hidden + 4)
+        copies = self._draft_copies(sizes)
+        for module in (self.trunk, self.head):
+            if module is not None:  # of a pass by itself, and of one that is captured
+                copies += 2 * copied_bytes(module, self.dtype)
         passes = pass_bytes(self.model, sizes) + WorkingBytes(context + copies)
         return passes + captured_bytes(self.model, sizes, joins=self.joins_prompts)
+
+    def _draft_copies(self, sizes: WorkSizes) -> int:
+        """Bytes of head and LM head once more, in int8."""
+        if self.head is None or not self._drafts_in_int8():
+            return 0
+        if isinstance(self.trunk.lm_head, KernelLinear):
+            return int8_bytes(self.head)
+        lm_head_rows = self.config.vocab + sizes.vocab_tokens
+        return int8_bytes(self.head) + lm_head_rows * (self.config.hidden + 4)
 
     @property
     def joins_prompts(self) -> bool:
@@ -215,7 +229,7 @@ class CudaBackend(Backend):
         kept = list({id(own): own for own in lm_heads}.values())  # one, where modules share it
         found = [own for own in kept if isinstance(own, Linear)]  # kernels run with no others
         if self.head is not None and self._drafts_in_int8():
-            found = [with_int8(own) for own in found]
+            found = [own if isinstance(own, KernelLinear) else with_int8(own) for own in found]
         return DraftTokens(tuple(found), ids, _columns_of(ids, self.config.vocab))
 
     def _drafts_in_int8(self) -> bool:
@@ -224,7 +238,7 @@ class CudaBackend(Backend):
         What is emitted is the trunk's own choice; a draft can only be accepted or not.
         """
         asked = self.options.draft_weights
-        if asked == "as-dtype" or self.options.weights != "as-dtype":
+        if asked == "as-dtype":
             return False
         return asked == "int8" or (not self.options.exact and self.dtype.itemsize == 2)
 

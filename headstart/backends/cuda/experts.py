@@ -39,7 +39,7 @@ def moe_terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
 
 def _terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
     gate_up, down = moe.experts.gate_up, moe.experts.down
-    assert isinstance(gate_up, Stack) and isinstance(down, Stack), "8-bit experts are refused"
+    assert type(gate_up) is Stack and type(down) is Stack, "experts are dequantised at load"
     weights = ExpertWeights(gate_up.weight, down.weight)
     if moe.shared is not None:
         shared = moe.shared.gate_up.weight, moe.shared.down.weight

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.cuda.experts import moe_terms
+from headstart.backends.cuda.int8 import Int8Rows
 from headstart.backends.cuda.kernels import int8_choice, streamed
 from headstart.backends.cuda.kernels.attention import (
     Cut,
@@ -21,7 +22,7 @@ from headstart.backends.cuda.kernels.attention import (
     usual_context,
 )
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
-from headstart.backends.cuda.kernels.fp8 import MAX_CONVERTED_ROWS, fp8_linear
+from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
 from headstart.backends.cuda.kernels.inputs import embed_rows, pair_rows
 from headstart.backends.cuda.kernels.int8 import gated_int8, partial_int8
 from headstart.backends.cuda.kernels.latent_rows import Turn
@@ -39,6 +40,7 @@ from headstart.backends.cuda.latent import (
     place_latents,
     queries_of,
 )
+from headstart.backends.cuda.quantized import KernelFp8, KernelLinear, add_norm_for
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.layers import Attention, DecoderLayer
@@ -118,36 +120,38 @@ class Kernels:
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         """Partial sums [S, M, N] of x W^T; a bias is left to what adds them up."""
-        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
-            assert layer.int8.scales is not None
+        if isinstance(layer, KernelLinear):
+            return layer.partial(x)
+        if isinstance(layer.int8, Int8Rows) and x.shape[0] <= MAX_SKINNY_ROWS:
             return partial_int8(x, layer.int8.weight, layer.int8.scales)
-        limit = MAX_SKINNY_ROWS if layer.scales is None else MAX_CONVERTED_ROWS
-        if x.shape[0] <= limit:
-            return partial_linear(x, layer.weight, scales=layer.scales)
+        if x.shape[0] <= MAX_SKINNY_ROWS:
+            return partial_linear(x, layer.weight)
         if streamed.takes(x, layer.weight):
             return streamed.streamed_linear(x, layer.weight)
         return self.whole(x, layer).unsqueeze(0)
 
     def whole(self, x: Tensor, layer: Linear) -> Tensor:
         """x W^T [M, N] in x's type, for many rows."""
-        if layer.scales is not None:
-            return fp8_linear(x, layer.weight, layer.scales)
+        if isinstance(layer, KernelLinear):
+            return layer.whole(x)
         return torch.mm(x, layer.weight.t())
 
     def logits(self, x: Tensor, lm_head: Linear) -> Tensor:
         """[S, M, N], whose sum over S is x W^T, for a choice that needs them all."""
         rounded = lm_head.int8
-        if rounded is not None and x.shape[0] > MAX_SKINNY_ROWS and int8_choice.takes(x):
-            assert rounded.scales is not None
+        is_wide = x.shape[0] > MAX_SKINNY_ROWS
+        if isinstance(rounded, Int8Rows) and is_wide and int8_choice.takes(x):
             return int8_choice.logits_streamed(x, rounded.weight, rounded.scales).unsqueeze(0)
         return self.product(x, lm_head)
 
     def gated(self, x: Tensor, layer: Linear) -> Tensor:
-        if layer.int8 is not None and x.shape[0] <= MAX_SKINNY_ROWS:
-            assert layer.int8.scales is not None
+        """silu(x G^T) * (x U^T) [M, N / 2] in x's type; the layer holds G's rows, then U's."""
+        if isinstance(layer, KernelLinear):
+            return layer.gated(x)
+        if isinstance(layer.int8, Int8Rows) and x.shape[0] <= MAX_SKINNY_ROWS:
             return gated_int8(x, layer.int8.weight, layer.int8.scales)
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return gated_linear(x, layer.weight, scales=layer.scales)
+            return gated_linear(x, layer.weight)
         if streamed.takes(x, layer.weight):
             return streamed.streamed_gated(x, layer.weight)
         return silu_product(self.whole(x, layer))
@@ -157,16 +161,15 @@ class Kernels:
         token_ids: Tensor | None = None,
     ) -> Tensor:  # fmt: skip
         """Token ids [M] that the LM head `layer` and the noise choose."""
-        rounded = layer.int8
-        if rounded is not None and (by_int8 := int8_choice.chooser_for(x)) is not None:
-            assert rounded.scales is not None
+        if isinstance(layer, KernelLinear):
+            return layer.choose(x, inv_temps, seeds, positions, token_ids)
+        rounded, by_int8 = layer.int8, int8_choice.chooser_for(x)
+        if isinstance(rounded, Int8Rows) and by_int8 is not None:
             return by_int8(
                 x, rounded.weight, rounded.scales, inv_temps, seeds, positions, token_ids
             )
         if x.shape[0] <= MAX_SKINNY_ROWS:
-            return choose_rows(
-                x, layer.weight, inv_temps, seeds, positions, token_ids, scales=layer.scales
-            )
+            return choose_rows(x, layer.weight, inv_temps, seeds, positions, token_ids)
         return choose_logits(self.whole(x, layer), inv_temps, seeds, positions, token_ids)
 
     def trunk(
@@ -180,13 +183,15 @@ class Kernels:
         """
         layers = [layer for layer in trunk.layers if isinstance(layer, DecoderLayer)]
         norms = [*(layer.attention_norm for layer in layers[1:]), trunk.final_norm]
+        readers = [*(_reader_of(layer) for layer in layers[1:]), None]
+        normed: Tensor | Fp8Rows
         stream, normed = embed_rows(
             ids, trunk.embed, layers[0].attention_norm.factor, trunk.config.eps
         )
         attending, num_recurrent = iter(caches), 0
-        for layer, norm in zip(layers, norms, strict=True):
+        for layer, norm, reader in zip(layers, norms, readers, strict=True):
             if isinstance(layer.attention, DeltaNet):
-                assert rows.recur is not None
+                assert rows.recur is not None and isinstance(normed, Tensor)
                 mixed = rows.recur(layer.attention, num_recurrent, normed)
                 num_recurrent += 1
             else:
@@ -195,7 +200,8 @@ class Kernels:
             if kept is not None and layer is layers[-1]:
                 stream, mixed, kv_slots = stream[kept], mixed[:, kept], kv_slots[kept]
             partial = self._feed_after(layer, stream, mixed, kv_slots)
-            normed = add_norm(stream, partial, norm.factor, trunk.config.eps)
+            normed = add_norm_for(reader, stream, partial, norm.factor, trunk.config.eps)
+        assert isinstance(normed, Tensor), "the LM head reads numbers as they are"
         return stream, normed
 
     def head(
@@ -239,13 +245,13 @@ class Kernels:
         return begin_norm(fused, block.attention_norm.factor, block.attention_norm.eps, embed.dtype)
 
     def _attend(
-        self, layer: DecoderLayer, normed: Tensor, rows: Rows, cache: LayerCache,
+        self, layer: DecoderLayer, normed: Tensor | Fp8Rows, rows: Rows, cache: LayerCache,
         rotary: RotaryTable,
     ) -> Tensor:  # fmt: skip
         """Partial sums of a layer's attention."""
         attention = layer.attention
         if isinstance(attention, LatentAttention):
-            assert rows.latent is not None
+            assert rows.latent is not None and isinstance(normed, Tensor)
             turn = _turn(rotary, rows)
             source = place_latents(self.product, attention, normed, turn, rows.kv_slots, cache)
             queries = queries_of(self.product, attention, source, turn)
@@ -258,7 +264,7 @@ class Kernels:
         return self.product(seen, attention.o)
 
     def _place(
-        self, layer: DecoderLayer, normed: Tensor, rows: Rows, cache: LayerCache,
+        self, layer: DecoderLayer, normed: Tensor | Fp8Rows, rows: Rows, cache: LayerCache,
         rotary: RotaryTable,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """Keys and values go to the cache; the queries, and the product that all came from."""
@@ -267,7 +273,11 @@ class Kernels:
         norms = None
         if attention.q_norm is not None and attention.k_norm is not None:
             norms = (attention.q_norm.factor, attention.k_norm.factor)
-        product = self.product(normed, attention.qkv)
+        if isinstance(normed, Fp8Rows):
+            assert isinstance(attention.qkv, KernelFp8)
+            product = attention.qkv.partial(normed)
+        else:
+            product = self.product(normed, attention.qkv)
         q = place_qkv(
             product, attention.qkv.bias, norms, layer.attention_norm.eps, rotary.cos, rotary.sin,
             rows.positions, rows.kv_slots, cache.k, cache.v, attention.heads, each=self.heads_each,
@@ -279,14 +289,28 @@ class Kernels:
         self, layer: DecoderLayer, stream: Tensor, mixed: Tensor, kv_slots: Tensor
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
-        normed = add_norm(stream, mixed, layer.mlp_norm.factor, layer.mlp_norm.eps)
-        return self.feed(normed, layer.mlp, kv_slots)
+        mlp, norm = layer.mlp, layer.mlp_norm
+        if isinstance(mlp, MLP) and isinstance(mlp.down, KernelFp8):
+            normed = add_norm_for(mlp.gate_up, stream, mixed, norm.factor, norm.eps)
+            if isinstance(normed, Fp8Rows):
+                assert isinstance(mlp.gate_up, KernelFp8)
+                return mlp.down.partial(mlp.gate_up.gated_rows(normed))
+            return self.feed(normed, mlp, kv_slots)
+        return self.feed(add_norm(stream, mixed, norm.factor, norm.eps), mlp, kv_slots)
 
     def feed(self, x: Tensor, mlp: MLP | MoE, kv_slots: Tensor) -> Tensor:
         """Partial sums [S, M, N] of what follows the mixer in a layer."""
         if isinstance(mlp, MoE):
             return moe_terms(x, mlp, kv_slots)
-        return self.product(self.gated(x, mlp.gate_up), mlp.down)
+        gate_up, down = mlp.gate_up, mlp.down
+        if isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear):
+            return down.partial(gate_up.gated_for(x, down))
+        return self.product(self.gated(x, gate_up), down)
+
+
+def _reader_of(layer: DecoderLayer) -> Linear | None:
+    """The only matrix that reads the norm before a layer's mixer, or None."""
+    return layer.attention.qkv if isinstance(layer.attention, Attention) else None
 
 
 def _turn(rotary: RotaryTable, rows: Rows) -> Turn:

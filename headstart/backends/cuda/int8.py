@@ -38,13 +38,13 @@ class Int8Rows(Linear):
 def with_int8(layer: Linear) -> Linear:
     """The same layer, sharing its weights, with an 8-bit copy for few rows."""
     result = Linear(0, 0)
-    result.weight, result.bias, result.scales = layer.weight, layer.bias, layer.scales
+    result.weight, result.bias = layer.weight, layer.bias
     result.int8 = Int8Rows(layer)
     return result
 
 
 def add_int8(module: nn.Module) -> None:
-    """Give every Linear below `module` an 8-bit copy; not among experts, which are read whole."""
+    """Give every plain matrix below `module` an 8-bit copy; not experts, which are read whole."""
     for layer in _copied(module):
         layer.int8 = Int8Rows(layer)
 
@@ -57,5 +57,4 @@ def int8_bytes(module: nn.Module) -> int:
 def _copied(module: nn.Module) -> list[Linear]:
     modules = list(module.modules())
     among = {layer for moe in modules if isinstance(moe, MoE) for layer in moe.modules()}
-    linear = [layer for layer in modules if isinstance(layer, Linear)]
-    return [each for each in linear if not isinstance(each, Int8Rows) and each not in among]
+    return [each for each in modules if type(each) is Linear and each not in among]

@@ -16,6 +16,16 @@ _WIDEST_FP32 = 128  # of heads: wider ones do not fit into a GPU's shared memory
 _WIDEST_LATENT, _WIDEST_ROTATED, _WIDEST_HEAD = 512, 64, 256
 
 
+_FP8_CAPABILITY = (8, 9)  # of GPUs that multiply 8-bit floats
+
+
+def has_fp8(device: torch.device) -> bool:
+    """Whether products of 8-bit floats run there; the interpreter has them."""
+    if device.type != "cuda" or not torch.cuda.is_available():
+        return True
+    return torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
+
+
 def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
     """What keeps a model from running through the kernels, or None.
 
@@ -34,6 +44,8 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
         return f"numbers are float32 and heads of size {config.head_dim}"
     if options.weights == "int8":
         return "weights are int8"
+    if options.weights == "fp8" and not has_fp8(model.device):
+        return "the GPU does not multiply 8-bit floats (compute capability 8.9 or more does)"
     if options.weights == "fp8" and config.moe is not None:
         return f"{config.model_type} models have experts, which stay as they are stored"
     if options.exact and config.mla is not None:

@@ -27,6 +27,9 @@ from headstart.backends.cuda.kernels import (
     attention,
     choice,
     delta,
+    eight_bits,
+    fp8_products,
+    groups,
     inputs,
     int8,
     int8_choice,
@@ -54,7 +57,8 @@ IS_LONG, RECORDS = "--long" in sys.argv, "--record" in sys.argv
 RECORD = Path(__file__).resolve().parents[2] / "fixtures" / "kernels_sm_90.txt"
 MAX_SHARED_BYTES = 232448  # of one program, on an H100 and an H200
 MAX_SPILLED_BYTES = 64  # of one thread: none by Triton 3.6, by which cuts were timed; 3.9 has 12,
-MAX_SPILLED_BYTES_OF = {latent: 256}  # and about 200 in latent attention, which has all registers
+# and about 200 in latent attention, which has all registers, 76 in 4-bit products of 64 rows.
+MAX_SPILLED_BYTES_OF = {latent: 256, groups: 96}
 
 ROUNDS = {"ROWS": 4, "HEADS": 32, "KV_HEADS": 8, "GROUP": 4, "DIM": 64, "BLOCK_D": 64, "TILE": 16}
 LATENT = {"HEADS": 128, "RANK": 512, "ROPE": 64}  # DeepSeek-V3's
@@ -80,6 +84,22 @@ STREAMED = {"x": "tensordesc<bf16[64, 128]>", "x_rest": "tensordesc<bf16[16, 128
 STREAMED_TILE = {"BLOCK_M": 64, "REST": 16, "BLOCK_N": 64, "BLOCK_K": 128}
 STREAMED_INT8 = {"whole": "tensordesc<i8[64, 128]>", "whole_rest": "tensordesc<i8[16, 128]>",
                  "weight": "tensordesc<i8[64, 128]>"}  # fmt: skip
+# Products of rounded rows: with blocks of weights, tiles of many rows, and 4 bits.
+MULTIPLE = " of 16"  # an integer that is known to be a multiple, as the widths of matrices are
+WIDTHS = dict.fromkeys(("inputs", "per_split"), "i32" + MULTIPLE)
+FP8 = {**WIDTHS, "x": "*fp8e4nv", "weight": "*fp8e4nv", "values": "*fp8e4nv",
+       "x_scales": "*fp32", "grown": "*fp32", "result": "*fp32"}  # fmt: skip
+FP8_TILE = {"GROUP": 128, "IS_BLOCKED": True, "STREAMS": False, "BLOCK_M": 16, "BLOCK_N": 64,
+            "BLOCK_K": 256, "DEEP": 128, "IS_EVEN": True, "num_stages": 4}  # fmt: skip
+FP8_STREAMED = {
+    **FP8,
+    "x": "tensordesc<fp8e4nv[64, 128]>",
+    "weight": "tensordesc<fp8e4nv[64, 128]>",
+}
+GROUPS = {**WIDTHS, "x": "*i8", "weight": "*i8", "zeros": "*i8", "values": "*i8",
+          "scales": "*bf16", "x_scales": "*fp32", "x_sums": "*fp32", "result": "*fp32"}  # fmt: skip
+GROUPS_TILE = {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "IS_STACKED": True, "BLOCK_M": 16,
+               "BLOCK_N": 64, "BLOCK_K": 256, "IS_EVEN": True, "num_stages": 4}  # fmt: skip
 # A layer like Qwen3-Next's, in smaller tiles: 512 experts, 10 of them chosen, one shared.
 EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
@@ -148,16 +168,38 @@ def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
 LONG_JOBS: list[Job] = [
     attend(4, 16, **WIDE),  # all the rows that one program has room for
     attend(8, 32, dim=128, group=4),  # a group of rows that join a round
-    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32", "weight": "*fp8e4nv"}),
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
                           **APART}, {}),
-    (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True, "scales": None},
+    (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True},
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
                                  "num_stages": 4}, STREAMED_INT8),
+    (fp8_products._linear, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 64,
+                            "num_stages": 6}, FP8_STREAMED),
+    # Rows of prompts with blocks of weights, in the model's own type.
+    (fp8_products._linear, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 128,
+                            "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
+     {**FP8_STREAMED, "x": "tensordesc<fp8e4nv[128, 128]>",
+      "weight": "tensordesc<fp8e4nv[128, 128]>", "result": "*bf16"}),
+    # The most rows whose two sums fit; and what follows, whose groups are the outputs of a program.
+    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 64,
+                           "IS_ROUNDED": True, "num_stages": 6},
+     {**FP8_STREAMED, "result": "*fp8e4nv"}),
+    (fp8_products._linear, {**FP8_TILE, "GROUP": 64, "IS_BLOCKED": False, "BLOCK_K": 128,
+                            "DEEP": 64, "STREAMS": True, "num_stages": 6},
+     {**FP8, "x": "tensordesc<fp8e4nv[16, 64]>", "weight": "tensordesc<fp8e4nv[64, 64]>"}),
+    (fp8_products._best_of_tile, {**FP8_TILE, "HAS_IDS": False}, FP8),
+    (groups._best_of_tile, {**GROUPS_TILE, "BLOCK_K": 512, "num_stages": 3, "HAS_IDS": False},
+     GROUPS),
+    (groups._dequantize, {"GROUP": 128, "HALF": 128, "IS_PACKED": True, "BLOCK_N": 64},
+     {**GROUPS, "result": "*bf16"}),
+    (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "GROUP": 4096, "BLOCK": 4096,
+                      "num_warps": 8}, {"normed": "*fp8e4nv"}),
+    (eight_bits._fp8_rows, {"GROUP": 16384, "BLOCK": 16384, "num_warps": 8}, FP8),
+    (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "num_stages": 3}, GROUPS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
@@ -190,9 +232,9 @@ JOBS: list[Job] = [
                               "BLOCK_N": 256, "BLOCK_V": 256, "STEP": 32}, {"tiles": "*i32"}),
     (merging._merge, {"HEADS": 32, "DIM": 128, "BLOCK_D": 128, "BLOCK_M": 16},
      {"other": "*bf16", "other_sums": "*fp32"}),
-    (linear._linear, {**TILE, "IS_EVEN": True, "scales": None}, {"result": "*fp32"}),
-    (linear._gated, {**TILE, "IS_EVEN": True, "scales": None}, {}),
-    (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False, "scales": None}, {}),
+    (linear._linear, {**TILE, "IS_EVEN": True}, {"result": "*fp32"}),
+    (linear._gated, {**TILE, "IS_EVEN": True}, {}),
+    (choice._best_of_tile, {**TILE, "IS_EVEN": True, "HAS_IDS": False}, {}),
     (sampling._adjust, {"SPLITS": 2, "HAS_IDS": False, "HAS_MASKS": True,
                         "PENALISES": True, "PROCESSES": True, "TILE": 1024},
      {**CHOOSING, "logits": "*fp32"}),
@@ -215,7 +257,15 @@ JOBS: list[Job] = [
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": True,
                                  "num_stages": 4}, STREAMED_INT8),
     (int8._integers, {"BLOCK": 1024}, INTEGERS),
-    (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "BLOCK": 1024}, {}),
+    (fp8_products._linear, FP8_TILE, FP8),
+    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "IS_ROUNDED": True},
+     {**FP8, "result": "*fp8e4nv"}),
+    (groups._linear, GROUPS_TILE, GROUPS),
+    (eight_bits._fp8_rows, {"GROUP": 128, "BLOCK": 1024}, FP8),
+    (eight_bits._silu_rows, {"SPLITS": 1, "GROUP": 128, "BLOCK": 1024},
+     {**GROUPS, "product": "*fp32", "scales": "*fp32"}),
+    (rows._add_norm, {"SPLITS": 4, "HAS_STREAM": True, "GROUP": 0, "BLOCK": 1024, "scales": None},
+     {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
                        "HAS_BIAS": True, "HAS_NORMS": True}, {}),
@@ -244,14 +294,15 @@ def compile_kernel(kernel: Any, fixed: dict[str, Any], own: dict[str, str]) -> s
     options = {name: fixed.get(name, usual) for name, usual in OPTIONS.items()}
     fixed = {name: value for name, value in fixed.items() if name not in OPTIONS}
     kinds = {**KINDS, **dict.fromkeys(TENSORS, "*bf16"), **own}
-    signature = {
+    words = {
         name: "constexpr" if name in fixed else kinds.get(name, "i32") for name in kernel.arg_names
     }
+    signature = {name: word.removesuffix(MULTIPLE) for name, word in words.items()}
     constants = {(kernel.arg_names.index(name),): value for name, value in fixed.items()}
     aligned = {
         (index,): [["tt.divisibility", 16]]
-        for index, kind in enumerate(signature.values())
-        if kind.startswith("*")
+        for index, word in enumerate(words.values())
+        if word.startswith("*") or word.endswith(MULTIPLE)
     }
     source = ASTSource(kernel, signature, constants, aligned)
     registers, spilled, shared = known(source, options)

@@ -13,8 +13,16 @@ import torch
 from headstart.backends import select as select_module
 from headstart.backends.numba import support as numba_support
 from headstart.backends.options import BackendOptions
-from headstart.backends.select import TABLE, Selection, check_formats, load_backend, select
+from headstart.backends.select import (
+    TABLE,
+    Selection,
+    check_formats,
+    held_as_stored,
+    load_backend,
+    select,
+)
 from headstart.calibrate.tiny_configs import TINY_CONFIGS
+from headstart.checkpoint.quantized.weights import FORMS
 from headstart.errors import ConfigError
 from headstart.models.build import LoadedModel
 from headstart.models.config import ModelConfig, model_config
@@ -207,10 +215,6 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         facts(device="cuda"), {"draft_weights": "int8", "exact": True},
         "exact runs everything as it is. Leave it out",
     ),
-    "int8 drafts in fp8": (
-        facts(device="cuda"), {"draft_weights": "int8", "weights": "fp8"},
-        "all weights are fp8 already",
-    ),
 }  # fmt: skip
 
 
@@ -220,6 +224,18 @@ def test_options_that_would_have_to_be_ignored_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         select(given.model(), BackendOptions(**options))
+
+
+def test_an_older_gpu_holds_no_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    model = facts(device="cuda").model()
+    for capability, forms in (((8, 0), ("int4-group", "int8-group")), ((9, 0), FORMS)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, own=capability: own)
+        held = held_as_stored(model, BackendOptions())
+        assert tuple(held.trunk) == tuple(held.head) == forms and held.experts == ()
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
+    with pytest.raises(ConfigError, match="the GPU does not multiply 8-bit floats"):
+        select(model, BackendOptions(weights="fp8"))
 
 
 def test_formats_are_refused_before_anything_loads(monkeypatch: pytest.MonkeyPatch) -> None:

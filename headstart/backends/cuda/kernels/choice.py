@@ -25,25 +25,24 @@ _TILES_PER_STEP = 4096
 
 def choose_rows(
     x: Tensor, weight: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
-    token_ids: Tensor | None = None, shape: Shape | None = None, *, scales: Tensor | None = None,
+    token_ids: Tensor | None = None, shape: Shape | None = None,
 ) -> Tensor:  # fmt: skip
     """x [M, K], weight [N, K] -> chosen token ids [M] int64.
 
     inv_temps [M] fp32 are 1 / temperature, 0 for the plain arg-max; seeds and positions [M] int64
-    make the noise; token_ids [N]: original ids of a draft vocabulary (ascending); scales [N] fp32
-    come with fp8 weights.
+    make the noise; token_ids [N]: original ids of a draft vocabulary (ascending).
     """
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous()
-    shape = shape or Shape(outputs=64, inputs=128, stages=3 if scales is None else 5)
+    shape = shape or Shape(outputs=64, inputs=128, stages=3)
     tiles = triton.cdiv(outputs, shape.outputs)
     best = torch.empty(rows, tiles, dtype=torch.float32, device=x.device)
     where = torch.empty(rows, tiles, dtype=torch.int32, device=x.device)
     ids = token_ids if token_ids is not None else where
     tile = tile_rows(rows)
     _best_of_tile[(tiles, triton.cdiv(rows, tile))](
-        x, weight, scales, inv_temps, seeds, positions, ids, best, where, rows, outputs, inputs,
+        x, weight, inv_temps, seeds, positions, ids, best, where, rows, outputs, inputs,
         tiles, BLOCK_M=tile, BLOCK_N=shape.outputs, BLOCK_K=shape.inputs,
         IS_EVEN=inputs % shape.inputs == 0, HAS_IDS=token_ids is not None,
         num_warps=shape.warps, num_stages=shape.stages,
@@ -83,15 +82,15 @@ def best_of_rows(best: Tensor, where: Tensor) -> Tensor:
 
 
 @jit(do_not_specialize=["rows"])
-def _best_of_tile(x, weight, scales, inv_temps, seeds, positions, ids, best, where, rows, outputs,
+def _best_of_tile(x, weight, inv_temps, seeds, positions, ids, best, where, rows, outputs,
                   inputs, tiles, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
                   BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr, HAS_IDS: tl.constexpr):  # fmt: skip
     tile = tl.program_id(0)
     columns = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
     logits = product_tile(
-        x, weight, scales, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_M, BLOCK_N,
-        BLOCK_K, IS_EVEN,
+        x, weight, row, rows, columns, outputs, inputs, 0, inputs, BLOCK_M, BLOCK_N, BLOCK_K,
+        IS_EVEN,
     )  # fmt: skip
     best_of_values(
         logits, columns, row, inv_temps, seeds, positions, ids, best, where, rows, outputs, tiles,

@@ -5,15 +5,12 @@ them. The inner dimension is cut into splits where there are too few output colu
 GPU; partial sums are added in a fixed order by the kernel that reads them, so a result never
 depends on timing.
 
-Weights may be fp8 with one scale per output: they become numbers of x's type in registers, which
-is exact, and the scale is applied to the sums.
-
 M rows, N outputs, K inputs, S splits.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import triton
@@ -23,7 +20,6 @@ from torch import Tensor
 from headstart.backends.cuda.kernels.jit import jit
 
 TILE_ROWS = (16, 32, 64)
-FP8_TILE_ROWS = (*TILE_ROWS, 128, 256)  # no library takes over where these would be slow
 
 
 def tile_rows(rows: int, sizes: tuple[int, ...] = TILE_ROWS) -> int:
@@ -72,63 +68,34 @@ def splits_for(
     return splits
 
 
-def fp8_shape_for(outputs: int, inputs: int, rows: int) -> Shape:
-    """The cut for fp8 weights, by rule; `benchmarks/gpu_fp8.py --cuts` measures others."""
-    if rows <= TILE_ROWS[0]:
-        # A step has half the bytes, so more of them are on their way.
-        return replace(shape_for(outputs, inputs), stages=5)
-    # Converted weights and sums of many rows share the registers: wider tiles, shorter steps.
-    columns, deep, warps = (64, 128, 4) if rows <= TILE_ROWS[-1] else (128, 64, 8)
-    splits = splits_for(outputs, inputs, columns=columns, programs=96, least=1024)
-    return Shape(columns, deep, splits, warps, stages=3)
-
-
-def partial_linear(
-    x: Tensor, weight: Tensor, shape: Shape | None = None, *, scales: Tensor | None = None
-) -> Tensor:
-    """x [M, K], weight [N, K] -> [S, M, N] fp32, whose sum over S is x W^T.
-
-    scales [N] fp32 come with fp8 weights.
-    """
-    rows, inputs = x.shape
-    outputs = weight.shape[0]
-    if shape is None and scales is None:
-        shape = shape_for(outputs, inputs)
-    shape = shape or fp8_shape_for(outputs, inputs, rows)
-    result = torch.empty(shape.splits, rows, outputs, dtype=torch.float32, device=x.device)
-    launch_linear(x, weight, scales, result, shape)
-    return result
-
-
-def launch_linear(
-    x: Tensor, weight: Tensor, scales: Tensor | None, result: Tensor, shape: Shape
-) -> None:
-    """Fill result [S, M, N], of any type, with partial sums."""
+def partial_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tensor:
+    """x [M, K], weight [N, K] -> [S, M, N] fp32, whose sum over S is x W^T."""
     rows, inputs = x.shape
     outputs = weight.shape[0]
     assert x.is_contiguous() and weight.is_contiguous()
+    shape = shape or shape_for(outputs, inputs)
+    result = torch.empty(shape.splits, rows, outputs, dtype=torch.float32, device=x.device)
     per_split = triton.cdiv(triton.cdiv(inputs, shape.inputs), shape.splits) * shape.inputs
-    tile = shape.rows or tile_rows(rows, TILE_ROWS if scales is None else FP8_TILE_ROWS)
+    tile = shape.rows or tile_rows(rows)
     grid = (triton.cdiv(outputs, shape.outputs), shape.splits, triton.cdiv(rows, tile))
     _linear[grid](
-        x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M=tile,
+        x, weight, result, rows, outputs, inputs, per_split, BLOCK_M=tile,
         BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
+    return result
 
 
-def gated_linear(
-    x: Tensor, weight: Tensor, shape: Shape | None = None, *, scales: Tensor | None = None
-) -> Tensor:
+def gated_linear(x: Tensor, weight: Tensor, shape: Shape | None = None) -> Tensor:
     """silu(x G^T) * (x U^T) [M, N / 2] in x's type; weight [N, K] holds G's rows, then U's."""
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2
     assert x.is_contiguous() and weight.is_contiguous()
-    shape = shape or Shape(outputs=64, inputs=128, stages=3 if scales is None else 4)
+    shape = shape or Shape(outputs=64, inputs=128, stages=3)
     result = torch.empty(rows, outputs, dtype=x.dtype, device=x.device)
     tile = shape.rows or tile_rows(rows)
     _gated[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, tile))](
-        x, weight, scales, result, rows, outputs, inputs, BLOCK_M=tile,
+        x, weight, result, rows, outputs, inputs, BLOCK_M=tile,
         BLOCK_N=shape.outputs, BLOCK_K=shape.inputs, IS_EVEN=inputs % shape.inputs == 0,
         num_warps=shape.warps, num_stages=shape.stages,
     )  # fmt: skip
@@ -136,7 +103,7 @@ def gated_linear(
 
 
 @jit
-def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, stop,
+def product_tile(x, weight, row, rows, columns, outputs, inputs, start, stop,
                  BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                  IS_EVEN: tl.constexpr):  # fmt: skip
     """[BLOCK_N, BLOCK_M]: the outputs `columns` of the rows `row` over inputs [start, stop)."""
@@ -151,18 +118,13 @@ def product_tile(x, weight, scales, row, rows, columns, outputs, inputs, start, 
             x_mask = (row[None, :] < rows) & (inner[:, None] < inputs)
         w = tl.load(weight + columns[:, None].to(tl.int64) * inputs + inner[None, :], w_mask, 0.0)
         v = tl.load(x + row[None, :] * inputs + inner[:, None], x_mask, 0.0)
-        if scales is not None:
-            w = w.to(v.dtype)
-        else:
-            v = v.to(w.dtype)  # fp32 weights, such as a router's, beside narrower rows
+        v = v.to(w.dtype)  # fp32 weights, such as a router's, beside narrower rows
         sums = tl.dot(w, v, sums, input_precision="ieee")
-    if scales is not None:
-        sums *= tl.load(scales + columns, columns < outputs, 0.0)[:, None]
     return sums
 
 
 @jit(do_not_specialize=["rows"])
-def _linear(x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
+def _linear(x, weight, result, rows, outputs, inputs, per_split, BLOCK_M: tl.constexpr,
             BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     split = tl.program_id(1)
@@ -170,15 +132,15 @@ def _linear(x, weight, scales, result, rows, outputs, inputs, per_split, BLOCK_M
     stop = tl.minimum(start + per_split, inputs)
     row = tl.program_id(2) * BLOCK_M + tl.arange(0, BLOCK_M)
     sums = product_tile(
-        x, weight, scales, row, rows, columns, outputs, inputs, start, stop, BLOCK_M, BLOCK_N,
-        BLOCK_K, IS_EVEN,
+        x, weight, row, rows, columns, outputs, inputs, start, stop, BLOCK_M, BLOCK_N, BLOCK_K,
+        IS_EVEN,
     )  # fmt: skip
     where = (split * rows + row[None, :]) * outputs + columns[:, None]
     tl.store(result + where, sums, (columns[:, None] < outputs) & (row[None, :] < rows))
 
 
 @jit(do_not_specialize=["rows"])
-def _gated(x, weight, scales, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
+def _gated(x, weight, result, rows, outputs, inputs, BLOCK_M: tl.constexpr,
            BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     row = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -197,14 +159,8 @@ def _gated(x, weight, scales, result, rows, outputs, inputs, BLOCK_M: tl.constex
         g = tl.load(weight + where, w_mask, 0.0)
         u = tl.load(weight + outputs.to(tl.int64) * inputs + where, w_mask, 0.0)
         v = tl.load(x + row[None, :] * inputs + inner[:, None], x_mask, 0.0)
-        if scales is not None:
-            g = g.to(v.dtype)
-            u = u.to(v.dtype)
         gate = tl.dot(g, v, gate, input_precision="ieee")
         up = tl.dot(u, v, up, input_precision="ieee")
-    if scales is not None:
-        gate *= tl.load(scales + columns, columns < outputs, 0.0)[:, None]
-        up *= tl.load(scales + outputs + columns, columns < outputs, 0.0)[:, None]
     value = gate * tl.sigmoid(gate) * up
     where = row[None, :] * outputs + columns[:, None]
     tl.store(result + where, value.to(result.dtype.element_ty), is_output & (row[None, :] < rows))

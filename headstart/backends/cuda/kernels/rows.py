@@ -10,12 +10,29 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.eight_bits import Fp8Rows, store_fp8
 from headstart.backends.cuda.kernels.jit import jit
 
 
 def add_norm(stream: Tensor, partial: Tensor, weight: Tensor, eps: float) -> Tensor:
     """stream [M, N] += sum of partial [S, M, N], in place; returns its RMS norm times weight."""
     return _sum_norm(stream, partial, weight, eps, has_stream=True)
+
+
+def add_norm_fp8(
+    stream: Tensor, partial: Tensor, weight: Tensor, eps: float, group: int
+) -> Fp8Rows:
+    """The same with the norm as `fp8_rows` would round it; group 0: one scale per row."""
+    rows, width = stream.shape
+    values = torch.empty_like(stream, dtype=torch.float8_e4m3fn)
+    groups = triton.cdiv(width, group) if group else 1
+    scales = torch.empty(groups, rows, dtype=torch.float32, device=stream.device)
+    block = max(triton.next_power_of_2(width), group)
+    _add_norm[(rows,)](
+        stream, partial, weight, values, scales, rows, width, eps, SPLITS=partial.shape[0],
+        HAS_STREAM=True, GROUP=group or block, BLOCK=block, num_warps=8,
+    )  # fmt: skip
+    return Fp8Rows(values, scales, group)
 
 
 def begin_norm(
@@ -32,8 +49,8 @@ def _sum_norm(
     rows, width = stream.shape
     normed = torch.empty_like(stream)
     _add_norm[(rows,)](
-        stream, partial, weight, normed, rows, width, eps, SPLITS=partial.shape[0],
-        HAS_STREAM=has_stream, BLOCK=triton.next_power_of_2(width), num_warps=8,
+        stream, partial, weight, normed, None, rows, width, eps, SPLITS=partial.shape[0],
+        HAS_STREAM=has_stream, GROUP=0, BLOCK=triton.next_power_of_2(width), num_warps=8,
     )  # fmt: skip
     return normed
 
@@ -89,8 +106,8 @@ def gate_rows(rows: Tensor, partial: Tensor, dim: int) -> Tensor:
 
 
 @jit(do_not_specialize=["rows"])
-def _add_norm(stream, partial, weight, normed, rows, width, eps, SPLITS: tl.constexpr,
-              HAS_STREAM: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+def _add_norm(stream, partial, weight, normed, scales, rows, width, eps, SPLITS: tl.constexpr,
+              HAS_STREAM: tl.constexpr, GROUP: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
     mask = at < width
@@ -107,7 +124,11 @@ def _add_norm(stream, partial, weight, normed, rows, width, eps, SPLITS: tl.cons
     tl.store(stream + row * width + at, x, mask)
     value = x.to(tl.float32)
     scale = tl.rsqrt(tl.sum(value * value, 0) / width + eps)
-    tl.store(normed + row * width + at, (value * scale * gain).to(kind), mask)
+    result = (value * scale * gain).to(kind)
+    if GROUP:
+        store_fp8(result.to(tl.float32), normed, scales, row, rows, width, 0, GROUP, BLOCK)
+    else:
+        tl.store(normed + row * width + at, result, mask)
 
 
 @jit

@@ -1,0 +1,308 @@
+"""Matrices in 8-bit floats and in groups of integers, as kernels compute with them.
+
+`KernelLinear` is a weight format with kernels of its own: which kernel, or which library, computes
+a product of how many rows is decided here, per format. What comes in is rounded once per product:
+rows to 8-bit floats for `KernelFp8`, to pairs of integers for `KernelGroups`; norms before 8-bit
+floats, and what the next product of an MLP takes, are rounded by the kernels that make them.
+
+M rows, N outputs, K inputs, S splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from headstart.backends.cuda.kernels.choice import choose_logits
+from headstart.backends.cuda.kernels.eight_bits import (
+    GROUP,
+    Fp8Rows,
+    IntegerRows,
+    fp8_rows,
+    integer_rows,
+    silu_fp8,
+    silu_integers,
+)
+from headstart.backends.cuda.kernels.fp8_products import (
+    MAX_FUSED_ROWS,
+    TILE_ROWS,
+    choose_fp8,
+    cut_for,
+    gated_fp8,
+    partial_fp8,
+)
+from headstart.backends.cuda.kernels.groups import (
+    MAX_ROWS,
+    PackedGroups,
+    choose_groups,
+    dequantized_groups,
+    half_for,
+    packed_groups,
+    partial_groups,
+    shape_for,
+)
+from headstart.backends.cuda.kernels.rows import add_norm, add_norm_fp8, silu_product
+from headstart.models.linear import Linear
+from headstart.models.quantized import Fp8Linear, GroupLinear
+
+MAX_FP8_ROWS = TILE_ROWS[-1]  # of own tiles, where a library would do
+_LIBRARY_WIDTH = 16  # inputs and outputs: what torch's product of 8-bit floats counts in
+_COPIED_VALUES = 1 << 27  # of W at a time: memory for the copy, not for an LM head's
+
+Rounded = Fp8Rows | IntegerRows
+
+
+class KernelLinear(Linear):
+    """x W^T by kernels of a weight format; a bias is left to what adds partial sums up."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.whole(x)
+        return y if self.bias is None else y + self.bias
+
+    def partial(self, x: Tensor | Rounded) -> Tensor:
+        """[S, M, N], whose sum over S is x W^T."""
+        raise NotImplementedError
+
+    def whole(self, x: Tensor) -> Tensor:
+        """x W^T [M, N] in x's type."""
+        raise NotImplementedError
+
+    def gated(self, x: Tensor) -> Tensor:
+        """silu(x G^T) * (x U^T) [M, N / 2] in x's type; W holds G's rows, then U's."""
+        return silu_product(self.whole(x))
+
+    def gated_for(self, x: Tensor, down: KernelLinear) -> Tensor | Rounded:
+        """The same as `down` takes it, rounded already where kernels do that on the way."""
+        return self.gated(x)
+
+    def choose(
+        self, x: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
+        token_ids: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        """Token ids [M] that this LM head and the noise choose."""
+        return choose_logits(self.whole(x), inv_temps, seeds, positions, token_ids)
+
+
+class KernelFp8(KernelLinear, Fp8Linear):
+    """8-bit floats on both sides, with scales of rows, or of 128 x 128 and of 128 inputs."""
+
+    def partial(self, x: Tensor | Rounded) -> Tensor:
+        if isinstance(x, Tensor):
+            if len(x) > MAX_FP8_ROWS:
+                return self.whole(x).unsqueeze(0)
+            x = self._rounded(x)
+        assert isinstance(x, Fp8Rows)
+        return partial_fp8(x, self.weight, self.scales)
+
+    def whole(self, x: Tensor) -> Tensor:
+        rows = self._rounded(x)
+        if self._is_for_library(x):
+            return torch._scaled_mm(
+                rows.values, self.weight.t(), scale_a=rows.scales.view(-1, 1),
+                scale_b=self.scales.view(1, -1), out_dtype=x.dtype,
+            )  # fmt: skip
+        shape, streams = cut_for(self.weight, len(x), is_blocked=self._is_blocked)
+        shape = replace(shape, splits=1)
+        found = partial_fp8(rows, self.weight, self.scales, shape, streams=streams, dtype=x.dtype)
+        return found[0]
+
+    def gated(self, x: Tensor) -> Tensor:
+        if len(x) > MAX_FUSED_ROWS:
+            return super().gated(x)
+        found = gated_fp8(self._rounded(x), self.weight, self.scales, dtype=x.dtype)
+        assert isinstance(found, Tensor)
+        return found
+
+    def gated_for(self, x: Tensor, down: KernelLinear) -> Tensor | Rounded:
+        if not isinstance(down, KernelFp8) or len(x) > MAX_FP8_ROWS:
+            return self.gated(x)
+        return self.gated_rows(self._rounded(x))
+
+    def gated_rows(self, x: Fp8Rows) -> Fp8Rows:
+        """silu(x G^T) * (x U^T), rounded for another matrix of 8-bit floats."""
+        if x.shape[0] > MAX_FUSED_ROWS:
+            return silu_fp8(self.partial(x))
+        found = gated_fp8(x, self.weight, self.scales)
+        assert isinstance(found, Fp8Rows)
+        return found
+
+    def choose(
+        self, x: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
+        token_ids: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        if len(x) > MAX_FP8_ROWS:
+            return super().choose(x, inv_temps, seeds, positions, token_ids)
+        return choose_fp8(
+            self._rounded(x), self.weight, self.scales, inv_temps, seeds, positions, token_ids
+        )
+
+    @property
+    def _is_blocked(self) -> bool:
+        return self.scales.dim() == 2
+
+    @property
+    def group(self) -> int:
+        """Inputs of a row that share a scale; 0: all."""
+        return GROUP if self._is_blocked else 0
+
+    def _rounded(self, x: Tensor) -> Fp8Rows:
+        return fp8_rows(x.contiguous(), self.group)
+
+    def _is_for_library(self, x: Tensor) -> bool:
+        """Whether arithmetic takes the time, and torch has the product: scales of rows, bf16."""
+        if not x.is_cuda or len(x) <= MAX_FP8_ROWS or x.dtype != torch.bfloat16:
+            return False
+        return not self._is_blocked and all(s % _LIBRARY_WIDTH == 0 for s in self.weight.shape)
+
+
+class KernelGroups(KernelLinear):
+    """Integers of 4 or 8 bits in groups, repacked; with many rows a copy in x's type is used."""
+
+    scales: Tensor
+    zeros: Tensor | None
+    inputs: Tensor | None
+
+    def __init__(
+        self, packed: PackedGroups, inputs: Tensor | None, bias: nn.Parameter | None,
+        dtype: torch.dtype,
+    ):  # fmt: skip
+        super().__init__(0, 0)
+        self.dtype = dtype
+        self.weight = nn.Parameter(packed.weight, requires_grad=False)
+        self.register_buffer("scales", packed.scales)
+        self.register_buffer("zeros", packed.zeros)
+        self.register_buffer("inputs", inputs)
+        self.bias = bias
+        self._sizes = packed.bits, packed.group, packed.half
+
+    @classmethod
+    def of(cls, source: GroupLinear) -> KernelGroups | None:
+        """The same matrix; None where its groups are too small for the kernels."""
+        weight = source.quantized
+        if half_for(weight.shape[1], weight.group_size, weight.bits) is None:
+            return None
+        packed = packed_groups(weight.weight, weight.scales, weight.zeros, weight.bits)
+        return cls(packed, weight.inputs, source.bias, source.dtype)
+
+    @property
+    def packed(self) -> PackedGroups:
+        return PackedGroups(self.weight.data, self.scales, self.zeros, *self._sizes)
+
+    def only_rows(self, ids: Tensor) -> KernelGroups:
+        return type(self)(self.packed.rows(ids), self.inputs, None, self.dtype)
+
+    @property
+    def matrix(self) -> Tensor:
+        """W in the type that the model computes in, as a copy, columns as published."""
+        values = dequantized_groups(self.packed, self.dtype)
+        if self.inputs is None:
+            return values
+        result = torch.empty_like(values)
+        result[:, self.inputs] = values
+        return result
+
+    def partial(self, x: Tensor | Rounded) -> Tensor:
+        if isinstance(x, Tensor):
+            if len(x) > MAX_ROWS:
+                return self.whole(x).unsqueeze(0)
+            x = self._rounded(x)
+        assert isinstance(x, IntegerRows)
+        return partial_groups(x, self.packed)
+
+    def whole(self, x: Tensor) -> Tensor:
+        packed = self.packed
+        outputs, inputs = packed.shape
+        if len(x) <= MAX_ROWS:
+            shape = replace(shape_for(outputs, inputs, len(x)), splits=1)
+            return partial_groups(self._rounded(x), packed, shape)[0].to(x.dtype)
+        x, each = self._gathered(x), copied_rows(inputs)
+        if outputs <= each:
+            return linear(x, dequantized_groups(packed, x.dtype))
+        result = torch.empty(len(x), outputs, dtype=x.dtype, device=x.device)
+        for start in range(0, outputs, each):
+            part = slice(start, min(start + each, outputs))
+            copy = dequantized_groups(packed.rows(part), x.dtype)
+            result[:, part] = linear(x, copy)
+        return result
+
+    def gated_for(self, x: Tensor, down: KernelLinear) -> Tensor | Rounded:
+        if not isinstance(down, KernelGroups) or down.inputs is not None or len(x) > MAX_ROWS:
+            return self.gated(x)
+        return silu_integers(self.partial(x), down.packed.half)
+
+    def choose(
+        self, x: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
+        token_ids: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        if len(x) > MAX_ROWS:
+            return super().choose(x, inv_temps, seeds, positions, token_ids)
+        return choose_groups(self._rounded(x), self.packed, inv_temps, seeds, positions, token_ids)
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        return x if self.inputs is None else x[:, self.inputs]
+
+    def _rounded(self, x: Tensor) -> IntegerRows:
+        return integer_rows(self._gathered(x).contiguous(), self.packed.half)
+
+
+def add_norm_for(
+    layer: Linear | None, stream: Tensor, partial: Tensor, weight: Tensor, eps: float
+) -> Tensor | Fp8Rows:
+    """`add_norm`, rounded by the same kernel where only `layer` reads it and takes it so."""
+    if isinstance(layer, KernelFp8) and len(stream) <= MAX_FP8_ROWS:
+        return add_norm_fp8(stream, partial, weight, eps, layer.group)
+    return add_norm(stream, partial, weight, eps)
+
+
+def copied_rows(inputs: int) -> int:
+    """Outputs of a matrix that are dequantised at a time."""
+    return max(1, _COPIED_VALUES // inputs)
+
+
+def copied_bytes(module: nn.Module, dtype: torch.dtype) -> int:
+    """Of the largest copy that many rows are multiplied by."""
+    shapes = [own.packed.shape for own in module.modules() if isinstance(own, KernelGroups)]
+    values = (min(outputs, copied_rows(inputs)) * inputs for outputs, inputs in shapes)
+    return max(values, default=0) * dtype.itemsize
+
+
+def hold_for_kernels(module: nn.Module) -> list[str]:
+    """Give every quantised matrix below `module` the form of its kernels; notes about others."""
+    small = 0
+    for path, layer in list(module.named_modules()):
+        made: Linear | None = None
+        if isinstance(layer, Fp8Linear) and not isinstance(layer, KernelFp8):
+            bias = None if layer.bias is None else layer.bias.detach()
+            made = KernelFp8(layer.quantized, bias, layer.dtype)
+        elif isinstance(layer, GroupLinear):
+            made = KernelGroups.of(layer)
+            if made is None:
+                made, small = _plain(layer), small + 1
+        if made is not None:
+            parent, _, name = path.rpartition(".")
+            setattr(module.get_submodule(parent), name, made)
+    if not small:
+        return []
+    return [f"{small} matrices are dequantised: kernels want groups of a multiple of 32 inputs"]
+
+
+def _plain(layer: GroupLinear) -> Linear:
+    result = Linear(0, 0)
+    result.weight = nn.Parameter(layer.matrix, requires_grad=False)
+    result.bias = layer.bias
+    return result
+
+
+def round_to_fp8(module: nn.Module) -> None:
+    """Round every plain matrix below `module` but LM heads, with one scale per output row.
+
+    Rounding an LM head changes the text as much as rounding all layers does.
+    """
+    for name, child in module.named_children():
+        if type(child) is not Linear:
+            round_to_fp8(child)
+        elif name != "lm_head":
+            setattr(module, name, KernelFp8.of(child))
