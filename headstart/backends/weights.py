@@ -27,12 +27,12 @@ WeightFormat = Callable[[Linear], nn.Module]
 # experts and elsewhere; others are dequantised when a model is loaded.
 TAKEN_FORMS: dict[str, tuple[str, ...]] = {
     "cuda": FORMS,
-    "numba": (),
+    "numba": ("int4-group",),
     "torch": FORMS,
 }
 TAKEN_EXPERTS: dict[str, tuple[str, ...]] = {
     "cuda": (),
-    "numba": ("int4-group",),
+    "numba": (),
     "torch": FORMS,
 }
 _INT8_COLUMNS = 16  # torch's int8 product is wrong, or crashes, for widths that are no multiple
