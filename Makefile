@@ -1,7 +1,8 @@
 # `make test` and `make demo` each set everything up and run alone, twice in a row, from any path.
 PYTHON ?= python3
 BIN := .venv/bin
-PARALLEL ?= 2
+# One more than cores: some tests wait for servers and processes.
+PARALLEL ?= 3
 
 .PHONY: test test-long test-browser demo check kernels clean
 

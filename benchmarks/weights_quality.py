@@ -1,12 +1,12 @@
-"""What 8-bit weights change in a model's predictions: perplexity and agreement on a text.
+"""What weights of 8 and 4 bits change in a model's predictions: perplexity and agreement on a text.
 
 python benchmarks/weights_quality.py MODEL --text FILE [--weights fp8] [--only layers]
-    [--kernels] [--device cpu] [--tokens 4096] [--window 512]
+    [--lm-head int8] [--kernels] [--device cpu] [--tokens 4096] [--window 512]
 
 Runs the trunk over windows of the text as it is (fp32 on a CPU, bf16 on a GPU) and with its weights
 rounded, and compares: perplexity, how often the most likely token is the same, and the mean KL
-divergence. On a CPU fp8 is emulated: the same weights, products in fp32; int8 products are torch's
-or, with --kernels, those of headstart/backends/numba. The last line is JSON.
+divergence. On a CPU fp8 is emulated: the same weights, products in fp32; products of integers are
+torch's or, with --kernels, those of headstart/backends/numba. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -14,26 +14,39 @@ from __future__ import annotations
 import argparse
 import json
 import math
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from headstart.backends.base import TrunkRows
 from headstart.backends.numba.compiler import why_missing
-from headstart.backends.weights import Int8Linear, WeightFormat, convert_weights
+from headstart.backends.weights import (
+    Int8Linear,
+    WeightFormat,
+    convert_weights,
+    int4_linear,
+)
+from headstart.checkpoint.quantized.rounding import INT4_GROUP
 from headstart.engine.engine import Engine
 from headstart.models.quantized import Fp8Linear
 
-FORMATS: dict[str, WeightFormat] = {"int8": Int8Linear, "fp8": Fp8Linear.of}
+FORMATS: dict[str, WeightFormat] = {
+    "int8": Int8Linear, "int4": int4_linear, "int4-64": partial(int4_linear, group=64),
+    "fp8": Fp8Linear.of,
+}  # fmt: skip
 
 
 def weight_format(name: str, *, is_compiled: bool) -> WeightFormat:
-    """How matrices are held; int8 by the compiled kernels where this machine has them."""
-    if not is_compiled or name != "int8" or why_missing() is not None:
+    """How matrices are held; integers by the compiled kernels where this machine has them."""
+    if not is_compiled or name == "fp8" or why_missing() is not None:
         return FORMATS[name]
-    from headstart.backends.numba.linear import PackedLinear
+    from headstart.backends.numba.linear import PackedLinear, packed_as_stored
 
-    return PackedLinear
+    if name == "int8":
+        return PackedLinear
+    group = 64 if name == "int4-64" else INT4_GROUP
+    return lambda source: packed_as_stored(int4_linear(source, group))
 
 
 @torch.inference_mode()
@@ -51,7 +64,8 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--weights", choices=sorted(FORMATS), default="fp8")
     parser.add_argument("--only", choices=("layers", "lm_head"), help="round a part of the trunk")
-    parser.add_argument("--kernels", action="store_true", help="int8 by the compiled kernels")
+    parser.add_argument("--lm-head", choices=sorted(FORMATS), help="if it has another format")
+    parser.add_argument("--kernels", action="store_true", help="by the compiled kernels")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--window", type=int, default=512)
@@ -68,7 +82,10 @@ def main() -> None:
     if arguments.only != "lm_head":
         convert_weights(trunk.layers, form)
     if arguments.only != "layers":
-        setattr(trunk, "lm_head", form(trunk.lm_head))  # noqa: B010 (its declared type is Linear)
+        own = form if arguments.lm_head is None else weight_format(
+            arguments.lm_head, is_compiled=arguments.kernels
+        )  # fmt: skip
+        setattr(trunk, "lm_head", own(trunk.lm_head))  # noqa: B010 (its declared type is Linear)
     text = engines[0].prompts.read(arguments.text.read_text())[: arguments.tokens]
     losses = [0.0, 0.0]
     same = divergence = 0.0
@@ -84,7 +101,8 @@ def main() -> None:
         count += len(following)
     result = {
         "weights": weights,
-        "products": getattr(form, "__name__", str(form)),
+        "products": "compiled" if arguments.kernels else "torch",
+        "lm_head": arguments.lm_head or weights,
         "rounded": arguments.only or "everything",
         "against": str(engines[0].model.dtype),
         "tokens": count,

@@ -157,9 +157,10 @@ def test_a_model_type_in_a_string_would_be_found() -> None:
 SEAM = {"backends.base", "backends.select", "backends.options"}
 # Modules whose functions are written in another language: LLVM's values, Triton's and numba's.
 KERNELS = (
-    "backends/cuda/kernels/", "backends/numba/adjusting.py", "backends/numba/candidates.py",
-    "backends/numba/compiler.py", "backends/numba/context.py",
-    "backends/numba/float_products.py", "backends/numba/layers.py", "backends/numba/noise.py",
+    "backends/cuda/kernels/", "backends/numba/adjusting.py", "backends/numba/calls.py",
+    "backends/numba/candidates.py", "backends/numba/compiler.py", "backends/numba/context.py",
+    "backends/numba/float_products.py", "backends/numba/group_products.py",
+    "backends/numba/group_sums.py", "backends/numba/layers.py", "backends/numba/noise.py",
     "backends/numba/products.py", "backends/numba/rows.py", "backends/numba/sampling.py",
     "backends/numba/sums.py", "backends/numba/thread_pool.py", "backends/numba/vectors.py",
 )  # fmt: skip

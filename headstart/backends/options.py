@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Weights = Literal["as-dtype", "int8", "fp8"]
+Weights = Literal["as-dtype", "int8", "int4", "fp8"]
 
 
 @dataclass(frozen=True, kw_only=True)

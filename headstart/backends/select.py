@@ -3,7 +3,7 @@
 | backend | runs |
 |---|---|
 | cuda | models whose layers all have fused kernels, on a GPU (or interpreted, with kernels on) |
-| numba | dense models in float32 or int8 on a CPU, whole passes compiled |
+| numba | dense models in float32, int8 or 4 bits on a CPU, whole passes compiled |
 | torch | everything, in plain PyTorch: the reference |
 """
 
@@ -72,13 +72,16 @@ def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
     name = select(model, options).name
     if options.exact:
         return Held(why_not="exact computes with weights in the model's own type")
-    if options.weights != "as-dtype":
+    if options.weights not in ("as-dtype", "int4"):
         return Held(why_not=f"weights {options.weights} were asked for")
     if model.dtype == torch.float64:
         return Held(why_not="numbers are float64")
     forms, experts = TAKEN_FORMS[name], TAKEN_EXPERTS[name]
     if name == "cuda" and not cuda.has_fp8(model.device):
         forms = tuple(form for form in forms if not form.startswith("fp8"))
+    if options.weights == "int4":  # what has 4 bits already is not rounded again
+        forms = tuple(form for form in forms if form.startswith("int4"))
+        experts = tuple(form for form in experts if form.startswith("int4"))
     why_not = f"backend {name} does not compute with this format"
     if forms and not experts:
         why_not += ", or not among experts"
@@ -123,8 +126,8 @@ def select(model: LoadedModel, options: BackendOptions) -> Selection:
 def check_formats(device: torch.device, dtype: torch.dtype, options: BackendOptions) -> None:
     """Refuse combinations of device and number format that do not exist, before anything loads."""
     is_gpu, is_interpreted = device.type == "cuda", options.kernels == "on"
-    if options.weights == "int8" and is_gpu:
-        raise ConfigError("weights int8 is a CPU format; use weights fp8 on a GPU.")
+    if options.weights in ("int8", "int4") and is_gpu:
+        raise ConfigError(f"weights {options.weights} is a CPU format; use weights fp8 on a GPU.")
     if options.weights == "fp8" and not is_gpu and not is_interpreted:
         raise ConfigError("weights fp8 is a GPU format; use weights int8 on a CPU.")
     if not options.exact:

@@ -1,4 +1,4 @@
-"""Weight formats that are no plain `Linear`: int8 by torch, and how a module gets another format.
+"""Weight formats of CPUs that torch computes: int8, 4 bits; and how a module gets another format.
 
 `Int8Linear` holds int8 rows with one scale each and computes with bf16 activations, the way that
 CPUs without bf16 units are fast at; the arithmetic of a row may then depend on how many rows there
@@ -8,21 +8,26 @@ the formats in which checkpoints are stored.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 
 import torch
 from torch import nn
 from torch.nn.functional import pad
 
+from headstart.backends.options import Weights
+from headstart.checkpoint.quantized.rounding import INT4_GROUP, int4_groups
 from headstart.checkpoint.quantized.weights import FORMS
 from headstart.models.linear import Linear, Numbered, Stack
+from headstart.models.mtp import MTPHead
+from headstart.models.quantized import GroupLinear, QuantizedLinear, QuantizedStack, linear_of
+from headstart.models.trunk import Trunk
 
 WeightFormat = Callable[[Linear], nn.Module]
 # THE tables which quantised forms of checkpoints a backend computes with as they are stored, among
 # experts and elsewhere; others are dequantised when a model is loaded.
 TAKEN_FORMS: dict[str, tuple[str, ...]] = {
     "cuda": FORMS,
-    "numba": (),
+    "numba": ("int4-group",),
     "torch": FORMS,
 }
 TAKEN_EXPERTS: dict[str, tuple[str, ...]] = {
@@ -69,21 +74,75 @@ class Int8Linear(nn.Module):
         return result
 
 
-class QuantizedStack(nn.Module):
-    """The same with each matrix in a quantised form of its own."""
+def plain_int8(source: Linear) -> nn.Module:
+    """int8 by torch; what is quantised already stays as it is."""
+    return source if isinstance(source, QuantizedLinear) else Int8Linear(source)
+
+
+def plain_int4(source: Linear) -> nn.Module:
+    """4 bits in groups, dequantised for every product; int8 for no whole number of groups."""
+    if isinstance(source, QuantizedLinear):
+        return source
+    if source.weight.shape[1] % INT4_GROUP:
+        return Int8Linear(source)
+    return int4_linear(source)
+
+
+def int4_linear(source: Linear, group: int = INT4_GROUP) -> GroupLinear:
+    """A plain matrix rounded."""
+    bias = None if source.bias is None else source.bias.detach()
+    return GroupLinear(int4_groups(source.weight.detach(), group), bias, source.weight.dtype)
+
+
+def _as_it_is(source: Linear) -> nn.Module:
+    return source
+
+
+PLAIN_FORMS: dict[str, WeightFormat] = {
+    "as-dtype": _as_it_is,
+    "int8": plain_int8,
+    "int4": plain_int4,
+}
+
+
+class SplitStack(nn.Module):
+    """Matrices of one shape, each in a format of its own."""
 
     def __init__(self, source: Stack, form: WeightFormat):
         super().__init__()
-        self.parts = nn.ModuleList(form(_alone(matrix)) for matrix in source.weight.unbind())
+        self.parts = nn.ModuleList(form(matrix) for matrix in _matrices(source))
 
     def product(self) -> Numbered:
         return lambda x, number: self.parts[number](x)
 
 
-def _alone(matrix: torch.Tensor) -> Linear:
-    result = Linear(0, 0)
-    result.weight = nn.Parameter(matrix, requires_grad=False)
-    return result
+def _matrices(source: Stack) -> Iterator[Linear]:
+    if isinstance(source, QuantizedStack):
+        for number in range(source.quantized.shape[0]):
+            yield linear_of(source.quantized.matrix(number), None, source.dtype)
+        return
+    for matrix in source.weight.unbind():
+        alone = Linear(0, 0)
+        alone.weight = nn.Parameter(matrix, requires_grad=False)
+        yield alone
+
+
+def convert_model(
+    trunk: Trunk, head: MTPHead | None, forms: Mapping[str, WeightFormat], weights: Weights
+) -> None:
+    """Give a model's matrices the format that `weights` asks for.
+
+    With 4 bits LM head and head stay in 8: they are a small part of what is read, the LM head
+    alone would change as much as all layers, and a coarser head is right less often.
+    """
+    others = forms["int8" if weights == "int4" else weights]
+    for name, child in trunk.named_children():
+        if isinstance(child, Linear):
+            setattr(trunk, name, others(child))
+        else:
+            convert_weights(child, forms[weights])
+    if head is not None:
+        convert_weights(head, others)
 
 
 def convert_weights(module: nn.Module, form: WeightFormat) -> nn.Module:
@@ -92,7 +151,7 @@ def convert_weights(module: nn.Module, form: WeightFormat) -> nn.Module:
         if isinstance(child, Linear):
             setattr(module, name, form(child))
         elif isinstance(child, Stack):
-            setattr(module, name, QuantizedStack(child, form))
+            setattr(module, name, SplitStack(child, form))
         else:
             convert_weights(child, form)
     return module

@@ -27,8 +27,8 @@ def run(
         Path, typer.Option("--out", metavar="DIR", help="Where report.html goes.")
     ] = Path("headstart-demo"),
     weights: Annotated[
-        Literal["int8", "as-dtype"],
-        typer.Option("--weights", help="int8 (fastest on most CPUs) or as-dtype (fp32)."),
+        Literal["int8", "int4", "as-dtype"],
+        typer.Option("--weights", help="int8, int4 (fewer bytes, coarser) or as-dtype (fp32)."),
     ] = "int8",
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 112,
     threads: Annotated[
@@ -103,7 +103,7 @@ def _facts(weights: str) -> dict[str, object]:
         "headstart": __version__,
         "head": head_digest(head)[:12] if head else "untrained: this copy ships no head",
         "draft vocabulary": "as shipped" if shipped_vocab() else "all tokens",
-        "weights": "int8" if weights == "int8" else "fp32",
+        "weights": "fp32" if weights == "as-dtype" else weights,
         "threads": torch.get_num_threads(),
         "processor": platform.processor() or platform.machine(),
         "torch": torch.__version__,

@@ -99,10 +99,10 @@ def head_option(help_text: str) -> Any:
 
 Head = Annotated[Path | None, head_option("A head to use instead of the model's own.")]
 TimedWeights = Annotated[
-    Literal["as-dtype", "int8", "fp8"],
+    Literal["as-dtype", "int8", "int4", "fp8"],
     typer.Option(
         "--weights",
-        help="How the engine whose rounds are timed holds them: int8 on a CPU, fp8 on a GPU.",
+        help="How the engine whose rounds are timed holds them: int8, int4 (CPU) or fp8 (GPU).",
     ),
 ]
 Bandwidth = Annotated[

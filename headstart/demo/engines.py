@@ -13,7 +13,7 @@ from headstart.demo.shipped import shipped_vocab
 if TYPE_CHECKING:
     from headstart.engine.engine import Engine
 
-Weights = Literal["int8", "as-dtype"]
+Weights = Literal["int8", "int4", "as-dtype"]
 MAX_LEN = 2048  # enough for short questions, and no more memory than that
 _WARM_UP_TOKENS = 48
 

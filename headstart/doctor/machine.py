@@ -22,6 +22,7 @@ from headstart.backends.host import available_bytes, usable_cores
 from headstart.backends.numba.compiler import why_missing
 from headstart.bench.environment import gpus, processor_name
 from headstart.errors import first_line
+from headstart.files import read_text
 
 _PACKAGES = (
     "torch", "transformers", "safetensors", "tokenizers", "numpy", "triton", "numba", "xgrammar",
@@ -88,7 +89,7 @@ def torch_cuda() -> str | None:
     for folder in (found.submodule_search_locations if found is not None else None) or ():
         file = Path(folder) / "version.py"
         if file.is_file():
-            values = _assigned(file.read_text())
+            values = _assigned(read_text(file))
             return values.get("cuda") or (f"ROCm {values['hip']}" if values.get("hip") else None)
     return None
 

@@ -51,7 +51,7 @@ class EngineOptions:
     )
     weights: Weights = field(
         default="as-dtype",
-        metadata={"help": "8-bit weights with one scale per row: int8 (CPU) or fp8 (GPU)"},
+        metadata={"help": "rounded weights: int8 or int4, in groups of 32 (CPU), or fp8 (GPU)"},
     )
     draft_weights: Literal["auto", "as-dtype", "int8"] = field(
         default="auto",
@@ -202,7 +202,7 @@ _OPTIONAL = (
 )  # fmt: skip
 _SWITCHES = ("prefix_caching", "chunked_prefill", "exact")
 _CHOICES = {
-    "weights": ("as-dtype", "int8", "fp8"), "layout": ("own", "vllm", "sglang"),
+    "weights": ("as-dtype", "int8", "int4", "fp8"), "layout": ("own", "vllm", "sglang"),
     "kernels": ("auto", "on", "off"), "draft_weights": ("auto", "as-dtype", "int8"),
 }  # fmt: skip
 

@@ -15,12 +15,13 @@ from typing import Any
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.provenance import read_provenance, training_of
 from headstart.checkpoint.quantized.described import quantization_of
-from headstart.checkpoint.quantized.names import is_quantized, is_scale
+from headstart.checkpoint.quantized.leftover import weights_among
+from headstart.checkpoint.quantized.names import is_quantized
 from headstart.checkpoint.quantized.reading import quantized_weights
 from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
-from headstart.errors import ShapeMismatch, UnsupportedFamily
+from headstart.errors import ShapeMismatch, UnexpectedTensor, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.names import Naming
 from headstart.heads.detection import FoundHead, find_family, require_head
@@ -161,14 +162,20 @@ def stored_weights(head: Head) -> dict[str, StoredWeight]:
 
 def dequantize(head: Head) -> Head:
     """The head with every quantised weight in BF16 and without scales."""
-    found = stored_weights(head)
+    found, notes = stored_weights(head), list[str]()
+    weights, left = weights_among(head.tensors, found, notes)
     if not found:
         return head
-    tensors = {name: weight.source() for name, weight in found.items()}
-    for name, source in head.tensors.items():
-        if not is_quantized(name, source) and not is_scale(name):
-            tensors[name] = source
-    notes = [f"{len(found)} quantised weights were dequantised to BF16"]
+    if left:
+        raise UnexpectedTensor(
+            f"{len(left)} scales belong to no weight of the head: {some(left)}. Without them its "
+            "values would be wrong; take the head from its own release."
+        )
+    tensors = {
+        name: weight.source() if isinstance(weight, StoredWeight) else weight
+        for name, weight in weights.items()
+    }
+    notes.insert(0, f"{len(found)} quantised weights were dequantised to BF16")
     if any(name.endswith("qkv_proj.weight") for name in tensors):
         notes.append(
             "q, k and v stay in chunks, one for each K/V head: vLLM reads such a plain qkv_proj "

@@ -26,7 +26,6 @@ _PROJECTIONS = (
     "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj",
 )  # fmt: skip
 _GROUPS = (128, 64, 32)  # sizes that kernels of other engines have
-_OUTPUTS = 8  # of a packed word
 
 
 def quantized_copy(
@@ -41,11 +40,10 @@ def quantized_copy(
     for name, source in tensors.items():
         module, _, parameter = name.rpartition(".")
         is_projection = module.rpartition(".")[2] in _PROJECTIONS and parameter == "weight"
-        if is_projection and len(source.shape) == 2 and (quantizes_head or name not in head):
+        fits = len(source.shape) == 2 and source.shape[0] % form.outputs == 0
+        if is_projection and fits and (quantizes_head or name not in head):
             own[name] = source
     group = _group(own, form)
-    if form.has_groups:
-        own = {name: source for name, source in own.items() if source.shape[0] % _OUTPUTS == 0}
     result: dict[str, TensorSource] = {}
     for name, source in tensors.items():
         if name in own:

@@ -198,7 +198,7 @@ def _empty(parts: list[Part], shape: tuple[int, ...], device: torch.device) -> Q
 
 
 def _with_inputs(held: GroupWeight, part: GroupWeight, *, is_first: bool) -> GroupWeight:
-    """What one part adds to all: zero points, where the first part has any, and sorted columns."""
+    """What a part adds to all: zero points, where any part has some, and its order of columns."""
     zeros, inputs = held.zeros, held.inputs
     if part.zeros is not None and zeros is None:
         zeros = torch.full_like(held.scales, 2 ** (held.bits - 1), dtype=torch.uint8)

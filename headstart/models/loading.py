@@ -15,10 +15,17 @@ from math import prod
 import torch
 from torch import nn
 
+from headstart.checkpoint.quantized.names import PLAIN
 from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
-from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor, some
+from headstart.errors import (
+    MissingTensor,
+    ShapeMismatch,
+    UnexpectedTensor,
+    UnsupportedFamily,
+    some,
+)
 from headstart.models.as_stored import AsStored, Sources, fill_values, plan_as_stored
 from headstart.models.config import ModelConfig
 from headstart.models.mtp import MTPHead
@@ -141,6 +148,13 @@ def _fill(
             f"{len(missing)} tensors are missing: {some(missing)}. The config does not describe "
             "these files; download the checkpoint again."
         )
+    for name in targets:
+        source = tensors[name]
+        if isinstance(source, TensorSource) and source.dtype not in PLAIN:
+            raise UnsupportedFamily(
+                f"{name} is stored as {source.dtype}; expected {', '.join(PLAIN)}, or a quantised "
+                "format with its scales. Take another release of the checkpoint."
+            )
     known = {*targets, *ignored}
     left = [name for name in tensors if name not in known and not name.endswith(_DERIVED)]
     if left:

@@ -168,11 +168,18 @@ def quantized_module(
     weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> QuantizedLinear | QuantizedStack:
     """The module that holds a quantised matrix, or a stack of them."""
+    if len(weight.shape) == 2:
+        return linear_of(weight, bias, dtype)
+    return Fp8Stack(weight, dtype) if isinstance(weight, Fp8Weight) else GroupStack(weight, dtype)
+
+
+def linear_of(
+    weight: QuantizedWeight, bias: torch.Tensor | None, dtype: torch.dtype
+) -> Fp8Linear | GroupLinear:
+    """The module that holds one quantised matrix."""
     if isinstance(weight, Fp8Weight):
-        if len(weight.shape) == 3:
-            return Fp8Stack(weight, dtype)
         return Fp8Linear(weight, bias, dtype)
-    return GroupStack(weight, dtype) if len(weight.shape) == 3 else GroupLinear(weight, bias, dtype)
+    return GroupLinear(weight, bias, dtype)
 
 
 def _pieces(weight: QuantizedWeight) -> list[QuantizedWeight]:

@@ -10,12 +10,11 @@ import torch
 
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.quantized.described import quantization_of
-from headstart.checkpoint.quantized.names import is_quantized, is_scale, packed_names, scale_of
+from headstart.checkpoint.quantized.leftover import weights_among
+from headstart.checkpoint.quantized.names import packed_names
 from headstart.checkpoint.quantized.reading import quantized_weights
-from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.reader import Checkpoint
-from headstart.checkpoint.source import TensorSource
-from headstart.errors import ConfigError, some
+from headstart.errors import ConfigError
 from headstart.families.base import Family
 from headstart.heads.head import Head, stored_weights
 from headstart.models.as_stored import Sources
@@ -23,12 +22,6 @@ from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import Loading, fill_head
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
-
-# Scales of what this engine keeps in full precision: activations, keys and values.
-_UNUSED_SCALES = {
-    "activations": ("input_scale", "input_global_scale"),
-    "keys and values": ("k_scale", "v_scale", "q_scale", "kv_scale"),
-}
 
 
 def trunk_tensors(
@@ -42,25 +35,9 @@ def trunk_tensors(
     left_out = {*head, *vision}
     stored = {n: checkpoint.source(n) for n in checkpoint.tensors if n not in left_out}
     quantized = quantized_weights(stored, quantization_of(checkpoint))
-    result: dict[str, TensorSource | StoredWeight] = {
-        name: source
-        for name, source in stored.items()
-        if not is_scale(name) and not is_quantized(name, source)
-    }
-    result.update(quantized)
-    used = {name for weight in quantized.values() for name in weight.tensors}
-    left = [name for name in stored if is_scale(name) and name not in used]
-    for what, endings in _UNUSED_SCALES.items():
-        own = [name for name in left if name.rpartition(".")[2] in endings]
-        if own:
-            notes.append(f"{what} stay unquantised here; not used: {some(own)}")
-        left = [name for name in left if name not in own]
-    beside = {scale_of(name, stored) for name in result if name not in quantized}
-    stale = [name for name in left if name in beside]
-    if stale:
-        notes.append(f"not applied, their weights are stored unquantised: {some(stale)}")
-    # Anything else is refused by name when the trunk is filled.
-    return {**result, **{name: stored[name] for name in left if name not in stale}}
+    result, left = weights_among(stored, quantized, notes)
+    # Scales that nothing was read with are refused by name when the trunk is filled.
+    return {**result, **{name: stored[name] for name in left}}
 
 
 Layout = Literal["own", "vllm", "sglang"]
@@ -92,16 +69,12 @@ def load_stored_head(
     module: MTPHead, head: Head, trunk: ModelConfig, loading: Loading, max_len: int
 ) -> list[str]:
     """Load the weights of a head into modules without memory; notes about how they are held."""
-    found = stored_weights(head)
-    tensors: dict[str, TensorSource | StoredWeight] = {
-        name: source
-        for name, source in head.tensors.items()
-        if not is_scale(name) and not is_quantized(name, source)
-    }
-    tensors.update(found)
+    notes: list[str] = []
+    tensors, left = weights_among(head.tensors, stored_weights(head), notes)
+    tensors.update({name: head.tensors[name] for name in left})  # refused by name below
     if module.num_modules < head.num_modules:
         tensors = {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
-    notes = fill_head(module, tensors, loading)
+    notes += fill_head(module, tensors, loading)
     rope = module.config.shape(module.config.head_layer).rope
     if module.layout.rotates_halves:
         rope = replace(rope, is_interleaved=False)

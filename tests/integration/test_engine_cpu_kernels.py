@@ -1,7 +1,8 @@
-"""A CPU's compiled kernels, int8 and float32: a text depends on its tokens alone, to the bit."""
+"""A CPU's compiled kernels, in all formats: a text depends on its tokens alone, to the bit."""
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import time
@@ -20,13 +21,18 @@ from support.engine_runs import (
     soft,
     start,
 )
+from support.head_edits import edited
+from support.quantized_tensors import source
 from support.tiny_fixture import Tiny
 
 from headstart.backends.numba import compiler, support
+from headstart.checkpoint.values import load
 from headstart.engine.engine import Engine
+from headstart.heads.quantized_copy import quantized_copy
 
 PROMPTS = make_prompts()
 INT8: dict[str, Any] = {"weights": "int8", "dtype": "float32"}
+INT4: dict[str, Any] = {"weights": "int4", "dtype": "float32"}
 FLOAT: dict[str, Any] = {"weights": "as-dtype", "dtype": "float32"}
 
 needs_numba = pytest.mark.skipif(support.why_missing() is not None, reason="no numba here")
@@ -49,7 +55,7 @@ def compiled(folder: Path, **settings: Any) -> Engine:
 
 
 @needs_numba
-@pytest.mark.parametrize(("family", "kind"), [("mimo", INT8), ("qwen2", FLOAT)])
+@pytest.mark.parametrize(("family", "kind"), [("mimo", INT8), ("llama", INT4), ("qwen2", FLOAT)])
 def test_drafts_memory_chunks_and_batches_change_no_bit(
     tiny: Tiny, family: str, kind: dict[str, Any]
 ) -> None:
@@ -99,13 +105,19 @@ def test_a_chain_of_drafts_is_what_one_by_one_gives(tiny: Tiny, vocab: list[int]
 
 
 @needs_numba
-def test_samples_with_and_without_drafts_are_equal(tiny: Tiny) -> None:
+@pytest.mark.parametrize(("kind", "drafts"), [(INT8, [3]), (INT4, [1, 2, 3, 4])])
+def test_samples_with_and_without_drafts_are_equal(
+    tiny: Tiny, kind: dict[str, Any], drafts: list[int]
+) -> None:
     folder = soft(tiny)
-    texts = [
-        [r.outputs[0].token_ids for r in run(compiled(folder, speculate=k), PROMPTS, seeded())]
-        for k in (0, 3)
-    ]
-    assert texts[0] == texts[1]
+    plain, *drafted = (
+        [
+            result.outputs[0].token_ids
+            for result in run(compiled(folder, speculate=k, **kind), PROMPTS, seeded())
+        ]
+        for k in (0, *drafts)
+    )
+    assert drafted == [plain] * len(drafts)
 
 
 @needs_numba
@@ -206,3 +218,39 @@ def test_kernels_off_and_other_number_formats_run_plainly(tiny: Tiny) -> None:
     double = start(folder, weights="int8", dtype="float64")
     assert double.backend.name == "torch"
     assert any("numbers are torch.float64" in note for note in double.notes)
+
+
+@needs_numba
+@pytest.mark.parametrize("form", ["awq", "gptq", "compressed-tensors"])
+def test_4_bit_checkpoints_run_as_they_are_stored(tiny: Tiny, tmp_path: Path, form: str) -> None:
+    """Trunk layers in 4 bits, zero points included; head and LM head in float32."""
+    from headstart.backends.numba.linear import PackedFloat, PackedGroups
+
+    def change(own: dict[str, torch.Tensor]) -> None:
+        sources = {name: source(tensor.float()) for name, tensor in own.items()}
+        fields, stored = quantized_copy(config, sources, form)
+        config.update(fields)
+        own.clear()
+        own.update({name: load(tensor) for name, tensor in stored.items()})
+
+    plain = soft(tiny)
+    config: dict[str, Any] = json.loads((plain / "config.json").read_text())
+    folder = edited(
+        plain, tmp_path / "model", change=change, change_config=lambda own: own.update(config)
+    )
+    engine = compiled(folder, speculate=0, **FLOAT)
+    layer = engine.backend.trunk.layers[0]
+    assert isinstance(layer.mlp.down, PackedGroups)
+    assert layer.mlp.down.has_zeros == (form == "awq")
+    assert isinstance(engine.backend.trunk.lm_head, PackedFloat)
+    texts = answers(engine)
+    assert answers(compiled(folder, speculate=3, **FLOAT)) == texts
+    reference = answers(start(folder, speculate=0, kernels="off", **FLOAT))
+    near = [
+        abs(one - other) < 0.05
+        for (_, own), (_, others) in zip(texts, reference, strict=True)
+        for one, other in zip(own[:4], others[:4], strict=True)
+    ]
+    assert sum(near) > 0.8 * len(near)
+    rounded = compiled(folder, speculate=0, **INT4).backend.trunk
+    assert rounded.layers[0].mlp.down.has_zeros == (form == "awq"), "not rounded again"

@@ -22,7 +22,7 @@ LAYERS, ROWS = 3, 160
 
 
 @pytest.fixture(scope="module")
-def folder(tiny: Tiny) -> Path:
+def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A trunk that goes on by the last token, with a final norm that is far from uniform."""
     plain = tiny("openpangu_v2", dtype="F32", vocab_size=64)
     draw = torch.Generator().manual_seed(0)
@@ -39,7 +39,7 @@ def folder(tiny: Tiny) -> Path:
         own["model.norm.weight"] *= weights
         own["lm_head.weight"] /= weights
 
-    return edited(plain, plain.parent / f"{plain.name}-normed", change=change)
+    return edited(plain, tmp_path_factory.mktemp("normed") / "model", change=change)
 
 
 def written(folder: Path, first: int, count: int) -> list[int]:

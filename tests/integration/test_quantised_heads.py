@@ -39,6 +39,7 @@ from headstart.errors import (
     CheckpointError,
     MissingTensor,
     ShapeMismatch,
+    UnexpectedTensor,
     UnsupportedFamily,
 )
 from headstart.heads.formats import open_head
@@ -46,6 +47,7 @@ from headstart.heads.head import dequantize
 from headstart.heads.inspection import inspect
 from headstart.launch import LaunchOptions, build
 from headstart.launch.versions import NEWEST
+from headstart.models.build import build as build_model
 
 BLOCK_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
 CHANNEL_FP8 = {"quant_method": "compressed-tensors", "format": "float-quantized"}
@@ -671,6 +673,28 @@ def test_a_scale_of_another_weight_is_refused(made: Made, tmp_path: Path) -> Non
     model = edited(made("mimo", "block_fp8"), tmp_path / "model", change=change)
     with pytest.raises(ShapeMismatch, match="do not belong together"):
         export(model, "headstart", tmp_path / "head", dequantized=True)
+
+
+def test_scales_that_no_weight_of_a_head_uses_are_told_or_refused(
+    made: Made, tmp_path: Path
+) -> None:
+    model = made("mimo", "block_fp8")
+    module = published(model, "modules.0.block.mlp.down_proj.weight").removesuffix(".weight")
+
+    def broken(name: str) -> Path:
+        extra = {f"{module}.{name}": torch.ones(1)}
+        return edited(model, tmp_path / name, change=lambda own: own.update(extra))
+
+    told = Checkpoint.open(broken("input_scale"))
+    stay = "activations stay unquantised here; not used: "
+    assert [c for c in dequantize(open_head(told.folder)).changes if c.startswith(stay)]
+    notes = build_model(told, device="cpu", dtype="float32").notes
+    assert [note for note in notes if note.startswith(f"head: {stay}")]
+    other = broken("weight_scale_2")
+    with pytest.raises(UnexpectedTensor, match=r"1 scales belong to no weight .*weight_scale_2"):
+        dequantize(open_head(other))
+    with pytest.raises(UnexpectedTensor, match=r"no place in this model: .*weight_scale_2"):
+        build_model(Checkpoint.open(other), device="cpu", dtype="float32")
 
 
 def test_a_packed_head_without_its_scale_is_carried_but_not_dequantised(

@@ -25,14 +25,13 @@ from headstart.backends.numba.forward import (
     HeadKernels,
     TrunkKernels,
     layout_of,
-    matrices,
     slot_numbers,
 )
 from headstart.backends.numba.layers import argmax_rows
-from headstart.backends.numba.linear import PackedFloat, PackedLinear
+from headstart.backends.numba.linear import FORMS
 from headstart.backends.rows import HeadBatch, HeadRows, TrunkBatch, hidden_of, span_of
 from headstart.backends.torch.threads import use_all_cores
-from headstart.backends.weights import convert_weights
+from headstart.backends.weights import convert_model
 from headstart.models.attention import Span
 from headstart.models.build import LoadedModel
 from headstart.models.mtp import MTPModule
@@ -63,9 +62,7 @@ class NumbaBackend(CompiledChooser, Backend):
     def __init__(self, model: LoadedModel, options: BackendOptions):
         Backend.__init__(self, model, options)
         CompiledChooser.__init__(self, self.config.vocab)
-        for module in (self.trunk, self.head):
-            if module is not None:
-                convert_weights(module, PackedLinear if options.weights == "int8" else PackedFloat)
+        convert_model(self.trunk, self.head, FORMS, options.weights)
         if options.threads is None:
             self.notes += use_all_cores()
         self.drafts_chains = self.num_modules == 1
@@ -78,7 +75,17 @@ class NumbaBackend(CompiledChooser, Backend):
         # Packed weights are views of what these hold: with the old ones all would be held twice.
         self._trunk, self._modules = None, []
         self._tokens.clear()
-        slots = sizes.num_blocks * sizes.block_size
+        started = time.perf_counter()
+        with _notice_if_it_takes_long(), torch.inference_mode():
+            self._hold(sizes.num_blocks * sizes.block_size)
+            self._run_once()
+        seconds = time.perf_counter() - started
+        self.notes.append(
+            f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
+        )
+
+    def _hold(self, slots: int) -> None:
+        """Weights and memory as kernels read them, which compiles the products of their formats."""
         self._trunk = TrunkKernels(self.trunk, slots)
         modules = [] if self.head is None else list(self.head.modules_)
         self._modules = [
@@ -86,18 +93,9 @@ class NumbaBackend(CompiledChooser, Backend):
             for module in modules
             if isinstance(module, MTPModule)
         ]
-        self.notes.append(self._warm_up())
-
-    @torch.inference_mode()
-    def _warm_up(self) -> str:
-        """Compile, or load what was compiled, before the first request waits for it."""
-        started = time.perf_counter()
-        with _notice_if_it_takes_long():
-            self._run_once()
-        seconds = time.perf_counter() - started
-        return f"compiled kernels: ready after {seconds:.1f} s (compiled once, kept in {kept_in()})"
 
     def _run_once(self) -> None:
+        """Compile, or load what was compiled, before the first request waits for it."""
         blank = [Span(0, 1, slice(0, 1), slice(0, 1))]  # K/V memory is scratch before it
         layout, ids = layout_of(blank, [0]), [0]
         assert self._trunk is not None
@@ -167,10 +165,10 @@ class NumbaBackend(CompiledChooser, Backend):
         """What drafts are chosen among."""
         if vocab not in self._tokens:
             if vocab is None:
-                found = DraftTokens(matrices([self._lm_head(0)]), self._tokens_of(None))
+                found = DraftTokens.of(self._lm_head(0), self._tokens_of(None))
             else:
                 known = self.draft_vocabs[vocab]
-                found = DraftTokens(matrices([known.lm_heads[0]]), self._tokens_of(known.ids))
+                found = DraftTokens.of(known.lm_heads[0], self._tokens_of(known.ids))
             self._tokens[vocab] = found
         return self._tokens[vocab]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -22,18 +23,35 @@ def njit(*, fastmath: set[str] | None = None, inline: str = "never") -> Any:
     import numba
 
     def compiled(function: Callable[..., Any]) -> Any:
-        before, folder = numba.config.CACHE_DIR, kept_in()
-        is_kept = make_private(folder)  # if not, every process compiles for itself
-        numba.config.CACHE_DIR = str(folder)
-        try:
+        with _kept() as is_kept:
             return numba.njit(
                 cache=is_kept, nogil=True, error_model="numpy",
                 fastmath=fastmath or False, inline=inline,
             )(function)  # fmt: skip
-        finally:  # a program may have kernels of its own
-            numba.config.CACHE_DIR = before
 
     return compiled
+
+
+def compiled_for_c(function: Callable[..., Any], signature: Any) -> Any:
+    """The same, compiled now, for calls by address: what comes back has `address`."""
+    import numba
+
+    with _kept() as is_kept:
+        return numba.cfunc(signature, cache=is_kept, nogil=True, error_model="numpy")(function)
+
+
+@contextmanager
+def _kept() -> Iterator[bool]:
+    """Whether results are kept; if not, every process compiles for itself."""
+    import numba
+
+    before, folder = numba.config.CACHE_DIR, kept_in()
+    is_kept = make_private(folder)
+    numba.config.CACHE_DIR = str(folder)
+    try:
+        yield is_kept
+    finally:  # a program may have kernels of its own
+        numba.config.CACHE_DIR = before
 
 
 def why_missing() -> str | None:

@@ -11,13 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 from llvmlite import ir
-from numba import types
+from numba import carray, types
 from numba.extending import intrinsic
 from torch.nn.functional import pad
 
+from headstart.backends.numba.calls import (
+    BIAS,
+    FIELDS,
+    OUTPUTS,
+    WEIGHTS,
+    WIDTH,
+    Product,
+    aligned_empty,
+    floats_at,
+)
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE
-from headstart.backends.numba.thread_pool import claim, finish, wait
+from headstart.backends.numba.thread_pool import COUNTERS, claim_tiles, finish, wait
 from headstart.backends.numba.vectors import LANES, VECTOR, broadcast, fma, load, loop, prefetch
 
 _FLOAT, _INT64 = ir.FloatType(), ir.IntType(64)
@@ -29,8 +39,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     """float32 [N, K] -> [tiles, K * 32], in the order in which a product reads."""
     filled = pad(weight, (0, 0, 0, -weight.shape[0] % TILE))
     ordered = filled.view(-1, TILE, filled.shape[1]).transpose(1, 2)
-    # numpy asks for large pages, torch does not: walking through small ones takes longer
-    packed = np.empty((ordered.shape[0], filled.shape[1] * TILE), np.float32)
+    packed = aligned_empty(4 * filled.numel()).view(np.float32).reshape(ordered.shape[0], -1)
     packed.reshape(ordered.shape)[...] = ordered.numpy()
     return torch.from_numpy(packed)
 
@@ -114,7 +123,7 @@ def product(counters, phase, packed, bias, inputs, out, adds):
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.float32)
     while True:
-        begin, end = claim(counters, phase, tiles)
+        begin, end = claim_tiles(counters, phase, tiles)
         if begin >= tiles:
             break
         for number in range(begin, end):
@@ -133,7 +142,14 @@ def product(counters, phase, packed, bias, inputs, out, adds):
     wait(counters, phase, tiles)
 
 
-@njit()
-def linear(counters, x, packed, bias, out):
-    """x [rows, K] -> out [rows, N], by a thread pool."""
-    product(counters, np.int64(0), packed, bias, x, out, False)
+@Product
+def float_product(counters, phase, x, rows, matrix, out, adds):
+    """`calls.apply` for float32."""
+    own = carray(matrix, (FIELDS,))
+    width, outputs = own[WIDTH], own[OUTPUTS]
+    product(
+        carray(counters, (phase + 1, COUNTERS)), phase,
+        carray(floats_at(own[WEIGHTS]), (-(-outputs // TILE), width * TILE)),
+        carray(floats_at(own[BIAS]), (outputs,)), carray(x, (rows, width)),
+        carray(out, (rows, outputs)), adds != 0,
+    )  # fmt: skip

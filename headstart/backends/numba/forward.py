@@ -16,7 +16,8 @@ from torch import nn
 
 from headstart.backends.numba import layers as kernels
 from headstart.backends.numba.adjusting import Settings
-from headstart.backends.numba.linear import PackedFloat, PackedLinear
+from headstart.backends.numba.calls import OUTPUTS, WIDTH, aligned_empty
+from headstart.backends.numba.linear import Packed
 from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
 from headstart.models.attention import Span
@@ -28,6 +29,7 @@ from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 
 Kind = TypeVar("Kind")
+_ALIGNED = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -37,10 +39,11 @@ class Block:
     model: kernels.Model
     width: int  # of all queries of a row
     weights: int  # how many there are
+    layers: tuple[DecoderLayer, ...]  # whose tensors kernels read
 
     @classmethod
     def of(cls, layers: Sequence[DecoderLayer], slots: int, rotary: RotaryTable) -> Block:
-        """The layers' own matrices become views of it: nothing is held twice."""
+        """The layers' own matrices move into one piece of memory: nothing is held twice."""
         attentions = [_checked(layer.attention, Attention) for layer in layers]
         feeds = [_checked(layer.mlp, MLP) for layer in layers]
         first = attentions[0]
@@ -60,16 +63,16 @@ class Block:
             np.zeros((len(layers), slots, first.kv_heads, first.dim), np.float32),
             kernels.Angles(rotary.cos.numpy(), rotary.sin.numpy()),
         )
-        found = (stacked.qkv, stacked.o, stacked.gate_up, stacked.down)
-        return cls(model, first.heads * first.dim, sum(part.packed.size for part in found))
+        found = np.concatenate([stacked.qkv, stacked.o, stacked.gate_up, stacked.down])
+        return cls(model, first.heads * first.dim, num_weights(found), tuple(layers))
 
     def scratch(self, rows: int) -> kernels.Scratch:
         layers, (kv_heads, dim) = self.model.layers, self.model.values.shape[2:]
         shapes = (
-            (rows, layers.qkv.bias.shape[1]),
+            (rows, int(layers.qkv[0, OUTPUTS])),
             (kv_heads, rows * self.width // (kv_heads * dim), dim),
             (rows, self.width),
-            (rows, layers.gate_up.bias.shape[1]),
+            (rows, int(layers.gate_up[0, OUTPUTS])),
         )
         return kernels.Scratch(*(np.empty(shape, np.float32) for shape in shapes))
 
@@ -113,14 +116,14 @@ class TrunkKernels:
         self._embed, self._final_norm = trunk.embed.numpy(), trunk.final_norm.factor.numpy()
         layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
         self._block = Block.of(layers, slots, trunk.rotary)
-        self._lm_head = matrices([trunk.lm_head])
+        self._trunk, self._lm_head = trunk, matrices([trunk.lm_head])
 
     def run(
         self, ids: Sequence[int], layout: kernels.RowLayout, wanted: Sequence[int]
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """ids [rows] -> the residual stream, its final norm, and logits of the wanted rows."""
         block, stream = self._block, self._embed[np.array(ids)]
-        logits = np.empty((len(wanted), self._lm_head.bias.shape[1]), np.float32)
+        logits = np.empty((len(wanted), int(self._lm_head[0, OUTPUTS])), np.float32)
         normed = POOL.run(
             len(ids) * block.weights, kernels.run_trunk,
             new_counters(kernels.PHASES * len(block.model.keys) + 1), stream,
@@ -144,29 +147,28 @@ def norms(norms: Sequence[Norm]) -> np.ndarray:
     return np.stack([norm.factor.numpy() for norm in norms])
 
 
-def matrices(found: Sequence[nn.Module]) -> kernels.Matrices | kernels.FloatMatrices:
-    """One kind of matrix of all layers, in one piece of memory."""
-    if isinstance(found[0], PackedFloat):
-        floats = [_checked(module, PackedFloat) for module in found]
-        return kernels.FloatMatrices(_one_array(floats), np.stack([f.offsets for f in floats]))
-    parts = [_checked(module, PackedLinear) for module in found]
-    return kernels.Matrices(
-        _one_array(parts), np.stack([part.scales.numpy() for part in parts]),
-        np.stack([part.bias.numpy() for part in parts]),
-        np.array([part.levels for part in parts]),
-    )  # fmt: skip
+def matrices(found: Sequence[nn.Module]) -> np.ndarray:
+    """One kind of matrix of all layers, as kernels read them [L, FIELDS], while modules live."""
+    parts = [_checked(module, Packed) for module in found]
+    _lay_together(parts)
+    return np.array([part.fields() for part in parts], np.int64)
 
 
-def _one_array(parts: Sequence[PackedLinear | PackedFloat]) -> np.ndarray:
-    """All weights in one array, of which the parts keep views."""
+def _lay_together(parts: Sequence[Packed]) -> None:
+    """All weights in one array, of which the parts keep views: large pages, read in order."""
     if len(parts) == 1:
-        return parts[0].weight.numpy()[None]
-    first = parts[0].weight.numpy()
-    whole = np.empty((len(parts), *first.shape), first.dtype)
-    for part, view in zip(parts, whole, strict=True):  # one by one: each old one is let go
-        view[...] = part.weight.numpy()
-        part.repack(torch.from_numpy(view))
-    return whole
+        return
+    sizes = [-(-part.weight.nbytes // _ALIGNED) * _ALIGNED for part in parts]
+    whole, start = torch.from_numpy(aligned_empty(sum(sizes))), 0
+    for part, size in zip(parts, sizes, strict=True):  # one by one: each old one is let go
+        old = part.weight.detach()
+        view = whole[start : start + old.nbytes].view(old.dtype).view(old.shape)
+        part.repack(view.copy_(old))
+        start += size
+
+
+def num_weights(found: np.ndarray) -> int:
+    return int((found[:, OUTPUTS] * found[:, WIDTH]).sum())
 
 
 def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
@@ -178,8 +180,13 @@ def _checked(module: nn.Module, kind: type[Kind]) -> Kind:
 class DraftTokens:
     """What drafts are chosen among: an LM head, and the ids of its rows, int32."""
 
-    lm_head: kernels.Matrices | kernels.FloatMatrices
+    module: nn.Module  # whose tensors kernels read
+    lm_head: np.ndarray
     ids: np.ndarray
+
+    @classmethod
+    def of(cls, module: nn.Module, ids: np.ndarray) -> DraftTokens:
+        return cls(module, matrices([module]), ids)
 
 
 @dataclass(frozen=True)
@@ -205,7 +212,7 @@ class HeadKernels:
     """One module of a head."""
 
     def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
-        layout = module.layout
+        self._module, layout = module, module.layout
         self._embed, self._hides_first = trunk.embed.numpy(), layout.zero_embed_at_position_0
         self._block = Block.of([module.block], slots, module.rotary or trunk.rotary)
         swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
@@ -249,7 +256,7 @@ class HeadKernels:
             np.empty((*shape, len(tokens.ids)), np.float32), np.empty(shape, np.int64),
             np.empty((*shape, num_probs), np.float32),
         )  # fmt: skip
-        work = len(ids) * self._block.weights + sum(active) * tokens.lm_head.packed.size
+        work = len(ids) * self._block.weights + sum(active) * num_weights(tokens.lm_head)
         drafts, states = POOL.run(
             work, kernels.run_chain, new_counters(kernels.HEAD_PHASES * len(active)), embedded,
             hidden.contiguous().numpy(), np.empty_like(embedded), self._block.scratch(len(ids)),

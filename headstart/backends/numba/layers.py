@@ -1,9 +1,9 @@
 """Decoder layers for some rows, a module of a head, and whole chains of drafts, as one call each.
 
-Matrices of all layers lie in one array per kind, so that one call can run them all. A chain of
-drafts reads what the trunk left behind, chooses a token, reads that token and its own state, and
-so on. Every depth has logits, choices and a stream of its own: a late thread must not find those of
-a later depth.
+One call runs all layers, whatever formats their matrices have (`calls.py`). A chain of drafts reads
+what the trunk left behind, chooses a token, reads that token and its own state, and so on. Every
+depth has logits, choices and a stream of its own: a late thread must not find those of a later
+depth.
 """
 
 from __future__ import annotations
@@ -11,23 +11,17 @@ from __future__ import annotations
 from collections import namedtuple
 
 import numpy as np
-from numba.extending import overload
 
+from headstart.backends.numba.calls import apply
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.context import attend
-from headstart.backends.numba.float_products import product as float_product
 from headstart.backends.numba.noise import argmax
-from headstart.backends.numba.products import product, round_rows
 from headstart.backends.numba.rows import ONE, copy, norm, rotate, swiglu
 from headstart.backends.numba.sampling import FIRST, choose_rows
 from headstart.backends.numba.thread_pool import claim, finish, wait
 from headstart.backends.numba.vectors import LANES
 
-# One kind of matrix in all layers: packed [L, tiles, bytes], scales and bias [L, N], levels [L].
-Matrices = namedtuple("Matrices", "packed scales bias levels")
-# The same in float32: packed [L, tiles, K * 32].
-FloatMatrices = namedtuple("FloatMatrices", "packed bias")
-# norms [L, hidden]; eps of all norms
+# norms [L, hidden]; matrices as `calls.py` has them [L, FIELDS]; eps of all norms
 Layers = namedtuple("Layers", "attention_norm qkv o mlp_norm gate_up down eps")
 # With its memory: keys [L, groups, kv_heads, dim, 16], values [L, slots, kv_heads, dim].
 Model = namedtuple("Model", "layers keys values angles")
@@ -43,30 +37,6 @@ Angles = namedtuple("Angles", "cos sin")
 # gate and up; all others [rows, width].
 Scratch = namedtuple("Scratch", "qkv queries attended gate_up")
 PHASES = 6  # of a layer: qkv, rotate and store, attend, o, gate and up, down
-
-
-def apply(counters, phase, x, matrices, layer, out, adds):
-    """Rows x [rows, K] through one layer's matrix, in the way of its kind: one phase."""
-    raise NotImplementedError("called by compiled code only")
-
-
-@overload(apply, jit_options={"error_model": "numpy"})
-def _apply_kind(counters, phase, x, matrices, layer, out, adds):
-    if matrices.instance_class is FloatMatrices:
-        return _apply_floats
-    return _apply_integers
-
-
-def _apply_floats(counters, phase, x, matrices, layer, out, adds):
-    float_product(counters, phase, matrices.packed[layer], matrices.bias[layer], x, out, adds)
-
-
-def _apply_integers(counters, phase, x, matrices, layer, out, adds):
-    inputs, scales = round_rows(x, matrices.levels[layer])
-    product(
-        counters, phase, matrices.packed[layer], matrices.scales[layer], matrices.bias[layer],
-        inputs, scales, out, adds,
-    )  # fmt: skip
 
 
 @njit()

@@ -1,23 +1,68 @@
-"""Products of `models/linear.py` by the compiled kernels: int8, and float32."""
+"""Products of `models/linear.py` by the compiled kernels: float32, int8, and 4 bits in groups."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import torch
 from torch import nn
 
-from headstart.backends.numba import float_products, products
+from headstart.backends.numba import calls, float_products, group_products, products
 from headstart.backends.numba.thread_pool import POOL, new_counters
-from headstart.backends.weights import Int8Linear
+from headstart.backends.weights import Int8Linear, WeightFormat, int4_linear
+from headstart.checkpoint.quantized.rounding import INT4_GROUP
+from headstart.checkpoint.quantized.weights import GroupWeight
 from headstart.models.linear import Linear
+from headstart.models.quantized import GroupLinear, QuantizedLinear
 
 _LARGEST = 127
 
 
-class PackedLinear(Int8Linear):
-    """y = x W^T + b with W packed; `scales` fp32, `bias` zeros where there is none."""
+class Packed(nn.Module):
+    """y = x W^T + b with W packed for the kernels; `bias` zeros where there is none."""
 
+    weight: nn.Parameter
+    factors: torch.Tensor | None = None  # fp32, by output
+    offsets: torch.Tensor  # the bias
+    order: torch.Tensor | None = None  # int32, which input comes where
+    format: ClassVar[calls.Product]
+    shape: tuple[int, int]  # outputs, inputs
+    detail = 0
+
+    def repack(self, packed: torch.Tensor) -> None:
+        """The same weights at another place in memory."""
+        self.weight = nn.Parameter(packed, requires_grad=False)
+
+    def fields(self) -> list[int]:
+        """As kernels read it (`calls.py`), for as long as this module holds its tensors."""
+        fields = [0] * calls.FIELDS
+        fields[calls.PRODUCT] = self.format.address
+        fields[calls.WEIGHTS] = self.weight.data_ptr()
+        fields[calls.SCALES] = 0 if self.factors is None else self.factors.data_ptr()
+        fields[calls.BIAS] = self.offsets.data_ptr()
+        fields[calls.ORDER] = 0 if self.order is None else self.order.data_ptr()
+        fields[calls.OUTPUTS], fields[calls.WIDTH] = self.shape
+        fields[calls.DETAIL] = self.detail
+        return fields
+
+    def multiplied(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.detach().float().contiguous()
+        y = torch.empty(len(rows), self.shape[0])
+        POOL.run(
+            self.shape[0] * self.shape[1] * len(rows), calls.apply_alone, new_counters(1),
+            rows.numpy(), np.array([self.fields()]), y.numpy(),
+        )  # fmt: skip
+        return y.to(x.dtype)
+
+
+class PackedLinear(Packed, Int8Linear):
+    """int8 with one scale per output; `scales` fp32."""
+
+    weight: nn.Parameter
     bias: torch.Tensor
+    format = products.int8_product
 
     def __init__(self, source: Linear | None = None):
         super().__init__()
@@ -26,76 +71,138 @@ class PackedLinear(Int8Linear):
         values = source.weight.detach().float()
         scales = (values.abs().amax(dim=1) / _LARGEST).clamp(min=1e-12)
         integers = (values / scales[:, None]).round().clamp(-_LARGEST, _LARGEST)
-        bias = torch.zeros_like(scales) if source.bias is None else source.bias.detach().float()
-        self._hold(integers.to(torch.int8), scales, bias)
+        self._hold(integers.to(torch.int8), scales, _bias(source, len(values)))
 
     def _hold(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> None:
-        self.outputs, self.inputs = weight.shape
-        self.levels = products.most_levels(weight)
-        self.register_buffer("weight", products.pack(weight))
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.detail = self.levels = products.most_levels(weight)
+        self.repack(products.pack(weight))
         self.register_buffer("scales", scales.contiguous())
         self.register_buffer("bias", bias.contiguous())
-
-    def repack(self, packed: torch.Tensor) -> None:
-        """The same weights at another place in memory."""
-        self.weight = packed
+        self.factors, self.offsets = self.scales, self.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.detach().float().contiguous()
-        y = torch.empty(len(rows), self.outputs)
-        weight, scales, bias = self.weight.numpy(), self.scales.numpy(), self.bias.numpy()
-        POOL.run(
-            weight.size * len(rows), products.linear, new_counters(1), rows.numpy(), self.levels,
-            weight, scales, bias, y.numpy(),
-        )  # fmt: skip
-        return y.to(x.dtype)
+        return self.multiplied(x)
 
     def only_rows(self, ids: torch.Tensor) -> PackedLinear:
         """The same product for some outputs only."""
         result = PackedLinear()
-        weight = products.unpack(self.weight, self.outputs, self.inputs)
+        weight = products.unpack(self.weight, *self.shape)
         result._hold(weight[ids], self.scales[ids], self.bias[ids])
         return result
 
 
-class PackedFloat(Linear):
-    """y = x W^T + b in float32 with W packed; `bias` zeros where there is none."""
+class PackedFloat(Packed, Linear):
+    """float32 as it is."""
+
+    format = float_products.float_product
 
     def __init__(self, source: Linear | None = None):
         super().__init__(0, 0)
-        if source is None:
-            return
-        weight = source.weight.detach()
-        self._pack(weight, None if source.bias is None else source.bias.detach())
+        if source is not None:
+            self._pack(source.weight.detach(), _bias(source, len(source.weight)))
 
-    def _pack(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-        self.outputs = len(weight)
+    def _pack(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        self.shape = (weight.shape[0], weight.shape[1])
         self.repack(float_products.pack(weight))
-        zeros = torch.zeros(self.outputs)
-        self.bias = nn.Parameter(zeros if bias is None else bias.clone(), requires_grad=False)
-
-    def repack(self, packed: torch.Tensor) -> None:
-        """The same weights at another place in memory."""
-        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.bias = nn.Parameter(bias.clone(), requires_grad=False)
+        self.offsets = self.bias.data
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rows = x.detach().contiguous()
-        y = torch.empty(len(rows), self.outputs)
-        weight = self.weight.numpy()
-        POOL.run(
-            weight.size * len(rows), float_products.linear, new_counters(1), rows.numpy(), weight,
-            self.offsets, y.numpy(),
-        )  # fmt: skip
-        return y
-
-    @property
-    def offsets(self) -> np.ndarray:
-        assert self.bias is not None
-        return self.bias.numpy()
+        return self.multiplied(x)
 
     def only_rows(self, ids: torch.Tensor) -> PackedFloat:
         """The same product for some outputs only."""
         result = PackedFloat()
-        assert self.bias is not None
-        result._pack(float_products.unpack(self.weight, self.outputs)[ids], self.bias[ids])
+        result._pack(float_products.unpack(self.weight, self.shape[0])[ids], self.offsets[ids])
         return result
+
+
+class PackedGroups(Packed, Linear):
+    """4 bits in groups along the inputs, as stored."""
+
+    format = group_products.group_product
+
+    def __init__(self, source: GroupLinear, group: int):
+        super().__init__(0, 0)
+        weight = source.quantized
+        self.shape = (weight.shape[0], weight.shape[1])
+        self.group, self.has_zeros = group, weight.zeros is not None
+        self.detail = group_products.detail_of(group, has_zeros=self.has_zeros)
+        packed, self.factors = group_products.pack(weight, group)
+        self.repack(packed)
+        self.order = weight.inputs
+        self.offsets = _bias(source, self.shape[0])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.multiplied(x)
+
+    def unpacked(self) -> GroupWeight:
+        """What was packed, in groups as the kernels have them and with scales in float32."""
+        assert self.factors is not None
+        weight = group_products.unpack(
+            self.weight, self.factors, self.shape[1], self.group, has_zeros=self.has_zeros
+        )
+        return replace(weight, inputs=self.order)
+
+    def only_rows(self, ids: torch.Tensor) -> PackedGroups:
+        """The same product for some outputs only."""
+        whole = GroupLinear(self.unpacked(), dtype=torch.float32)
+        chosen = whole.only_rows(ids)
+        assert isinstance(chosen, GroupLinear)
+        chosen.bias = nn.Parameter(self.offsets[ids], requires_grad=False)
+        return PackedGroups(chosen, self.group)
+
+
+def packed_as_stored(source: Linear) -> Packed:
+    """The nearest form that the kernels have: 4 bits in groups as they are, others in float32."""
+    if isinstance(source, GroupLinear) and source.bits == 4:
+        group = group_products.packed_group(source.quantized.group_size)
+        if group is not None:
+            return PackedGroups(source, group)
+    return PackedFloat(_plain(source))
+
+
+def packed_int8(source: Linear) -> Packed:
+    """int8 for what is stored as plain numbers; what is quantised already stays as it is."""
+    return packed_as_stored(source) if isinstance(source, QuantizedLinear) else PackedLinear(source)
+
+
+def packed_int4(source: Linear) -> Packed:
+    """4 bits in groups of 32; int8 where a matrix has no whole number of groups."""
+    if isinstance(source, QuantizedLinear):
+        return packed_as_stored(source)
+    if source.weight.shape[1] % INT4_GROUP:
+        return PackedLinear(source)
+    return PackedGroups(int4_linear(source), INT4_GROUP)
+
+
+# By `weights` of the options.
+FORMS: dict[str, WeightFormat] = {
+    "as-dtype": packed_as_stored,
+    "int8": packed_int8,
+    "int4": packed_int4,
+}
+
+
+def packed_if_grouped(source: Linear) -> Linear | Packed:
+    """For plain modules: 4 bits in groups by the kernels, others as they are."""
+    is_grouped = isinstance(source, GroupLinear) and source.bits == 4
+    return packed_as_stored(source) if is_grouped else source
+
+
+# The same for models that the kernels do not run as a whole.
+PRODUCTS: dict[str, WeightFormat] = {**FORMS, "as-dtype": packed_if_grouped}
+
+
+def _plain(source: Linear) -> Linear:
+    if not isinstance(source, QuantizedLinear):
+        return source
+    result = Linear(0, 0)
+    result.weight = nn.Parameter(source.dequantized(torch.float32), requires_grad=False)
+    result.bias = source.bias
+    return result
+
+
+def _bias(source: Linear, outputs: int) -> torch.Tensor:
+    return torch.zeros(outputs) if source.bias is None else source.bias.detach().float().clone()

@@ -9,12 +9,26 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numba import carray
 from torch.nn.functional import pad
 
+from headstart.backends.numba.calls import (
+    BIAS,
+    DETAIL,
+    FIELDS,
+    OUTPUTS,
+    SCALES,
+    WEIGHTS,
+    WIDTH,
+    Product,
+    aligned_empty,
+    floats_at,
+    int8_at,
+)
 from headstart.backends.numba.compiler import njit
 from headstart.backends.numba.rows import ROUNDING, bits_of, float_of
 from headstart.backends.numba.sums import BLOCKS, MOST_ROWS, TILE, add_up
-from headstart.backends.numba.thread_pool import claim, finish, wait
+from headstart.backends.numba.thread_pool import COUNTERS, claim_tiles, finish, wait
 from headstart.backends.numba.vectors import LANES
 
 _LARGEST_SUM = 2**31 - 1
@@ -27,8 +41,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     filled = pad(weight, (0, inputs % 2, 0, -outputs % TILE))
     parts = filled.view(-1, BLOCKS, LANES, filled.shape[1] // 2, 2)
     ordered = parts.permute(0, 3, 1, 2, 4)
-    # numpy asks for large pages, torch does not: walking through small ones takes a third longer
-    packed = np.empty((parts.shape[0], filled.shape[1] * TILE), np.int8)
+    packed = aligned_empty(filled.numel()).view(np.int8).reshape(parts.shape[0], -1)
     packed.reshape(ordered.shape)[...] = ordered.numpy()
     return torch.from_numpy(packed)
 
@@ -77,7 +90,7 @@ def product(counters, phase, packed, scales, bias, inputs, input_scales, out, ad
     tiles, outputs = packed.shape[0], out.shape[1]
     sums = np.empty((MOST_ROWS, TILE), np.int32)
     while True:
-        begin, end = claim(counters, phase, tiles)
+        begin, end = claim_tiles(counters, phase, tiles)
         if begin >= tiles:
             break
         for number in range(begin, end):
@@ -117,8 +130,16 @@ def round_rows(x, levels):
     return inputs, scales
 
 
-@njit()
-def linear(counters, x, levels, packed, scales, bias, out):
-    """x [rows, K] -> out [rows, N], by a thread pool."""
-    inputs, input_scales = round_rows(x, levels)
-    product(counters, 0, packed, scales, bias, inputs, input_scales, out, False)
+@Product
+def int8_product(counters, phase, x, rows, matrix, out, adds):
+    """`calls.apply` for int8: DETAIL is the largest integer that inputs may have."""
+    own = carray(matrix, (FIELDS,))
+    width, outputs = own[WIDTH], own[OUTPUTS]
+    tiles = -(-outputs // TILE)
+    inputs, input_scales = round_rows(carray(x, (rows, width)), own[DETAIL])
+    product(
+        carray(counters, (phase + 1, COUNTERS)), phase,
+        carray(int8_at(own[WEIGHTS]), (tiles, (width + width % 2) * TILE)),
+        carray(floats_at(own[SCALES]), (outputs,)), carray(floats_at(own[BIAS]), (outputs,)),
+        inputs, input_scales, carray(out, (rows, outputs)), adds != 0,
+    )  # fmt: skip

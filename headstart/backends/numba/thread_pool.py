@@ -28,16 +28,23 @@ Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
 _CLAIMS_PER_PHASE = 24  # if it has as many items
+# Reading of weights begins anew with each claim, so those are stretches: so many per thread where a
+# phase has few tiles, and so many tiles where it has more.
+_STRETCHES_PER_THREAD = 3
+_LONGEST_STRETCH = 16
 _MAX_SPINS = 4000  # before the core is yielded: some microseconds
 _MIN_WORK = 1 << 21  # products (in weights times rows) below which waking a helper takes longer
 _MAX_QUEUED = 2  # calls that may wait for a helper that is held up
 _CACHE_LINE = 8  # int64 in a cache line: counters that several write must not share one
-_DONE = _CACHE_LINE
+_THREADS, _DONE = 1, _CACHE_LINE
+COUNTERS = 2 * _CACHE_LINE  # int64 of a phase
 
 
 def new_counters(phases: int) -> np.ndarray:
     """Counters of a call: how many items of each phase are claimed, and how many done."""
-    return np.zeros((phases, 2 * _CACHE_LINE), np.int64)
+    counters = np.zeros((phases, COUNTERS), np.int64)
+    counters[:, _THREADS] = torch.get_num_threads()
+    return counters
 
 
 class ThreadPool:
@@ -122,16 +129,20 @@ def _yield_core(typing: Any) -> tuple[Any, Any]:
 
 
 @njit()
-def items_per_claim(items):
-    """How many items are claimed at once."""
-    return max(1, items // _CLAIMS_PER_PHASE)
+def claim(counters, phase, items):
+    """The next items [begin, end) of a phase; none are left where begin is not below `items`."""
+    count = max(1, items // _CLAIMS_PER_PHASE)
+    begin = _add(counters[phase:].ctypes.data, count)
+    return begin, min(begin + count, items)
 
 
 @njit()
-def claim(counters, phase, items):
-    """The next items [begin, end) of a phase; none are left where begin is not below `items`."""
-    begin = _add(counters[phase:].ctypes.data, items_per_claim(items))
-    return begin, min(begin + items_per_claim(items), items)
+def claim_tiles(counters, phase, tiles):
+    """The same for tiles of weights, which are read one after another."""
+    count = tiles // (_STRETCHES_PER_THREAD * counters[phase, _THREADS])
+    count = max(1, min(count, _LONGEST_STRETCH))
+    begin = _add(counters[phase:].ctypes.data, count)
+    return begin, min(begin + count, tiles)
 
 
 @njit()

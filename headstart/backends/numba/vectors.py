@@ -59,9 +59,9 @@ def loop(
     following = step(number, values)
     for value, start, then in zip(values, starts, following, strict=True):
         value.add_incoming(start, before)
-        value.add_incoming(then, again)
+        value.add_incoming(then, build.block)  # another than the first if a loop is inside
     count = build.add(number, _INT64(1))
-    number.add_incoming(count, again)
+    number.add_incoming(count, build.block)
     build.cbranch(build.icmp_signed("<", count, times), again, after)
     build.position_at_end(after)
     return list(following)

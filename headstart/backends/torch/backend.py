@@ -6,7 +6,7 @@ number of rows (`backends/torch/exact.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
@@ -15,15 +15,22 @@ from torch import Tensor
 from headstart.backends.base import Backend, BackendOptions, CacheSizes
 from headstart.backends.numba.compiler import why_missing
 from headstart.backends.numba.support import why_not_whole
+from headstart.backends.options import Weights
 from headstart.backends.rows import HeadBatch, TrunkBatch
 from headstart.backends.torch.exact import BLOCK_ROWS, ExactContext, OneRow, fill_up, make_exact
 from headstart.backends.torch.paged_memory import PagedMemory
 from headstart.backends.torch.threads import measure_threads
 from headstart.backends.torch.tuning import tune
-from headstart.backends.weights import Int8Linear, convert_weights
+from headstart.backends.weights import (
+    PLAIN_FORMS,
+    Int8Linear,
+    WeightFormat,
+    convert_model,
+)
 from headstart.models.attention import LayerCache, PagedContext
 from headstart.models.build import LoadedModel
 from headstart.models.layers import LayerContext
+from headstart.models.quantized import GroupLinear
 from headstart.models.recurrence import LayerStates, Recurrence, SlotRecurrence, first_rows
 from headstart.sampling.choose import choose
 from headstart.sampling.params import Row
@@ -37,8 +44,8 @@ class TorchBackend(Backend):
         super().__init__(model, options)
         self.chooses_one_by_one = options.exact
         modules = [module for module in (self.trunk, self.head) if module is not None]
-        if options.weights == "int8":
-            self._use_int8()
+        if self.device.type == "cpu" and not options.exact:
+            self._convert(options.weights)
         # Products in int8 give a row the same bits alone and among others; so should attention.
         self._lone_rows = isinstance(self.trunk.lm_head, Int8Linear)
         if self.device.type == "cpu":
@@ -48,19 +55,22 @@ class TorchBackend(Backend):
                 make_exact(self.trunk)
             tune(*(modules[1:] if options.exact else modules))
 
-    def _use_int8(self) -> None:
-        """Products by the compiled kernels, where this machine has them."""
-        form: Callable[..., torch.nn.Module] = Int8Linear
+    def _convert(self, weights: Weights) -> None:
+        """Products of other formats by the compiled kernels, where this machine has them."""
+        modules = [module for module in (self.trunk, self.head) if module is not None]
+        is_stored = any(isinstance(m, GroupLinear) for module in modules for m in module.modules())
+        if weights == "as-dtype" and not is_stored:
+            return
+        forms: Mapping[str, WeightFormat] = PLAIN_FORMS
         if self.options.kernels != "off":
             reason = why_missing()
             if reason is None:
-                from headstart.backends.numba.linear import PackedLinear
+                from headstart.backends.numba.linear import PRODUCTS
 
-                form, reason = PackedLinear, why_not_whole(self.model)
-            self.notes.append(f"int8 kernels compute no whole layers here: {reason}")
-        for module in (self.trunk, self.head):
-            if module is not None:
-                convert_weights(module, form)
+                forms, reason = PRODUCTS, why_not_whole(self.model)
+            kind = "4-bit" if weights == "as-dtype" else weights
+            self.notes.append(f"{kind} kernels compute no whole layers here: {reason}")
+        convert_model(self.trunk, self.head, forms, weights)
 
     def _allocate(self, sizes: CacheSizes) -> None:
         self.memory = PagedMemory.allocate(self.model, sizes)

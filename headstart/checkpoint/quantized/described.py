@@ -14,7 +14,7 @@ from headstart.checkpoint.config import read_json_object
 from headstart.checkpoint.config_fields import QUANTIZATION, check_kinds
 from headstart.checkpoint.quantized.patterns import matches
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import UnsupportedFamily
+from headstart.errors import BadConfig, UnsupportedFamily
 
 MODELOPT_FILE = "hf_quant_config.json"
 Packing = Literal["awq", "gptq"]
@@ -27,6 +27,23 @@ _AUTO_ROUND: dict[str, tuple[Packing, bool]] = {
     "auto_round:auto_awq": ("awq", False),
     "auto_round:awq": ("awq", False),
 }
+_AUTO_ROUND_METHODS = ("auto-round", "auto_round", "intel/auto-round")
+# Turns of activations that an engine would have to make while it computes.
+_TURNS = ("transform_config", "rotation")
+# format of compressed-tensors -> parameter and dtype that it stores; None: of several kinds
+_STORED_AS: dict[str, tuple[str, str] | None] = {
+    "pack-quantized": ("weight_packed", "I32"),
+    "int-quantized": ("weight", "I8"),
+    "float-quantized": ("weight", "F8_E4M3"),
+    "naive-quantized": None,
+    "mixed-precision": None,
+    "nvfp4-pack-quantized": ("weight_packed", "U8"),
+    "mxfp4-pack-quantized": ("weight_packed", "U8"),
+    "mxfp8-quantized": ("weight", "F8_E4M3"),
+}
+# actorder of compressed-tensors -> whether columns belong to groups by g_idx
+_ORDERS = {"group": True, "dynamic": True, "weight": False, "static": False}
+_REGEX = frozenset("*+?^$()[]{}|\\")  # characters that tell a pattern from a name
 _GPTQ: dict[str, bool] = {"gptq": True, "gptq_v2": False}  # checkpoint_format -> z - 1 is stored
 
 
@@ -42,6 +59,8 @@ class Described:
     packing: Packing | None = None  # of `qweight`
     stores_less_one: bool = False  # whether stored zero points are z - 1
     is_sorted: bool | None = None  # whether columns belong to groups by g_idx (desc_act)
+    kind: str | None = None  # int or float, of compressed-tensors
+    stored_as: tuple[str, str] | None = None  # parameter and dtype, of compressed-tensors
 
 
 def quantization_of(model: Checkpoint) -> dict[str, Any]:
@@ -67,6 +86,7 @@ def modelopt_document(path: Path) -> dict[str, Any]:
 def described(module: str, quantization: Mapping[str, Any]) -> Described:
     """What the config says of `module`, a published name without `.weight`."""
     method = str(quantization.get("quant_method") or "")
+    _refuse_turns(quantization)
     if method == "compressed-tensors":
         return _of_group(module, quantization)
     fields: Mapping[str, Any] = quantization
@@ -75,16 +95,29 @@ def described(module: str, quantization: Mapping[str, Any]) -> Described:
     result = Described(
         method, _whole(fields.get("bits", fields.get("w_bit"))),
         _whole(fields.get("group_size", fields.get("q_group_size"))),
-        _flag(fields.get("sym")), _block(fields.get("weight_block_size")),
+        _flag(fields.get("sym")), _block("weight_block_size", fields.get("weight_block_size")),
         is_sorted=_flag(fields.get("desc_act")),
     )  # fmt: skip
     if method == "awq":
         return _awq(result, fields)
-    if method.startswith("gptq"):
+    if method == "gptq":
         return _gptq(module, result, fields)
-    if method.replace("_", "-").endswith("auto-round"):
+    if method in _AUTO_ROUND_METHODS:
         return _auto_round(module, result, fields)
     return result
+
+
+def _refuse_turns(quantization: Mapping[str, Any]) -> None:
+    meta = quantization.get("meta")
+    for part in (quantization, meta if isinstance(meta, dict) else {}):
+        for field in _TURNS:
+            value = part.get(field)
+            if any(value.values()) if isinstance(value, dict) else value:
+                raise UnsupportedFamily(
+                    f"quantization_config.{field} asks for turns of activations (or weights that "
+                    "were turned), which is not computed here; expected none. Take another "
+                    "quantisation of the model."
+                )
 
 
 def _awq(found: Described, fields: Mapping[str, Any]) -> Described:
@@ -131,7 +164,10 @@ def _overrides(module: str, quantization: Mapping[str, Any]) -> Iterator[Mapping
             yield values
             break
     extra = quantization.get("extra_config")
-    for name, values in (extra if isinstance(extra, dict) else {}).items():
+    extra = extra if isinstance(extra, dict) else {}
+    patterns = [name for name in extra if _REGEX & set(name)]
+    for name in [module, *patterns]:
+        values = extra.get(name)
         if isinstance(values, dict) and (name == module or matches(f".*(?:{name})", module)):
             yield values
             break
@@ -148,16 +184,42 @@ def _of_group(module: str, quantization: Mapping[str, Any]) -> Described:
                 named = named or group
             elif "." not in str(target) and not str(target).startswith("re:"):
                 by_class = by_class or group
-    weights = ((named or by_class) or {}).get("weights")
+    chosen = (named or by_class) or {}
+    stored_as = _stored_as(chosen.get("format") or quantization.get("format"))
+    weights = chosen.get("weights")
     if not isinstance(weights, dict):
-        return Described("compressed-tensors")
+        return Described("compressed-tensors", stored_as=stored_as)
     size = _whole(weights.get("group_size"))
     return Described(
         "compressed-tensors", _whole(weights.get("num_bits")),
         size if weights.get("strategy") in ("group", "tensor_group", None) else None,
-        _flag(weights.get("symmetric")), _block(weights.get("block_structure")),
-        is_sorted=weights.get("actorder") in ("group", "dynamic"),
+        _flag(weights.get("symmetric")),
+        _block("block_structure", weights.get("block_structure")),
+        is_sorted=_is_sorted(weights.get("actorder")), kind=weights.get("type"),
+        stored_as=stored_as,
     )  # fmt: skip
+
+
+def _stored_as(form: Any) -> tuple[str, str] | None:
+    if form is None:
+        return None
+    if form not in list(_STORED_AS):
+        raise UnsupportedFamily(
+            f"format is {form!r} of compressed-tensors; expected one of {', '.join(_STORED_AS)}. "
+            "Take another quantisation of the model."
+        )
+    return _STORED_AS[form]
+
+
+def _is_sorted(order: Any) -> bool | None:
+    """None where the config is silent: then g_idx decides."""
+    if order is None or isinstance(order, bool):
+        return order
+    if order not in list(_ORDERS):
+        raise BadConfig(
+            f"actorder is {order!r}; expected one of {', '.join(_ORDERS)}. Correct the config."
+        )
+    return _ORDERS[order]
 
 
 def _is_target(target: str, module: str) -> bool:
@@ -174,7 +236,11 @@ def _flag(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _block(value: Any) -> tuple[int, int] | None:
+def _block(field: str, value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
     if isinstance(value, list) and len(value) == 2 and all(type(n) is int and n > 0 for n in value):
         return value[0], value[1]
-    return None
+    raise BadConfig(
+        f"{field} is {value!r}; expected two numbers, of rows and of columns. Correct the config."
+    )

@@ -15,7 +15,7 @@ from headstart.checkpoint.quantized.stored import Rows, StoredWeight, load_scale
 from headstart.checkpoint.quantized.weights import FP8_BLOCK, Fp8Weight
 from headstart.checkpoint.source import TensorSource, reshaped, rows
 from headstart.checkpoint.values import load, to_float32
-from headstart.errors import MissingTensor, ShapeMismatch
+from headstart.errors import BrokenFile, MissingTensor, ShapeMismatch
 
 if TYPE_CHECKING:
     import torch
@@ -111,7 +111,7 @@ def mxfp8(name: str, scale_name: str, tensors: Tensors) -> StoredWeight:
     weight = tensors[name]
     size = _group(name, weight.shape, scale_name, tensors[scale_name], 32)
 
-    def values(part: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def values(part: torch.Tensor, scales: torch.Tensor, number: int) -> torch.Tensor:
         return to_float32(part) * _powers(scales).repeat_interleave(size, -1)
 
     return _read_as_values(name, weight.shape, "MXFP8", (name, scale_name), tensors, values)
@@ -122,7 +122,7 @@ def mxfp4(name: str, packed: str, scale_name: str, tensors: Tensors) -> StoredWe
     shape = _unpacked(tensors[packed])
     size = _group(packed, shape, scale_name, tensors[scale_name], 32)
 
-    def values(part: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    def values(part: torch.Tensor, scales: torch.Tensor, number: int) -> torch.Tensor:
         return _e2m1(part) * _powers(scales).repeat_interleave(size, -1)
 
     return _read_as_values(name, shape, "MXFP4", (packed, scale_name), tensors, values)
@@ -143,9 +143,18 @@ def nvfp4(
             "checkpoint again."
         )
     size = _group(packed, shape, scale_name, tensors[scale_name], 16)
+    stack = prod(shape[:-2])
+    if prod(tensors[whole_name].shape) not in (1, stack) or tensors[whole_name].dtype != "F32":
+        raise ShapeMismatch(
+            f"{whole_name} is {tensors[whole_name].dtype} {tensors[whole_name].shape} beside "
+            f"{packed} {tensors[packed].shape}; expected one F32 value for each matrix, or one in "
+            "all. Weight and scale do not belong together."
+        )
 
-    def values(part: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        whole = load_scales(whole_name, tensors[whole_name]).float().reshape(-1)[0]
+    def values(part: torch.Tensor, scales: torch.Tensor, number: int) -> torch.Tensor:
+        whole = load_scales(whole_name, tensors[whole_name]).reshape(-1).expand(stack)[number]
+        if not whole:
+            raise BrokenFile(f"{whole_name} holds a scale of 0. Download the checkpoint again.")
         scales = to_float32(scales) / whole if divides else to_float32(scales) * whole
         return _e2m1(part) * scales.repeat_interleave(size, -1)
 
@@ -155,7 +164,7 @@ def nvfp4(
 
 def _read_as_values(
     name: str, shape: tuple[int, ...], words: str, names: tuple[str, ...], tensors: Tensors,
-    values: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    values: Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor],
 ) -> StoredWeight:  # fmt: skip
     """What is stored row by row beside scales [..., N, groups]; the first two of `names` are."""
     weight, scale = (
@@ -167,7 +176,7 @@ def _read_as_values(
         def read(start: int, stop: int) -> torch.Tensor:
             first, last = number * count + start, number * count + stop
             scales = load_scales(names[1], rows(scale, first, last))
-            return values(load(rows(weight, first, last)), scales)
+            return values(load(rows(weight, first, last)), scales, number)
 
         return read
 
@@ -198,9 +207,7 @@ def _e2m1(packed: torch.Tensor) -> torch.Tensor:
 
 
 def _powers(exponents: torch.Tensor) -> torch.Tensor:
-    """2^(byte - 127), which is a NaN for 255."""
+    """2^(byte - 127)."""
     import torch
 
-    exponents = exponents.view(torch.uint8)
-    result = torch.exp2(exponents.float() - _BIAS)
-    return result.masked_fill(exponents == 255, float("nan"))
+    return torch.exp2(exponents.view(torch.uint8).float() - _BIAS)

@@ -14,6 +14,7 @@ from headstart.checkpoint.source import TensorSource
 Typed = TensorInfo | TensorSource  # anything with a dtype
 
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
+PLAIN = ("BF16", "F16", "F32", "F64")  # weights that are not quantised
 # what may stand in place of `weight`
 PACKED = ("weight", "weight_packed", "qweight", "weight_q")
 # what may stand beside it
@@ -84,7 +85,7 @@ def stale_scales(infos: Mapping[str, Typed]) -> list[str]:
     return [
         scale
         for name, info in infos.items()
-        if info.dtype in ("BF16", "F16", "F32")
+        if info.dtype in PLAIN
         and not is_scale(name)
         and (scale := scale_of(name, infos)) is not None
     ]

@@ -4,9 +4,9 @@
 |---|---|---|
 | `weight` F8, a scale of floats | FP8 per tensor, row or block | `floats.fp8` |
 | `weight` F8, a scale of bytes | MXFP8 | `floats.mxfp8` |
-| `weight` I8, `weight_scale` | 8-bit integers | `integers.int8` |
+| `weight` I8, `weight_scale` | 8-bit integers | `compressed.int8` |
 | `weight` U8, `weight_scale` F8, `weight_scale_2` | ModelOpt's NVFP4 | `floats.nvfp4` |
-| `weight_packed` I32 | compressed-tensors, integers | `integers.packed` |
+| `weight_packed` I32 | compressed-tensors, integers | `compressed.packed` |
 | `weight_packed` U8 | compressed-tensors, NVFP4 or MXFP4 | `floats.nvfp4`, `floats.mxfp4` |
 | `qweight` I32 | AWQ or GPTQ: the config says which | `integers.awq`, `integers.gptq` |
 
@@ -19,12 +19,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headstart.checkpoint.quantized import floats, integers
+from headstart.checkpoint.quantized import compressed, floats, integers
 from headstart.checkpoint.quantized.described import Described, described
 from headstart.checkpoint.quantized.names import is_quantized, scale_of
 from headstart.checkpoint.quantized.stored import StoredWeight
 from headstart.checkpoint.source import TensorSource
-from headstart.errors import MissingTensor, UnsupportedFamily
+from headstart.errors import BadConfig, MissingTensor, ShapeMismatch, UnsupportedFamily
 
 Tensors = Mapping[str, TensorSource]
 
@@ -51,6 +51,13 @@ def quantized_weights(
 def _weight(name: str, tensors: Tensors, config: Described) -> StoredWeight:
     module, _, parameter = name.rpartition(".")
     source = tensors[name]
+    if len(source.shape) not in ((2,) if parameter == "qweight" else (2, 3)):
+        raise ShapeMismatch(
+            f"{name} is {source.dtype} of shape {source.shape}; expected a matrix"
+            f"{'' if parameter == 'qweight' else ', or a stack of them'}. Download the checkpoint "
+            "again."
+        )
+    _check_said(name, source, config)
     if parameter == "qweight" and source.dtype == "I32":
         return _by_config(name, module, tensors, config)
     if parameter == "weight_packed":
@@ -72,11 +79,27 @@ def _weight(name: str, tensors: Tensors, config: Described) -> StoredWeight:
             return floats.mxfp8(name, scale, tensors)
         return floats.fp8(name, scale, tensors, config)
     if source.dtype == "I8" and parameter == "weight" and not has_powers:
-        return integers.int8(module, tensors, config)
+        return compressed.int8(module, tensors, config)
     whole = f"{module}.weight_scale_2"
     if source.dtype == "U8" and tensors[scale].dtype == "F8_E4M3":
         return floats.nvfp4(name, name, scale, whole, tensors, divides=False)
     raise refuse
+
+
+def _check_said(name: str, source: TensorSource, config: Described) -> None:
+    """Refuse what compressed-tensors' `type` or `format` calls otherwise than it is stored."""
+    kind = "int" if source.dtype in ("I8", "I32") else "float"
+    if config.kind is not None and config.kind != kind:
+        raise BadConfig(
+            f"{name} is stored as {source.dtype} and the config says type {config.kind!r}. Take "
+            "config.json and weights from one release."
+        )
+    stored = name.rpartition(".")[2], source.dtype
+    if config.stored_as is not None and config.stored_as != stored:
+        raise BadConfig(
+            f"{name} is stored as {source.dtype} and the format of the config stores "
+            f"{' as '.join(config.stored_as)}. Take config.json and weights from one release."
+        )
 
 
 def _by_config(name: str, module: str, tensors: Tensors, config: Described) -> StoredWeight:
@@ -92,7 +115,7 @@ def _by_config(name: str, module: str, tensors: Tensors, config: Described) -> S
 def _packed(name: str, module: str, tensors: Tensors, config: Described) -> StoredWeight:
     source, weight, scale = tensors[name], f"{module}.weight", f"{module}.weight_scale"
     if source.dtype == "I32":
-        return integers.packed(module, tensors, config)
+        return compressed.packed(module, tensors, config)
     if source.dtype == "U8" and scale in tensors:
         if tensors[scale].dtype in floats.POWERS:
             return floats.mxfp4(weight, name, scale, tensors)

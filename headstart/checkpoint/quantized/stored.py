@@ -18,6 +18,7 @@ from headstart.errors import BrokenFile
 if TYPE_CHECKING:
     import torch
 
+_NO_NUMBER = 255  # among exponents
 _ROWS = 128  # dequantised at a time: a whole number of blocks
 # Rows [start, stop) of a matrix, in a form that the engine computes with, else in fp32.
 Rows = Callable[[int, int], "QuantizedWeight | torch.Tensor"]
@@ -93,8 +94,11 @@ def load_scales(name: str, source: TensorSource) -> torch.Tensor:
     scales = load(source)
     if not scales.numel():
         raise BrokenFile(f"{name} is empty; expected scales. Download the checkpoint again.")
-    wide = scales.to(torch.float32) if scales.dtype != torch.uint8 else scales
-    if not torch.isfinite(wide).all():
+    if scales.dtype == torch.uint8:  # exponents of two, of which the last means no number
+        is_number = scales != _NO_NUMBER
+    else:
+        is_number = torch.isfinite(scales.to(torch.float32))
+    if not is_number.all():
         raise BrokenFile(
             f"{name} holds a scale that is no finite number, so that its weights would all become "
             "NaN. Download the checkpoint again."

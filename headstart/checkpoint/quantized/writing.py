@@ -1,17 +1,19 @@
 """Matrices rounded to nearest and laid down as published formats store them.
 
-What is written here is read back by `reading.py` and by other engines. Memory is bounded by one
-matrix: the tensors of a module are made together, when the first of them is written.
+What is written here is read back by `reading.py` and by other engines. The tensors of a module are
+made together and its small ones are kept until they are written; a file has tensors of one size of
+type after another, so its codes are made again when their turn comes, not kept. Memory is bounded
+by one matrix and the scales and zero points of a shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-from headstart.checkpoint.quantized.packing import awq_pack, gptq_stored_zeros, pack
+from headstart.checkpoint.dtypes import byte_size
+from headstart.checkpoint.quantized.packing import WORD, awq_pack, gptq_stored_zeros, pack
 from headstart.checkpoint.quantized.weights import FP8_BLOCK, fp8_rows
 from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     Make = Callable[[torch.Tensor, int], dict[str, torch.Tensor]]
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # suffix -> dtype and shape
 _BITS, _LARGEST_CODE, _MIDDLE = 4, 15, 8
+_PACKED = WORD // _BITS
 _LEAST_SCALE = 2.0**-14  # the smallest that FP16 has with all its bits
 
 
@@ -34,6 +37,7 @@ class WrittenFormat:
     make: Make  # values fp32 [N, K] and g -> tensors by suffix
     config: Callable[[int], dict[str, Any]]  # quantization_config, without its list of modules
     has_groups: bool = True  # whether K has to be a whole number of groups
+    outputs: int = 1  # N has to be a multiple of: outputs that share a word
 
 
 def stored_in(
@@ -41,23 +45,26 @@ def stored_in(
 ) -> dict[str, TensorSource]:
     """The tensors of a module whose plain weight [N, K] is `source`."""
     rows, columns = source.shape
+    layout = form.layout(rows, columns, group)
+    codes = max(layout, key=lambda suffix: byte_size(*layout[suffix]))
+    left, kept = set(layout), dict[str, "torch.Tensor"]()  # not written yet; of these, made
 
-    @lru_cache(maxsize=1)
-    def made() -> dict[str, torch.Tensor]:
+    def made(suffix: str) -> torch.Tensor:
         import torch
 
-        return form.make(load(source).to(torch.float32), group)
-
-    layout = form.layout(rows, columns, group)
-    left = set(layout)
+        left.discard(suffix)
+        tensor = kept.pop(suffix, None)
+        if tensor is None:
+            found = form.make(load(source).to(torch.float32), group)
+            tensor = found[suffix]
+            kept.update({name: found[name] for name in left if name != codes})
+        if not left:  # all are written: what is asked for again is made again
+            left.update(layout)
+        return tensor
 
     def one(suffix: str, dtype: str) -> Callable[[], Iterator[memoryview]]:
         def pieces() -> Iterator[memoryview]:
-            tensor = made()[suffix]
-            left.discard(suffix)
-            if not left:  # all are written: what is asked for again is made again
-                made.cache_clear()
-                left.update(layout)
+            tensor = made(suffix)
             assert tensor.dtype == torch_dtype(dtype), f"{module}.{suffix} is {tensor.dtype}"
             yield as_bytes(tensor)
 
@@ -184,6 +191,7 @@ FORMATS: dict[str, WrittenFormat] = {
             "quant_method": "awq", "bits": _BITS, "group_size": g, "zero_point": True,
             "version": "gemm",
         },
+        outputs=_PACKED,
     ),
     "gptq": WrittenFormat(
         lambda n, k, g: {
@@ -195,6 +203,7 @@ FORMATS: dict[str, WrittenFormat] = {
             "quant_method": "gptq", "bits": _BITS, "group_size": g, "sym": True,
             "desc_act": False, "lm_head": False, "checkpoint_format": "gptq",
         },
+        outputs=_PACKED,
     ),
     "compressed-tensors": WrittenFormat(
         lambda n, k, g: {

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from headstart.backends.numba.support import why_missing
+from headstart.backends.numba.compiler import why_missing
 from headstart.calibrate.tiny import write_tiny
 from headstart.engine.engine import Engine
 
@@ -22,9 +22,9 @@ def main() -> int:
         return 0
     if (child := os.fork()) == 0:
         compile_sampling()
-        start("int8")
+        compile_products()
         return 0
-    start("as-dtype")
+    start()
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -35,10 +35,20 @@ def compile_sampling() -> None:
     CompiledChooser(256).warm_up()
 
 
-def start(weights: str) -> None:
+def compile_products() -> None:
+    """Of the formats with which no engine is started here."""
+    from headstart.backends.numba.group_products import group_product
+    from headstart.backends.numba.products import int8_product
+
+    for product in (int8_product, group_product):
+        assert product.address
+
+
+def start() -> None:
+    """Passes, which are the same for all weight formats, and the products of float32."""
     with TemporaryDirectory() as folder:
         model = write_tiny("mimo", Path(folder) / "model", dtype="F32")
-        engine = Engine(model, weights=weights, dtype="float32", speculate=3, kv_bytes=1 << 20)
+        engine = Engine(model, dtype="float32", speculate=3, kv_bytes=1 << 20)
     print(*(note for note in engine.notes if "compiled" in note), sep="\n")
 
 

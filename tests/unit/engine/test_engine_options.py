@@ -10,7 +10,7 @@ from headstart.engine.options import EngineOptions, engine_options, parse_specul
 from headstart.errors import ConfigError
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"weights": "int4"}, "weights is 'int4'; give one of as-dtype, int8"),
+    ({"weights": "int2"}, "weights is 'int2'; give one of as-dtype, int8"),
     ({"layout": "foo"}, "layout is 'foo'; give one of own, vllm, sglang"),
     ({"speculate": 2.5}, r"speculate is 2\.5; give auto or a number from 0 to 16"),
     ({"speculate": True}, "speculate is True; give"),

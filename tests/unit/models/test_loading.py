@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from support.model_reference import SMALL, published, randomised, sources, transformers_model
+from support.quantized_tensors import source
 from torch import Tensor
 
-from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor
+from headstart.errors import MissingTensor, ShapeMismatch, UnexpectedTensor, UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.models.config import model_config
 from headstart.models.loading import load_head, load_trunk
@@ -122,3 +123,14 @@ def test_a_head_that_does_not_fit_is_refused_by_name(
     change(tensors)
     with pytest.raises(error, match=words):
         load_head(MTPHead(CONFIG, HeadLayout(), 2), sources(tensors), CONFIG)
+
+
+def test_integers_are_no_weight() -> None:
+    codes = source(torch.ones(32, 32, dtype=torch.int32))
+    name = "model.layers.0.self_attn.q_proj.weight"
+    with pytest.raises(UnsupportedFamily, match=rf"{name} is stored as I32; expected BF16"):
+        load_trunk(empty_trunk(), {**sources(trunk_tensors()), name: codes})
+    head = MTPHead(CONFIG, HeadLayout(), 1)
+    name = "modules.0.block.self_attn.q_proj.weight"
+    with pytest.raises(UnsupportedFamily, match=rf"{name} is stored as I32; expected BF16"):
+        load_head(head, {**sources(head_tensors(head)), name: codes}, CONFIG)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 pytest.importorskip("numba")
 
-from headstart.backends.numba.thread_pool import POOL
+from headstart.backends.numba.thread_pool import POOL, claim_tiles, new_counters
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt(), SystemExit(143)], ids=repr)
@@ -29,3 +30,17 @@ def test_other_errors_of_the_interpreter_stay_as_they_are() -> None:
 
     with pytest.raises(SystemError, match="bad call"):
         POOL.run(0, kernel)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+@pytest.mark.parametrize("tiles", [1, 5, 18, 96, 1536])
+def test_stretches_cover_all_tiles_once(
+    monkeypatch: pytest.MonkeyPatch, threads: int, tiles: int
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    counters, found = new_counters(2), []
+    while (stretch := claim_tiles(counters, 1, tiles))[0] < tiles:
+        found.append(range(*stretch))
+    assert [tile for stretch in found for tile in stretch] == list(range(tiles))
+    assert len(found) >= min(tiles, 3 * threads)
+    assert max(map(len, found)) <= 16
