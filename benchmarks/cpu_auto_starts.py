@@ -3,10 +3,10 @@
     python benchmarks/cpu_auto_starts.py mt_bench.jsonl --out result.json
 
 Every start makes a new engine of the demo's model that drafts by `auto` and knows nothing. It
-answers one question of each category, in turns with engines of a fixed K that were there before:
-always the one steps that has used less time, so that all see the machine in the same state. In
-every other start another process takes a core for the first ten seconds, the engine's own profile
-included. Only time inside an engine counts, from the first token of an answer on.
+answers one question of each category by `auto`, and the same question with each fixed K, in an
+order that changes; with a fixed K a policy of its own decides, so that `auto` learns nothing from
+it. In every other start another process takes a core for the first ten seconds, the engine's own
+profile included. Only time inside the engine counts, from the first token of an answer on.
 
 The best fixed K is the one with the most tokens per second over all starts together; of single
 starts the best one is given as well, which is partly luck.
@@ -21,108 +21,104 @@ import platform
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from headstart.data.conversations import Conversation, read_conversations
 from headstart.demo.shipped import shipped_vocab
 from headstart.demo.unpacked import ready
+from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.engine import Engine
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import EngineOptions, Speculate
 from headstart.sampling.params import SamplingParams
 
-AUTO = "auto"
-WEIGHTS = {"int8": "int8", "fp32": "as-dtype"}
+AUTO: Literal["auto"] = "auto"
+WEIGHTS: dict[str, Literal["int8", "as-dtype"]] = {"int8": "int8", "fp32": "as-dtype"}
 BUSY_SECONDS = 10.0
 _BUSY = f"import time; t = time.time()\nwhile time.time() - t < {BUSY_SECONDS}: pass"
 
 
 @dataclass
 class Runner:
-    """One engine's part in a start."""
+    """One way of choosing K, in one start."""
 
-    engine: Engine
+    policy: DraftPolicy
     tokens: int = 0
     seconds: float = 0.0  # of decoding
-    used: float = 0.0  # of everything, by which turns are taken
-    reasons: list[str] = field(default_factory=list)
 
-    def step(self) -> None:
-        begun = any(request.num_output for request in self.engine.scheduler.running)
-        started = time.perf_counter()
-        updates = self.engine.step()
-        took = time.perf_counter() - started
-        self.used += took
-        if begun:
-            self.seconds += took
-            self.tokens += sum(len(update.token_ids) for update in updates)
+    def answer(self, engine: Engine, question: Conversation, params: SamplingParams) -> None:
+        engine.policy = engine.loop.policy = self.policy
+        name = engine.add([question.messages[0]], params)
+        while engine.has_work:
+            begun = any(request.num_output for request in engine.scheduler.running)
+            started = time.perf_counter()
+            updates = engine.step()
+            if begun:
+                self.seconds += time.perf_counter() - started
+                self.tokens += sum(len(update.token_ids) for update in updates)
+        engine.collect(name)
 
     @property
     def speed(self) -> float:
         return self.tokens / self.seconds
 
 
-def options(weights: str, speculate: Any) -> EngineOptions:
+def options(weights: str, speculate: Speculate) -> EngineOptions:
     return EngineOptions(
         speculate=speculate, weights=WEIGHTS[weights], max_running_requests=1, max_model_len=2048,
         prefix_caching=False, kv_bytes=1 << 27,
     )  # fmt: skip
 
 
-def answer(runners: dict[str, Runner], question: Conversation, params: SamplingParams) -> None:
-    """All engines answer one question, in turns by the time that each has used."""
-    prompt = [question.messages[0]]
-    ids = {name: runner.engine.add(prompt, params) for name, runner in runners.items()}
-    used = dict.fromkeys(runners, 0.0)
-    while waiting := [name for name in runners if runners[name].engine.has_work]:
-        name = min(waiting, key=lambda each: used[each])
-        before = runners[name].used
-        runners[name].step()
-        used[name] += runners[name].used - before
-    for name, runner in runners.items():
-        runner.engine.collect(ids[name])
-    engine = runners[AUTO].engine
-    runners[AUTO].reasons.append(f"{question.category}: {engine.stats.draft_reason}")
-
-
 def start(
-    number: int, folder: Path, fixed: dict[str, Engine], questions: Sequence[Conversation],
-    arguments: argparse.Namespace,
-) -> dict[str, Any]:  # fmt: skip
+    number: int, folder: Path, questions: Sequence[Conversation], arguments: argparse.Namespace
+) -> dict[str, Any]:
     is_busy = number % 2 == 1
     other = subprocess.Popen([sys.executable, "-c", _BUSY]) if is_busy else None
     try:
         engine = Engine(
             folder, options=options(arguments.weights, AUTO), draft_vocab=shipped_vocab()
         )
-        runners = {AUTO: Runner(engine), **{k: Runner(each) for k, each in fixed.items()}}
+        assert engine.policy is not None
+        runners: dict[str, Runner] = {AUTO: Runner(engine.policy)}
+        for k in arguments.drafts:
+            fixed = options(arguments.weights, k)
+            runners[str(k)] = Runner(DraftPolicy(fixed, engine.model.max_len))
         params = engine.prompts.default_params(temperature=0.0, max_tokens=arguments.max_tokens)
-        for question in questions:
-            answer(runners, question, params)
+        reasons = []
+        for place, question in enumerate(questions):
+            names = list(runners)
+            turn = (number + place) % len(names)
+            for name in names[turn:] + names[:turn]:
+                before = engine.stats.chosen_drafts
+                runners[name].answer(engine, question, params)
+                if name == AUTO:
+                    chosen = engine.stats.chosen_drafts - before
+                    rounds = " ".join(f"{k}:{n}" for k, n in sorted(chosen.items()))
+                    reasons.append(f"{question.category}, rounds by K {rounds}: "
+                                   f"{engine.stats.draft_reason}")  # fmt: skip
     finally:
         if other is not None:
             other.kill()
             other.wait()
-    chosen: Counter[int] = engine.stats.chosen_drafts
     speeds = {name: runner.speed for name, runner in runners.items()}
-    best = max(fixed, key=lambda name: speeds[name])
-    ratio = speeds[AUTO] / speeds[best]
+    best = max((name for name in runners if name != AUTO), key=lambda name: speeds[name])
     said = ", ".join(f"{name} {speed:.1f}" for name, speed in speeds.items())
     print(
         f"start {number + 1}{' (busy)' if is_busy else ''}: {said} tokens/s; auto over the best of "
-        f"this start (K = {best}) {ratio:.3f}; rounds by K {dict(sorted(chosen.items()))}",
+        f"this start (K = {best}) {speeds[AUTO] / speeds[best]:.3f}",
         flush=True,
     )
+    if arguments.reasons:
+        print("  " + "\n  ".join(reasons), flush=True)
     return {
-        "busy": is_busy, "tokens_per_second": speeds, "chosen": dict(sorted(chosen.items())),
+        "busy": is_busy, "tokens_per_second": speeds, "reasons": reasons,
         "seconds": {name: runner.seconds for name, runner in runners.items()},
         "tokens": {name: runner.tokens for name, runner in runners.items()},
-        "reasons": runners[AUTO].reasons,
     }  # fmt: skip
 
 
@@ -152,24 +148,19 @@ def main() -> None:
     parser.add_argument("--weights", choices=list(WEIGHTS), default="int8")
     parser.add_argument("--drafts", nargs="*", type=int, default=[1, 2, 3, 4], help="fixed K")
     parser.add_argument("--max-tokens", type=int, default=112)
+    parser.add_argument("--reasons", action="store_true", help="why `auto` chose, by question")
     parser.add_argument("--out", type=Path, help="all starts, as JSON")
     arguments = parser.parse_args()
     by_category: dict[str, list[Conversation]] = {}
     for question in read_conversations(arguments.questions):
         by_category.setdefault(question.category, []).append(question)
     folder = ready()
-    fixed = {
-        str(k): Engine(folder, options=options(arguments.weights, k), draft_vocab=shipped_vocab())
-        for k in arguments.drafts
-    }
-    for engine in fixed.values():
-        engine.warm_up()
     starts = []
     for number in range(arguments.starts):
         asked = [own[number % len(own)] for own in by_category.values()]
         asked = asked[number % len(asked) :] + asked[: number % len(asked)]
-        starts.append(start(number, folder, fixed, asked, arguments))
-    found = summary(starts, list(fixed))
+        starts.append(start(number, folder, asked, arguments))
+    found = summary(starts, [str(k) for k in arguments.drafts])
     print(json.dumps({name: value for name, value in found.items() if name != "by_start"}))
     if arguments.out:
         document = {

@@ -67,6 +67,7 @@ def run(
     from headstart.cli.progress import counted_progress
     from headstart.cli.score_view import show
     from headstart.engine.auto.served_costs import num_turns
+    from headstart.heads.predicted import keep_score
     from headstart.predict.head_speed import open_prediction
 
     with counted_progress("rounds timed, turns", num_turns() if options.is_timed else 0) as turn:
@@ -79,6 +80,10 @@ def run(
         "model": str(checkpoint.folder), "head": None if head is None else str(head),
         "data": str(data), "split": split, **found,
     }  # fmt: skip
+    try:
+        keep_score(document, checkpoint.folder, head)
+    except OSError as error:
+        say(f"note: inspect and launch will not know this result: {error}", file=sys.stderr)
     if json_output:
         say(json.dumps(document))
     else:

@@ -15,7 +15,7 @@ _RULE_NAMES = {
     "greedy_drafts": "greedy drafts",
     "shared_noise": "match rule",
 }
-_PIPED_WIDTH = 110
+_PIPED_WIDTH = 140
 
 
 def show(document: dict[str, Any]) -> None:

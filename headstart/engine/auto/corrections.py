@@ -11,25 +11,31 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-_COMMON_GAIN = 0.2  # of what an observation differs by, that all passes have in common,
-_OWN_GAIN = 0.03  # and that belongs to its own size; the first ones count for more,
-_DOUBT = 4  # as if the profile had been seen so often
+_COMMON_GAIN = 0.2  # of what an observation differs by, that all passes have in common
 _FARTHEST = math.log(2)  # that one observation may differ by: a pause of the machine is not a cost
+# Variances of logarithms: how far a profile may be off, how much that changes in a round, and how
+# much times vary, of which the last is learnt.
+_DOUBT, _DRIFT, _NOISE = 0.01, 2e-5, 0.02
+_NOISE_GAIN, _LEAST_NOISE = 0.05, 0.001
 
 
 @dataclass
 class _Own:
-    """The logarithm of a factor, and from how many observations."""
+    """The logarithm of a factor, its variance, and when it was seen last."""
 
     value: float = 0.0
-    count: int = 0
+    variance: float = _DOUBT
+    seen: int = 0
 
 
 class HostCorrections:
-    """Factors of passes that the host times, on a machine that others use as well."""
+    """Factors of passes that the host times, on a machine that others use as well.
+
+    The more times vary, the less a single one says, and the more the profile counts.
+    """
 
     def __init__(self) -> None:
-        self._common, self._count = 0.0, 0
+        self._common, self._count, self._noise = 0.0, 0, _NOISE
         self._own: dict[Hashable, _Own] = {}
 
     def factor(self, key: Hashable) -> float:
@@ -43,10 +49,13 @@ class HostCorrections:
         rest = math.log(ratio) - self._common - own.value
         if self._count > 1:
             rest = max(-_FARTHEST, min(_FARTHEST, rest))
+            self._noise += _NOISE_GAIN * (max(_LEAST_NOISE, rest * rest) - self._noise)
         common = max(_COMMON_GAIN, 1 / self._count) * rest
         self._common += common
-        own.value += max(_OWN_GAIN, 1 / (own.count + 1 + _DOUBT)) * (rest - common)
-        own.count += 1
+        variance = min(_DOUBT, own.variance + _DRIFT * (self._count - own.seen))
+        gain = variance / (variance + self._noise)
+        own.value += gain * (rest - common)
+        own.variance, own.seen = (1 - gain) * variance, self._count
 
     def fade(self) -> None:
         """Tries correct what was seen in a bad spell; nothing has to be forgotten for that."""

@@ -65,6 +65,7 @@ class LiveCosts:
         self._corrections: DeviceCorrections | HostCorrections = (
             DeviceCorrections() if uniform else HostCorrections()
         )
+        self._looked_up: dict[tuple[int, int, int], float] = {}
         self._overhead = 0.0  # seconds of a round besides its passes, where the host drives it
         # A draft that was not made must promise this much more, one that was this much less. With
         # one K for all it is the K that stays, by the speed of whole rounds.
@@ -91,7 +92,12 @@ class LiveCosts:
 
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:
         factor = self._corrections.factor(self._verify_key(batch, rows))
-        return self.table.verify_seconds(batch, rows, context) * factor
+        if self.table.context:
+            return self.table.verify_seconds(batch, rows, context) * factor
+        key = (id(self.table), batch, rows)  # every round asks for many of the same
+        if key not in self._looked_up:
+            self._looked_up[key] = self.table.verify_seconds(batch, rows)
+        return self._looked_up[key] * factor
 
     def draft_seconds(self, batch: int) -> float:
         return self.table.draft_seconds(batch) * self._corrections.factor(self._draft_key(batch))

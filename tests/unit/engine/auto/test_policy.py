@@ -67,7 +67,7 @@ def test_a_head_that_is_never_right_is_left_alone_but_for_a_try_now_and_then() -
     late = history[100:]
     assert late.count(0) > 0.9 * len(late)
     assert late.count(1) > 3, "it would not be noticed if it became right"
-    assert max(late) == 1
+    assert max(late) <= 2 and late.count(2) <= 3
 
 
 def test_a_head_that_is_always_right_drafts_as_many_as_pay() -> None:
