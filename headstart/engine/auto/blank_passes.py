@@ -29,7 +29,7 @@ class _Timed:
     """A run that is timed; what comes before it only leaves caches as they are in a round."""
 
     run: Callable[[], None]
-    before: Callable[[], object] | None = None
+    before: Callable[[], torch.Tensor] | None = None
 
 
 class BlankPasses:
