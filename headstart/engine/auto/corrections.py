@@ -17,14 +17,16 @@ _FARTHEST = math.log(2)  # that one observation may differ by: a pause of the ma
 # much times vary, of which the last is learnt.
 _DOUBT, _DRIFT, _NOISE = 0.01, 2e-5, 0.02
 _NOISE_GAIN, _LEAST_NOISE = 0.05, 0.001
+_WELL_SEEN = 10  # times, after which what an observation differs by is noise
 
 
 @dataclass
 class _Own:
-    """The logarithm of a factor, its variance, and when it was seen last."""
+    """The logarithm of a factor, its variance, how often it was seen, and when last."""
 
     value: float = 0.0
     variance: float = _DOUBT
+    count: int = 0
     seen: int = 0
 
 
@@ -49,6 +51,7 @@ class HostCorrections:
         rest = math.log(ratio) - self._common - own.value
         if self._count > 1:
             rest = max(-_FARTHEST, min(_FARTHEST, rest))
+        if own.count >= _WELL_SEEN:  # before that it is the profile that is off
             self._noise += _NOISE_GAIN * (max(_LEAST_NOISE, rest * rest) - self._noise)
         common = max(_COMMON_GAIN, 1 / self._count) * rest
         self._common += common
@@ -56,6 +59,7 @@ class HostCorrections:
         gain = variance / (variance + self._noise)
         own.value += gain * (rest - common)
         own.variance, own.seen = (1 - gain) * variance, self._count
+        own.count += 1
 
     def fade(self) -> None:
         """Tries correct what was seen in a bad spell; nothing has to be forgotten for that."""

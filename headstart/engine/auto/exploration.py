@@ -15,10 +15,11 @@ from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.request import Request
 
 _PROBE_EVERY = 64  # rounds in which a request does not draft, until one draft is tried
-_PROBE_SOON = 8  # the same after a try that paid,
+_PROBE_SOON = 8  # the same after a try that paid, or where requests have just stopped drafting,
+_STEADY = 4  # rounds with drafts before; pauses between tries double from there on
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
-_ALLOWANCE = 0.003  # of every round, that tries of one draft more or less may lose,
+_ALLOWANCE = 0.002  # of every round, that tries of one draft more may lose, and of one less,
 _MOST_SAVED = 0.5  # up to this share of a round;
 _LEAST_LOSS = 0.02  # what a try is counted for at least,
 _BETWEEN = 6  # and rounds between two tries
@@ -32,9 +33,11 @@ class Exploration:
     def __init__(self, rates: AcceptanceRates, max_drafts: int):
         self._rates, self._max_drafts = rates, max_drafts
         self._rounds_idle = 0  # rounds in which a request did not draft, since the last try
+        self._pause = _PROBE_SOON  # such rounds until the next try, where each has its own K
+        self._rounds_steady = 0  # rounds in a row in which all requests drafted
         self._rounds_drafting = 0  # rounds with drafts, since the last without
-        self._saved = 0.0  # of the allowance, in rounds
-        self._waited = {1: 0, -1: 0}  # rounds since one more and one less were tried
+        self._saved = {1: 0.0, -1: 0.0}  # of the allowances of one more and one less, in rounds
+        self._rounds_kept = 0  # rounds since either was tried
         self._quick_probes = 0  # in a row
         self._probes_soon = False
         self._probing: set[str] = set()  # requests whose tried draft is not verified yet
@@ -80,12 +83,18 @@ class Exploration:
         """One draft for each request that has none."""
         idle = [request for request, drafts in chosen.items() if not drafts and rooms[request]]
         if not idle:
+            self._rounds_steady += 1
+            if self._rounds_steady >= _STEADY:
+                self._pause = _PROBE_SOON  # a hard passage may be short
             return None
+        self._rounds_steady = 0
         self._rounds_idle += 1
-        if self._rounds_idle < (_PROBE_SOON if self._probes_soon else _PROBE_EVERY):
+        pause = _PROBE_EVERY if costs.uniform else self._pause
+        if self._rounds_idle < (_PROBE_SOON if self._probes_soon else pause):
             return None
         if not self._probes_soon:
             costs.fade()
+            self._pause = min(2 * self._pause, _PROBE_EVERY)
         self._probing, self._probed = {request.id for request in idle}, []
         self._rates.fade(self._probing)
         self._rounds_idle, self._probes_soon = 0, False
@@ -112,19 +121,19 @@ class Exploration:
         """
         if costs.uniform or not any(chosen.values()):
             return None
-        self._saved = min(_MOST_SAVED, self._saved + _ALLOWANCE)
-        for way in self._waited:
-            self._waited[way] += 1
-        if min(self._waited.values()) < _BETWEEN:
+        for way, saved in self._saved.items():
+            self._saved[way] = min(_MOST_SAVED, saved + _ALLOWANCE)
+        self._rounds_kept += 1
+        if self._rounds_kept < _BETWEEN:
             return None
-        for way in sorted(self._waited, key=lambda way: -self._waited[way]):
+        for way in sorted(self._saved, key=lambda way: -self._saved[way]):
             tried = {r: self._moved(k, way, rooms[r]) for r, k in chosen.items()}
-            if tried == chosen:
+            if self._saved[way] < _LEAST_LOSS or tried == chosen:
                 continue
             loss = max(_LEAST_LOSS, 1 - self._speed(tried, costs) / self._speed(chosen, costs))
-            if loss <= self._saved:
-                self._saved -= loss
-                self._waited[way] = 0
+            if loss <= self._saved[way]:
+                self._saved[way] -= loss
+                self._rounds_kept = 0
                 return tried
         return None
 

@@ -83,7 +83,7 @@ def test_where_times_vary_a_few_of_them_say_little() -> None:
         for _ in range(3):
             costs.observe_verify(1, 4, 1.5)
         ratios[noise] = costs.verify_seconds(1, 4) / costs.verify_seconds(1, 1)
-    assert ratios[0.02] > 1.2 > 1.1 > ratios[0.5]
+    assert ratios[0.02] > 1.25 and ratios[0.5] < ratios[0.02] - 0.08
 
 
 def test_what_a_round_takes_besides_its_passes_counts_and_a_pause_does_not() -> None:
