@@ -1,6 +1,6 @@
 """What a round costs, and the speed that this and an acceptance length come to.
 
-Costs are measured (`engine/cost.py`), or derived from sizes and memory bandwidth: for one request
+Costs are measured (`engine/auto/served_costs.py`), or derived from sizes and memory bandwidth: for one request
 at a time, a pass costs the weights that it reads. Of those only experts depend on its number of
 rows: each row chooses its own.
 """
