@@ -290,12 +290,11 @@ class Kernels:
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         mlp, norm = layer.mlp, layer.mlp_norm
-        if isinstance(mlp, MLP) and isinstance(mlp.down, KernelFp8):
+        if isinstance(mlp, MLP) and isinstance(mlp.gate_up, KernelFp8):
             normed = add_norm_for(mlp.gate_up, stream, mixed, norm.factor, norm.eps)
-            if isinstance(normed, Fp8Rows):
-                assert isinstance(mlp.gate_up, KernelFp8)
-                return mlp.down.partial(mlp.gate_up.gated_rows(normed))
-            return self.feed(normed, mlp, kv_slots)
+            if isinstance(mlp.down, KernelLinear):
+                return mlp.down.partial(mlp.gate_up.gated_for(normed, mlp.down))
+            return self.product(mlp.gate_up.gated(normed), mlp.down)
         return self.feed(add_norm(stream, mixed, norm.factor, norm.eps), mlp, kv_slots)
 
     def feed(self, x: Tensor, mlp: MLP | MoE, kv_slots: Tensor) -> Tensor:
