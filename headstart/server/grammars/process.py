@@ -16,6 +16,10 @@ from typing import Any
 
 from headstart.server.forks import fork_for_each, limit_memory, limit_time
 
+# A schema of some lines takes one thread more than a second with 50,000 tokens.
+THREADS = min(8, len(os.sched_getaffinity(0)))
+THREAD_BYTES = 72 << 20  # of address space: a stack, and what malloc reserves for each
+
 
 def main(control: socket.socket) -> None:
     import xgrammar
@@ -29,7 +33,7 @@ def compile_one(
 ) -> None:
     """Answer with one line of JSON, then the compiled grammar, unless the other end is closed."""
     limit_time(max_seconds, max_wait)
-    limit_memory(max_memory)
+    limit_memory(max_memory + THREADS * THREAD_BYTES)
     os.nice(5)
     with job, job.makefile("rb") as stream:
         facts, compiled = _compile(info, stream.read().decode("utf-8", "surrogatepass"))
@@ -43,7 +47,7 @@ def _compile(info: Any, text: str) -> tuple[dict[str, str], bytes]:
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)  # xgrammar warns there of what it will not enforce
         try:
-            compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
+            compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
             compiled = compiler.compile_structural_tag(text).serialize_json().encode()
         except MemoryError:
             facts["memory"] = "none is left"
