@@ -7,6 +7,7 @@ imports xgrammar once, and forks for every grammar. `client.py` is the other sid
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -41,14 +42,11 @@ def compile_one(
 
 
 def _compile(info: Any, text: str) -> tuple[dict[str, str], bytes]:
-    import xgrammar
-
     facts, compiled = {}, b""
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)  # xgrammar warns there of what it will not enforce
         try:
-            compiler = xgrammar.GrammarCompiler(info, max_threads=THREADS, cache_enabled=False)
-            compiled = compiler.compile_structural_tag(text).serialize_json().encode()
+            compiled = _compiled(info, text).serialize_json().encode()
         except MemoryError:
             facts["memory"] = "none is left"
         except Exception as error:
@@ -56,6 +54,22 @@ def _compile(info: Any, text: str) -> tuple[dict[str, str], bytes]:
         said.seek(0)
         facts["warnings"] = said.read(2000).decode("utf-8", "replace")
     return facts, compiled
+
+
+def _compiled(info: Any, text: str) -> Any:
+    """By several threads, or by this one where the system, or the limit of memory, gives none."""
+    import xgrammar
+
+    def run(threads: int) -> Any:
+        compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+        return compiler.compile_structural_tag(text)
+
+    try:
+        return run(THREADS)
+    except Exception as error:
+        if os.strerror(errno.EAGAIN) not in str(error):
+            raise
+    return run(1)
 
 
 if __name__ == "__main__":
