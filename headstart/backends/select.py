@@ -78,7 +78,10 @@ def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
         return Held(why_not="numbers are float64")
     forms, experts = TAKEN_FORMS[name], TAKEN_EXPERTS[name]
     if name == "cuda" and not cuda.has_fp8(model.device):
-        forms = tuple(form for form in forms if not form.startswith("fp8"))
+        forms, experts = (
+            tuple(form for form in taken if not form.startswith("fp8"))
+            for taken in (forms, experts)
+        )  # fmt: skip
     if options.weights == "int4":  # what has 4 bits already is not rounded again
         forms = tuple(form for form in forms if form.startswith("int4"))
         experts = tuple(form for form in experts if form.startswith("int4"))

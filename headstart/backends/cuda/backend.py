@@ -29,6 +29,7 @@ from headstart.backends.cuda.quantized import (
     hold_for_kernels,
     round_to_fp8,
 )
+from headstart.backends.cuda.quantized_experts import hold_experts, round_experts
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
@@ -60,8 +61,9 @@ class CudaBackend(Backend):
         self.chooses_one_by_one = options.exact
         for module in (self.trunk, self.head):
             if module is not None:
-                self.notes += hold_for_kernels(module)
+                self.notes += hold_experts(module) + hold_for_kernels(module)
                 if options.weights == "fp8":
+                    round_experts(module)
                     round_to_fp8(module)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory

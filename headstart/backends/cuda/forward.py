@@ -301,7 +301,7 @@ class Kernels:
     def feed(self, x: Tensor, mlp: MLP | MoE, kv_slots: Tensor) -> Tensor:
         """Partial sums [S, M, N] of what follows the mixer in a layer."""
         if isinstance(mlp, MoE):
-            return moe_terms(x, mlp, kv_slots)
+            return moe_terms(x, mlp, kv_slots, lambda own, shared: self.feed(own, shared, kv_slots))
         gate_up, down = mlp.gate_up, mlp.down
         if isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear):
             return down.partial(gate_up.gated_for(x, down))

@@ -42,6 +42,10 @@ from headstart.backends.cuda.kernels import (
     losses,
     merging,
     moe,
+    moe_fp8,
+    moe_fp8_vector,
+    moe_groups,
+    moe_rows,
     moe_vector,
     prompts,
     rejection,
@@ -105,6 +109,19 @@ EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
 LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
 VECTOR = {"CHOICES": 11, "IS_EARLY": True}
+# The same in 8-bit floats with scales of blocks, and in 4 bits.
+SIZES = dict.fromkeys(("hidden", "width", "shared_width"), "i32" + MULTIPLE)
+EXPERTS_FP8 = {**LISTS, **SIZES, **dict.fromkeys(("x", "weight", "shared", "values"), "*fp8e4nv"),
+               **dict.fromkeys(("x_scales", "inner_scales", "shared_scales"), "*fp32")}  # fmt: skip
+FP8_PAIRS = {"CHOICES": 9, "IS_BLOCKED": True, "BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 128,
+             "IS_EVEN": True, "num_stages": 3}  # fmt: skip
+FP8_ALONE = {"CHOICES": 9, "IS_BLOCKED": True, "IS_EARLY": True, "num_warps": 2}
+EXPERTS_GROUPS = {**LISTS, **SIZES, **dict.fromkeys(("x", "weight", "zeros", "shared", "values",
+                                                     "shared_zeros"), "*i8"),
+                  **dict.fromkeys(("scales", "shared_scales"), "*bf16"),
+                  **dict.fromkeys(("x_scales", "x_sums"), "*fp32")}  # fmt: skip
+GROUP_PAIRS = {"CHOICES": 9, "GROUP": 128, "HALF": 128, "IS_PACKED": True, "BLOCK_M": 8,
+               "BLOCK_N": 64, "BLOCK_K": 256, "IS_EVEN": True}  # fmt: skip
 ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
@@ -201,6 +218,13 @@ LONG_JOBS: list[Job] = [
     (eight_bits._fp8_rows, {"GROUP": 16384, "BLOCK": 16384, "num_warps": 8}, FP8),
     (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "num_stages": 3}, GROUPS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
+    # Sorted rows of a prompt.
+    (moe_fp8._gate_up, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8},
+     {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8._down, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8, "num_stages": 4},
+     {**EXPERTS_FP8, "inner": "*fp8e4nv", "terms": "*bf16"}),
+    (moe_groups._product, {**GROUP_PAIRS, "BLOCK_M": 64, "num_warps": 8, "weights": None},
+     EXPERTS_GROUPS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
     attend(4, 4, **WIDE),
@@ -273,6 +297,16 @@ JOBS: list[Job] = [
     (moe._down, EXPERTS, LISTS),
     (moe_vector._first, {**VECTOR, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),
     (moe_vector._second, {**VECTOR, "BLOCK_N": 8, "BLOCK_K": 256}, LISTS),
+    (moe_fp8._gate_up, FP8_PAIRS, {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8._down, {**FP8_PAIRS, "num_stages": 4}, {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8_vector._first, {**FP8_ALONE, "BLOCK_N": 2, "GROUPS": 8},
+     {**EXPERTS_FP8, "inner": "*fp32"}),
+    (moe_fp8_vector._second, {**FP8_ALONE, "BLOCK_N": 8, "GROUPS": 4},
+     {**EXPERTS_FP8, "inner": "*fp32"}),
+    (moe_groups._product, {**GROUP_PAIRS, "num_stages": 4}, EXPERTS_GROUPS),
+    (moe_rows._round_and_list, {"CHOICES": 9, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16,
+                                "GROUP": 128, "BLOCK": 1024, "sums": None},
+     {**EXPERTS_FP8, "x": "*bf16"}),
     (sorting._sort, {"TILE": 16, "BLOCK": 1024, "BLOCK_T": 32}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
                                "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,
