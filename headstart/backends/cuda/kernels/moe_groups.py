@@ -54,15 +54,23 @@ class GroupExperts:
         """Experts that the shared MLP counts as; the last one may be narrower."""
         return -(-self.shared_width // self.width)
 
+    @property
+    def expert_bytes(self) -> int:
+        parts = (part for packed in (self.gate_up, self.down) for part in _tensors(packed))
+        return sum(part.nbytes for part in parts if part is not None) // self.count
+
 
 def _inputs(packed: PackedGroups) -> int:
     return packed.weight.shape[-1] * 8 // packed.bits
 
 
+def _tensors(packed: PackedGroups) -> tuple[Tensor, Tensor, Tensor | None]:
+    return packed.weight, packed.scales, packed.zeros
+
+
 def _operands(own: PackedGroups, shared: PackedGroups | None) -> tuple[Tensor | None, ...]:
     """Weights, scales and zeros of a product, the shared ones after."""
-    first = (own.weight, own.scales, own.zeros)
-    return (*first, *((shared.weight, shared.scales, shared.zeros) if shared else (None,) * 3))
+    return (*_tensors(own), *(_tensors(shared) if shared else (None,) * 3))
 
 
 def group_terms(
