@@ -165,8 +165,22 @@ def _check_chosen(
             raise ConfigError(f"weights fp8 needs the kernels and {reason}. Use weights as-dtype.")
         if options.exact and model.device.type == "cuda":
             raise ConfigError(f"exact needs the kernels on a GPU and {reason}. Leave exact out.")
+    if options.kv_dtype == "fp8":
+        _check_kv(name, reasons, model)
     if options.draft_weights == "int8":
         _check_draft_weights(name, model, options)
+
+
+def _check_kv(name: str, reasons: dict[str, str], model: LoadedModel) -> None:
+    if model.config.mla is not None:
+        raise ConfigError(
+            f"kv_dtype fp8 was asked for and {model.config.model_type} models keep latents, which "
+            "are held in the model's own type. Leave it out."
+        )
+    if name != "cuda" and model.device.type == "cuda":
+        raise ConfigError(
+            f"kv_dtype fp8 needs the kernels on a GPU and {reasons['cuda']}. Leave kv_dtype out."
+        )
 
 
 def _check_draft_weights(name: str, model: LoadedModel, options: BackendOptions) -> None:

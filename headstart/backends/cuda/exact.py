@@ -108,7 +108,7 @@ class ExactKernels(Kernels):
             parts = [
                 paged_attention(
                     part.unsqueeze(1), cache.k, cache.v, own, seen, block_size=block_size,
-                    max_context=self._max_context, cut=self._cut,
+                    max_context=self._max_context, cut=self._cut, sizes=cache.sizes,
                 ).view(TILE, -1)
                 for part, own, seen in zip(_parts(q, TILE), all_tables, all_slots, strict=True)
             ]  # fmt: skip

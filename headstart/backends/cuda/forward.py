@@ -95,7 +95,7 @@ class Kernels:
             result = paged_attention(
                 q.view(requests, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
                 block_size=block_size, max_context=max_context, cut=cut, first_slot=first_slot,
-                usual=usual,
+                usual=usual, sizes=cache.sizes,
             )  # fmt: skip
             return result.view(requests * rows, -1)
 
@@ -112,7 +112,7 @@ class Kernels:
             for (tables, seen, rows), cut, own in zip(parts, cuts, usual, strict=True):
                 result = paged_attention(
                     q, cache.k, cache.v, tables, seen, block_size=block_size,
-                    max_context=max_context, cut=cut, packed=rows, usual=own,
+                    max_context=max_context, cut=cut, packed=rows, usual=own, sizes=cache.sizes,
                 )  # fmt: skip
             return result.flatten(1)
 
@@ -281,7 +281,8 @@ class Kernels:
         q = place_qkv(
             product, attention.qkv.bias, norms, layer.attention_norm.eps, rotary.cos, rotary.sin,
             rows.positions, rows.kv_slots, cache.k, cache.v, attention.heads, each=self.heads_each,
-            is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated,
+            is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated, sizes=cache.sizes,
+            dtype=cache.dtype,
         )  # fmt: skip
         return q, product
 

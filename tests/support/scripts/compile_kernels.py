@@ -25,6 +25,7 @@ from triton.compiler import ASTSource
 from headstart.backends.cuda.forward import _cut
 from headstart.backends.cuda.kernels import (
     attention,
+    attention_fp8,
     choice,
     delta,
     eight_bits,
@@ -79,6 +80,9 @@ OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has 
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
 PLACES = {"starts": "*i32", "counts": "*i32", "usual": "*i32"}  # of rows in a packed pass
+PLAIN_KV = {"k_sizes": None, "v_sizes": None}
+FP8_KV = {"k_cache": "*i16", "v_cache": "*i16", "sizes": "*i32"}  # as they are read
+KEPT_FP8 = {"k_cache": "*u8", "v_cache": "*u8", "k_sizes": "*i16", "v_sizes": "*i16"}
 APART = {**dict.fromkeys(PLACES), "IS_PACKED": False}  # no such pass
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
@@ -155,18 +159,23 @@ Figures = tuple[int, int, int]  # registers, bytes that are spilled, bytes that 
 found_now: dict[str, Figures] = {}
 
 
-def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
+def attend(
+    requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True, is_fp8: bool = False
+) -> Job:
     """Attention as it is launched for so many requests."""
     tile = max(16, triton.next_power_of_2(rows * group))
     cut = _cut(requests, rows)
     if is_fitted:
-        cut = attention.fitted(cut, tile, dim, number_bytes=2)
+        cut = attention.fitted(cut, tile, dim, number_bytes=2, is_fp8=is_fp8)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
              "STEP": cut.step, "IS_WHOLE": False, "IS_PACKED": True, "IS_OPEN": tile >= 64,
              "num_warps": cut.warps, "num_stages": cut.stages,
              "maxnreg": cut.registers}  # fmt: skip
-    return attention._attend, fixed | ({} if cut.levels else {"usual": None}), PLACES
+    fixed |= {} if cut.levels else {"usual": None}
+    if is_fp8:
+        return attention_fp8.attend_fp8, fixed | {"BLOCK_D": dim // 2}, PLACES | FP8_KV
+    return attention._attend, fixed, PLACES
 
 
 def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
@@ -187,6 +196,15 @@ LONG_JOBS: list[Job] = [
     attend(8, 32, dim=128, group=4),  # a group of rows that join a round
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
+    attend(8, 32, dim=128, group=4, is_fp8=True),
+    attend(1, 4, dim=128, group=4, is_fp8=True),
+    attend(4, 16, **WIDE, is_fp8=True),
+    (attention_fp8.prompt_fp8, {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "BLOCK_D": 64,
+                                "BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2},
+     {"tiles": "*i32", **FP8_KV}),
+    (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
+                       "ROTATED": 128, "IS_INTERLEAVED": False, "IS_GATED": False, "BLOCK": 64,
+                       "HAS_BIAS": False, "HAS_NORMS": False, **PLAIN_KV}, {}),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
                           **APART}, {}),
@@ -238,6 +256,7 @@ LONG_JOBS: list[Job] = [
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, **APART, "PAGE": 16, "IS_WHOLE": False,
                          "IS_OPEN": False}, {}),
+    attend(80, 4, dim=128, group=4, is_fp8=True),
     attend_latents(1, 1),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
@@ -292,7 +311,7 @@ JOBS: list[Job] = [
      {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
-                       "HAS_BIAS": True, "HAS_NORMS": True}, {}),
+                       "HAS_BIAS": True, "HAS_NORMS": True}, KEPT_FP8),
     (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
     (moe._down, EXPERTS, LISTS),
     (moe_vector._first, {**VECTOR, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),

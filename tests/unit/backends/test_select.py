@@ -200,6 +200,14 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         facts("qwen3_next", "cuda"), {"exact": True},
         "exact needs the kernels on a GPU and qwen3_next models have recurrent layers",
     ),
+    "fp8 K/V of latents": (
+        facts("deepseek_v3"), {"kv_dtype": "fp8"},
+        "kv_dtype fp8 was asked for and deepseek_v3 models keep latents, which are held in",
+    ),
+    "fp8 K/V where the kernels do not run": (
+        facts(device="cuda", modules=2, topology="parallel"), {"kv_dtype": "fp8"},
+        "kv_dtype fp8 needs the kernels on a GPU and the head has 2 modules, .* Leave kv_dtype out",
+    ),
     "int8 drafts on a CPU": (
         facts(), {"draft_weights": "int8"},
         "draft_weights int8 was asked for and only the kernels of the GPU path have it",
