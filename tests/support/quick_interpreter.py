@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from headstart.backends.cuda import attending, latent, warm_up
+from headstart.backends.cuda import attending, forward, latent, warm_up
 from headstart.backends.cuda.kernels.attention import Cut
 from support.quick_operands import interpreted, quicken_operands
 
