@@ -34,7 +34,7 @@ from graph_timing import DEVICE, device_name, seconds
 from over_http.load import Sizes, lengths
 from torch import Tensor
 
-from headstart.backends.cuda.forward import _cut
+from headstart.backends.cuda.attending import cut_for
 from headstart.backends.cuda.kernels.attention import Cut, paged_attention, usual_context
 from headstart.models.kv_fp8 import from_kv_fp8, to_kv_fp8
 
@@ -186,9 +186,9 @@ def main() -> None:
         contexts, ratio = make(requests, rows, given), {}
         if given.kv_dtype == "fp8":
             contexts, plain = in_fp8(contexts)
-            ratio = compare(contexts, plain, _cut(requests, rows))
+            ratio = compare(contexts, plain, cut_for(requests, rows))
             print(f"{requests:4} requests, {rows} rows: {ratio}", flush=True)
-        found = measure(contexts, [_cut(requests, rows), *others])
+        found = measure(contexts, [cut_for(requests, rows), *others])
         results.append({"requests": requests, "rows": rows, "cuts": found, **ratio})
         for place, row in enumerate(found[: 1 + _SHOWN]):
             name = "the engine's" if place == 0 else ""

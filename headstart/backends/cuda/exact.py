@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headstart.backends.cuda.forward import Attend, Kernels, Rows
+from headstart.backends.cuda.attending import Attend
+from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.kernels.attention import Cut, paged_attention
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for
 from headstart.models.attention import LayerCache
