@@ -26,7 +26,7 @@ from support.engine_runs import (
 )
 from support.head_edits import config, differing, edited, export, restore, stitch, tensors
 from support.long_runs import IS_LONG, one_of_each, unless_long
-from support.quantized_models import ALL, plain_model, quantized_model
+from support.quantized_models import ALL, VALUES, plain_model, quantized_model
 from support.tiny_fixture import Tiny
 
 from headstart.backends.weights import TAKEN_FORMS
@@ -38,7 +38,7 @@ from headstart.models.quantized import Fp8Linear, Fp8Stack, GroupLinear, GroupSt
 # Sizes at which the parts of merged matrices end with blocks of 128.
 BLOCKS: dict[str, Any] = {"head_dim": 64, "intermediate_size": 128}
 AS_STORED = {"dtype": "float32", "kernels": "off"}
-FORMATS = [form for form in ALL if form != "nvfp4"]
+FORMATS = [form for form in ALL if form not in VALUES]
 WAYS = ("greedy", "seeded")
 
 
