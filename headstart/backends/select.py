@@ -72,6 +72,9 @@ def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
     name = select(model, options).name
     if options.exact:
         return Held(why_not="exact computes with weights in the model's own type")
+    if options.weights == "int8":  # a head that drafts in 4 bits reads less than one in 8
+        kept = tuple(form for form in TAKEN_FORMS[name] if form.startswith("int"))
+        return Held((), kept, "weights int8 were asked for", ())
     if options.weights not in ("as-dtype", "int4"):
         return Held(why_not=f"weights {options.weights} were asked for")
     if model.dtype == torch.float64:

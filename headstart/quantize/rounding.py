@@ -22,8 +22,9 @@ from headstart.checkpoint.quantized.weights import (
 
 Bits = Literal["4", "8", "fp8"]
 _LOWEST, _HIGHEST, _LARGEST_INT8 = -8, 7, 127
-# What the number farthest from zero of a group becomes; beyond the range it is cut off.
-_EXTREMES = (-8.0, 7.0, -7.5, -7.0, -8.8, 8.0)
+# Steps from zero to the number of a group that is farthest from it; beyond the range it is cut
+# off. Scales are positive, as other writers of the format make them.
+_EXTREMES = (7.0, 7.5, 8.0, 8.5)
 _DAMPING = 0.01  # of the mean of the diagonal: inputs that were never seen stay as they are
 _COLUMNS = 64  # whose losses are made up for together
 _VALUES = 1 << 26  # rounded at a time: rows do not depend on each other
@@ -33,7 +34,7 @@ Nearest = Callable[[Tensor], Tensor]  # scaled values to the nearest that the fo
 def rounded(values: Tensor, bits: Bits, group: int, moments: Tensor | None) -> QuantizedWeight:
     """values [N, K] in the form that `bits` names; without moments to nearest."""
     spread = None if moments is None else _Spread.of(moments)
-    importance = None if moments is None else moments.diagonal().float()
+    importance = None if moments is None or spread is None else _importance(moments)
     step = max(1, _VALUES // values.shape[1])
     parts = [
         _rounded(values[at : at + step].float(), bits, group, spread, importance)
@@ -77,11 +78,16 @@ def _nearest_fp8(scaled: Tensor) -> Tensor:
     return scaled.clamp(-largest, largest).to(torch.float8_e4m3fn).float()
 
 
+def _importance(moments: Tensor) -> Tensor:
+    diagonal = moments.diagonal().float()
+    return diagonal + _DAMPING * diagonal.mean()
+
+
 def _group_scales(values: Tensor, group: int, importance: Tensor | None) -> Tensor:
     """[N, K/g]: of the scales that are tried, that whose error weighs least."""
     parts = values.view(len(values), -1, group)
     weight = 1.0 if importance is None else importance.view(-1, group)
-    extreme = parts.gather(2, parts.abs().argmax(dim=2, keepdim=True))
+    extreme = parts.abs().amax(dim=2, keepdim=True)
     least, result = torch.full_like(extreme, torch.inf), torch.ones_like(extreme)
     for target in _EXTREMES:
         scales = (extreme / target).bfloat16().float()  # as they are stored
@@ -114,18 +120,17 @@ class _Spread:
         return cls(order, torch.linalg.cholesky(inverse, upper=True).float())
 
     def rounded(self, values: Tensor, scales: Tensor, nearest: Nearest) -> Tensor:
-        left, wide = values[:, self.order], scales[:, self.order]
+        # By column: each one then lies in one piece of memory.
+        left, wide = (x.T[self.order].contiguous() for x in (values, scales))
         codes, factors = torch.empty_like(left), self.factors
-        for start in range(0, left.shape[1], _COLUMNS):
-            stop = min(start + _COLUMNS, left.shape[1])
-            losses = torch.empty_like(left[:, start:stop])
+        for start in range(0, len(left), _COLUMNS):
+            stop = min(start + _COLUMNS, len(left))
+            losses = torch.empty_like(left[start:stop])
             for at in range(start, stop):
-                column, scale = left[:, at], wide[:, at]
-                codes[:, at] = nearest(column / scale)
-                loss = (column - codes[:, at] * scale) / factors[at, at]
-                left[:, at + 1 : stop] -= loss[:, None] * factors[at, at + 1 : stop]
-                losses[:, at - start] = loss
-            left[:, stop:] -= losses @ factors[start:stop, stop:]
-        result = torch.empty_like(codes)
-        result[:, self.order] = codes
+                codes[at] = nearest(left[at] / wide[at])
+                losses[at - start] = (left[at] - codes[at] * wide[at]) / factors[at, at]
+                left[at + 1 : stop].addr_(factors[at, at + 1 : stop], losses[at - start], alpha=-1)
+            left[stop:].addmm_(factors[start:stop, stop:].T, losses, alpha=-1)
+        result = torch.empty_like(values)
+        result[:, self.order] = codes.T
         return result
