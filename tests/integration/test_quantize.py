@@ -145,6 +145,31 @@ def test_the_engine_drafts_with_it_and_writes_the_same_text(
         )
 
 
+@pytest.mark.usefixtures("quick_kernels")
+@pytest.mark.parametrize("bits", unless_long(["4"], ["4", "8", "fp8"]))
+def test_kernels_of_a_gpu_draft_with_it(
+    bits: str, made: Made, asked: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Interpreted, and so a few tokens only."""
+    pytest.importorskip("triton")
+    from support.interpreted_bf16 import repair_fp8
+
+    from headstart.backends.cuda.quantized import KernelLinear
+
+    repair_fp8(monkeypatch)
+    settings = {"dtype": "float32", "kernels": "on", "max_model_len": 32, "kv_bytes": 1 << 18}
+    engine = start(asked / "model", speculate=2, head=made(bits), **settings)
+    head = engine.model.head
+    assert head is not None
+    kept = [module for module in head.modules() if isinstance(module, KernelLinear)]
+    assert len(kept) == 5 and head.own_lm_heads[0] in kept
+    prompt = [[33, 11, 60]]
+    (found,) = ids_of(engine.generate(prompt, [greedy(5)]))
+    wanted = ids_of(run(start(asked / "model", speculate=0, **PLAIN), prompt, greedy(5)))
+    assert [found] == wanted
+    assert sum(engine.stats.acceptance.accepted) > 0
+
+
 def test_a_head_in_4_bits_stays_so_beside_a_trunk_in_8(made: Made, asked: Path) -> None:
     engine = start(
         asked / "model", speculate=3, dtype="float32", kernels="off", weights="int8",
