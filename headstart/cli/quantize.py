@@ -44,10 +44,11 @@ def run(
     )
 
     from headstart.cli.progress import counted_progress
-    from headstart.quantize.plan import load_model, open_source, plan_quantize
+    from headstart.models.build import build
+    from headstart.quantize.plan import open_source, plan_quantize
 
     source = open_source(checkpoint, head)
-    built = load_model(checkpoint, head, device=device, dtype=dtype)
+    built = build(checkpoint, head, device=device, dtype=dtype)
     for note in built.notes:
         say(f"note: {note}", file=sys.stderr)
     total = sum(len(record.ids) for record in (*own, *held_out, *held_out))

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from headstart.data.records import Record
-from headstart.errors import HeadNotFound
-from headstart.models.build import LoadedModel
-from headstart.models.documents import Documents
 from headstart.models.feed_forward import Experts
 from headstart.models.linear import Linear
-from headstart.models.unroll import trunk_states
-from headstart.simulate.answers import Batch, grouped
+from headstart.models.mtp import MTPHead
+from headstart.models.trunk import Trunk
 from headstart.simulate.matches import unrolled
+from headstart.simulate.scoring import Read
 
-_ROWS = 4096  # read at a time
 LM_HEAD = "lm_head"  # where the inputs of the LM head are kept
 
 
@@ -41,32 +37,17 @@ class Moments:
 
 
 @torch.inference_mode()
-def draft_inputs(
-    built: LoadedModel, records: Sequence[Record], depths: int, progress: Callable[[int], None]
-) -> Moments:
-    """Inputs of every matrix at depths 1 to `depths`, from every row of the records.
+def draft_inputs(head: MTPHead, trunk: Trunk, read: Iterable[Read], depths: int) -> Moments:
+    """Inputs of every matrix at depths 1 to `depths`, from every row of what was read.
 
     Experts of a layer are taken together: what all of them get is what each one is rounded for.
     """
-    head = built.head
-    if head is None:
-        raise HeadNotFound(
-            f"{built.checkpoint.folder} has no head to quantise. Give one with --head."
-        )
-    kind = head.layout.trunk_hidden
-    assert kind != "before_hc_head", "such heads are refused when they are loaded"
     moments = Moments()
     with _watched(head, moments):
-        for chunk in grouped(records, _ROWS):
-            documents = Documents(tuple(len(record.ids) for record in chunk))
-            joined = [int(token) for record in chunk for token in record.ids]
-            ids = torch.tensor(joined, device=built.device)
-            states = trunk_states(built.trunk, ids, documents, kind)
-            batch = Batch(states, ids, documents, ())
-            for said in unrolled(head, built.trunk.embed, built.trunk.rotary, batch, depths):
+        for _, batch in read:
+            for said in unrolled(head, trunk.embed, trunk.rotary, batch, depths):
                 moments.add(LM_HEAD, said)
-            moments.num_rows += len(ids)
-            progress(len(ids))
+            moments.num_rows += len(batch.ids)
     return moments
 
 
