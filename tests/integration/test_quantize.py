@@ -202,6 +202,7 @@ def test_it_is_put_into_a_model_that_is_not_quantised(
     }) == set()  # fmt: skip
     report = inspect(Checkpoint.open(whole))
     assert report.head.state == "complete" and report.head.is_quantized
+    assert report.trunk.quantization == ""
     assert not [text for text in report.warnings if "quantis" in text or "exclude" in text]
     engine = start(whole, speculate=3, **PLAIN)
     assert engine.model.head is not None
