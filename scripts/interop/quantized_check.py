@@ -38,6 +38,7 @@ from headstart.heads.quantized_copy import quantized_copy
 DEPTH = 3
 # vLLM's CPU build takes FP32 activations with these alone; the others run in BF16.
 WIDE = ("int8-row", "fp8-row", "fp8-tensor")
+LOOKED_UP = ("gptq",)  # vLLM looks into the files for what is quantised, too
 APART = 0.12  # of acceptance at depth 1 in BF16, where a rounded sum may choose another token
 SIZES: dict[str, Any] = {"head_dim": 32, "hidden_size": 128, "intermediate_size": 256}
 
@@ -135,7 +136,8 @@ def _control(model: Path, work: Path, vllm: Vllm, result: Result) -> str:
         found = vllm.serve(mistaken(model, work / "mistaken"), DEPTH, result.dtype)
     except EngineFailed as error:
         return f"does not load: {str(error)[:120]}"
-    result.expect(apart(found.counters, result.vllm) > 20, "the control counts the same")
+    is_other = apart(found.counters, result.vllm) > 20
+    result.expect(is_other or result.name in LOOKED_UP, "the control counts the same")
     return f"{found.accepted[0]} of {found.drafts} accepted"
 
 
