@@ -18,6 +18,7 @@ from headstart.backends.cuda.kernels import int8_choice, streamed
 from headstart.backends.cuda.kernels.attention import (
     Cut,
     Packed,
+    neighbours_of,
     paged_attention,
     usual_context,
 )
@@ -34,6 +35,7 @@ from headstart.backends.cuda.kernels.rows import (
     place_qkv,
     silu_product,
 )
+from headstart.backends.cuda.kernels.shared_prefix import shared_lengths
 from headstart.backends.cuda.latent import (
     LatentAttend,
     paged_latent,
@@ -54,6 +56,7 @@ from headstart.models.trunk import Trunk
 # Up to so many rows each weight is multiplied as it comes; more want larger tiles (`streamed`), and
 # from some point on arithmetic takes the time, which libraries do best.
 MAX_SKINNY_ROWS = 16
+LEAST_SHARING = 33  # requests of a round from which on shared beginnings of contexts are read once
 GROUP_ROWS = 32  # of a prompt that attend together where it joins a round
 
 Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
@@ -89,13 +92,13 @@ class Kernels:
     ) -> Attend:  # fmt: skip
         """How `rows` new rows of each request attend: `paged_attention`."""
         requests, cut = seen.shape[0], _cut(seen.shape[0], rows)
-        usual = usual_context(seen, cut)
+        usual, sharing = usual_context(seen, cut), Sharing(tables, seen, rows, block_size)
 
         def attend(q: Tensor, cache: LayerCache) -> Tensor:
             result = paged_attention(
                 q.view(requests, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
                 block_size=block_size, max_context=max_context, cut=cut, first_slot=first_slot,
-                usual=usual,
+                usual=usual, shared=sharing.lengths(q, cache),
             )  # fmt: skip
             return result.view(requests * rows, -1)
 
@@ -107,12 +110,19 @@ class Kernels:
         """How rows of a packed pass attend, in parts: tables, slots seen, and which rows."""
         cuts = [_cut(seen.shape[0], rows.rows) for _, seen, rows in parts]
         usual = [usual_context(seen, cut) for (_, seen, _), cut in zip(parts, cuts, strict=True)]
+        sharing = [
+            Sharing(tables, seen, rows.rows if rows.starts is None else 0, block_size)
+            for tables, seen, rows in parts
+        ]
 
         def attend(q: Tensor, cache: LayerCache) -> Tensor:
-            for (tables, seen, rows), cut, own in zip(parts, cuts, usual, strict=True):
+            for (tables, seen, rows), cut, own, shared in zip(
+                parts, cuts, usual, sharing, strict=True
+            ):
                 result = paged_attention(
                     q, cache.k, cache.v, tables, seen, block_size=block_size,
                     max_context=max_context, cut=cut, packed=rows, usual=own,
+                    shared=shared.lengths(q, cache),
                 )  # fmt: skip
             return result.flatten(1)
 
@@ -290,12 +300,11 @@ class Kernels:
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         mlp, norm = layer.mlp, layer.mlp_norm
-        if isinstance(mlp, MLP) and isinstance(mlp.down, KernelFp8):
+        if isinstance(mlp, MLP) and isinstance(mlp.gate_up, KernelFp8):
             normed = add_norm_for(mlp.gate_up, stream, mixed, norm.factor, norm.eps)
-            if isinstance(normed, Fp8Rows):
-                assert isinstance(mlp.gate_up, KernelFp8)
-                return mlp.down.partial(mlp.gate_up.gated_rows(normed))
-            return self.feed(normed, mlp, kv_slots)
+            if isinstance(mlp.down, KernelLinear):
+                return mlp.down.partial(mlp.gate_up.gated_for(normed, mlp.down))
+            return self.product(mlp.gate_up.gated(normed), mlp.down)
         return self.feed(add_norm(stream, mixed, norm.factor, norm.eps), mlp, kv_slots)
 
     def feed(self, x: Tensor, mlp: MLP | MoE, kv_slots: Tensor) -> Tensor:
@@ -306,6 +315,28 @@ class Kernels:
         if isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear):
             return down.partial(gate_up.gated_for(x, down))
         return self.product(self.gated(x, gate_up), down)
+
+
+class Sharing:
+    """What decoding requests share of their contexts, found once for all layers of a pass.
+
+    `rows` of each request; 0: rows of prompts, for which it is not looked up.
+    """
+
+    def __init__(self, tables: Tensor, seen: Tensor, rows: int, block_size: int):
+        self._tables, self._seen, self._rows, self._page = tables, seen, rows, block_size
+        self._found: dict[int, Tensor] = {}  # by neighbours
+
+    def lengths(self, q: Tensor, cache: LayerCache) -> Tensor | None:
+        """`shared_lengths`, or None where reading once would save nothing."""
+        neighbours = neighbours_of(self._rows, q.shape[-2] // cache.k.shape[1])
+        if not self._rows or neighbours == 1 or len(self._seen) < LEAST_SHARING:
+            return None
+        if neighbours not in self._found:
+            self._found[neighbours] = shared_lengths(
+                self._tables, self._seen, neighbours, block_size=self._page
+            )
+        return self._found[neighbours]
 
 
 def _reader_of(layer: DecoderLayer) -> Linear | None:

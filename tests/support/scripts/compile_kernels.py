@@ -48,6 +48,7 @@ from headstart.backends.cuda.kernels import (
     routing,
     rows,
     sampling,
+    shared_prefix,
     sorting,
     streamed,
 )
@@ -75,7 +76,9 @@ OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has 
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
 PLACES = {"starts": "*i32", "counts": "*i32", "usual": "*i32"}  # of rows in a packed pass
-APART = {**dict.fromkeys(PLACES), "IS_PACKED": False}  # no such pass
+APART = {**dict.fromkeys(PLACES), "shared": None, "IS_PACKED": False}  # no such pass
+PREFIX = {"shared": "*i32", "shared_partial": "*fp32", "shared_sums": "*fp32", "lengths": "*i32"}
+NO_PREFIX = dict.fromkeys(("shared_partial", "shared_sums"))
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
 # Two tiles of rows, as for 80 of them.
@@ -149,7 +152,8 @@ def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = 
              "STEP": cut.step, "IS_WHOLE": False, "IS_PACKED": True, "IS_OPEN": tile >= 64,
              "num_warps": cut.warps, "num_stages": cut.stages,
              "maxnreg": cut.registers}  # fmt: skip
-    return attention._attend, fixed | ({} if cut.levels else {"usual": None}), PLACES
+    none = {} if cut.levels else {"usual": None, "shared": None}
+    return attention._attend, fixed | none, {**PLACES, **PREFIX}
 
 
 def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
@@ -172,7 +176,7 @@ LONG_JOBS: list[Job] = [
     attend(1, 4, **WIDE),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
-                          **APART}, {}),
+                          "SHARED_STEP": 1, **APART, **NO_PREFIX}, {}),
     (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True},
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
@@ -184,13 +188,15 @@ LONG_JOBS: list[Job] = [
                             "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
      {**FP8_STREAMED, "x": "tensordesc<fp8e4nv[128, 128]>",
       "weight": "tensordesc<fp8e4nv[128, 128]>", "result": "*bf16"}),
-    # The most rows whose two sums fit; and what follows, whose groups are the outputs of a program.
+    # The most rows whose two sums fit, with scales of blocks and of rows.
     (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 64,
-                           "IS_ROUNDED": True, "num_stages": 6},
-     {**FP8_STREAMED, "result": "*fp8e4nv"}),
-    (fp8_products._linear, {**FP8_TILE, "GROUP": 64, "IS_BLOCKED": False, "BLOCK_K": 128,
-                            "DEEP": 64, "STREAMS": True, "num_stages": 6},
-     {**FP8, "x": "tensordesc<fp8e4nv[16, 64]>", "weight": "tensordesc<fp8e4nv[64, 64]>"}),
+                           "num_stages": 4}, {**FP8_STREAMED, "result": "*bf16"}),
+    (fp8_products._gated, {**FP8_TILE, "GROUP": 0, "IS_BLOCKED": False, "BLOCK_K": 128,
+                           "STREAMS": True, "BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8},
+     {**FP8_STREAMED, "x": "tensordesc<fp8e4nv[128, 128]>",
+      "weight": "tensordesc<fp8e4nv[128, 128]>", "result": "*bf16"}),
+    (eight_bits._silu_rows, {"sums": None, "SPLITS": 1, "GROUP": 16384, "BLOCK": 16384,
+                             "num_warps": 16}, {**FP8, "product": "*bf16"}),
     (fp8_products._best_of_tile, {**FP8_TILE, "HAS_IDS": False}, FP8),
     (groups._best_of_tile, {**GROUPS_TILE, "BLOCK_K": 512, "num_stages": 3, "HAS_IDS": False},
      GROUPS),
@@ -224,7 +230,10 @@ JOBS: list[Job] = [
                           "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}),
     (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
     (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1,
-                         "IS_PACKED": True}, PLACES),
+                         "SHARED_STEP": 64, "IS_PACKED": True}, {**PLACES, **PREFIX}),
+    # Four requests of four rows, as they attend to what they share.
+    (shared_prefix._attend_shared, {**ROUNDS, "DIM": 128, "BLOCK_D": 128, "NEIGHBOURS": 4,
+                                    "PAGE": 16, "STEP": 64, "IS_OPEN": True}, PREFIX),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
     # Heads of GLM-4.7-Flash.
@@ -258,7 +267,7 @@ JOBS: list[Job] = [
                                  "num_stages": 4}, STREAMED_INT8),
     (int8._integers, {"BLOCK": 1024}, INTEGERS),
     (fp8_products._linear, FP8_TILE, FP8),
-    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "IS_ROUNDED": True},
+    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128},
      {**FP8, "result": "*fp8e4nv"}),
     (groups._linear, GROUPS_TILE, GROUPS),
     (eight_bits._fp8_rows, {"GROUP": 128, "BLOCK": 1024}, FP8),

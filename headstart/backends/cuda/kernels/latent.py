@@ -54,7 +54,7 @@ def latent_attention(
     if cuts == 1:
         return result
     combine[(batch, 1, lines)](
-        partial, sums, seen, None, None, None, result, cuts,
+        partial, sums, seen, None, None, None, None, None, None, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=1, GROUP=heads, DIM=rank, BLOCK_D=block_r,
         TILE=tiles * tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=1,
         BLOCK_C=min(8, triton.next_power_of_2(cuts)), LEFT_ALONE=-1,
