@@ -93,7 +93,9 @@ def mistaken(model: Path, out: Path) -> Path:
     return out
 
 
-def check(name: str, heads: dict[str, Path], python: Path, work: Path) -> Result:
+def check(
+    name: str, heads: dict[str, Path], python: Path, work: Path, versions: dict[str, str]
+) -> Result:
     is_demo = name in heads
     is_wide = name in WIDE or (is_demo and not _has_four_bits(heads[name]))
     result = Result(name, "F32" if is_wide else "BF16")
@@ -108,6 +110,7 @@ def check(name: str, heads: dict[str, Path], python: Path, work: Path) -> Result
     result.ours = own.counters
     result.expect(0.15 <= own.rates[0] <= 0.95, f"ours: acceptance {own.rates[0]} at depth 1")
     with Vllm(python, work / "vllm.log", work) as vllm:
+        versions.update(vllm.versions)
         try:
             theirs = vllm.serve(model, DEPTH, result.dtype, prompts)
         except EngineFailed as error:
@@ -154,7 +157,7 @@ def main() -> int:
     names = [*(FORMATS if options.only is None else options.only), *heads]
 
     def one(name: str, work: Path, versions: dict[str, str]) -> Result:
-        return check(name, heads, python, work)
+        return check(name, heads, python, work, versions)
 
     return check_all(
         names, one, lambda name, error: Result(name, "", failures=[error]),
