@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 from support.kernel_runs import SIZES, few_programs
 from support.kernel_sizes import LATENT
 
-from headstart.backends.cuda import device_rounds, forward
+from headstart.backends.cuda import attending, device_rounds
 from headstart.backends.cuda.backend import CudaBackend
 from headstart.backends.cuda.kernels import attention, shared_prefix
 from headstart.backends.rows import TrunkOutput, TrunkRows
@@ -123,7 +123,7 @@ def test_texts_are_the_same_where_contexts_begin_alike(
         return [result.outputs[0].token_ids for result in found]
 
     wanted = texts("off")
-    monkeypatch.setattr(forward, "LEAST_SHARING", 2)
+    monkeypatch.setattr(attending, "LEAST_SHARING", 2)
     monkeypatch.setattr(shared_prefix, "LEAST", 8)
     attend = attention.attend_shared
 

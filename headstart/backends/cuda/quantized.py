@@ -311,10 +311,11 @@ def _plain(layer: GroupLinear) -> Linear:
 def round_to_fp8(module: nn.Module) -> None:
     """Round every plain matrix below `module` but LM heads, with one scale per output row.
 
-    Rounding an LM head changes the text as much as rounding all layers does.
+    Rounding an LM head changes the text as much as rounding all layers does. The gate of shared
+    experts is one row, which the choice of experts reads as it is.
     """
     for name, child in module.named_children():
         if type(child) is not Linear:
             round_to_fp8(child)
-        elif name != "lm_head":
+        elif name not in ("lm_head", "shared_gate"):
             setattr(module, name, KernelFp8.of(child))

@@ -22,9 +22,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headstart.backends.cuda.forward import _cut
+from headstart.backends.cuda.attending import cut_for
 from headstart.backends.cuda.kernels import (
     attention,
+    attention_fp8,
     choice,
     delta,
     eight_bits,
@@ -42,6 +43,10 @@ from headstart.backends.cuda.kernels import (
     losses,
     merging,
     moe,
+    moe_fp8,
+    moe_fp8_vector,
+    moe_groups,
+    moe_rows,
     moe_vector,
     prompts,
     rejection,
@@ -76,6 +81,9 @@ OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has 
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
 PLACES = {"starts": "*i32", "counts": "*i32", "usual": "*i32"}  # of rows in a packed pass
+PLAIN_KV = {"k_sizes": None, "v_sizes": None}
+FP8_KV = {"k_cache": "*i16", "v_cache": "*i16", "sizes": "*i32"}  # as they are read
+KEPT_FP8 = {"k_cache": "*u8", "v_cache": "*u8", "k_sizes": "*i16", "v_sizes": "*i16"}
 APART = {**dict.fromkeys(PLACES), "shared": None, "IS_PACKED": False}  # no such pass
 PREFIX = {"shared": "*i32", "shared_partial": "*fp32", "shared_sums": "*fp32", "lengths": "*i32"}
 NO_PREFIX = dict.fromkeys(("shared_partial", "shared_sums"))
@@ -108,6 +116,19 @@ EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
 LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
 VECTOR = {"CHOICES": 11, "IS_EARLY": True}
+# The same in 8-bit floats with scales of blocks, and in 4 bits.
+SIZES = dict.fromkeys(("hidden", "width", "shared_width"), "i32" + MULTIPLE)
+EXPERTS_FP8 = {**LISTS, **SIZES, **dict.fromkeys(("x", "weight", "shared", "values"), "*fp8e4nv"),
+               **dict.fromkeys(("x_scales", "inner_scales", "shared_scales"), "*fp32")}  # fmt: skip
+FP8_PAIRS = {"CHOICES": 9, "IS_BLOCKED": True, "BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 128,
+             "IS_EVEN": True, "num_stages": 3}  # fmt: skip
+FP8_ALONE = {"CHOICES": 9, "IS_BLOCKED": True, "IS_EARLY": True, "num_warps": 2}
+EXPERTS_GROUPS = {**LISTS, **SIZES, **dict.fromkeys(("x", "weight", "zeros", "shared", "values",
+                                                     "shared_zeros"), "*i8"),
+                  **dict.fromkeys(("scales", "shared_scales"), "*bf16"),
+                  **dict.fromkeys(("x_scales", "x_sums"), "*fp32")}  # fmt: skip
+GROUP_PAIRS = {"CHOICES": 9, "GROUP": 128, "HALF": 128, "IS_PACKED": True, "BLOCK_M": 8,
+               "BLOCK_N": 64, "BLOCK_K": 256, "IS_EVEN": True}  # fmt: skip
 ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
@@ -141,19 +162,24 @@ Figures = tuple[int, int, int]  # registers, bytes that are spilled, bytes that 
 found_now: dict[str, Figures] = {}
 
 
-def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
+def attend(
+    requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True, is_fp8: bool = False
+) -> Job:
     """Attention as it is launched for so many requests."""
     tile = max(16, triton.next_power_of_2(rows * group))
-    cut = _cut(requests, rows)
+    cut = cut_for(requests, rows)
     if is_fitted:
-        cut = attention.fitted(cut, tile, dim, number_bytes=2)
+        cut = attention.fitted(cut, tile, dim, number_bytes=2, is_fp8=is_fp8)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
              "STEP": cut.step, "IS_WHOLE": False, "IS_PACKED": True, "IS_OPEN": tile >= 64,
              "num_warps": cut.warps, "num_stages": cut.stages,
              "maxnreg": cut.registers}  # fmt: skip
-    none = {} if cut.levels else {"usual": None, "shared": None}
-    return attention._attend, fixed | none, {**PLACES, **PREFIX}
+    fixed |= {} if cut.levels else {"usual": None}
+    if is_fp8:
+        return attention_fp8.attend_fp8, fixed | {"BLOCK_D": dim // 2}, PLACES | FP8_KV
+    fixed |= {} if cut.levels else {"shared": None}
+    return attention._attend, fixed, {**PLACES, **PREFIX}
 
 
 def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
@@ -174,6 +200,15 @@ LONG_JOBS: list[Job] = [
     attend(8, 32, dim=128, group=4),  # a group of rows that join a round
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
+    attend(8, 32, dim=128, group=4, is_fp8=True),
+    attend(1, 4, dim=128, group=4, is_fp8=True),
+    attend(4, 16, **WIDE, is_fp8=True),
+    (attention_fp8.prompt_fp8, {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "BLOCK_D": 64,
+                                "BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2},
+     {"tiles": "*i32", **FP8_KV}),
+    (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
+                       "ROTATED": 128, "IS_INTERLEAVED": False, "IS_GATED": False, "BLOCK": 64,
+                       "HAS_BIAS": False, "HAS_NORMS": False, **PLAIN_KV}, {}),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
                           "SHARED_STEP": 1, **APART, **NO_PREFIX}, {}),
@@ -207,6 +242,13 @@ LONG_JOBS: list[Job] = [
     (eight_bits._fp8_rows, {"GROUP": 16384, "BLOCK": 16384, "num_warps": 8}, FP8),
     (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "num_stages": 3}, GROUPS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
+    # Sorted rows of a prompt.
+    (moe_fp8._gate_up, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8},
+     {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8._down, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8, "num_stages": 4},
+     {**EXPERTS_FP8, "inner": "*fp8e4nv", "terms": "*bf16"}),
+    (moe_groups._product, {**GROUP_PAIRS, "BLOCK_M": 64, "num_warps": 8, "weights": None},
+     EXPERTS_GROUPS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
     attend(4, 4, **WIDE),
@@ -220,6 +262,7 @@ LONG_JOBS: list[Job] = [
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, **APART, "PAGE": 16, "IS_WHOLE": False,
                          "IS_OPEN": False}, {}),
+    attend(80, 4, dim=128, group=4, is_fp8=True),
     attend_latents(1, 1),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
@@ -277,11 +320,21 @@ JOBS: list[Job] = [
      {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
-                       "HAS_BIAS": True, "HAS_NORMS": True}, {}),
+                       "HAS_BIAS": True, "HAS_NORMS": True}, KEPT_FP8),
     (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
     (moe._down, EXPERTS, LISTS),
     (moe_vector._first, {**VECTOR, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),
     (moe_vector._second, {**VECTOR, "BLOCK_N": 8, "BLOCK_K": 256}, LISTS),
+    (moe_fp8._gate_up, FP8_PAIRS, {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8._down, {**FP8_PAIRS, "num_stages": 4}, {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8_vector._first, {**FP8_ALONE, "BLOCK_N": 2, "GROUPS": 8},
+     {**EXPERTS_FP8, "inner": "*fp32"}),
+    (moe_fp8_vector._second, {**FP8_ALONE, "BLOCK_N": 8, "GROUPS": 4},
+     {**EXPERTS_FP8, "inner": "*fp32"}),
+    (moe_groups._product, {**GROUP_PAIRS, "num_stages": 4}, EXPERTS_GROUPS),
+    (moe_rows._round_and_list, {"CHOICES": 9, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16,
+                                "GROUP": 128, "BLOCK": 1024, "sums": None},
+     {**EXPERTS_FP8, "x": "*bf16"}),
     (sorting._sort, {"TILE": 16, "BLOCK": 1024, "BLOCK_T": 32}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
                                "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.attention_fp8 import attend_fp8
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.paged_steps import add_pieces, take_in
 from headstart.backends.cuda.kernels.shared_prefix import (
@@ -26,6 +27,7 @@ from headstart.backends.cuda.kernels.shared_prefix import (
     shared_piece,
 )
 from headstart.backends.cuda.kernels.shared_prefix import PIECES as SHARED_PIECES
+from headstart.backends.cuda.kernels.softmax import piece
 
 _PIECES = tl.constexpr(SHARED_PIECES)
 # Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
@@ -57,7 +59,7 @@ _MOST_LINES = 256
 _WIDE = 64  # lines from which on masks cost more than a second loop without them
 
 
-def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
+def fitted(cut: Cut, lines: int, dim: int, number_bytes: int, *, is_fp8: bool = False) -> Cut:
     """`cut` for a program with `lines` queries of size `dim`, so that its numbers have room.
 
     Chosen by the registers and spills that the compiler reports for an H100, not by time: what was
@@ -66,6 +68,8 @@ def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
     if cut.registers is not None and (number_bytes > 2 or lines > 16 or dim > 128):
         # More numbers than so few registers hold: they are fewer in shorter steps.
         cut = replace(cut, registers=None, step=32, stages=4)
+    if is_fp8 and number_bytes == 2:  # both halves of keys and values go through registers
+        cut = replace(cut, registers=None, step=min(cut.step, 64))
     if number_bytes > 2:  # products of fp32 keep both sides in registers
         return replace(cut, step=min(cut.step, 32), warps=8)
     step = min(cut.step, 64) if dim > 128 or lines >= 256 else cut.step
@@ -120,7 +124,7 @@ def usual_context(seen: Tensor, cut: Cut) -> Tensor | None:
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seen: Tensor, *,
     block_size: int, max_context: int, cut: Cut, first_slot: int = 0, packed: Packed | None = None,
-    usual: Tensor | None = None, shared: Tensor | None = None,
+    usual: Tensor | None = None, shared: Tensor | None = None, sizes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [B, R, H, D], caches [slots, G, D], tables [B, blocks] int32 -> [B, R, H, D].
 
@@ -129,7 +133,9 @@ def paged_attention(
     With `packed` q is [M, H, D], and with `starts` rows of no request stay as they are in its
     result; without them those of such a place are made zero, for which there must be room.
     usual: from `usual_context`. shared: from `shared_prefix.shared_lengths`, of as many requests
-    as `neighbours_of` says; where rows fit into one program.
+    as `neighbours_of` says; where rows fit into one program, and K/V are not in 8 bits. sizes
+    [slots, G, 2] int16: of keys and values in 8-bit floats, of which caches hold words
+    [slots, G, D / 2].
     """
     assert not cut.lines, "all queries that share a key are one program's"
     batch, (heads, dim) = seen.shape[0], q.shape[-2:]
@@ -146,7 +152,7 @@ def paged_attention(
                 q if packed is not None else q[:, at : at + each].contiguous(), k_cache, v_cache,
                 tables, torch.where(seen < 0, seen, seen + at), block_size=block_size,
                 max_context=max_context, cut=cut, first_slot=first_slot,
-                packed=packed and packed.part(at, each, seen), usual=usual,
+                packed=packed and packed.part(at, each, seen), usual=usual, sizes=sizes,
             )
             for at in range(0, rows, each)
         ]  # fmt: skip
@@ -154,10 +160,11 @@ def paged_attention(
     # No more pieces than the longest context could have: programs without work take time, too.
     cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
     tile = tile_of(rows, group)
-    cut = fitted(cut, tile, block_d, q.element_size())
+    cut = fitted(cut, tile, block_d, q.element_size(), is_fp8=sizes is not None)
     prefix = None
     if shared is not None:
         assert packed is None or packed.starts is None, "rows of decoding requests"
+        assert sizes is None
         prefix = attend_shared(
             q, k_cache, v_cache, tables, shared, block_size=block_size, first_slot=first_slot,
             rows=rows, tile=tile, neighbours=neighbours_of(rows, group),
@@ -169,11 +176,17 @@ def paged_attention(
     result = torch.empty_like(q) if packed is None else packed.result
     places = (None, None) if packed is None else (packed.starts, packed.counts)
     is_packed = places[0] is not None
-    _attend[(batch, kv_heads, cuts)](
-        q, k_cache, v_cache, tables, seen, usual, *places, shared, partial, sums, result,
+    caches: tuple[Tensor, ...] = (k_cache, v_cache)
+    begins: tuple[Tensor | None, ...] = (shared,)
+    kernel, own_d = _attend, block_d
+    if sizes is not None:
+        kernel, own_d, begins = attend_fp8, max(16, block_d // 2), ()
+        caches = (*caches, sizes.view(torch.int32))
+    kernel[(batch, kv_heads, cuts)](
+        q, *caches, tables, seen, usual, *places, *begins, partial, sums, result,
         tables.stride(0), dim**-0.5, first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
-        BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
+        BLOCK_D=own_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
         STEP=cut.step, IS_WHOLE=is_whole, IS_PACKED=is_packed,
         IS_OPEN=first_slot == 0 and tile >= _WIDE, num_warps=cut.warps, num_stages=cut.stages,
         **({} if cut.registers is None else {"maxnreg": cut.registers}),
@@ -204,18 +217,6 @@ def _usual_context(seen, result, count, LEAST: tl.constexpr, BLOCK: tl.constexpr
     total = tl.sum(tl.maximum(first, 0), 0)
     requests = tl.maximum(tl.sum((first >= 0).to(tl.int32), 0), 1)
     tl.store(result, tl.maximum(total // requests * 5 // 4, LEAST))
-
-
-@jit
-def piece(length, cuts, usual, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
-    """Tokens of a piece."""
-    each = length * 0 + CUT
-    if CUT == 0:
-        least = length * 0 + LEAST
-        if usual is not None:
-            least = tl.load(usual)
-        each = tl.cdiv(tl.maximum(tl.cdiv(length, cuts), least), STEP) * STEP
-    return each
 
 
 @jit(do_not_specialize=["first_slot"])

@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.attention import Cut, combine, piece
+from headstart.backends.cuda.kernels.attention import Cut, combine
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.softmax import gathered
+from headstart.backends.cuda.kernels.softmax import gathered, piece
 
 # Of a program, by the bytes of a number: twice as many sums would not fit into its registers.
 MOST_LINES = {2: 64, 4: 16}
