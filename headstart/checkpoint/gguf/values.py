@@ -30,7 +30,7 @@ PLAIN = ("F32", "F16", "BF16")
 QUANTIZED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "TQ2_0", "TQ1_0", "MXFP4")
 # what neither we nor the package can read
 UNREADABLE = ("Q1_0", "Q2_0")
-_VALUES_AT_ONCE = 1 << 20
+_VALUES_AT_ONCE = _BYTES_AT_ONCE = 1 << 20
 _BLOCK = 32  # weights that share a scale in Q8_0 and Q4_1
 
 
@@ -104,15 +104,21 @@ def interleaved(parts: list[TensorSource], heights: list[int]) -> TensorSource:
 
 
 def regrouped(source: TensorSource, outer: int, inner: int) -> TensorSource:
-    """Rows in groups of outer * inner, each turned from [outer, inner] to [inner, outer]."""
+    """Rows in groups of outer * inner, each turned from [outer, inner] to [inner, outer].
+
+    Rows stay whole, so that any type keeps its bytes.
+    """
     height, width = source.shape
-    group = outer * inner
+    row = byte_size(source.dtype, (width,))
+    at_once = max(1, _BYTES_AT_ONCE // max(1, outer * inner * row))
 
     def pieces() -> Iterator[memoryview]:
         with one_thread():
-            for raw in byte_blocks(source, byte_size(source.dtype, (group, width))):
-                rows = load(_held(source.dtype, (outer, inner, width), raw))
-                yield as_bytes(rows.transpose(0, 1))
+            for raw in byte_blocks(source, at_once * outer * inner * row):
+                groups = load(
+                    _held("U8", (len(raw) // (outer * inner * row), outer, inner, row), raw)
+                )
+                yield as_bytes(groups.transpose(1, 2))
 
     return TensorSource(source.dtype, (height, width), pieces, is_copy=False)
 
@@ -202,6 +208,17 @@ def _check(source: str, kind: str) -> None:
             f"{', '.join([*PLAIN, *QUANTIZED]).lower()}. llama-quantize makes the others."
         )
     if kind in QUANTIZED or source not in (*DTYPE_BITS, "Q8_0", "Q4_1"):
+        _quants()
+
+
+def require_readable(kind: str) -> None:
+    """UnsupportedFamily or MissingExtra for a type whose values cannot be read here."""
+    if kind in UNREADABLE:
+        raise UnsupportedFamily(
+            f"tensors of type {kind} cannot be dequantised here; llama.cpp runs such files "
+            "(`headstart launch FILE.gguf --engine llamacpp`)."
+        )
+    if kind not in _OWN:
         _quants()
 
 

@@ -32,25 +32,33 @@ Places = Mapping[tuple[int, str], TensorSource]  # module and name below `blk.N.
 _KV_B = ("attn_k_b.weight", "attn_v_b.weight")
 
 
-def unspelled(spelled: SpelledHead) -> tuple[dict[str, TensorSource], tuple[str, ...]]:
-    """Tensors under our names, and what is not as it was published, in words."""
+def unspelled(
+    spelled: SpelledHead, *, as_stored: bool = False
+) -> tuple[dict[str, TensorSource], tuple[str, ...]]:
+    """Tensors under our names, and what is not as it was published, in words.
+
+    `as_stored`: to be run, so that matrices keep the types of the file and norms stay in FP32.
+    """
     arch, record = spelled.arch, spelled.record
     keys, naming = family(arch.family).keys, Naming(num_layers=1)
-    usual = _usual_dtype(spelled)
+    usual = "F32" if as_stored else _usual_dtype(spelled)
     tensors = _with_scales(spelled.tensors, usual)
     result: dict[str, TensorSource] = {}
     for module in range(spelled.num_modules):
         own = {name: source for (m, name), source in tensors.items() if m == module}
         for name in [each for each in arch.paired if each in own]:
-            plain = own[name] if own[name].dtype in PLAIN else cast(own[name], "F32")
-            own[name] = paired(name, plain, spelled.head_dim, back=True)
+            own[name] = paired(name, own[name], spelled.head_dim, back=True)
         for name, source, is_norm in _ours(own, arch):
             full = f"modules.{module}.{name}"
             if arch.shares_roles and module and not keys.has_place(full, naming):
                 _check_same(full, source, tensors, name, arch)
                 continue
-            result[full] = _restored(full, source, is_norm and arch.shifts_norms, usual, record)
-    if record.get("experts") == "fused":
+            is_shifted = is_norm and arch.shifts_norms
+            if as_stored:
+                result[full] = shifted(source, -1.0) if is_shifted else source
+            else:
+                result[full] = _restored(full, source, is_shifted, usual, record)
+    if record.get("experts") == "fused" and not as_stored:
         result = fuse_experts(result)
     return result, tuple(_said(spelled, usual))
 
