@@ -116,8 +116,12 @@ def published(model: Checkpoint) -> Checkpoint:
     """A model of GGUF or MLX as the checkpoint that it was made of; others are as they are."""
     from headstart.heads.formats.gguf import GgufModel
     from headstart.heads.formats.gguf.published import as_published
+    from headstart.heads.formats.mlx_model import is_mlx_model
+    from headstart.heads.formats.mlx_published import mlx_as_published
 
-    return as_published(model) if isinstance(model, GgufModel) else model
+    if isinstance(model, GgufModel):
+        return as_published(model)
+    return mlx_as_published(model) if is_mlx_model(model) else model
 
 
 def open_head(folder: str | Path, model_type: str | None = None, *, to_run: bool = False) -> Head:
