@@ -27,7 +27,6 @@ _ROLES = {
 # control tokens that end a turn; files name one of them, releases often two
 _ENDS = ("<|im_end|>", "<|eot_id|>", "<|endoftext|>", "<|end_of_text|>")
 _BESIDE = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 _ENDING = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
@@ -37,7 +36,8 @@ _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+|"
 class _Splitting:
     """How a text is cut before merges: by patterns, one after the other."""
 
-    patterns: tuple[str, ...]
+    patterns: tuple[str, ...] = ()  # none: GPT-2's, which the library has
+    single_digits: bool = False
     is_composed: bool = False  # characters are composed first (NFC)
     ignores_merges: bool = False  # a word that is a token is one, whatever its merges
     adds_first: bool = False  # the first token is put in front, where the file does not say
@@ -45,8 +45,8 @@ class _Splitting:
 
 _LLAMA3 = (_CASED + _WORD + r"\p{N}{1,3}|" + _ENDING,)
 _SPLITTINGS = {
-    "gpt-2": _Splitting((_GPT2,)),
-    "smollm": _Splitting((r"\p{N}", _GPT2)),
+    "gpt-2": _Splitting(),
+    "smollm": _Splitting(single_digits=True),
     "llama-bpe": _Splitting(_LLAMA3, ignores_merges=True, adds_first=True),
     "glm4": _Splitting(_LLAMA3),
     "qwen2": _Splitting((_CASED + _WORD + r"\p{N}|" + _ENDING,), is_composed=True),
@@ -187,7 +187,9 @@ def _tokenizer(
     tokens, merges = _texts(model, "tokens"), _texts(model, "merges")
     kinds = own.get("token_type") or [1] * len(tokens)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
-    cuts: list[dict[str, Any]] = [
+    digits = {"type": "Digits", "individual_digits": True}
+    cuts: list[dict[str, Any]] = [digits] if splitting.single_digits else []
+    cuts += [
         {"type": "Split", "pattern": {"Regex": each}, "behavior": "Isolated", "invert": False}
         for each in splitting.patterns
     ]
@@ -205,7 +207,7 @@ def _tokenizer(
         "normalizer": {"type": "NFC"} if splitting.is_composed else None,
         "pre_tokenizer": {
             "type": "Sequence",
-            "pretokenizers": [*cuts, {**byte_level, "use_regex": False}],
+            "pretokenizers": [*cuts, {**byte_level, "use_regex": not splitting.patterns}],
         },
         "post_processor": _in_front(first, own.get("bos_token_id")) if adds_first else None,
         "decoder": {**byte_level, "add_prefix_space": True, "use_regex": True},
