@@ -177,9 +177,7 @@ def test_a_head_in_a_file_of_its_own_drafts_for_the_trunk(tiny: Tiny, tmp_path: 
 
 
 @pytest.mark.parametrize("what", ["norms", "pairs"])
-def test_a_change_of_values_that_is_not_undone_shows(
-    tiny: Tiny, tmp_path: Path, what: str
-) -> None:
+def test_a_change_of_values_that_is_not_undone_shows(tiny: Tiny, tmp_path: Path, what: str) -> None:
     """Controls: a trunk of Qwen whose norms lack the 1, a Llama whose rows were not paired."""
     variant = "qwen3_5_text" if what == "norms" else "llama"
     model = model_of(tiny, variant)
@@ -226,7 +224,9 @@ def renamed(file: Path, old: bytes, new: bytes) -> Path:
 
 def test_other_architectures_and_tensors_are_refused_by_name(tiny: Tiny, tmp_path: Path) -> None:
     file = write_trunk(model_of(tiny, "qwen2"), "qwen2", tmp_path / "x")
-    with pytest.raises(UnsupportedFamily, match=r"'qwen9'; expected one of llama, .*llama.cpp does"):
+    with pytest.raises(
+        UnsupportedFamily, match=r"'qwen9'; expected one of llama, .*llama.cpp does"
+    ):
         open_runnable(renamed(file, b"qwen2", b"qwen9"))
     with pytest.raises(UnexpectedTensor, match=r"blk.1.odd_up.weight has no place in a layer"):
         open_runnable(renamed(file, b"blk.1.ffn_up.weight", b"blk.1.odd_up.weight"))

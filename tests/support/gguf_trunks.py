@@ -100,7 +100,9 @@ class Speller:
         if module.endswith("_shexp") and module != "ffn_gate_inp_shexp":
             return self.shared(at, module.split("_")[1])
         found = self.get(f"{at}{_PLAIN[module]}.{parameter}")
-        return self.shifted(found) if rest.endswith("norm.weight") and module != "ssm_norm" else found
+        return (
+            self.shifted(found) if rest.endswith("norm.weight") and module != "ssm_norm" else found
+        )
 
     def shifted(self, norm: Array) -> Array:
         return norm + np.float32(1) if self.arch in _CENTRED else norm
@@ -291,7 +293,10 @@ def dequantised(folder: Path, variant: str, kind: str, out: Path) -> Path:
         for published in speller.sources(name):
             value = speller.own[published]
             if name.endswith(("attn_k_b.weight", "attn_v_b.weight")):
-                heads, nope = speller.fields["num_attention_heads"], speller.fields["qk_nope_head_dim"]
+                heads, nope = (
+                    speller.fields["num_attention_heads"],
+                    speller.fields["qk_nope_head_dim"],
+                )
                 parts = value.reshape(heads, -1, value.shape[1])
                 key = rounded(parts[:, :nope].swapaxes(1, 2), kind).swapaxes(1, 2)
                 both = np.concatenate([key, rounded(parts[:, nope:], kind)], axis=1)

@@ -123,7 +123,7 @@ def _logarithms(source: TensorSource) -> TensorSource:
     def pieces() -> Iterator[memoryview]:
         import torch
 
-        wanted = -floats_of(source)
+        wanted = -torch.from_numpy(floats_of(source))
         near = wanted.log()
         result = near.clone()
         up, down = (torch.nextafter(near, torch.full_like(near, end)) for end in (9e9, -9e9))

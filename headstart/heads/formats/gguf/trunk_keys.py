@@ -147,16 +147,16 @@ def _rope(keys: Keys) -> Config:
 
 def _llama3(keys: Keys, rope: Config) -> Config:
     """Llama 3's scaling, which is stored as one factor for each frequency."""
-    import torch
+    import numpy as np
 
     found = floats_of(stored(keys.model.tensors["rope_freqs.weight"])).reshape(-1)
     dim = keys.number("rope.dimension_count", 2 * len(found))
     scaling = {**_LLAMA3, "factor": shortest(float(found.max()))}
-    plain = 1.0 / rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
-    turns = scaling["original_max_position_embeddings"] * plain / (2 * torch.pi)
-    share = ((turns - 1.0) / 3.0).clamp(0, 1)
+    plain = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+    turns = scaling["original_max_position_embeddings"] * plain / (2 * np.pi)
+    share = ((turns - 1.0) / 3.0).clip(0, 1)
     made = 1 / ((1 - share) / scaling["factor"] + share)
-    if made.shape != found.shape or not torch.allclose(made, found, rtol=1e-5):
+    if made.shape != found.shape or not np.allclose(made, found, rtol=1e-5):
         raise UnsupportedFamily(
             f"{keys.model.folder}: rope_freqs.weight scales frequencies in another way than Llama "
             "3 (factors 1 and 4 over 8192 positions), which is not computed here. llama.cpp runs "
