@@ -47,7 +47,7 @@ def setting_up(*, quiet: bool) -> Iterator[Callable[[str], None]]:
 def show_file(file: Path, seconds: float) -> None:
     """The model that runs from its GGUF file."""
     say(f"ready after {seconds:.0f} s: {file}")
-    say("model     SmolLM2-135M-Instruct as llama.cpp stores it; the head is the one that ships")
+    say("model     SmolLM2-135M-Instruct as its GGUF file stores it, with the head that ships")
 
 
 def show_head(report: Report, folder: Path, seconds: float, *, is_trained: bool) -> None:

@@ -98,7 +98,7 @@ def check(variant: str, options: argparse.Namespace, work: Path) -> list[str]:
     if any(text != _text(model, 0) for text in texts.values()):
         failures.append(f"{variant}: other texts")
     said = drafted(options.libs, file, file) if len(texts) > 1 else {}
-    if "tokens" in said and said["tokens"] != texts[0]:
+    if "tokens" in said and said["tokens"][: len(texts[0])] != texts[0]:
         failures.append(f"{variant}: llama.cpp says {said['tokens'][:8]}, we {texts[0][:8]}")
     beside = "same tokens as llama.cpp" if "tokens" in said else "not run in llama.cpp"
     print(f"{variant:18} {'equal' if not failures else 'DIFFER'}, {beside}", flush=True)

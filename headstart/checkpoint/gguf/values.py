@@ -218,8 +218,8 @@ def require_readable(kind: str) -> None:
     """UnsupportedFamily or MissingExtra for a type whose values cannot be read here."""
     if kind in UNREADABLE:
         raise UnsupportedFamily(
-            f"tensors of type {kind} cannot be dequantised here; llama.cpp runs such files "
-            "(`headstart launch FILE.gguf --engine llamacpp`)."
+            f"tensors of type {kind} cannot be dequantised here; the engine that such files are "
+            "made for runs them (`headstart launch FILE.gguf --engine llamacpp`)."
         )
     if kind not in _OWN:
         _quants()

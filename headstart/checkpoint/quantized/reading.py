@@ -64,11 +64,10 @@ def _of_home_formats(
 
 
 def _check_matrix(name: str, source: TensorSource, ranks: tuple[int, ...]) -> None:
-    if len(source.shape) not in ranks or 0 in source.shape:
+    if len(source.shape) not in ranks:
         raise ShapeMismatch(
             f"{name} is {source.dtype} of shape {source.shape}; expected a matrix"
-            f"{', or a stack of them' if 3 in ranks else ''}, not empty. Download the checkpoint "
-            "again."
+            f"{', or a stack of them' if 3 in ranks else ''}. Download the checkpoint again."
         )
 
 

@@ -97,7 +97,10 @@ def common(keys: Keys) -> Config:
     """What every architecture has."""
     heads, hidden = keys.each("attention.head_count")[0], keys.number("embedding_length")
     if type(heads) is not int or heads < 1:
-        raise BadConfig(f"{keys.model.folder} gives {str(heads)[:40]} attention heads.")
+        raise BadConfig(
+            f"{keys.model.folder}: {keys.model.arch_name}.attention.head_count is "
+            f"{str(heads)[:40]}; expected a whole number above 0. Convert the model again."
+        )
     embed = keys.model.tensors.get("token_embd.weight")
     config = {
         "hidden_size": hidden,
