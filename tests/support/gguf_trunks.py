@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from gguf import GGMLQuantizationType, quants
-from support.head_edits import config, edited, tensors
 
 from headstart.checkpoint.gguf.fields import ARRAY, INT32, KIND_NAMES, STRING, UINT32, Field, field
 from headstart.checkpoint.gguf.shard import GgufShard
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, write_folder
+from support.head_edits import config, edited, tensors
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "gguf_trunks"
 # variant -> changes of its tiny config, as the fixtures were made with
