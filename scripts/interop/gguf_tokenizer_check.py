@@ -36,7 +36,8 @@ _SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 _ODD = [
     "caf\u00e9 na\u00efve \u00c5ngstr\u00f6m", "\u4f60\u597d\uff0c\u4e16\u754c\uff01 2026\u5e74",
     "\u3053\u3093\u306b\u3061\u306f 12345 \u30ab\u30bf\u30ab\u30ca", "it's I'LL we'Re they'd 'S",
-    "a\u0301b\u0302 \u0915\u094d\u0937 \u0e01\u0e33", "x  y   z\t\tw \n\n  end  ", "1234567 89,012.5",
+    "a\u0301b\u0302 \u0915\u094d\u0937 \u0e01\u0e33", "x  y   z\t\tw \n\n  end  ",
+    "1234567 89,012.5",
     "\r\n\r\nfoo(bar)[0] += 3.14e-5;", "\U0001f389\U0001f600 ok", "#!$%&/()=?`{}|~^", " leading",
     "<|im_start|>user\nhi<|im_end|>\n", "", "   ", "\n", "don\u2019t \u201cquote\u201d \u2014 dash",
 ]  # fmt: skip

@@ -230,7 +230,7 @@ def test_other_architectures_and_tensors_are_refused_by_name(tiny: Tiny, tmp_pat
         open_runnable(renamed(file, b"qwen2", b"qwen9"))
     with pytest.raises(UnexpectedTensor, match=r"blk.1.odd_up.weight has no place in a layer"):
         open_runnable(renamed(file, b"blk.1.ffn_up.weight", b"blk.1.odd_up.weight"))
-    with pytest.raises(MissingTensor, match="has no output_norm.weight"):
+    with pytest.raises(MissingTensor, match=r"has no output_norm\.weight"):
         open_runnable(renamed(file, b"output_norm.weight", b"output_nurm.weight"))
 
 
