@@ -1,4 +1,4 @@
-"""The tokenizer inside a GGUF file: read, or said how to give one."""
+"""The tokenizer and the keys of a GGUF file: read, or said what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from support import tiny_gguf
 
+from headstart.checkpoint.gguf.fields import ARRAY, FLOAT32, INT32, STRING, UINT32, field
+from headstart.checkpoint.gguf.shard import GgufShard
+from headstart.checkpoint.source import stored
+from headstart.checkpoint.writer import FolderPlan, write_folder
 from headstart.data.fingerprints import ABSENT, template_sha, tokenizer_sha
 from headstart.data.prompt_reader import PromptReader
-from headstart.errors import BadConfig, RequestError
+from headstart.errors import BadConfig, HeadstartError, RequestError
 from headstart.heads.formats import open_runnable
 from headstart.heads.formats.gguf import open_gguf
 from headstart.heads.formats.gguf.tokenizer import token_ids
+from headstart.models.build import build
 
 
 def reader(folder: Path, pre: str) -> PromptReader:
@@ -99,3 +106,43 @@ def test_what_was_distilled_is_told_apart_by_tokenizer_and_template(tmp_path: Pa
         model = open_runnable(tmp_path / pre / "x.gguf")
         shas.add((tokenizer_sha(model), template_sha(model)))
     assert len({sha for sha, _ in shas}) == 2 and len({sha for _, sha in shas}) == 1
+
+
+VALUES = st.one_of(
+    st.tuples(st.just(UINT32), st.none(), st.sampled_from([0, 1, 3, 64, 2**31, 2**32 - 1])),
+    st.tuples(st.just(INT32), st.none(), st.sampled_from([-1, 7, -(2**31)])),
+    st.tuples(st.just(FLOAT32), st.none(), st.sampled_from([0.0, -1.0, float("nan"), 1e30])),
+    st.tuples(st.just(STRING), st.none(), st.sampled_from(["", "yarn", "gpt2", "x" * 50])),
+    st.tuples(st.just(ARRAY), st.just(INT32), st.lists(st.sampled_from([0, -1, 5]), max_size=4)),
+    st.tuples(st.just(ARRAY), st.just(STRING), st.lists(st.just("a"), max_size=3)),
+)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("keys") / "x.gguf"
+    tiny_gguf.write_gguf(path)
+    return path
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_hostile_keys_end_in_one_line(data: st.DataObject, plain: Path) -> None:
+    model = open_gguf(plain)
+    more = ["llama.rope.scaling.type", "tokenizer.ggml.eot_token_id", "tokenizer.chat_template"]
+    fields = dict(model.fields)
+    for name in data.draw(st.lists(st.sampled_from([*fields, *more]), min_size=1, max_size=3)):
+        kind, item, value = data.draw(VALUES)
+        fields[name] = field(name, value, kind, item)
+    tensors = {name: stored(info) for name, info in model.tensors.items()}
+    out = plain.parent / "hostile"
+    shard = GgufShard(tensors, tuple(fields.values()))
+    try:
+        write_folder(FolderPlan({"x.gguf": shard}), out, provenance={}, overwrite=out.exists())
+        found = open_runnable(out / "x.gguf")
+        prompts = PromptReader(found)
+        assert prompts.tokenizer is None or prompts.encode("the ab12") is not None
+        assert prompts.end_ids is not None
+        build(found, device="cpu", dtype="float32", max_model_len=8)
+    except HeadstartError as error:
+        assert "\n" not in str(error) and len(str(error)) < 900

@@ -77,7 +77,8 @@ _SPLITTINGS |= {
 def token_ids(model: GgufModel) -> dict[str, Any]:
     """Tokens that begin and end texts, as configs name them."""
     own, tokens = _own(model), _texts(model, "tokens")
-    kinds = own.get("token_type") or []
+    kinds = own.get("token_type")
+    kinds = kinds if isinstance(kinds, list) else []
     ends = [own.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
     ends += [
         number
@@ -85,8 +86,9 @@ def token_ids(model: GgufModel) -> dict[str, Any]:
         if kind == _CONTROL and text in _ENDS
     ]
     known = sorted({number for number in ends if type(number) is int and number >= 0})
-    found: dict[str, Any] = {"eos_token_id": known or None, "bos_token_id": own.get("bos_token_id")}
-    return {name: value for name, value in found.items() if value is not None}
+    first = own.get("bos_token_id")
+    found: dict[str, Any] = {"eos_token_id": known} if known else {}
+    return found | ({"bos_token_id": first} if type(first) is int else {})
 
 
 def tokenizer_of(model: GgufModel) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -185,7 +187,8 @@ def _tokenizer(
     model: GgufModel, own: Mapping[str, Any], splitting: _Splitting, first: str | None
 ) -> dict[str, Any]:
     tokens, merges = _texts(model, "tokens"), _texts(model, "merges")
-    kinds = own.get("token_type") or [1] * len(tokens)
+    kinds = own.get("token_type")
+    kinds = kinds if isinstance(kinds, list) else [1] * len(tokens)
     byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True}
     digits = {"type": "Digits", "individual_digits": True}
     cuts: list[dict[str, Any]] = [digits] if splitting.single_digits else []

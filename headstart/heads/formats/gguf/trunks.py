@@ -28,7 +28,7 @@ from headstart.heads.formats.gguf.arch_names import (
 )
 from headstart.heads.formats.gguf.delta_nets import joined_inputs, tiled_values
 from headstart.heads.formats.gguf.model import GgufModel
-from headstart.heads.formats.gguf.trunk_keys import (
+from headstart.heads.formats.gguf.trunk_configs import (
     ConfigOf,
     ernie_config,
     glm_config,
