@@ -90,7 +90,7 @@ def build(
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
     config = model_config(checkpoint.config.fields)
-    notes: list[str] = []
+    notes = list(checkpoint.remarks())
     max_len = max_model_len or _own_length(config, kind, notes)
     if max_len > config.max_positions:
         raise ConfigError(
@@ -161,7 +161,7 @@ def _find(
 
 
 def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
-    head = open_head(folder)
+    head = open_head(folder, to_run=True)
     kind = checkpoint.config.model_type
     expected = GRAFTED_AS.get(kind, kind)
     if expected not in (head.family.name, *head.family.model_types):
@@ -169,7 +169,17 @@ def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
             f"{folder} holds a {head.family.name} head, the model is {kind}. A head only fits "
             "the model it was made for; compare both with `headstart inspect`."
         )
-    return head
+    if not head.is_config_derived:
+        return head
+    # The keys of a GGUF file say less than the model's config, and no more than these of the model.
+    for field in ("hidden_size", "vocab_size"):
+        own, other = head.config.get(field), checkpoint.config.get(field)
+        if own != other:
+            raise ConfigError(
+                f"{folder} is for a model with {field} {own}, the model has {other}. Take the head "
+                "of this model."
+            )
+    return replace(head, config=checkpoint.config.raw)
 
 
 def _trunk_names(checkpoint: Checkpoint, family: Family | None) -> tuple[str, str]:
