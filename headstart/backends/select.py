@@ -72,13 +72,19 @@ def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
     name = select(model, options).name
     if options.exact:
         return Held(why_not="exact computes with weights in the model's own type")
-    if options.weights not in ("as-dtype", "int4"):
+    if options.weights not in ("as-dtype", "int8", "int4"):
         return Held(why_not=f"weights {options.weights} were asked for")
     if model.dtype == torch.float64:
         return Held(why_not="numbers are float64")
+    if options.weights == "int8":  # a head that drafts in 4 bits reads less than one in 8
+        kept = tuple(form for form in TAKEN_FORMS[name] if form.startswith("int"))
+        return Held((), kept, "weights int8 were asked for", ())
     forms, experts = TAKEN_FORMS[name], TAKEN_EXPERTS[name]
     if name == "cuda" and not cuda.has_fp8(model.device):
-        forms = tuple(form for form in forms if not form.startswith("fp8"))
+        forms, experts = (
+            tuple(form for form in taken if not form.startswith("fp8"))
+            for taken in (forms, experts)
+        )  # fmt: skip
     if options.weights == "int4":  # what has 4 bits already is not rounded again
         forms = tuple(form for form in forms if form.startswith("int4"))
         experts = tuple(form for form in experts if form.startswith("int4"))
@@ -162,8 +168,22 @@ def _check_chosen(
             raise ConfigError(f"weights fp8 needs the kernels and {reason}. Use weights as-dtype.")
         if options.exact and model.device.type == "cuda":
             raise ConfigError(f"exact needs the kernels on a GPU and {reason}. Leave exact out.")
+    if options.kv_dtype == "fp8":
+        _check_kv(name, reasons, model)
     if options.draft_weights == "int8":
         _check_draft_weights(name, model, options)
+
+
+def _check_kv(name: str, reasons: dict[str, str], model: LoadedModel) -> None:
+    if model.config.mla is not None:
+        raise ConfigError(
+            f"kv_dtype fp8 was asked for and {model.config.model_type} models keep latents, which "
+            "are held in the model's own type. Leave it out."
+        )
+    if name != "cuda" and model.device.type == "cuda":
+        raise ConfigError(
+            f"kv_dtype fp8 needs the kernels on a GPU and {reasons['cuda']}. Leave kv_dtype out."
+        )
 
 
 def _check_draft_weights(name: str, model: LoadedModel, options: BackendOptions) -> None:

@@ -50,7 +50,7 @@ def run(
     limit_spinning()
     from headstart.bench.document import read_document
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
+    from headstart.heads.formats import open_runnable
     from headstart.predict.options import PredictionOptions
     from headstart.simulate.source import open_records
 
@@ -61,7 +61,7 @@ def run(
         bench_name="" if bench is None else str(bench), weights=weights, device=device,
         dtype=dtype,
     )  # fmt: skip
-    checkpoint = Checkpoint.open(local_folder(model))
+    checkpoint = open_runnable(local_folder(model))
     records = open_records(data, split, checkpoint, limit)  # before torch is imported
 
     from headstart.cli.progress import counted_progress

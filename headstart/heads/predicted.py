@@ -47,9 +47,10 @@ class Predicted:
 
 
 def keep_score(document: Mapping[str, Any], model: Path, head: Path | None) -> None:
-    """Keep what `score` found for this model and head; OSError where the cache takes no file."""
+    """Keep what `score` found for this model and head; OSError where that cannot be."""
     path = _kept(model, head)
-    assert path is not None
+    if path is None:
+        raise OSError(f"{model} has no digest, which folders of safetensors have")
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(document).encode())
 
