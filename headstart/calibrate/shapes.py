@@ -141,6 +141,31 @@ def _step3p5(**sizes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mellum(**sizes: Any) -> dict[str, Any]:
+    """How often a layer sees everything is not published: every fourth here."""
+    layers, full, near = sizes["num_hidden_layers"], "full_attention", "sliding_attention"
+    return {
+        **_BASE,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "model_type": "mellum",
+        "architectures": ["MellumForCausalLM"],
+        "attention_bias": False,
+        "layer_types": [full if i % 4 == 3 else near for i in range(layers)],
+        "mlp_layer_types": ["sparse"] * layers,
+        "sliding_window": 1024,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+        "mtp_layer_types": [near],
+        "mtp_mlp_layer_types": ["sparse"],
+        "rope_parameters": {
+            full: {"rope_type": "default", "rope_theta": sizes["rope_theta"]},
+            near: {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        **{name: value for name, value in sizes.items() if name != "rope_theta"},
+    }
+
+
 def _ernie4_5_moe(**sizes: Any) -> dict[str, Any]:
     return {
         **_BASE,
@@ -252,6 +277,10 @@ SHAPES: dict[str, dict[str, Any]] = {
     "step-3.5-flash": _step3p5(
         **{**_sizes(45, 4096, 11264, 64, 8, 128815, 5e6), "head_dim": 128},
         moe_num_experts=288, moe_top_k=8, moe_intermediate_size=1280, share_expert_dim=1280,
+    ),
+    "mellum-2": _mellum(
+        **{**_sizes(28, 2304, 7168, 32, 4, 98304, 500000.0), "head_dim": 128}, num_experts=64,
+        num_experts_per_tok=8, moe_intermediate_size=896,
     ),
     "ernie-4.5-21b": _ernie4_5_moe(
         **_sizes(28, 2560, 12288, 20, 4, 103424, 500000.0),

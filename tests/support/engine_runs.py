@@ -57,6 +57,10 @@ STEP: dict[str, Any] = {
     "rope_theta": [5e6, 1e4, 1e4, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 1.0],
     "moe_router_scaling_factor": 1.5,
 }  # fmt: skip
+MELLUM: dict[str, Any] = {
+    "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"],
+    "sliding_window": 6,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -70,7 +74,7 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     if family in _LATENT:
         changes = {**LATENT, **changes}
     several = {
-        "mimo_v2": MIMO_V2, "step3p5": STEP, "deepseek_v32": SPARSE,
+        "mimo_v2": MIMO_V2, "step3p5": STEP, "mellum": MELLUM, "deepseek_v32": SPARSE,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}
