@@ -270,6 +270,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         routed_scaling_factor=2.5, index_n_heads=32, index_head_dim=128, index_topk=2048,
         indexer_rope_interleave=True,
     ),
+    "hy4-preview": _latent(
+        "hy_v4", "HYV4ForCausalLM", **_sizes(78, 6144, 18432, 64, 64, 120832, 1e7),
+        max_position_embeddings=1048576, q_lora_rank=2048, qk_nope_head_dim=192, v_head_dim=256,
+        n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, n_group=1,
+        topk_group=1, routed_scaling_factor=2.827, swiglu_limit=10.0, index_n_heads=32,
+        index_head_dim=128, index_topk=2048, hc_mult=4, hc_magnitude=2.0, hc_eps=1e-6,
+        mlp_layer_types=["dense"] + ["sparse"] * 77, layer_types=["sparse_attention"] * 78,
+        indexer_types=["shared" if i % 4 != 1 and i > 0 else "full" for i in range(78)],
+    ),
     "mimo-v2-flash": _mimo_v2(
         **{**_sizes(48, 4096, 16384, 64, 4, 152576, 5e6), "head_dim": 192},
         n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,

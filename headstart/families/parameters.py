@@ -1,4 +1,5 @@
-"""Published tensors of the engine's layer parameters, as most families call them.
+"""Published tensors of the engine's layer parameters, as most families call them, and of what
+joins several residual streams behind the layers.
 
 One parameter may hold several tensors, whose rows follow one another: q, k and v, or gate and up.
 A family that calls some differently says so in `Runtime.parameters`.
@@ -39,6 +40,7 @@ USUAL = parameters("""
     attention.k_norm.weight           self_attn.k_norm.weight
     attention.head_gate.weight        self_attn.g_proj.weight
     attention.sinks                   self_attn.attention_sink_bias
+    attention.gate.weight             self_attn.gate_proj.weight
     attention.compress.weight         self_attn.{q_a_proj,kv_a_proj_with_mqa}.weight
     attention.q_latent_norm.weight    self_attn.q_a_layernorm.weight
     attention.q_up.weight             self_attn.q_b_proj.weight
@@ -55,6 +57,12 @@ USUAL = parameters("""
     attention.dt_bias                 linear_attn.dt_bias
     attention.norm                    linear_attn.norm.weight
     attention.out.weight              linear_attn.out_proj.weight
+    attention_streams.shares.weight   hc_attn_fn
+    attention_streams.shares.base     hc_attn_base
+    attention_streams.shares.scale    hc_attn_scale
+    mlp_streams.shares.weight         hc_ffn_fn
+    mlp_streams.shares.base           hc_ffn_base
+    mlp_streams.shares.scale          hc_ffn_scale
     mlp_norm.weight                   post_attention_layernorm.weight
     mlp.gate_up.weight                mlp.{gate,up}_proj.weight
     mlp.gate_up.bias                  mlp.{gate,up}_proj.bias
@@ -67,6 +75,9 @@ USUAL = parameters("""
     mlp.shared.gate_up.weight         mlp.shared_experts.{gate,up}_proj.weight
     mlp.shared.down.weight            mlp.shared_experts.down_proj.weight
     mlp.shared_gate.weight            mlp.shared_expert_gate.weight
+    final_norm.join.weight            hc_head_fn
+    final_norm.join.base              hc_head_base
+    final_norm.join.scale             hc_head_scale
 """)
 
 

@@ -25,8 +25,9 @@ from headstart.models.attention_config import (
 )
 from headstart.models.delta_config import DeltaConfig, delta_config
 from headstart.models.mla_config import MlaConfig, mla_config
-from headstart.models.moe_config import MoeConfig, moe_config
+from headstart.models.moe_config import Limit, MoeConfig, moe_config
 from headstart.models.rope import RopeConfig, rope_config
+from headstart.models.streams import StreamConfig, stream_config
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,9 @@ class LayerKind:
     feed: Literal["dense", "moe"] = "dense"
     index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
-    limit: float | None = None
-    shared_limit: float | None = None
+    limit: Limit | None = None
+    shared_limit: Limit | None = None
+    has_streams: bool = False  # whether it reads and writes several residual streams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,7 @@ class ModelConfig:
     v_scale: float  # of all values
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
+    streams: StreamConfig | None  # where there are several residual ones
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
 
     @property
@@ -130,7 +133,8 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     sliding = sliding_shape(raw) if any(slides) else None
     mla = None
     if head_kind.mixer == "latent":
-        mla = mla_config(raw, has_index=any(kind.index == "own" for kind in kinds))
+        has_index = any(kind.index == "own" for kind in kinds)
+        mla = mla_config(raw, held[-1], has_index=has_index)
     if mla is not None:
         head_dim = mla.qk_dim
     experts = next((names for names in held if _ROUTER in names), None)
@@ -166,6 +170,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
+        streams=_streams(raw, owner, runtime),
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         centred_norms=owner.layout.zero_centred_norms,
     )
@@ -197,6 +202,7 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 # parameters that tell what a layer is made of
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
+_STREAMS = "attention_streams.shares.weight"
 
 
 def _has_delta_nets(owner: Family, runtime: Runtime) -> bool:
@@ -224,7 +230,15 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
         mixer="delta" if _DELTA in held else "latent" if _LATENT in held else usual,
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense",
+        has_streams=_STREAMS in held,
     )
+
+
+def _streams(raw: Mapping[str, Any], owner: Family, runtime: Runtime) -> StreamConfig | None:
+    if runtime.streams is None:
+        return None
+    outside = held_by({part.name for part in owner.trunk.extras}, runtime.parameters)
+    return stream_config(raw, runtime.streams, outside)
 
 
 def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
@@ -245,8 +259,10 @@ def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
 def _limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
     """With the limits of a layer, where a config lists them; 0 means none."""
     lists = [raw.get(name) or [] for name in ("swiglu_limits", "swiglu_limits_shared")]
+    is_before = bool(raw.get("limits_before_activation"))
     limit, shared = (
-        float(part[layer] or 0) or None if len(part) > layer else None for part in lists
+        Limit(float(part[layer]), is_before) if len(part) > layer and part[layer] else None
+        for part in lists
     )
     return replace(kind, limit=limit, shared_limit=shared)
 

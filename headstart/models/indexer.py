@@ -51,8 +51,15 @@ class Indexer(nn.Module):
         k = layer_norm(self.k(x), (config.dim,), self.k_norm_weight, self.k_norm_bias, LATENT_EPS)
         wide = torch.promote_types(x.dtype, torch.float32)
         weights = self.weights(x).to(wide) * config.heads**-0.5
-        rows = IndexRows(rotate(q, *turn).to(wide) * config.dim**-0.5, weights)
-        return rows, rotate(k.unsqueeze(1), *turn).squeeze(1)
+        rows = IndexRows(self._turned(q, turn).to(wide) * config.dim**-0.5, weights)
+        return rows, self._turned(k.unsqueeze(1), turn).squeeze(1)
+
+    def _turned(self, x: torch.Tensor, turn: Rotation) -> torch.Tensor:
+        """x [T, heads, D] with its first or its last numbers rotated."""
+        if not self.config.rotates_last:
+            return rotate(x, *turn)
+        kept = x.shape[-1] - turn.cos.shape[-1]
+        return torch.cat([x[..., :kept], rotate(x[..., kept:], *turn)], dim=-1)
 
     @torch.no_grad()
     def choose(self, rows: IndexRows, part: Seen) -> torch.Tensor | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -15,6 +17,7 @@ from headstart.models.mla import LatentAttention
 from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
 from headstart.models.rope import Rotation, rotate
+from headstart.models.streams import Connection
 
 # what the rows of a layer see, or go on from
 LayerContext = Context | EntryContext | Recurrence
@@ -85,6 +88,14 @@ def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
     return MLP(config.hidden, config.intermediate, bias=bias, limit=limit)
 
 
+def connection(config: ModelConfig, kind: LayerKind) -> Connection | None:
+    """How half a layer reads and writes the residual streams, where there are several."""
+    if not kind.has_streams:
+        return None
+    assert config.streams is not None
+    return Connection(config.streams, config.hidden)
+
+
 def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet:
     """What carries a row's context into it in a layer of this kind."""
     if kind.mixer == "latent":
@@ -106,6 +117,9 @@ class DecoderLayer(nn.Module):
         self.attention = mixer(config, kind)
         self.mlp_norm = norm(config.hidden, config)
         self.mlp = feed_forward(config, kind)
+        # how each half reads and writes several residual streams
+        self.attention_streams = connection(config, kind)
+        self.mlp_streams = connection(config, kind)
 
     def forward(
         self,
@@ -114,6 +128,15 @@ class DecoderLayer(nn.Module):
         context: LayerContext,
         window: int | None = None,
     ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, context, window)
-        x = x + self.mlp(self.mlp_norm(x))
-        return x
+        if self.attention_streams is None or self.mlp_streams is None:
+            x = x + self.attention(self.attention_norm(x), rotation, context, window)
+            x = x + self.mlp(self.mlp_norm(x))
+            return x
+
+        def attend(row: torch.Tensor) -> Any:
+            return self.attention(self.attention_norm(row), rotation, context, window)
+
+        x = self.attention_streams(x, attend)
+        result = self.mlp_streams(x, lambda row: self.mlp(self.mlp_norm(row)))
+        assert isinstance(result, torch.Tensor)
+        return result

@@ -26,11 +26,12 @@ from headstart.errors import (
     UnsupportedFamily,
     some,
 )
+from headstart.families.parameters import USUAL
 from headstart.models.as_stored import AsStored, Sources, fill_values, plan_as_stored
 from headstart.models.config import ModelConfig
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
-from headstart.models.weight_map import Target, Targets, layer_targets
+from headstart.models.weight_map import Target, Targets, layer_targets, parameters_of
 
 _MOST_PACKED = 16  # values in one that is stored, of quantised weights
 _READERS = 8  # tensors on their way to a GPU at once
@@ -89,8 +90,11 @@ def trunk_targets(trunk: Trunk, tensors: Sources, prefix: str, lm_head: str) -> 
     whole = {
         "embed": f"{prefix}embed_tokens.weight",
         "final_norm.weight": f"{prefix}norm.weight",
+        "final_norm.norm.weight": f"{prefix}norm.weight",  # behind several residual streams
         "lm_head.weight": lm_head,
     }
+    outside = {**USUAL, **parameters_of(trunk.config)}
+    whole |= {ours: prefix + outside[ours][0] for ours in outside if ours.startswith("final_norm.")}
     targets: Targets = []
     for ours in _parameters(trunk):
         if ours in whole and not (ours == "lm_head.weight" and trunk.config.is_tied):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.dims import positive_ints
 
 _SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
-# of the norms of both latents, whatever the layers' norms have: configs do not say
+# of the norms of both latents and of index keys, whatever the layers' norms have
 LATENT_EPS = 1e-6
 # Of keys and values that a GPU unfolds latents to at a time.
 MOST_UNFOLDED = 1 << 28
@@ -23,6 +23,7 @@ class IndexConfig:
     dim: int
     top_k: int  # entries that a row sees
     is_interleaved: bool  # rotated pairs are neighbours
+    rotates_last: bool = False  # the last numbers of a head, not its first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +34,9 @@ class MlaConfig:
     rope_dim: int  # the part that is rotated; its key is one for all heads
     v_dim: int
     scale: float  # of scores
+    eps: float = LATENT_EPS  # of the norms of both latents
+    is_gated: bool = False  # a sigmoid of the row scales what each head gives
+    has_sinks: bool = False  # a score per head that takes part in soft-max and gives nothing
     index: IndexConfig | None = None  # where rows see a choice of entries only
 
     @property
@@ -56,8 +60,13 @@ class MlaConfig:
         return self.kv_rank * unfolded // saved if saved > 0 else 0
 
 
-def mla_config(raw: Mapping[str, Any], *, has_index: bool = False) -> MlaConfig:
-    """The latent attention of a config, or what is wrong with it."""
+def mla_config(
+    raw: Mapping[str, Any], parameters: Collection[str] = (), *, has_index: bool = False
+) -> MlaConfig:
+    """The latent attention of a config, or what is wrong with it.
+
+    `parameters` are ours of a layer that has it.
+    """
     q_rank = raw.get("q_lora_rank")
     sizes = positive_ints(raw, _SIZES if q_rank is None else (*_SIZES, "q_lora_rank"))
     if sizes is None or sizes[2] % 2:
@@ -78,6 +87,9 @@ def mla_config(raw: Mapping[str, Any], *, has_index: bool = False) -> MlaConfig:
         rope_dim=rope_dim,
         v_dim=v_dim,
         scale=_scale(raw, nope_dim + rope_dim),
+        eps=float(raw.get("latent_norm_eps") or LATENT_EPS),
+        is_gated="attention.gate.weight" in parameters,
+        has_sinks="attention.sinks" in parameters,
         index=_index(raw, rope_dim) if has_index else None,
     )
 
@@ -92,8 +104,13 @@ def _index(raw: Mapping[str, Any], rope_dim: int) -> IndexConfig:
             "rotated. Take the config.json of the release."
         )
     heads, dim, top_k, _ = sizes
-    neighbours = bool(raw.get("indexer_rope_interleave"))
-    return IndexConfig(heads=heads, dim=dim, top_k=top_k, is_interleaved=neighbours)
+    return IndexConfig(
+        heads=heads,
+        dim=dim,
+        top_k=top_k,
+        is_interleaved=bool(raw.get("indexer_rope_interleave")),
+        rotates_last=bool(raw.get("indexer_rotates_last")),
+    )
 
 
 def _listed(raw: Mapping[str, Any], names: tuple[str, ...]) -> str:

@@ -7,7 +7,7 @@ Loading and saving both read this, so the two cannot drift apart. The names are 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -71,11 +71,16 @@ def _published(role: str, at: str, config: ModelConfig, stored: Collection[str])
     usual = USUAL.get(role, ())
     if role == "attention.compress.weight" and config.mla is not None and not config.mla.q_rank:
         usual = ("self_attn.q_proj.weight", *usual[1:])
-    runtime = runtimes().get(config.model_type)
-    own = runtime.parameters.get(role) if runtime is not None else None
+    own = parameters_of(config).get(role)
     if own is None or (at + own[0] not in stored and at + usual[0] in stored):
         return usual
     return own
+
+
+def parameters_of(config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
+    """Published tensors of parameters that the family does not call as usual."""
+    runtime = runtimes().get(config.model_type)
+    return {} if runtime is None else runtime.parameters
 
 
 def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:

@@ -15,7 +15,7 @@ from headstart.calibrate.tensors import EXACT
 FAMILIES = (
     "glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3",
     "glm4_moe_lite", "mimo_v2", "deepseek_v32", "glm_moe_dsa", "step3p5",
-    "mellum",
+    "mellum", "hy_v4",
 )  # fmt: skip
 
 
@@ -35,6 +35,7 @@ SMALL = "hidden=128,intermediate=96,heads=2,vocab=64"
 NAMED = {
     "qwen3.5-27b": ("layers=4,kv_heads=1,head_dim=16", ["delta"] * 3 + ["attention"]),
     "deepseek-v3": ("layers=4,experts=16", ["latent"] * 4),
+    "hy4-preview": ("layers=3,experts=16", ["latent"] * 3),
     "mellum-2": ("layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"]),
 }
 

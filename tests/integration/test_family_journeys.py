@@ -41,6 +41,7 @@ FAMILIES = {
     "mimo_v2": (),
     "step3p5": (),
     "mellum": (),
+    "hy_v4": ("sglang",),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

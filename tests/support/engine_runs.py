@@ -61,6 +61,11 @@ MELLUM: dict[str, Any] = {
     "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"],
     "sliding_window": 6,
 }  # fmt: skip
+# of models with several residual streams
+HY_V4: dict[str, Any] = {
+    **SPARSE, "n_group": 1, "indexer_types": ["full", "shared"], "swiglu_limit": 1.0, "hc_mult": 2,
+    "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -75,6 +80,7 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         changes = {**LATENT, **changes}
     several = {
         "mimo_v2": MIMO_V2, "step3p5": STEP, "mellum": MELLUM, "deepseek_v32": SPARSE,
+        "hy_v4": HY_V4,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}

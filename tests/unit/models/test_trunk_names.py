@@ -86,8 +86,8 @@ def test_our_head_of_mellum_says_what_that_of_transformers_says(tiny: Tiny) -> N
     for depth in (1, 2):
         rows = len(ids) - depth
         states = theirs.forward_layer(
-            0, states[:, :rows], torch.arange(depth, len(ids))[None], MtpCache(config=theirs.config),
-            input_ids=ids[None, depth:],
+            0, states[:, :rows], torch.arange(depth, len(ids))[None],
+            MtpCache(config=theirs.config), input_ids=ids[None, depth:],
         )  # fmt: skip
         torch.testing.assert_close(found[depth - 1][:rows], states[0], atol=1e-4, rtol=1e-4)
     wide = replace(ours.head.config, sliding=replace(ours.head.config.sliding, window=7))
