@@ -270,6 +270,19 @@ SHAPES: dict[str, dict[str, Any]] = {
         routed_scaling_factor=2.5, index_n_heads=32, index_head_dim=128, index_topk=2048,
         indexer_rope_interleave=True,
     ),
+    "glm-5.3-flash": _latent(
+        "glm5_next_text", "Glm5NextForConditionalGeneration",
+        **_sizes(45, 4096, 12288, 64, 64, 154880, 1e4), max_position_embeddings=1048576,
+        q_lora_rank=1536, qk_nope_head_dim=256, qk_rope_head_dim=0, v_head_dim=256,
+        n_routed_experts=288, num_experts_per_tok=8, moe_intermediate_size=2048, n_group=1,
+        topk_group=1, routed_scaling_factor=2.5, swiglu_limit=10.0, index_n_heads=32,
+        index_head_dim=128, index_topk=2048, index_kpool=4, hc_mult=4, hc_sinkhorn_iters=20,
+        hc_eps=1e-6, linear_num_heads=64, linear_head_dim=128, linear_conv_kernel_dim=4,
+        linear_lower_bound=-5.0, mlp_layer_types=["dense"] * 3 + ["sparse"] * 42,
+        layer_types=[
+            "indexed_attention" if i % 4 == 3 else "linear_attention" for i in range(45)
+        ],
+    ),
     "hy4-preview": _latent(
         "hy_v4", "HYV4ForCausalLM", **_sizes(78, 6144, 18432, 64, 64, 120832, 1e7),
         max_position_embeddings=1048576, q_lora_rank=2048, qk_nope_head_dim=192, v_head_dim=256,

@@ -120,7 +120,7 @@ KINDS = _table(
         attention_value_scale moe_norm_min factor low_freq_factor high_freq_factor beta_fast
         beta_slow mscale mscale_all_dim attention_factor hc_eps hc_magnitude
     """),
-    (NUMBER, "swiglu_limit"),
+    (NUMBER, "swiglu_limit linear_lower_bound gate_lower_bound"),
     (_NUMBERS, """
         swiglu_limits swiglu_limits_shared expert_swiglu_limit_list share_expert_swiglu_limit_list
     """),
@@ -130,6 +130,7 @@ KINDS = _table(
         attn_output_gate add_swa_attention_sink_bias add_full_attention_sink_bias
         index_share_for_mtp_iteration mtp_use_dedicated_embeddings truncate
         chain_hidden_post_norm use_bias enable_ihc gated_mla learnable_sink
+        index_kpool_always_select_tail safe_gate
     """),
     (TEXT, """
         model_type hybrid_override_pattern mtp_hybrid_override_pattern hidden_act scoring_func
@@ -148,7 +149,7 @@ KINDS = _table(
     (_list(_either(LAYERS, FLAG), "whole numbers"), "hybrid_layer_pattern"),
     (OBJECT, """
         text_config llm_config mtp_config attention_other_setting rope_parameters rope_scaling
-        trunk_config transformer_layer_config speculators_config auto_map
+        linear_attn_config trunk_config transformer_layer_config speculators_config auto_map
     """),
     (_either(OBJECT, _EMPTY), "quantization_config compression_config"),  # xLLM writes ""
     (_TOKENS, "eos_token_id bos_token_id pad_token_id"),

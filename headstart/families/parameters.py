@@ -51,8 +51,15 @@ USUAL = parameters("""
     attention.indexer.k_norm_weight   self_attn.indexer.k_norm.weight
     attention.indexer.k_norm_bias     self_attn.indexer.k_norm.bias
     attention.indexer.weights.weight  self_attn.indexer.weights_proj.weight
+    attention.indexer.pool_gate       self_attn.indexer.index_kpool_compress_gate
+    attention.indexer.pool_bias       self_attn.indexer.index_kpool_compress_ape
     attention.inputs.weight           linear_attn.in_proj_{qkv,z,b,a}.weight
     attention.conv                    linear_attn.conv1d.weight
+    attention.q_conv                  self_attn.q_conv1d.weight
+    attention.k_conv                  self_attn.k_conv1d.weight
+    attention.v_conv                  self_attn.v_conv1d.weight
+    attention.decay_up.weight         self_attn.f_b_proj.weight
+    attention.gate_up.weight          self_attn.g_b_proj.weight
     attention.a_log                   linear_attn.A_log
     attention.dt_bias                 linear_attn.dt_bias
     attention.norm                    linear_attn.norm.weight

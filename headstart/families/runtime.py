@@ -25,6 +25,7 @@ class Runtime:
     # fields to add or to replace, where tables cannot say it; may refuse a config
     normalise: Callable[[Fields], Fields] = lambda fields: {}
     refused: Mapping[str, str] = field(default_factory=dict)  # a field that must not be true -> why
+    rotates: bool = True  # False: attention is blind to positions
     partial_rotary: bool = False  # a config may rotate a part of each head only
     gated_attention: bool = False  # a sigmoid of the row scales what attention gives
     # how layers read and write several residual streams (models/streams.py); None: there is one

@@ -26,7 +26,7 @@ from headstart.models.attention_config import (
 from headstart.models.delta_config import DeltaConfig, delta_config
 from headstart.models.mla_config import MlaConfig, mla_config
 from headstart.models.moe_config import Limit, MoeConfig, moe_config
-from headstart.models.rope import RopeConfig, rope_config
+from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
 from headstart.models.streams import StreamConfig, stream_config
 
 
@@ -86,7 +86,7 @@ class ModelConfig:
         """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
         if kind.mixer == "latent":
             assert self.mla is not None
-            index = self.mla.index.dim if kind.index == "own" and self.mla.index else 0
+            index = self.mla.index.kept if kind.index == "own" and self.mla.index else 0
             return (self.mla.entry + index,), (0,)
         shape = self.shape(kind)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
@@ -124,7 +124,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False))
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
-    delta = delta_config(raw, layers) if _has_delta_nets(owner, runtime) else None
+    by_channel = _has_layers_with(_KIMI, owner, runtime)
+    has_delta = by_channel or _has_layers_with(_DELTA, owner, runtime)
+    delta = delta_config(raw, layers, by_channel=by_channel) if has_delta else None
     held = _parameters(owner, runtime, raw, layers)
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
     made = [_kind(*each) for each in zip(held, slides, strict=True)]
@@ -134,7 +136,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     mla = None
     if head_kind.mixer == "latent":
         has_index = any(kind.index == "own" for kind in kinds)
-        mla = mla_config(raw, held[-1], has_index=has_index)
+        mla = mla_config(raw, held[-1], has_index=has_index, rotates=runtime.rotates)
     if mla is not None:
         head_dim = mla.qk_dim
     experts = next((names for names in held if _ROUTER in names), None)
@@ -154,7 +156,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
             head_dim if mla is None else mla.rope_dim,
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
-        ),
+        )
+        if runtime.rotates
+        else NO_ROTATION,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -202,13 +206,13 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 # parameters that tell what a layer is made of
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
-_STREAMS = "attention_streams.shares.weight"
+_KIMI, _STREAMS = "attention.q_conv", "attention_streams.shares.weight"
 
 
-def _has_delta_nets(owner: Family, runtime: Runtime) -> bool:
-    """Whether layers of the family may keep a state."""
+def _has_layers_with(parameter: str, owner: Family, runtime: Runtime) -> bool:
+    """Whether some kind of the family's layers has a parameter, as those that keep a state do."""
     tables = owner.trunk.kinds.values()
-    return any(_DELTA in held_by({p.name for p in t}, runtime.parameters) for t in tables)
+    return any(parameter in held_by({p.name for p in t}, runtime.parameters) for t in tables)
 
 
 def _parameters(
@@ -227,7 +231,11 @@ def _parameters(
 def _kind(held: frozenset[str], slides: bool) -> LayerKind:
     usual: Literal["sliding", "attention"] = "sliding" if slides else "attention"
     return LayerKind(
-        mixer="delta" if _DELTA in held else "latent" if _LATENT in held else usual,
+        mixer="delta"
+        if _DELTA in held or _KIMI in held
+        else "latent"
+        if _LATENT in held
+        else usual,
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense",
         has_streams=_STREAMS in held,
@@ -245,7 +253,7 @@ def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
     """Latent attention without an indexer uses that of an earlier layer, if there is any."""
     if all(kind.index == "none" for kind in kinds):
         return tuple(kinds)
-    if kinds[0].index == "none":
+    if next(kind for kind in kinds if kind.mixer == "latent").index == "none":
         raise BadConfig(
             "the first layer has no indexer, and there is none before it that it could share. "
             "Take the config.json of the model's release."

@@ -1,4 +1,4 @@
-"""Sizes of a gated delta net (Qwen3-Next, Qwen3.5)."""
+"""Sizes of recurrent layers: what every kind keeps, and the gated delta net (Qwen3-Next, 3.5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _SIZES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaConfig:
+class RecurrentConfig:
+    """A layer that keeps, of each head, a memory from keys to values, and its last inputs."""
+
     k_heads: int  # of queries and keys; each serves several value heads
     v_heads: int
     k_dim: int
@@ -44,7 +46,15 @@ class DeltaConfig:
         return self.v_heads * self.k_dim * self.v_dim
 
 
-def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig(RecurrentConfig):
+    """A gated delta net, or one whose channels fade each by itself (Kimi's delta attention)."""
+
+    by_channel: bool = False
+    least_log_decay: float | None = None  # of channels, where a sigmoid and no soft-plus gives it
+
+
+def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = False) -> DeltaConfig:
     """The recurrent layers of a config, or what is wrong with it."""
     sizes = positive_ints(raw, _SIZES)
     if sizes is None or sizes[1] % sizes[0]:
@@ -72,4 +82,13 @@ def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
             f"{raw.get('model_type')}, as its published implementation does."
         )
     k_heads, v_heads, k_dim, v_dim, kernel = sizes
-    return DeltaConfig(k_heads=k_heads, v_heads=v_heads, k_dim=k_dim, v_dim=v_dim, kernel=kernel)
+    least = raw.get("linear_lower_bound") if by_channel else None
+    return DeltaConfig(
+        k_heads=k_heads,
+        v_heads=v_heads,
+        k_dim=k_dim,
+        v_dim=v_dim,
+        kernel=kernel,
+        by_channel=by_channel,
+        least_log_decay=None if least is None else float(least),
+    )

@@ -11,6 +11,7 @@ from headstart.models.attention import Context, EntryContext
 from headstart.models.attention_config import AttentionShape
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.feed_forward import MLP, MoE
+from headstart.models.kimi_delta import KimiDeltaAttention
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
@@ -96,7 +97,10 @@ def connection(config: ModelConfig, kind: LayerKind) -> Connection | None:
     return Connection(config.streams, config.hidden)
 
 
-def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet:
+Mixer = Attention | LatentAttention | DeltaNet | KimiDeltaAttention
+
+
+def mixer(config: ModelConfig, kind: LayerKind) -> Mixer:
     """What carries a row's context into it in a layer of this kind."""
     if kind.mixer == "latent":
         assert config.mla is not None
@@ -104,7 +108,8 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention |
         return LatentAttention(config.hidden, config.num_heads, config.mla, has_indexer=has_indexer)
     if kind.mixer == "delta":
         assert config.delta is not None
-        return DeltaNet(config.hidden, config.delta, config.eps)
+        kind_of_net = KimiDeltaAttention if config.delta.by_channel else DeltaNet
+        return kind_of_net(config.hidden, config.delta, config.eps)
     return Attention(config, config.shape(kind))
 
 

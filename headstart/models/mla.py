@@ -17,6 +17,7 @@ from headstart.models.indexer import Indexer, IndexRows
 from headstart.models.linear import Linear
 from headstart.models.mla_config import MlaConfig
 from headstart.models.norm import Norm
+from headstart.models.pooled_indexer import PooledIndexer
 from headstart.models.ragged import causal_attention, chained_attention, chosen_attention
 from headstart.models.rope import Rotation, rotate
 
@@ -32,7 +33,8 @@ class LatentAttention(nn.Module):
         self.indexer = None
         if has_indexer:
             assert config.index is not None and config.q_rank is not None
-            self.indexer = Indexer(hidden, config.q_rank, config.index)
+            kind = Indexer if config.index.pool is None else PooledIndexer
+            self.indexer = kind(hidden, config.q_rank, config.index)
         self._chosen: list[Chosen] = []  # by the indexer, for layers that share it in this pass
         self._num_followers = 0
         self._leader: tuple[LatentAttention, ...] = ()

@@ -10,7 +10,7 @@ from typing import Any
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.dims import positive_ints
 
-_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "v_head_dim")
 # of the norms of both latents and of index keys, whatever the layers' norms have
 LATENT_EPS = 1e-6
 # Of keys and values that a GPU unfolds latents to at a time.
@@ -24,6 +24,12 @@ class IndexConfig:
     top_k: int  # entries that a row sees
     is_interleaved: bool  # rotated pairs are neighbours
     rotates_last: bool = False  # the last numbers of a head, not its first
+    pool: int | None = None  # tokens whose keys are one, where rows choose whole pools
+
+    @property
+    def kept(self) -> int:
+        """Numbers that are kept of a token."""
+        return self.dim if self.pool is None else 2 * self.dim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +67,11 @@ class MlaConfig:
 
 
 def mla_config(
-    raw: Mapping[str, Any], parameters: Collection[str] = (), *, has_index: bool = False
+    raw: Mapping[str, Any],
+    parameters: Collection[str] = (),
+    *,
+    has_index: bool = False,
+    rotates: bool = True,
 ) -> MlaConfig:
     """The latent attention of a config, or what is wrong with it.
 
@@ -69,17 +79,25 @@ def mla_config(
     """
     q_rank = raw.get("q_lora_rank")
     sizes = positive_ints(raw, _SIZES if q_rank is None else (*_SIZES, "q_lora_rank"))
-    if sizes is None or sizes[2] % 2:
+    rope_dim = raw.get("qk_rope_head_dim")
+    if not rotates and rope_dim != 0:
+        raise UnsupportedFamily(
+            f"qk_rope_head_dim is {rope_dim!r}; the engine computes {raw.get('model_type')} "
+            "without positions in attention, as its published class does."
+        )
+    if sizes is None or type(rope_dim) is not int or rope_dim % 2 or rope_dim < rotates:
         raise BadConfig(
-            f"{_listed(raw, _SIZES)} and q_lora_rank is {q_rank!r}; expected whole numbers "
-            "above 0, the rotated size an even one. Take the config.json of the model's release."
+            f"{_listed(raw, (*_SIZES, 'qk_rope_head_dim'))} and q_lora_rank is {q_rank!r}; "
+            "expected whole numbers above 0, the rotated size an even one. Take the config.json of "
+            "the model's release."
         )
     if raw.get("attention_bias"):
         raise UnsupportedFamily(
             "attention_bias is true; the engine computes latent attention without biases, as all "
             "its releases are."
         )
-    kv_rank, nope_dim, rope_dim, v_dim = sizes[:4]
+    kv_rank, nope_dim, v_dim = sizes[:3]
+    is_pooled = "attention.indexer.pool_gate" in parameters
     return MlaConfig(
         q_rank=q_rank,
         kv_rank=kv_rank,
@@ -90,11 +108,11 @@ def mla_config(
         eps=float(raw.get("latent_norm_eps") or LATENT_EPS),
         is_gated="attention.gate.weight" in parameters,
         has_sinks="attention.sinks" in parameters,
-        index=_index(raw, rope_dim) if has_index else None,
+        index=_index(raw, rope_dim, is_pooled=is_pooled) if has_index else None,
     )
 
 
-def _index(raw: Mapping[str, Any], rope_dim: int) -> IndexConfig:
+def _index(raw: Mapping[str, Any], rope_dim: int, *, is_pooled: bool) -> IndexConfig:
     names = ("index_n_heads", "index_head_dim", "index_topk")
     sizes = positive_ints(raw, (*names, "q_lora_rank"))
     if sizes is None or sizes[1] < rope_dim:
@@ -104,12 +122,19 @@ def _index(raw: Mapping[str, Any], rope_dim: int) -> IndexConfig:
             "rotated. Take the config.json of the release."
         )
     heads, dim, top_k, _ = sizes
+    pool = raw.get("index_kpool") if is_pooled else None
+    if is_pooled and (type(pool) is not int or pool < 1 or top_k % pool):
+        raise BadConfig(
+            f"index_kpool is {pool!r} and index_topk {top_k}; expected whole numbers above 0, the "
+            "second a multiple of the first. Take the config.json of the release."
+        )
     return IndexConfig(
         heads=heads,
         dim=dim,
         top_k=top_k,
         is_interleaved=bool(raw.get("indexer_rope_interleave")),
         rotates_last=bool(raw.get("indexer_rotates_last")),
+        pool=pool,
     )
 
 

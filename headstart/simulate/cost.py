@@ -99,7 +99,7 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         index = mla.index if kind.index == "own" else None
         if index is not None:
             up += (mla.q_rank or 0) * index.heads * index.dim
-            compressed += config.hidden * (index.dim + index.heads)
+            compressed += config.hidden * (index.kept + index.heads)
         outputs = config.num_heads * mla.v_dim * (1 + mla.is_gated)
         return compressed + up + outputs * config.hidden
     if kind.mixer == "delta":

@@ -30,7 +30,7 @@ from headstart.engine.engine import Engine
 from headstart.engine.memory import Memory
 from headstart.errors import ConfigError
 
-FAMILIES = ("hy_v4",)
+FAMILIES = ("hy_v4", "glm5_next")
 PROMPTS = make_prompts()
 # K, block size, rows per step, blocks, states of recurrent layers
 SHAPES: dict[str, tuple[int, int, int, int, int]] = {

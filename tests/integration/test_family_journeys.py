@@ -42,6 +42,7 @@ FAMILIES = {
     "step3p5": (),
     "mellum": (),
     "hy_v4": ("sglang",),
+    "glm5_next": ("sglang",),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

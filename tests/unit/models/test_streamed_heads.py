@@ -149,8 +149,49 @@ class HyV4(Straight):
         return result
 
 
+class Glm5Next(Straight):
+    """[e; h], a plain block without positions, whose rows choose pools; recycled normed."""
+
+    at = "model.language_model.layers.2."
+
+    def turned(self, x: Tensor, position: int) -> Tensor:
+        return x
+
+    def module(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.fused(self.at, embedded, state)
+        inner = self.rms(x, f"{self.at}input_layernorm.weight")
+        x = x + self.latent_attention(f"{self.at}self_attn.", inner, self.chosen)
+        inner = self.rms(x, f"{self.at}post_attention_layernorm.weight")
+        x = x + self.experts(f"{self.at}mlp.", inner, shared_limit=self.fields["swiglu_limit"])
+        out = self.rms(x, f"{self.at}shared_head.norm.weight")
+        return out, out
+
+    def chosen(self, at: str, x: Tensor, latent: Tensor) -> list[list[int]]:
+        own, size, pool = self.stored, self.fields["index_head_dim"], self.fields["index_kpool"]
+        keys = layer_norm(
+            x @ own[f"{at}wk.weight"].T, (size,), own[f"{at}k_norm.weight"],
+            own[f"{at}k_norm.bias"], 1e-6,
+        )  # fmt: skip
+        gates = x @ own[f"{at}index_kpool_compress_gate"].T
+        q = (latent @ own[f"{at}wq_b.weight"].T).unflatten(-1, (-1, size))
+        weights, result = x @ own[f"{at}weights_proj.weight"].T, []
+        for t in range(len(x)):
+            scores = []
+            for first in range(0, t + 2 - pool, pool):
+                inside = slice(first, first + pool)
+                shares = (gates[inside] + own[f"{at}index_kpool_compress_ape"]).softmax(0)
+                scores.append(float((q[t] @ (shares * keys[inside]).sum(0)).relu() @ weights[t]))
+            best = sorted(range(len(scores)), key=lambda i, found=scores: -found[i])  # type: ignore[misc]
+            seen = [
+                p * pool + i for p in best[: self.fields["index_topk"] // pool] for i in range(pool)
+            ]
+            result.append(sorted([*seen, *range(len(scores) * pool, t + 1)]))
+        return result
+
+
 FAMILIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "hy_v4": (HyV4, {}),
+    "glm5_next": (Glm5Next, {}),
 }
 
 

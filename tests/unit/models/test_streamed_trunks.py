@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.model_reference import SMALL, PagedRun, in_steps, randomised, sources
-from torch import Tensor
+from torch import Tensor, nn
 
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.config import model_config
@@ -25,24 +25,60 @@ HY_V4: dict[str, Any] = {
     **LATENT, "model_type": "hy_v4", "qk_rope_head_dim": 6, "head_dim": 6, "hc_mult": 3,
     "indexer_types": ["full", "shared", "full"], "swiglu_limit": 0.4,
 }  # fmt: skip
+GLM5_NEXT: dict[str, Any] = {
+    **LATENT, "model_type": "glm5_next_text", "qk_rope_head_dim": 0, "head_dim": 0, "hc_mult": 3,
+    "layer_types": ["indexed_attention", "linear_attention", "indexed_attention"],
+    "swiglu_limit": 0.4, "index_kpool": 4, "linear_num_heads": 3, "linear_head_dim": 6,
+    "linear_conv_kernel_dim": 4, "hc_sinkhorn_iters": 3, "index_n_heads": 16,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "hy_v4": HY_V4,
     "hy_v4, unfolded": {**HY_V4, "kv_lora_rank": 11},
     "hy_v4, all entries seen": {**HY_V4, "index_topk": 60},
     "hy_v4, another magnitude": {**HY_V4, "hc_magnitude": 1.3, "hc_eps": 1e-3},
     "hy_v4, as vLLM names layers": {**HY_V4, "layer_types": ["sparse_attention"] * 3},
+    "glm5_next": GLM5_NEXT,
+    "glm5_next, unfolded": {**GLM5_NEXT, "kv_lora_rank": 11},
+    "glm5_next, all entries seen": {**GLM5_NEXT, "index_topk": 60},
+    "glm5_next, pools of three, another balance": {
+        **GLM5_NEXT,
+        "index_kpool": 3,
+        "index_topk": 9,
+        "hc_sinkhorn_iters": 1,
+        "hc_eps": 1e-3,
+    },
+    "glm5_next, decays without a bound": {**GLM5_NEXT, "linear_lower_bound": None},
 }
 
 
-def their_model(raw: dict[str, Any]) -> Any:
-    """Their trunk with random weights; what they call otherwise than releases is translated."""
-    from transformers import AutoConfig, AutoModelForCausalLM
+class WithHead(nn.Module):
+    """A text model of theirs that has no class with an LM head."""
 
-    dropped = ("model_type", "layer_types")
+    def __init__(self, model: nn.Module, raw: dict[str, Any]):
+        super().__init__()
+        self.model = model
+        self.lm_head = nn.Linear(raw["hidden_size"], raw["vocab_size"], bias=False)
+
+
+def their_model(raw: dict[str, Any]) -> Any:
+    """Their trunk with random weights."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextModel
+
+    dropped = ("model_type", *(["layer_types"] if raw["model_type"] == "hy_v4" else []))
     fields = {name: value for name, value in raw.items() if name not in dropped}
     config = AutoConfig.for_model(raw["model_type"], **fields)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
-    return randomised(model)
+    config._attn_implementation = "eager"
+    if raw["model_type"] == "glm5_next_text":
+        return randomised(WithHead(Glm5NextTextModel(config), raw).eval())
+    return randomised(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
+
+
+def their_logits(model: Any, ids: list[int]) -> Tensor:
+    states = model.model(torch.tensor([ids])).last_hidden_state[0]
+    found = states.float() @ model.lm_head.weight.T
+    assert isinstance(found, Tensor)
+    return found
 
 
 _HY_V4 = {
@@ -84,6 +120,26 @@ def published_hy_v4(model: Any, raw: dict[str, Any]) -> dict[str, Tensor]:
     return result
 
 
+_GLM5_NEXT = {
+    "self_attn.forget_gate.": "self_attn.", "attn_hc.": "hc_attn_", "ffn_hc.": "hc_ffn_",
+}  # fmt: skip
+
+
+def published_glm5_next(model: Any) -> dict[str, Tensor]:
+    """The same; convolutions of q, k and v are stored apart."""
+    result = {}
+    for name, value in model.state_dict().items():
+        for theirs, ours in _GLM5_NEXT.items():
+            name = name.replace(theirs, ours)
+        if name.endswith("self_attn.conv1d.weight"):
+            at = name.removesuffix("conv1d.weight")
+            parts = zip("qkv", value.chunk(3), strict=True)
+            result |= {f"{at}{part}_conv1d.weight": own for part, own in parts}
+        else:
+            result[name] = value
+    return result
+
+
 def our_trunk(raw: dict[str, Any], tensors: dict[str, Tensor]) -> Trunk:
     trunk = Trunk(model_config(raw), SMALL["max_position_embeddings"], torch.float32)
     load_trunk(trunk, sources(tensors))
@@ -93,7 +149,8 @@ def our_trunk(raw: dict[str, Any], tensors: dict[str, Tensor]) -> Trunk:
 def both(case: str) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
     raw = CASES[case]
     model = their_model(raw)
-    return raw, model, published_hy_v4(model, raw)
+    is_hy = raw["model_type"] == "hy_v4"
+    return raw, model, published_hy_v4(model, raw) if is_hy else published_glm5_next(model)
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -108,7 +165,7 @@ IDS, OTHER = text(40), text(29, seed=1)
 @pytest.mark.parametrize("case", CASES)
 def test_logits_equal_those_of_transformers_whole_in_chunks_and_in_a_batch(case: str) -> None:
     raw, model, tensors = both(case)
-    expected = [model(torch.tensor([ids])).logits[0] for ids in (IDS, OTHER)]
+    expected = [their_logits(model, ids) for ids in (IDS, OTHER)]
     trunk = our_trunk(raw, tensors)
     whole = PagedRun(trunk, 1, block_size=16).step({0: IDS})[0]
     torch.testing.assert_close(whole, expected[0], atol=2e-4, rtol=2e-4)
@@ -122,6 +179,10 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "the magnitude": ("hy_v4", {"hc_magnitude": 1.5}),
     "the limit": ("hy_v4", {"swiglu_limit": 0.0}),
     "the limit before the activation": ("hy_v4", {"limits_before_activation": False}),
+    "the balance": ("glm5_next", {"hc_sinkhorn_iters": 1}),
+    "the limit of all": ("glm5_next", {"swiglu_limit": 10.0}),
+    "another pool": ("glm5_next", {"index_topk": 12}),
+    "the bound of decays": ("glm5_next", {"linear_lower_bound": -1.0}),
     "another choice": ("hy_v4", {"index_topk": 7}),
 }
 
@@ -138,7 +199,7 @@ def test_an_ignored_option_would_show(
     for name in fixed.keys() & change.keys():
         monkeypatch.setitem(fixed, name, change[name])  # type: ignore[arg-type]
     found = PagedRun(our_trunk({**raw, **change}, tensors), 1, block_size=16).step({0: IDS})[0]
-    assert (found - model(torch.tensor([IDS])).logits[0]).abs().max() > 1e-2
+    assert (found - their_logits(model, IDS)).abs().max() > 1e-2
 
 
 @torch.inference_mode()
@@ -149,7 +210,7 @@ def test_an_ignored_part_of_latent_attention_would_show(part: str) -> None:
     for layer in trunk.layers:
         setattr(layer.attention, part, None)
     found = PagedRun(trunk, 1, block_size=16).step({0: IDS})[0]
-    assert (found - model(torch.tensor([IDS])).logits[0]).abs().max() > 1e-2
+    assert (found - their_logits(model, IDS)).abs().max() > 1e-2
 
 
 @torch.inference_mode()
@@ -160,7 +221,7 @@ def test_weights_with_halves_would_show() -> None:
         if name.endswith("q_b_proj.weight"):
             tensors[name] = model.state_dict()[name]
     found = PagedRun(our_trunk(raw, tensors), 1, block_size=16).step({0: IDS})[0]
-    assert (found - model(torch.tensor([IDS])).logits[0]).abs().max() > 1e-2
+    assert (found - their_logits(model, IDS)).abs().max() > 1e-2
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
@@ -171,6 +232,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "sharing unsaid": ({**HY_V4, "indexer_types": None}, "which layers share an indexer"),
     "no gate": ({**HY_V4, "gated_mla": False}, "gated_mla is false"),
     "gates by head": ({**HY_V4, "gating_type": "headwise"}, "gating_type is 'headwise'"),
+    "shared indexers": ({**GLM5_NEXT, "indexer_types": ["full", "full", "shared"]}, "share an ind"),
+    "no tail": ({**GLM5_NEXT, "index_kpool_always_select_tail": False}, "behind the last pool"),
+    "an odd pool": ({**GLM5_NEXT, "index_kpool": 3}, "index_kpool is 3 and index_topk 8"),
+    "positions": ({**GLM5_NEXT, "qk_rope_head_dim": 4}, "without positions in attention"),
     "no streams": ({**HY_V4, "hc_mult": 0}, "no number of residual streams"),
 }
 
