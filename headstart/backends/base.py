@@ -133,7 +133,7 @@ class Backend(Chooser, ABC):
         self.draft_vocabs.clear()
         # Per block and module the state that the slot after the block needs.
         self._boundary = torch.zeros(
-            sizes.num_blocks, self.num_modules, self.config.hidden, dtype=self.dtype,
+            sizes.num_blocks, self.num_modules, self._state_size, dtype=self.dtype,
             device=self.device,
         )  # fmt: skip
         self._allocate(sizes)
@@ -149,7 +149,7 @@ class Backend(Chooser, ABC):
         if self.head is not None:
             own = self.head.config
             token += self.num_modules * own.slot_values(own.head_layer)
-            states = self.num_modules * self.config.hidden
+            states = self.num_modules * self._state_size
         return (token * block_size + states) * self.dtype.itemsize
 
     def state_bytes(self) -> int:
@@ -189,7 +189,12 @@ class Backend(Chooser, ABC):
     @property
     def feeds_stream(self) -> bool:
         """Whether the head is fed with what comes before the final norm."""
-        return self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
+        return self.head is not None and self.head.layout.trunk_hidden != "after_final_norm"
+
+    @property
+    def _state_size(self) -> int:
+        """Numbers in what the head is fed for a row."""
+        return 0 if self.head is None else self.config.state_size(self.head.layout)
 
     @abstractmethod
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,7 +7,9 @@ from headstart.families.blocks import GATED_GQA, QWEN_MOE
 from headstart.families.cautions import Caution
 from headstart.families.dims import Fields
 from headstart.families.names import KeyMap
+from headstart.families.parameters import parameters
 from headstart.families.qwen import LM_HEADS, PREFIXES, SPLIT_DELTA_NET, VISION, layer_type
+from headstart.families.runtime import Runtime
 
 _MIXER = """
     {at}hc_norm.weight                 hc*hidden
@@ -31,6 +33,17 @@ def _kind(fields: Fields, layer: int) -> str:
     kind = layer_type(fields, layer)
     return kind if kind == "linear_attention" else "attention"
 
+
+def _normalised(fields: Fields) -> Fields:
+    """Layers that choose what they see are called by several names."""
+    listed = fields.get("layer_types")
+    if not isinstance(listed, list):
+        count = int(fields.get("num_hidden_layers") or 0)
+        listed = [layer_type(fields, layer) for layer in range(count)]
+    return {"layer_types": ["full_attention" if kind in _CHOOSING else kind for kind in listed]}
+
+
+_CHOOSING = ("indexed_attention", "qwen_sparse_attention")
 
 FAMILY = Family(
     name="qwen4_exp",
@@ -95,8 +108,27 @@ FAMILY = Family(
     ),
     elsewhere=("mlx-vlm from pull request 2032", "ik_llama.cpp from pull request 2369"),
     is_complete=True,
-    lacks="several residual streams with gated hyper-connections, an indexer beside grouped "
-    "attention, an embedding of several tokens, and a head that is fed those streams",
+    runtime=Runtime(
+        defaults={
+            "partial_rotary_factor": 0.25,
+            "head_dim": 256,
+            "linear_conv_kernel_dim": 4,
+            "use_qk_norm": True,
+            "indexer_kv_heads": 1,
+            "max_position_embeddings": 32768,
+        },
+        normalise=_normalised,
+        refused={"ple_layer_ids": "the engine lacks the embedding of several tokens (PLE)."},
+        partial_rotary=True,
+        gated_attention=True,
+        output_bias=True,
+        streams="gated",
+        parameters=parameters("""
+            mlp.shared.gate_up.weight   mlp.shared_expert.{gate,up}_proj.weight
+            mlp.shared.down.weight      mlp.shared_expert.down_proj.weight
+        """),
+        has_gpu_kernels=False,
+    ),
     notes=(
         "the fusion has two projections and no concatenation; one norm goes over all streams",
         "norm names do not all end in norm.weight: rules that add 1 by name miss some",

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Literal
 
 from headstart.errors import BadConfig, UnsupportedFamily, some
-from headstart.families.base import Family
+from headstart.families.base import Family, HeadLayout
 from headstart.families.parameters import held_by
 from headstart.families.registry import family_of_trunk, runtimes
 from headstart.families.runtime import Runtime
@@ -24,7 +24,7 @@ from headstart.models.attention_config import (
     windows_by_layer,
 )
 from headstart.models.delta_config import DeltaConfig, delta_config
-from headstart.models.mla_config import MlaConfig, mla_config
+from headstart.models.mla_config import IndexConfig, MlaConfig, mean_index, mla_config
 from headstart.models.moe_config import Limit, MoeConfig, moe_config
 from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
 from headstart.models.streams import StreamConfig, stream_config
@@ -34,7 +34,7 @@ from headstart.models.streams import StreamConfig, stream_config
 class LayerKind:
     """What a layer is made of."""
 
-    mixer: Literal["attention", "sliding", "latent", "delta"] = "attention"
+    mixer: Literal["attention", "indexed", "sliding", "latent", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
     index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
@@ -70,6 +70,7 @@ class ModelConfig:
     moe: MoeConfig | None
     delta: DeltaConfig | None  # of the layers whose mixer it is
     mla: MlaConfig | None  # of latent attention
+    index: IndexConfig | None  # of layers with K/V heads that see a choice of tokens
     sliding: AttentionShape | None  # of layers that see a window, where they have their own
     v_scale: float  # of all values
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
@@ -89,11 +90,19 @@ class ModelConfig:
             index = self.mla.index.kept if kind.index == "own" and self.mla.index else 0
             return (self.mla.entry + index,), (0,)
         shape = self.shape(kind)
+        if kind.mixer == "indexed":
+            assert self.index is not None
+            return (shape.kv_heads * (shape.dim + shape.v_dim) + self.index.kept,), (0,)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
 
     def slot_values(self, kind: LayerKind) -> int:
         """Numbers that a layer keeps of a token; a recurrent one none."""
         return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in self.kept(kind))
+
+    def state_size(self, layout: HeadLayout) -> int:
+        """Numbers in the state that a head with this layout is fed, and hands on."""
+        streams = self.streams if layout.trunk_hidden == "before_hc_head" else None
+        return self.hidden * (1 if streams is None else streams.count)
 
     def shape(self, kind: LayerKind) -> AttentionShape:
         """The geometry of a layer that attends."""
@@ -139,6 +148,14 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         mla = mla_config(raw, held[-1], has_index=has_index, rotates=runtime.rotates)
     if mla is not None:
         head_dim = mla.qk_dim
+    rope = NO_ROTATION
+    if runtime.rotates:
+        rope = rope_config(
+            raw,
+            head_dim if mla is None else mla.rope_dim,
+            may_be_partial=runtime.partial_rotary,
+            is_interleaved=bool(raw.get("rope_interleave")),
+        )
     experts = next((names for names in held if _ROUTER in names), None)
     return ModelConfig(
         model_type=model_type,
@@ -151,14 +168,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         v_dim=int(raw.get("v_head_dim") or head_dim) if sliding is not None else head_dim,
         vocab=size(raw, "vocab_size"),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=rope_config(
-            raw,
-            head_dim if mla is None else mla.rope_dim,
-            may_be_partial=runtime.partial_rotary,
-            is_interleaved=bool(raw.get("rope_interleave")),
-        )
-        if runtime.rotates
-        else NO_ROTATION,
+        rope=rope,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -171,6 +181,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         moe=None if experts is None else moe_config(raw, experts),
         delta=delta,
         mla=mla,
+        index=mean_index(raw, rope.dim) if head_kind.mixer == "indexed" else None,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
@@ -206,7 +217,8 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 # parameters that tell what a layer is made of
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
-_KIMI, _STREAMS = "attention.q_conv", "attention_streams.shares.weight"
+_KIMI, _MEANS = "attention.q_conv", "attention.indexer.qk.weight"
+_STREAMS = ("attention_streams.shares.weight", "attention_streams.gates.down.weight")
 
 
 def _has_layers_with(parameter: str, owner: Family, runtime: Runtime) -> bool:
@@ -229,7 +241,9 @@ def _parameters(
 
 
 def _kind(held: frozenset[str], slides: bool) -> LayerKind:
-    usual: Literal["sliding", "attention"] = "sliding" if slides else "attention"
+    usual: Literal["sliding", "indexed", "attention"] = "sliding" if slides else "attention"
+    if _MEANS in held:
+        usual = "indexed"
     return LayerKind(
         mixer="delta"
         if _DELTA in held or _KIMI in held
@@ -238,7 +252,7 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
         else usual,
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense",
-        has_streams=_STREAMS in held,
+        has_streams=not held.isdisjoint(_STREAMS),
     )
 
 

@@ -129,7 +129,8 @@ def head_targets(
             inside = role.removeprefix("block.")
             targets += layer_targets(ours, at, inside, config, config.head_layer, stored)
         else:
-            targets.append((f"modules.{module}.{role}", Target(ours)))
+            stored_as = {**USUAL, **parameters_of(config)}.get(role, (role,))[0]
+            targets.append((f"modules.{module}.{stored_as}", Target(ours)))
     return targets
 
 

@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, LayerContext, norm
+from headstart.models.layers import DecoderLayer, LayerContext, last_norm, layer_of
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
 from headstart.models.rope import RotaryTable
-from headstart.models.streams import Joined
 
 
 class Trunk(nn.Module):
@@ -22,10 +21,9 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
-        self.layers = nn.ModuleList(DecoderLayer(config, kind) for kind in config.layers)
+        self.layers = nn.ModuleList(layer_of(config, kind) for kind in config.layers)
         self._share_indexers()
-        last, streams = norm(config.hidden, config), config.streams
-        self.final_norm = last if streams is None else Joined(streams, config.hidden, last)
+        self.final_norm = last_norm(config)
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:
             self.lm_head.weight = self.embed

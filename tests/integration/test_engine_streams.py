@@ -30,7 +30,7 @@ from headstart.engine.engine import Engine
 from headstart.engine.memory import Memory
 from headstart.errors import ConfigError
 
-FAMILIES = ("hy_v4", "glm5_next")
+FAMILIES = ("hy_v4", "glm5_next", "qwen4_exp")
 PROMPTS = make_prompts()
 # K, block size, rows per step, blocks, states of recurrent layers
 SHAPES: dict[str, tuple[int, int, int, int, int]] = {
@@ -106,9 +106,13 @@ def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int
 
 
 def _exchanged(folder: Path, out: Path) -> Path:
-    """The head with the two halves of its fusion exchanged."""
+    """The head with the two halves of its fusion exchanged, or its two projections."""
 
     def swap(own: dict[str, torch.Tensor]) -> None:
+        if "mtp.fc_embedding.weight" in own:
+            both = own["mtp.fc_embedding.weight"], own["mtp.fc_hidden.weight"]
+            own["mtp.fc_hidden.weight"], own["mtp.fc_embedding.weight"] = both
+            return
         name = published(folder, "fuse.weight")
         own[name] = own[name].roll(own[name].shape[0], dims=1).contiguous()
 

@@ -72,6 +72,11 @@ GLM5_NEXT: dict[str, Any] = {
     "mlp_layer_types": ["dense", "sparse"], "linear_num_heads": 2, "linear_head_dim": 12,
     "swiglu_limit": 1.0, "max_position_embeddings": 1024,
 }  # fmt: skip
+QWEN4_EXP: dict[str, Any] = {
+    "layer_types": ["linear_attention", "indexed_attention"], "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "hc_count": 2, "hc_lowrank": 8, "indexer_n_heads": 8,
+    "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 4,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -86,7 +91,7 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         changes = {**LATENT, **changes}
     several = {
         "mimo_v2": MIMO_V2, "step3p5": STEP, "mellum": MELLUM, "deepseek_v32": SPARSE,
-        "hy_v4": HY_V4, "glm5_next": GLM5_NEXT,
+        "hy_v4": HY_V4, "glm5_next": GLM5_NEXT, "qwen4_exp": QWEN4_EXP,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}

@@ -43,7 +43,8 @@ from headstart.backends.cuda.latent import (
 from headstart.backends.cuda.quantized import KernelFp8, KernelLinear, add_norm_for
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
-from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.grouped_attention import Attention
+from headstart.models.layers import DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention

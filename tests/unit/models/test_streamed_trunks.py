@@ -31,6 +31,19 @@ GLM5_NEXT: dict[str, Any] = {
     "swiglu_limit": 0.4, "index_kpool": 4, "linear_num_heads": 3, "linear_head_dim": 6,
     "linear_conv_kernel_dim": 4, "hc_sinkhorn_iters": 3, "index_n_heads": 16,
 }  # fmt: skip
+QWEN4_EXP: dict[str, Any] = {
+    **{name: value for name, value in SMALL.items() if name != "rope_theta"},
+    "model_type": "qwen4_exp_text", "head_dim": 16, "hc_count": 3, "hc_lowrank": 5,
+    "layer_types": ["full_attention", "linear_attention", "indexed_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+    },
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4, "indexer_n_heads": 12,
+    "indexer_kv_heads": 1, "indexer_head_dim": 10, "indexer_budget": 8,
+    "indexer_compress_ratio": 4, "num_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "hy_v4": HY_V4,
     "hy_v4, unfolded": {**HY_V4, "kv_lora_rank": 11},
@@ -48,6 +61,14 @@ CASES: dict[str, dict[str, Any]] = {
         "hc_eps": 1e-3,
     },
     "glm5_next, decays without a bound": {**GLM5_NEXT, "linear_lower_bound": None},
+    "qwen4_exp": QWEN4_EXP,
+    "qwen4_exp, all entries seen": {**QWEN4_EXP, "indexer_budget": 60},
+    "qwen4_exp, a gate by sigmoid, pools of three": {
+        **QWEN4_EXP,
+        "output_gate_type": "sigmoid",
+        "indexer_compress_ratio": 3,
+        "indexer_budget": 9,
+    },
 }
 
 
@@ -149,8 +170,11 @@ def our_trunk(raw: dict[str, Any], tensors: dict[str, Tensor]) -> Trunk:
 def both(case: str) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
     raw = CASES[case]
     model = their_model(raw)
-    is_hy = raw["model_type"] == "hy_v4"
-    return raw, model, published_hy_v4(model, raw) if is_hy else published_glm5_next(model)
+    if raw["model_type"] == "hy_v4":
+        return raw, model, published_hy_v4(model, raw)
+    if raw["model_type"] == "glm5_next_text":
+        return raw, model, published_glm5_next(model)
+    return raw, model, dict(model.state_dict())
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -183,6 +207,8 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "the limit of all": ("glm5_next", {"swiglu_limit": 10.0}),
     "another pool": ("glm5_next", {"index_topk": 12}),
     "the bound of decays": ("glm5_next", {"linear_lower_bound": -1.0}),
+    "the gate's activation": ("qwen4_exp", {"output_gate_type": "sigmoid"}),
+    "a larger budget": ("qwen4_exp", {"indexer_budget": 12}),
     "another choice": ("hy_v4", {"index_topk": 7}),
 }
 
@@ -236,6 +262,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no tail": ({**GLM5_NEXT, "index_kpool_always_select_tail": False}, "behind the last pool"),
     "an odd pool": ({**GLM5_NEXT, "index_kpool": 3}, "index_kpool is 3 and index_topk 8"),
     "positions": ({**GLM5_NEXT, "qk_rope_head_dim": 4}, "without positions in attention"),
+    "an embedding of several tokens": (
+        {**QWEN4_EXP, "ple_layer_ids": [2]},
+        "ple_layer_ids is true",
+    ),
+    "two key heads": ({**QWEN4_EXP, "indexer_kv_heads": 2}, "and 1 key head"),
+    "an odd budget": ({**QWEN4_EXP, "indexer_budget": 9}, "a budget that is a multiple"),
+    "another gate": ({**QWEN4_EXP, "output_gate_type": "tanh"}, "output_gate_type is 'tanh'"),
+    "no rank": ({**QWEN4_EXP, "hc_lowrank": None}, "no rank of the streams' gates"),
     "no streams": ({**HY_V4, "hc_mult": 0}, "no number of residual streams"),
 }
 
