@@ -158,7 +158,9 @@ class Backend(Chooser, ABC):
         if delta is None:
             return 0
         layer = delta.conv_values * self.dtype.itemsize + delta.memory_values * wide
-        return self.config.num_recurrent * layer
+        more = (own for kind in self.config.layers for own in self.config.more_states(kind))
+        further = sum(rows * channels for rows, channels in more) * self.dtype.itemsize
+        return self.config.num_recurrent * layer + further
 
     def round_bytes(self, sizes: RoundSizes) -> int:
         """What one request in device rounds keeps of recurrent layers beside its states."""

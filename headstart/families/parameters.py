@@ -73,6 +73,13 @@ USUAL = parameters("""
     mlp_streams.shares.weight         hc_ffn_fn
     mlp_streams.shares.base           hc_ffn_base
     mlp_streams.shares.scale          hc_ffn_scale
+    ngrams.table                      ple.ple_embedding.ngram_embedding.shard_{shard}.weight
+    ngrams.key.weight                 ple.key_proj.weight
+    ngrams.value.weight               ple.value_proj.weight
+    ngrams.key_norm.weight            ple.norm_key.weight
+    ngrams.query_norm.weight          ple.norm_query.weight
+    ngrams.value_norm.weight          ple.norm_conv.weight
+    ngrams.conv                       ple.conv1d.weight
     mlp_norm.weight                   post_attention_layernorm.weight
     mlp.gate_up.weight                mlp.{gate,up}_proj.weight
     mlp.gate_up.bias                  mlp.{gate,up}_proj.bias

@@ -26,6 +26,7 @@ from headstart.models.attention_config import (
 from headstart.models.delta_config import DeltaConfig, delta_config
 from headstart.models.mla_config import IndexConfig, MlaConfig, mean_index, mla_config
 from headstart.models.moe_config import Limit, MoeConfig, moe_config
+from headstart.models.ngram_embedding import NgramConfig, ngram_config
 from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
 from headstart.models.streams import StreamConfig, stream_config
 
@@ -41,6 +42,7 @@ class LayerKind:
     limit: Limit | None = None
     shared_limit: Limit | None = None
     has_streams: bool = False  # whether it reads and writes several residual streams
+    has_ngrams: bool = False  # whether it adds an embedding of several tokens to them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +78,7 @@ class ModelConfig:
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
     streams: StreamConfig | None  # where there are several residual ones
+    ngrams: NgramConfig | None  # of the layer that has an embedding of several tokens
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
 
     @property
@@ -98,6 +101,13 @@ class ModelConfig:
     def slot_values(self, kind: LayerKind) -> int:
         """Numbers that a layer keeps of a token; a recurrent one none."""
         return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in self.kept(kind))
+
+    def more_states(self, kind: LayerKind) -> tuple[tuple[int, int], ...]:
+        """Rows and channels of further states that a recurrent layer keeps."""
+        if not kind.has_ngrams:
+            return ()
+        assert self.ngrams is not None and self.streams is not None
+        return self.ngrams.kept(self.streams.count * self.hidden)
 
     def state_size(self, layout: HeadLayout) -> int:
         """Numbers in the state that a head with this layout is fed, and hands on."""
@@ -186,6 +196,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
         streams=_streams(raw, owner, runtime),
+        ngrams=ngram_config(raw) if any(_NGRAMS in names for names in held) else None,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         centred_norms=owner.layout.zero_centred_norms,
     )
@@ -218,6 +229,7 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
 _KIMI, _MEANS = "attention.q_conv", "attention.indexer.qk.weight"
+_NGRAMS = "ngrams.key.weight"
 _STREAMS = ("attention_streams.shares.weight", "attention_streams.gates.down.weight")
 
 
@@ -232,7 +244,8 @@ def _parameters(
 ) -> list[frozenset[str]]:
     """Our parameters of every layer of the trunk and, last, of the block of its head."""
     trunk = owner.trunk
-    tables = [trunk.kinds[trunk.kind_of(raw, layer)] for layer in range(layers)]
+    kinds = trunk.layer_kinds(raw)
+    tables = [kinds[trunk.kind_of(raw, layer)] for layer in range(layers)]
     tables.append(owner.block(owner.fields_of_head(raw)))
     return [
         held_by({part.name for part in table if part.applies(raw)}, runtime.parameters)
@@ -253,6 +266,7 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense",
         has_streams=not held.isdisjoint(_STREAMS),
+        has_ngrams=_NGRAMS in held,
     )
 
 

@@ -16,6 +16,7 @@ from headstart.models.indexed_attention import IndexedAttention
 from headstart.models.kimi_delta import KimiDeltaAttention
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
+from headstart.models.ngram_embedding import NgramEmbedding
 from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
 from headstart.models.rope import Rotation
@@ -114,6 +115,9 @@ class GatedLayer(DecoderLayer):
         self.mlp = feed_forward(config, kind)
         self.attention_streams = connection(config, kind)
         self.mlp_streams = connection(config, kind)
+        self.ngrams = None
+        if kind.has_ngrams and config.ngrams is not None and config.streams is not None:
+            self.ngrams = NgramEmbedding(config.ngrams, config.streams, config.hidden)
 
     def forward(
         self,

@@ -139,16 +139,18 @@ class Joined(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, S * hidden] -> [T, hidden]."""
+        result = self.norm(self.joined(x))
+        assert isinstance(result, Tensor)
+        return result
+
+    def joined(self, x: Tensor) -> Tensor:
+        """The same before the norm."""
         wide = _wide(x)
         streams = wide.view(len(x), self.config.count, -1)
         if self.join is None:
-            joined = streams.mean(dim=1)
-        else:
-            (shares,) = self.join(wide)
-            joined = _weighed(streams, shares.sigmoid() + self.config.eps)
-        result = self.norm(joined.to(x.dtype))
-        assert isinstance(result, Tensor)
-        return result
+            return streams.mean(dim=1).to(x.dtype)
+        (shares,) = self.join(wide)
+        return _weighed(streams, shares.sigmoid() + self.config.eps).to(x.dtype)
 
 
 def _weighed(streams: Tensor, shares: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, LayerContext, last_norm, layer_of
+from headstart.models.layers import DecoderLayer, GatedLayer, LayerContext, last_norm, layer_of
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
 from headstart.models.rope import RotaryTable
@@ -64,6 +64,9 @@ class Trunk(nn.Module):
         near = rotation if self.sliding_rotary is None else self.sliding_rotary.at(positions)
         rows = zip(self.layers, config.layers, contexts, config.windows, strict=True)
         for layer, kind, context, window in rows:
+            if kind.has_ngrams:
+                assert isinstance(layer, GatedLayer) and layer.ngrams is not None
+                x = x + layer.ngrams(x, ids, context)
             x = layer(x, near if kind.mixer == "sliding" else rotation, context, window)
         return x
 

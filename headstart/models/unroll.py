@@ -16,6 +16,7 @@ import torch
 from headstart.models.documents import Chain, Documents, Passage
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
+from headstart.models.streams import Joined
 from headstart.models.trunk import Trunk
 
 ChainContext = Literal["prefix", "sequence"]
@@ -71,6 +72,8 @@ def trunk_states(
     contexts = [Passage(documents) for _ in trunk.layers]
     stream = trunk(ids, documents.positions(ids.device), contexts)
     result = trunk.final_norm(stream) if kind == "after_final_norm" else stream
+    if kind == "before_final_norm" and isinstance(trunk.final_norm, Joined):
+        result = trunk.final_norm.joined(stream)
     assert isinstance(result, torch.Tensor)
     return result
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import count as count_from
 
 import torch
 
@@ -55,6 +56,8 @@ def layer_targets(
         if at + fused.name not in stored:
             return _by_expert(ours, [at + name for name in names], config)
         names = (fused.name,)
+    if "{shard}" in names[0]:
+        return _by_shard(ours, at + names[0], config, stored)
     if len(names) == 1:
         return [(at + names[0], Target(ours))]
     if role == "attention.inputs.weight" and len(names) == 2:
@@ -114,6 +117,16 @@ def _by_expert(ours: str, names: list[str], config: ModelConfig) -> Targets:
             cut = (number * width, (number + 1) * width) if len(names) > 1 else (0, -1)
             result.append((name.format(expert=expert), Target(ours, *cut, expert)))
     return result
+
+
+def _by_shard(ours: str, name: str, config: ModelConfig, stored: Collection[str]) -> Targets:
+    """A table that is stored in parts of equal size, as many as there are."""
+    assert config.ngrams is not None
+    count = next(n for n in count_from(0) if name.format(shard=n) not in stored)
+    size = config.ngrams.rows // max(1, count)
+    return [
+        (name.format(shard=n), Target(ours, n * size, (n + 1) * size)) for n in range(max(1, count))
+    ]
 
 
 def _by_key_head(ours: str, names: list[str], config: ModelConfig) -> Targets:

@@ -37,8 +37,11 @@ NAMED = {
     "deepseek-v3": ("layers=4,experts=16", ["latent"] * 4),
     "glm-5.3-flash": ("layers=4,experts=16", ["delta"] * 3 + ["latent"]),
     "hy4-preview": ("layers=3,experts=16", ["latent"] * 3),
+    "qwen3.8-flash-next": (
+        "layers=4,experts=16,kv_heads=1,head_dim=16", ["delta"] * 3 + ["indexed"],
+    ),
     "mellum-2": ("layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"]),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMED)

@@ -25,10 +25,13 @@ from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.base import CacheSizes
+from headstart.checkpoint.reader import Checkpoint
 from headstart.engine import core
 from headstart.engine.engine import Engine
 from headstart.engine.memory import Memory
 from headstart.errors import ConfigError
+from headstart.models.build import build
+from headstart.simulate.probe import probe
 
 FAMILIES = ("hy_v4", "glm5_next", "qwen4_exp")
 PROMPTS = make_prompts()
@@ -144,3 +147,13 @@ def test_exact_gives_the_same_bits_in_every_batch(folder: Path) -> None:
 def test_kernels_refuse_them_by_name(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"models have several residual streams\. Use kernels"):
         start(folder, kernels="on", dtype="float32")
+
+
+def test_the_probe_tries_the_states_that_streams_have(folder: Path) -> None:
+    """Before the final norm they are one row, too; a head that carries them has no other way."""
+    report = probe(build(Checkpoint.open(folder), device="cpu", dtype="float32"))
+    assert report.verdict in ("registry", "unclear"), report.said  # norms of made heads do little
+    assert report.variants[0].contract["fuse_order"] == report.registry["fuse_order"]
+    assert {variant.contract["trunk_hidden"] for variant in report.variants} in (
+        {"after_final_norm", "before_final_norm"}, {"before_hc_head"},
+    )  # fmt: skip

@@ -76,6 +76,9 @@ QWEN4_EXP: dict[str, Any] = {
     "layer_types": ["linear_attention", "indexed_attention"], "linear_key_head_dim": 16,
     "linear_value_head_dim": 12, "hc_count": 2, "hc_lowrank": 8, "indexer_n_heads": 8,
     "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 4,
+    "ple_layer_ids": [1], "ple_embed_dim": 16, "ngram_vocab_size_base": 50, "heads_per_ngram": 2,
+    "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4, "ple_conv_kernel_size": 4,
+    "ngram_size": 3,
 }  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")

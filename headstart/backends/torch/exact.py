@@ -119,7 +119,7 @@ class _Alone:
     def seen(self, new: torch.Tensor) -> list[Seen]:
         return [Seen(slice(row, row + 1), new[row : row + 1]) for row in range(len(new))]
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         return rows * weight[:, -1]
 
     def recur(self, rows: Rows) -> torch.Tensor:

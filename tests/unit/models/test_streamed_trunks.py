@@ -9,7 +9,7 @@ import torch
 from support.model_reference import SMALL, PagedRun, in_steps, randomised, sources
 from torch import Tensor, nn
 
-from headstart.errors import BadConfig, UnsupportedFamily
+from headstart.errors import BadConfig, ShapeMismatch, UnsupportedFamily
 from headstart.models.config import model_config
 from headstart.models.loading import load_trunk
 from headstart.models.trunk import Trunk
@@ -44,6 +44,11 @@ QWEN4_EXP: dict[str, Any] = {
     "indexer_compress_ratio": 4, "num_experts": 8, "num_experts_per_tok": 3,
     "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
 }  # fmt: skip
+NGRAMS: dict[str, Any] = {
+    **QWEN4_EXP, "ple_layer_ids": [2], "ple_embed_dim": 12, "ngram_vocab_size_base": 40,
+    "heads_per_ngram": 2, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
+    "eos_token_id": [9, 1],
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "hy_v4": HY_V4,
     "hy_v4, unfolded": {**HY_V4, "kv_lora_rank": 11},
@@ -62,6 +67,15 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "glm5_next, decays without a bound": {**GLM5_NEXT, "linear_lower_bound": None},
     "qwen4_exp": QWEN4_EXP,
+    "qwen4_exp, an embedding of several tokens": NGRAMS,
+    "qwen4_exp, n-grams of four": {
+        **NGRAMS,
+        "ngram_size": 4,
+        "heads_per_ngram": 1,
+        "ple_embed_dim": 9,
+        "ple_conv_kernel_size": 3,
+        "eos_token_id": 7,
+    },
     "qwen4_exp, all entries seen": {**QWEN4_EXP, "indexer_budget": 60},
     "qwen4_exp, a gate by sigmoid, pools of three": {
         **QWEN4_EXP,
@@ -174,7 +188,20 @@ def both(case: str) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
         return raw, model, published_hy_v4(model, raw)
     if raw["model_type"] == "glm5_next_text":
         return raw, model, published_glm5_next(model)
-    return raw, model, dict(model.state_dict())
+    return raw, model, published_qwen4_exp(model)
+
+
+def published_qwen4_exp(model: Any) -> dict[str, Tensor]:
+    """Tables are stored in parts."""
+    result = {}
+    for name, value in model.state_dict().items():
+        if name.endswith("ngram_embedding.weight"):
+            at = name.removesuffix("weight")
+            parts = enumerate(value.chunk(4))
+            result |= {f"{at}shard_{number}.weight": own for number, own in parts}
+        else:
+            result[name] = value
+    return result
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -183,6 +210,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 IDS, OTHER = text(40), text(29, seed=1)
+IDS[11], IDS[19], IDS[20], OTHER[8] = 9, 9, 7, 7  # ends of text, in models that know them
 
 
 @torch.inference_mode()
@@ -208,6 +236,7 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "another pool": ("glm5_next", {"index_topk": 12}),
     "the bound of decays": ("glm5_next", {"linear_lower_bound": -1.0}),
     "the gate's activation": ("qwen4_exp", {"output_gate_type": "sigmoid"}),
+    "the end of text": ("qwen4_exp, an embedding of several tokens", {"eos_token_id": 1}),
     "a larger budget": ("qwen4_exp", {"indexer_budget": 12}),
     "another choice": ("hy_v4", {"index_topk": 7}),
 }
@@ -262,10 +291,8 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no tail": ({**GLM5_NEXT, "index_kpool_always_select_tail": False}, "behind the last pool"),
     "an odd pool": ({**GLM5_NEXT, "index_kpool": 3}, "index_kpool is 3 and index_topk 8"),
     "positions": ({**GLM5_NEXT, "qk_rope_head_dim": 4}, "without positions in attention"),
-    "an embedding of several tokens": (
-        {**QWEN4_EXP, "ple_layer_ids": [2]},
-        "ple_layer_ids is true",
-    ),
+    "two embeddings": ({**NGRAMS, "ple_layer_ids": [1, 2]}, "in recurrent layers only"),
+    "no end of text": ({**NGRAMS, "eos_token_id": None}, "and an end of text"),
     "two key heads": ({**QWEN4_EXP, "indexer_kv_heads": 2}, "and 1 key head"),
     "an odd budget": ({**QWEN4_EXP, "indexer_budget": 9}, "a budget that is a multiple"),
     "another gate": ({**QWEN4_EXP, "output_gate_type": "tanh"}, "output_gate_type is 'tanh'"),
@@ -278,3 +305,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_not_computed_is_refused(raw: dict[str, Any], why: str) -> None:
     with pytest.raises((BadConfig, UnsupportedFamily), match=why):
         model_config(raw)
+
+
+def test_n_grams_that_are_hashed_otherwise_are_refused() -> None:
+    raw, _, tensors = both("qwen4_exp, an embedding of several tokens")
+    with pytest.raises(ShapeMismatch, match="layer_multipliers holds other numbers than follow"):
+        our_trunk({**raw, "seed": 1235}, tensors)
