@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import make_agreement, walk
@@ -44,7 +45,7 @@ NAMED = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", unless_long(list(NAMED)[:2], list(NAMED)))
 def test_a_named_shape_of_fewer_layers_runs(name: str, tmp_path: Path) -> None:
     sizes, mixers = NAMED[name]
     write_calibrated(f"{name},{SMALL},{sizes}", 0.7, tmp_path / "out", dtype="F32")
