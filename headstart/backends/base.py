@@ -45,6 +45,7 @@ from headstart.backends.working_memory import (
     pass_bytes,
 )
 from headstart.models.build import LoadedModel
+from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.linear import Linear
 from headstart.sampling.params import Row
 
@@ -144,13 +145,17 @@ class Backend(Chooser, ABC):
 
     def block_bytes(self, block_size: int) -> int:
         """K/V of a block in every layer of trunk and head, and the states kept beside it."""
-        token = sum(self.config.slot_values(kind) for kind in self.config.layers)
+        token = sum(self.slot_bytes(self.config, kind) for kind in self.config.layers)
         states = 0
         if self.head is not None:
             own = self.head.config
-            token += self.num_modules * own.slot_values(own.head_layer)
-            states = self.num_modules * self._state_size
-        return (token * block_size + states) * self.dtype.itemsize
+            token += self.num_modules * self.slot_bytes(own, own.head_layer)
+            states = self.num_modules * self._state_size * self.dtype.itemsize
+        return token * block_size + states
+
+    def slot_bytes(self, config: ModelConfig, kind: LayerKind) -> int:
+        """What a layer keeps of a token."""
+        return config.slot_values(kind) * self.dtype.itemsize
 
     def state_bytes(self) -> int:
         """One request's states in every recurrent layer; 0 where a model has none."""

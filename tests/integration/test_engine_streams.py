@@ -165,3 +165,9 @@ def test_the_probe_tries_the_states_that_streams_have(folder: Path) -> None:
     assert {variant.contract["trunk_hidden"] for variant in report.variants} in (
         {"after_final_norm", "before_final_norm"}, {"before_hc_head"},
     )  # fmt: skip
+
+
+@closely
+def test_entries_are_not_said_to_be_8_bit_floats(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kv_dtype fp8 was asked for and .* models keep "):
+        start(folder, kv_dtype="fp8", dtype="float32")

@@ -54,8 +54,7 @@ class ExactContext:
     ) -> torch.Tensor:
         result = q.new_zeros(*q.shape[:2], v.shape[-1])
         for index, row in enumerate(self.rows):  # a row may attend to those before it
-            self.cache.k[row.slot] = k[index]
-            self.cache.v[row.slot] = v[index]
+            self.cache.keep(row.slot, k[index], v[index])
             result[index] = self._attend_one(q[index], row, window, sinks)
         return result.flatten(1)
 
