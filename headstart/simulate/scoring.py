@@ -187,7 +187,6 @@ def _found(
     if plan.method == "replay":
         return answer_matches(depths, batch, answers, logits)
     trunk, kind = built.trunk, _head(built).layout.trunk_hidden
-    assert kind != "before_hc_head"  # refused when the head was built
     return expectations(
         depths, batch, answers, logits,
         lambda states: trunk.logits(teacher_states(trunk, states, kind)),
@@ -200,8 +199,7 @@ def batches(
 ) -> Iterator[Read]:
     """The records a few at a time, with the states that the trunk has for them."""
     trunk, kind = built.trunk, _head(built).layout.trunk_hidden
-    assert kind != "before_hc_head"
-    size = built.config.hidden * built.dtype.itemsize * max(1, depths)
+    size = built.config.state_size(_head(built).layout) * built.dtype.itemsize * max(1, depths)
     for chunk in grouped(records, max(1, _STATE_BYTES // size)):
         _check_length(built, chunk)
         documents = Documents(tuple(len(record.ids) for record in chunk))
