@@ -249,6 +249,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{**_sizes(48, 4096, 16384, 64, 4, 152576, 5e6), "head_dim": 192},
         n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
     ),
+    "mimo-v2.5": {
+        **_mimo_v2(
+            **{**_sizes(48, 4096, 16384, 64, 4, 152576, 1e7), "head_dim": 192},
+            n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
+        ),
+        "model_type": "mimo_v2",
+        "architectures": ["MiMoV2ForCausalLM"],
+        "attention_projection_layout": "fused_qkv",
+    },
     "step-3.5-flash": _step3p5(
         **{**_sizes(45, 4096, 11264, 64, 8, 128815, 5e6), "head_dim": 128},
         moe_num_experts=288, moe_top_k=8, moe_intermediate_size=1280, share_expert_dim=1280,

@@ -73,6 +73,7 @@ class ModelConfig:
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
+    qkv_ranks: int  # for which a fused q, k, v is stored; 0 where none is read
 
     @property
     def num_recurrent(self) -> int:
@@ -121,7 +122,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False))
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
-    delta = delta_config(raw, layers) if _has_delta_nets(owner, runtime) else None
+    delta = delta_config(raw, layers) if _has_delta_nets(owner, runtime, raw) else None
     held = _parameters(owner, runtime, raw, layers)
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
     made = [_kind(*each) for each in zip(held, slides, strict=True)]
@@ -168,6 +169,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         gated_attention=runtime.gated_attention,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         centred_norms=owner.layout.zero_centred_norms,
+        qkv_ranks=size(raw, runtime.qkv_ranks) if runtime.qkv_ranks else 0,
     )
 
 
@@ -199,9 +201,9 @@ _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
 
 
-def _has_delta_nets(owner: Family, runtime: Runtime) -> bool:
+def _has_delta_nets(owner: Family, runtime: Runtime, raw: Mapping[str, Any]) -> bool:
     """Whether layers of the family may keep a state."""
-    tables = owner.trunk.kinds.values()
+    tables = owner.trunk.layer_kinds(raw).values()
     return any(_DELTA in held_by({p.name for p in t}, runtime.parameters) for t in tables)
 
 
@@ -209,8 +211,8 @@ def _parameters(
     owner: Family, runtime: Runtime, raw: Mapping[str, Any], layers: int
 ) -> list[frozenset[str]]:
     """Our parameters of every layer of the trunk and, last, of the block of its head."""
-    trunk = owner.trunk
-    tables = [trunk.kinds[trunk.kind_of(raw, layer)] for layer in range(layers)]
+    kinds = owner.trunk.layer_kinds(raw)
+    tables = [kinds[owner.trunk.kind_of(raw, layer)] for layer in range(layers)]
     tables.append(owner.block(owner.fields_of_head(raw)))
     return [
         held_by({part.name for part in table if part.applies(raw)}, runtime.parameters)

@@ -234,15 +234,27 @@ def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     return module.to_empty(device=device).to(dtype)
 
 
-def split_parameters(
+def parameter_parts(
     parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """Our name -> values, with merged q, k, v and gate, up taken apart.
+    """Our name -> the part of a head's parameter that it fills, as the parameter holds it.
 
-    From a head's parameters by name, wherever they are kept. Where a part may be stored in several
-    ways, such as experts one by one or fused, `stored` names tell which.
+    Where a part may be stored in several ways, such as experts one by one or fused, `stored` names
+    tell which.
     """
     return {
         name: target.of(parameters[target.parameter]).detach()
         for name, target in head_targets(parameters, config, stored)
     }
+
+
+def split_parameters(
+    parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
+    """The same as it is stored: where a tensor has an order of its own, its rows are copied."""
+    result = parameter_parts(parameters, config, stored)
+    for name, target in head_targets(parameters, config, stored):
+        if target.order:
+            rows = torch.tensor(target.order, device=result[name].device).argsort()
+            result[name] = result[name][rows]
+    return result

@@ -12,10 +12,13 @@ from dataclasses import dataclass
 
 import torch
 
+from headstart.errors import BadConfig
 from headstart.families.experts import fused_slot
 from headstart.families.parameters import USUAL
 from headstart.families.registry import runtimes
 from headstart.models.config import LayerKind, ModelConfig
+
+_FUSED_QKV = "self_attn.qkv_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,8 @@ def layer_targets(
     names = _published(role, at, config, stored)
     if not names:
         return []
+    if role == "attention.qkv.weight" and config.qkv_ranks and at + _FUSED_QKV in stored:
+        return [(at + _FUSED_QKV, Target(ours, order=_by_rank(_sizes(role, config, kind), config)))]
     if "{expert}" in names[0]:
         fused = fused_slot(names[0].format(expert=0))
         assert fused is not None
@@ -107,6 +112,19 @@ def _by_expert(ours: str, names: list[str], config: ModelConfig) -> Targets:
             cut = (number * width, (number + 1) * width) if len(names) > 1 else (0, -1)
             result.append((name.format(expert=expert), Target(ours, *cut, expert)))
     return result
+
+
+def _by_rank(sizes: list[int], config: ModelConfig) -> tuple[int, ...]:
+    """Where q, k and v lie that are stored rank after rank, each with its share of all three."""
+    ranks = config.qkv_ranks
+    if any(size % ranks for size in sizes):
+        raise BadConfig(
+            f"a fused qkv_proj is stored for {ranks} ranks, and q, k and v have {sizes} rows, "
+            "which cannot be shared out evenly. Take the config.json of the model's release."
+        )
+    rows = torch.arange(sum(sizes)).view(ranks, -1)
+    shares = torch.split(rows, [size // ranks for size in sizes], dim=1)
+    return tuple(torch.cat([share.flatten() for share in shares]).tolist())
 
 
 def _by_key_head(ours: str, names: list[str], config: ModelConfig) -> Targets:

@@ -34,6 +34,7 @@ SMALL = "hidden=128,intermediate=96,heads=2,vocab=64"
 NAMED = {
     "qwen3.5-27b": ("layers=4,kv_heads=1,head_dim=16", ["delta"] * 3 + ["attention"]),
     "deepseek-v3": ("layers=4,experts=16", ["latent"] * 4),
+    "mimo-v2.5": ("layers=2,kv_heads=2,experts=8", ["attention", "sliding"]),
 }
 
 

@@ -105,7 +105,7 @@ def start(folder: Path, *, slots: int = 1200, topology: Any = None, **settings: 
     """An fp64 engine with K/V memory for about `slots` tokens."""
     size = settings.setdefault("block_size", 4)
     fields = Config(json.loads((folder / "config.json").read_text())).fields
-    usual = 3 if fields["model_type"] == "mimo_v2_flash" else 1
+    usual = 3 if fields["model_type"].startswith("mimo_v2") else 1
     modules = fields.get("num_nextn_predict_layers", usual) if settings.get("speculate") != 0 else 0
     block = size * _LAYER_BYTES * (fields["num_hidden_layers"] + modules) + modules * _STATE_BYTES
     memory = max(1, slots // size) * block
