@@ -154,10 +154,10 @@ class Backend(Chooser, ABC):
 
     def state_bytes(self) -> int:
         """One request's states in every recurrent layer; 0 where a model has none."""
-        delta, wide = self.config.delta, max(self.dtype.itemsize, 4)
-        if delta is None:
+        own, wide = self.config.recurrent, max(self.dtype.itemsize, 4)
+        if own is None:
             return 0
-        layer = delta.conv_values * self.dtype.itemsize + delta.memory_values * wide
+        layer = own.conv_values * self.dtype.itemsize + own.memory_values * wide
         return self.config.num_recurrent * layer
 
     def round_bytes(self, sizes: RoundSizes) -> int:

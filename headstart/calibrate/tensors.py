@@ -207,7 +207,7 @@ class _Values:
             return torch.zeros(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
         noise = torch.randn(shape, generator=generator)
-        if name.endswith("norm.weight") or "layernorm" in module or module.endswith("norm"):
+        if "layernorm" in module or module.endswith(("norm", "norm_f")):
             centred = self._has_centred_norms and "linear_attn" not in name
             return noise * 0.01 + (0.0 if centred else 1.0)
         if module == "A_log":

@@ -23,22 +23,36 @@ from headstart.models.attention_config import (
     sliding_shape,
     windows_by_layer,
 )
-from headstart.models.delta_config import DeltaConfig, delta_config
+from headstart.models.delta_config import DeltaConfig, RecurrentConfig, delta_config
+from headstart.models.mamba_config import MambaConfig, mamba_config
 from headstart.models.mla_config import MlaConfig, mla_config
 from headstart.models.moe_config import MoeConfig, moe_config
-from headstart.models.rope import RopeConfig, rope_config
+from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
+
+Mixer = Literal["attention", "sliding", "latent", "delta", "mamba", "none"]
 
 
 @dataclass(frozen=True)
 class LayerKind:
     """What a layer is made of."""
 
-    mixer: Literal["attention", "sliding", "latent", "delta"] = "attention"
-    feed: Literal["dense", "moe"] = "dense"
+    # "none": the layer has the other part alone
+    mixer: Mixer = "attention"
+    feed: Literal["dense", "moe", "none"] = "dense"
     index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
     limit: float | None = None
     shared_limit: float | None = None
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether it keeps a state instead of keys and values."""
+        return self.mixer in ("delta", "mamba")
+
+    @property
+    def attends(self) -> bool:
+        """Whether it keeps keys and values of every token, or an entry."""
+        return self.mixer in ("attention", "sliding", "latent")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,18 +81,25 @@ class ModelConfig:
     head_layer: LayerKind  # what the block of a head is
     moe: MoeConfig | None
     delta: DeltaConfig | None  # of the layers whose mixer it is
+    mamba: MambaConfig | None
     mla: MlaConfig | None  # of latent attention
     sliding: AttentionShape | None  # of layers that see a window, where they have their own
     v_scale: float  # of all values
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
+    gated_mlp: bool  # silu of a gate times the rest; else the square of what is above 0
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
     qkv_ranks: int  # for which a fused q, k, v is stored; 0 where none is read
 
     @property
+    def recurrent(self) -> RecurrentConfig | None:
+        """What recurrent layers keep; a model has one kind of them."""
+        return self.delta or self.mamba
+
+    @property
     def num_recurrent(self) -> int:
         """Layers that keep a state instead of keys and values."""
-        return sum(kind.mixer == "delta" for kind in self.layers)
+        return sum(kind.is_recurrent for kind in self.layers)
 
     def kept(self, kind: LayerKind) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
@@ -90,8 +111,8 @@ class ModelConfig:
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
 
     def slot_values(self, kind: LayerKind) -> int:
-        """Numbers that a layer keeps of a token; a recurrent one none."""
-        return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in self.kept(kind))
+        """Numbers that a layer keeps of a token; one that does not attend none."""
+        return sum(prod(shape) for shape in self.kept(kind)) if kind.attends else 0
 
     def shape(self, kind: LayerKind) -> AttentionShape:
         """The geometry of a layer that attends."""
@@ -122,8 +143,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False))
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
-    delta = delta_config(raw, layers) if _has_delta_nets(owner, runtime, raw) else None
     held = _parameters(owner, runtime, raw, layers)
+    has_mamba = any(_MAMBA in names for names in held)
+    has_delta = not has_mamba and _has_delta_nets(owner, runtime, raw)
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
     made = [_kind(*each) for each in zip(held, slides, strict=True)]
     *trunk_kinds, head_kind = (_limited(kind, raw, i) for i, kind in enumerate(made))
@@ -151,7 +173,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
             head_dim if mla is None else mla.rope_dim,
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
-        ),
+        )
+        if runtime.rotates
+        else NO_ROTATION,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -162,12 +186,14 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         layers=kinds,
         head_layer=head_kind,
         moe=None if experts is None else moe_config(raw, experts),
-        delta=delta,
+        delta=delta_config(raw, layers) if has_delta else None,
+        mamba=mamba_config(raw) if has_mamba else None,
         mla=mla,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
+        gated_mlp=not any(names & _UNGATED for names in held),
         centred_norms=owner.layout.zero_centred_norms,
         qkv_ranks=size(raw, runtime.qkv_ranks) if runtime.qkv_ranks else 0,
     )
@@ -199,6 +225,8 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 # parameters that tell what a layer is made of
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
+_MAMBA, _OUT, _DENSE = "attention.skip", "attention.o.weight", "mlp.down.weight"
+_UNGATED = frozenset({"mlp.up.weight", "mlp.experts.up.weight"})
 
 
 def _has_delta_nets(owner: Family, runtime: Runtime, raw: Mapping[str, Any]) -> bool:
@@ -214,18 +242,27 @@ def _parameters(
     kinds = owner.trunk.layer_kinds(raw)
     tables = [kinds[owner.trunk.kind_of(raw, layer)] for layer in range(layers)]
     tables.append(owner.block(owner.fields_of_head(raw)))
+    names = [runtime.parameters] * layers + [runtime.head_parameters or runtime.parameters]
     return [
-        held_by({part.name for part in table if part.applies(raw)}, runtime.parameters)
-        for table in tables
+        held_by({part.name for part in table if part.applies(raw)}, own)
+        for table, own in zip(tables, names, strict=True)
     ]
 
 
 def _kind(held: frozenset[str], slides: bool) -> LayerKind:
-    usual: Literal["sliding", "attention"] = "sliding" if slides else "attention"
+    mixer: Mixer = "sliding" if slides else "attention"
+    if _MAMBA in held:
+        mixer = "mamba"
+    elif _DELTA in held:
+        mixer = "delta"
+    elif _LATENT in held:
+        mixer = "latent"
+    elif _OUT not in held:
+        mixer = "none"
     return LayerKind(
-        mixer="delta" if _DELTA in held else "latent" if _LATENT in held else usual,
+        mixer=mixer,
         index="own" if _INDEXER in held else "none",
-        feed="moe" if _ROUTER in held else "dense",
+        feed="moe" if _ROUTER in held else "dense" if _DENSE in held else "none",
     )
 
 
@@ -263,7 +300,7 @@ def _windows(
     if sliding is not None:
         return tuple(sliding.window if kind.mixer == "sliding" else None for kind in kinds)
     # layer_types mean something else there
-    if any(kind.mixer == "delta" or kind.index != "none" for kind in kinds):
+    if any(not kind.attends or kind.index != "none" for kind in kinds):
         return (None,) * len(kinds)
     return windows_by_layer(raw, len(kinds), has_windows=has_windows)
 

@@ -1,4 +1,4 @@
-"""Sizes of a gated delta net (Qwen3-Next, Qwen3.5)."""
+"""Sizes of recurrent layers: what every kind keeps, and the gated delta net (Qwen3-Next, 3.5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _SIZES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaConfig:
+class RecurrentConfig:
+    """A layer that keeps, of each head, a memory from keys to values, and its last inputs."""
+
     k_heads: int  # of queries and keys; each serves several value heads
     v_heads: int
     k_dim: int
@@ -42,6 +44,11 @@ class DeltaConfig:
     def memory_values(self) -> int:
         """Numbers in one recurrent state."""
         return self.v_heads * self.k_dim * self.v_dim
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig(RecurrentConfig):
+    """A gated delta net."""
 
 
 def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:

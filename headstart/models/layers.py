@@ -1,4 +1,7 @@
-"""The decoder layer that trunks and their heads share: a mixer, and a feed-forward part."""
+"""The decoder layer that trunks and their heads share: a mixer, and a feed-forward part.
+
+Some models have both in layers of their own (`MixerLayer`, `FeedLayer`).
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.feed_forward import MLP, MoE
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
+from headstart.models.mamba import Mamba
 from headstart.models.mla import LatentAttention
 from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
 from headstart.models.rope import Rotation, rotate
+from headstart.models.ungated import UngatedMLP, UngatedMoE
 
-# what the rows of a layer see, or go on from
-LayerContext = Context | EntryContext | Recurrence
+# what the rows of a layer see, or go on from; None where it looks at nothing but the row
+LayerContext = Context | EntryContext | Recurrence | None
 
 
 def norm(size: int, config: ModelConfig) -> Norm:
@@ -76,16 +81,20 @@ class Attention(nn.Module):
         return result
 
 
-def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
+def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE | UngatedMLP | UngatedMoE:
     """What follows the mixer in a layer of this kind."""
     if kind.feed == "moe":
         assert config.moe is not None
+        if not config.gated_mlp:
+            return UngatedMoE(config.moe, config.hidden)
         return MoE(config.moe, config.hidden, kind.limit, kind.shared_limit)
+    if not config.gated_mlp:
+        return UngatedMLP(config.hidden, config.intermediate)
     bias, limit = config.mlp_bias, kind.shared_limit
     return MLP(config.hidden, config.intermediate, bias=bias, limit=limit)
 
 
-def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet:
+def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet | Mamba:
     """What carries a row's context into it in a layer of this kind."""
     if kind.mixer == "latent":
         assert config.mla is not None
@@ -94,6 +103,9 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention |
     if kind.mixer == "delta":
         assert config.delta is not None
         return DeltaNet(config.hidden, config.delta, config.eps)
+    if kind.mixer == "mamba":
+        assert config.mamba is not None
+        return Mamba(config.hidden, config.mamba, config.eps)
     return Attention(config, config.shape(kind))
 
 
@@ -117,3 +129,40 @@ class DecoderLayer(nn.Module):
         x = x + self.attention(self.attention_norm(x), rotation, context, window)
         x = x + self.mlp(self.mlp_norm(x))
         return x
+
+
+class MixerLayer(nn.Module):
+    """A mixer alone behind its norm."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind):
+        super().__init__()
+        self.attention_norm = norm(config.hidden, config)
+        self.attention = mixer(config, kind)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, context: LayerContext, window: int | None = None
+    ) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation, context, window)
+        return x
+
+
+class FeedLayer(nn.Module):
+    """A feed-forward part alone behind its norm."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind):
+        super().__init__()
+        self.mlp_norm = norm(config.hidden, config)
+        self.mlp = feed_forward(config, kind)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, context: LayerContext, window: int | None = None
+    ) -> torch.Tensor:
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
+
+
+def layer_of(config: ModelConfig, kind: LayerKind) -> DecoderLayer | MixerLayer | FeedLayer:
+    """A layer of this kind."""
+    if kind.mixer == "none":
+        return FeedLayer(config, kind)
+    return MixerLayer(config, kind) if kind.feed == "none" else DecoderLayer(config, kind)

@@ -49,18 +49,31 @@ class Loading:
     experts: Collection[str] | None = None  # of experts, where it is not all of these
 
 
+@dataclass(frozen=True)
+class TrunkNames:
+    """Published names of what a trunk has, where families and releases differ."""
+
+    embed: str = "model.embed_tokens.weight"
+    final_norm: str = "model.norm.weight"
+    lm_head: str = "lm_head.weight"
+    layer: str = "model.layers.{layer}."
+
+
+_USUAL_NAMES = TrunkNames()
+
+
 def fill_trunk(
-    trunk: Trunk, tensors: Sources, loading: Loading, max_len: int, prefix: str, lm_head: str
+    trunk: Trunk, tensors: Sources, loading: Loading, max_len: int, names: TrunkNames
 ) -> list[str]:
     """Give a trunk without memory its memory and its weights; notes about how they are held."""
-    targets = trunk_targets(trunk, tensors, prefix, lm_head)
+    targets = trunk_targets(trunk, tensors, names)
     plan = plan_as_stored(trunk, targets, tensors, loading.forms, loading.why_not, loading.experts)
     materialize(trunk, loading.device, loading.dtype)
     if trunk.config.is_tied:
         trunk.lm_head.weight = trunk.embed
     trunk.rotate_up_to(max_len, loading.dtype)
     trunk.to(loading.device)
-    ignored = {lm_head} if trunk.config.is_tied else set()
+    ignored = {names.lm_head} if trunk.config.is_tied else set()
     _fill(trunk, tensors, targets, ignored, plan)
     _load_as_stored(trunk, plan, loading)
     return plan.notes(loading.dtype)
@@ -76,20 +89,18 @@ def fill_head(head: MTPHead, tensors: Sources, loading: Loading) -> list[str]:
     return plan.notes(loading.dtype)
 
 
-def load_trunk(
-    trunk: Trunk, tensors: Sources, *, prefix: str = "model.", lm_head: str = "lm_head.weight"
-) -> None:
+def load_trunk(trunk: Trunk, tensors: Sources, names: TrunkNames = _USUAL_NAMES) -> None:
     """Fill a trunk from published tensors (the head's own must not be among them)."""
-    ignored = {lm_head} if trunk.config.is_tied else set()
-    _fill(trunk, tensors, trunk_targets(trunk, tensors, prefix, lm_head), ignored, AsStored())
+    ignored = {names.lm_head} if trunk.config.is_tied else set()
+    _fill(trunk, tensors, trunk_targets(trunk, tensors, names), ignored, AsStored())
 
 
-def trunk_targets(trunk: Trunk, tensors: Sources, prefix: str, lm_head: str) -> Targets:
+def trunk_targets(trunk: Trunk, tensors: Sources, names: TrunkNames) -> Targets:
     """Published names of a trunk's tensors, and what they fill."""
     whole = {
-        "embed": f"{prefix}embed_tokens.weight",
-        "final_norm.weight": f"{prefix}norm.weight",
-        "lm_head.weight": lm_head,
+        "embed": names.embed,
+        "final_norm.weight": names.final_norm,
+        "lm_head.weight": names.lm_head,
     }
     targets: Targets = []
     for ours in _parameters(trunk):
@@ -97,7 +108,7 @@ def trunk_targets(trunk: Trunk, tensors: Sources, prefix: str, lm_head: str) -> 
             targets.append((whole[ours], Target(ours)))
         elif ours.startswith("layers."):
             _, layer, role = ours.split(".", 2)
-            at = f"{prefix}layers.{layer}."
+            at = names.layer.format(layer=layer)
             kind = trunk.config.layers[int(layer)]
             targets += layer_targets(ours, at, role, trunk.config, kind, tensors)
     return targets

@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from headstart.models.delta_config import DeltaConfig
-from headstart.models.delta_rule import DeltaRows, Scan, convolve, recur, scan_texts
+from headstart.models.delta_config import RecurrentConfig
+from headstart.models.delta_rule import DeltaRows, Rows, Scan, convolve, recur, scan, scan_texts
 
 # Fewer rows than this are faster one by one, and verified rows come to the same bits as single.
 _FEW_ROWS = 24
@@ -27,8 +27,8 @@ class Recurrence(Protocol):
         """rows [T, C], weight [C, n]: each row's channels over its own last n rows."""
         ...
 
-    def recur(self, rows: DeltaRows) -> torch.Tensor:
-        """The delta rule over each text's rows: [T, H, V]."""
+    def recur(self, rows: Rows) -> torch.Tensor:
+        """The rule of these rows over each text's: [T, H, V]."""
         ...
 
 
@@ -89,7 +89,7 @@ class LayerStates:
 
 
 def empty_states(
-    config: DeltaConfig, slots: int, dtype: torch.dtype, device: torch.device
+    config: RecurrentConfig, slots: int, dtype: torch.dtype, device: torch.device
 ) -> LayerStates:
     wide = torch.promote_types(dtype, torch.float32)
     conv = torch.zeros(slots, config.kernel - 1, config.channels, dtype=dtype, device=device)
@@ -109,7 +109,7 @@ class SlotRecurrence:
     one_by_one: bool = False
     # `first_rows` on the device. Equal in all layers; made by each of them if they are not given.
     starts: torch.Tensor | None = None
-    scan: Scan = scan_texts  # how long spans are computed
+    scan: Scan = scan_texts  # how long spans of the delta rule are computed
 
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         result = torch.zeros_like(rows)
@@ -122,7 +122,7 @@ class SlotRecurrence:
                 conv[slot] = read[done : done + conv.shape[1]]
         return result
 
-    def recur(self, rows: DeltaRows) -> torch.Tensor:
+    def recur(self, rows: Rows) -> torch.Tensor:
         result = torch.zeros_like(rows.v)
         if self.one_by_one:
             for span in self.spans:
@@ -143,7 +143,7 @@ class SlotRecurrence:
         return memory.new_zeros(memory.shape[1:]) if span.source is None else memory[span.source]
 
     def _row_by_row(
-        self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor, starts: torch.Tensor
+        self, rows: Rows, spans: list[StateSpan], result: torch.Tensor, starts: torch.Tensor
     ) -> None:
         """The next row of every request at once, until the longest, which is first, is done.
 
@@ -159,16 +159,25 @@ class SlotRecurrence:
                     if count == done + 1:
                         self.states.memory[slot] = memory[index]
 
-    def _in_chunks(self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor) -> None:
+    def _in_chunks(self, rows: Rows, spans: list[StateSpan], result: torch.Tensor) -> None:
         """Of every request the rows up to the next state that is kept, until all are done."""
         memories = [self._before(span) for span in spans]
         pieces = [span.pieces() for span in spans]
         for step in range(max(map(len, pieces))):
             active = [at for at, own in enumerate(pieces) if step < len(own)]
             texts = [rows[pieces[at][step][0]] for at in active]
-            found = self.scan(texts, [memories[at] for at in active])
+            found = self._scanned(texts, [memories[at] for at in active])
             for at, (part, memory) in zip(active, found, strict=True):
                 own, slots = pieces[at][step]
                 result[own], memories[at] = part, memory
                 for slot in slots:
                     self.states.memory[slot] = memory
+
+    def _scanned(
+        self, texts: list[Rows], memories: list[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By the library's way for the delta rule, which it alone is made for."""
+        delta = [text for text in texts if isinstance(text, DeltaRows)]
+        if len(delta) == len(texts):
+            return self.scan(delta, memories)
+        return [scan(text, memory) for text, memory in zip(texts, memories, strict=True)]

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, LayerContext, norm
+from headstart.models.layers import DecoderLayer, LayerContext, layer_of, norm
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
 from headstart.models.rope import RotaryTable
@@ -21,7 +21,7 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
-        self.layers = nn.ModuleList(DecoderLayer(config, kind) for kind in config.layers)
+        self.layers = nn.ModuleList(layer_of(config, kind) for kind in config.layers)
         self._share_indexers()
         self.final_norm = norm(config.hidden, config)
         self.lm_head = Linear(config.hidden, config.vocab)
@@ -33,10 +33,12 @@ class Trunk(nn.Module):
         """A layer without an indexer sees what the last one before it chose."""
         leader = None
         for layer, kind in zip(self.layers, self.config.layers, strict=True):
+            if kind.index == "none":
+                continue
             assert isinstance(layer, DecoderLayer)
             if kind.index == "own":
                 leader = layer.attention
-            elif kind.index == "shared" and isinstance(leader, LatentAttention):
+            elif isinstance(leader, LatentAttention):
                 assert isinstance(layer.attention, LatentAttention)
                 layer.attention.follow(leader)
 

@@ -76,9 +76,11 @@ def _published(role: str, at: str, config: ModelConfig, stored: Collection[str])
     usual = USUAL.get(role, ())
     if role == "attention.compress.weight" and config.mla is not None and not config.mla.q_rank:
         usual = ("self_attn.q_proj.weight", *usual[1:])
-    runtime = runtimes().get(config.model_type)
-    own = runtime.parameters.get(role) if runtime is not None else None
-    if own is None or (at + own[0] not in stored and at + usual[0] in stored):
+    runtime, own = runtimes().get(config.model_type), None
+    if runtime is not None:
+        names = runtime.head_parameters if at.startswith("modules.") else {}
+        own = (names or runtime.parameters).get(role)
+    if own is None or (usual and at + own[0] not in stored and at + usual[0] in stored):
         return usual
     return own
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.engine_runs import (
     AGREEING,
+    NEMOTRON,
     assert_head_is_alive,
     greedy,
     ids_of,
@@ -24,6 +25,7 @@ from support.engine_runs import (
     start,
 )
 from support.head_edits import edited
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.base import CacheSizes
@@ -41,7 +43,7 @@ SIZES: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
 # Every other K and shape is compared with the first of them, where states are.
 _WITH_TRANSFORMERS = ("K=0, few blocks", "K=3, all at once", "K=4, few blocks")
 PROMPTS = make_prompts()
@@ -57,7 +59,7 @@ SHAPES: dict[str, tuple[int, int, int, int, int]] = {
 
 
 def hybrid(tiny: Tiny, family: str) -> Path:
-    return tiny(family, **SIZES)
+    return tiny(family, **(AGREEING | NEMOTRON if family == "nemotron_h" else SIZES))
 
 
 def soft(tiny: Tiny, family: str) -> Path:
@@ -83,12 +85,12 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
 def from_scratch(engine: Engine, tokens: list[int]) -> list[LayerStates]:
     """States of every recurrent layer after these tokens, row by row in one go."""
     trunk, config = engine.model.trunk, engine.model.config
-    assert config.delta is not None
+    assert config.recurrent is not None
     states, contexts = [], []
     span = StateSpan(0, len(tokens), None, ((len(tokens), 0),))
     for kind in config.layers:
-        if kind.mixer == "delta":
-            states.append(empty_states(config.delta, 1, torch.float64, torch.device("cpu")))
+        if kind.is_recurrent:
+            states.append(empty_states(config.recurrent, 1, torch.float64, torch.device("cpu")))
             contexts.append(SlotRecurrence(states[-1], [span], one_by_one=True))
         else:
             contexts.append(Passage(Documents((len(tokens),))))
@@ -169,26 +171,39 @@ def params_of(count: int) -> list[SamplingParams]:
 
 
 @pytest.fixture(scope="module")
-def sampled(tiny: Tiny) -> list[list[int]]:
+def sampled(tiny: Tiny) -> Callable[[str], list[list[int]]]:
     """One request at a time, without drafts and without hits."""
-    engine = start(soft(tiny, "qwen3_next"), speculate=0, kv_bytes=20_000_000, prefix_caching=False)
-    params = [p for p in params_of(len(PROMPTS))]
-    return [
-        ids_of(run(engine, [prompt], replace(own, speculate=None)))[0]
-        for prompt, own in zip(PROMPTS, params, strict=True)
-    ]
+
+    def text(family: str) -> list[list[int]]:
+        folder = soft(tiny, family)
+        engine = start(folder, speculate=0, kv_bytes=20_000_000, prefix_caching=False)
+        return [
+            ids_of(run(engine, [prompt], replace(own, speculate=None)))[0]
+            for prompt, own in zip(PROMPTS, params_of(len(PROMPTS)), strict=True)
+        ]
+
+    return cache(text)
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "K=3, all at once"])
+_SHAPES = [shape for shape in SHAPES if shape != "K=3, all at once"]
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        *(("qwen3_next", shape) for shape in _SHAPES),
+        *(("nemotron_h", shape) for shape in unless_long(_SHAPES[-1:], _SHAPES)),
+    ],
+)
 def test_states_equal_a_recomputation_after_every_step(
-    shape: str, tiny: Tiny, sampled: list[list[int]]
+    family: str, shape: str, tiny: Tiny, sampled: Callable[[str], list[list[int]]]
 ) -> None:
     """Sampled text is the same for every K; aborts in between leave nothing behind."""
-    engine = shaped(soft(tiny, "qwen3_next"), shape)
+    said, engine = sampled(family), shaped(soft(tiny, family), shape)
     params = params_of(len(PROMPTS))
     if not SHAPES[shape][0]:
         params = [replace(own, speculate=None) for own in params]
-    checked, texts = 0, [[*p, *a] for p, a in zip(PROMPTS, sampled, strict=True)]
+    checked, texts = 0, [[*p, *a] for p, a in zip(PROMPTS, said, strict=True)]
     for order in (1, -1):
         ids = [engine.add(p, s) for p, s in zip(PROMPTS[::order], params[::order], strict=True)]
         doomed = [engine.add(p, seeded()) for p in PROMPTS[2:5]]
@@ -201,7 +216,7 @@ def test_states_equal_a_recomputation_after_every_step(
                 checked += check_running(engine)
             if step in (1, 4, 9):
                 engine.abort(doomed.pop())
-        assert [engine.collect(i).outputs[0].token_ids for i in ids] == sampled[::order]
+        assert [engine.collect(i).outputs[0].token_ids for i in ids] == said[::order]
     assert checked > 5
     assert states_of(engine).num_held == 0
     assert check_snapshots(engine, texts) > 0

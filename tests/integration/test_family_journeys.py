@@ -40,6 +40,7 @@ FAMILIES = {
     "glm_moe_dsa": ("xllm",),
     "mimo_v2": (),
     "step3p5": (),
+    "nemotron_h": (),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

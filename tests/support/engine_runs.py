@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headstart.calibrate.tensors import LIVELY, Disturbance
 from headstart.checkpoint.config import Config
 from headstart.engine.engine import Engine
 from headstart.engine.output import Result
@@ -57,6 +58,16 @@ STEP: dict[str, Any] = {
     "rope_theta": [5e6, 1e4, 1e4, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 1.0],
     "moe_router_scaling_factor": 1.5,
 }  # fmt: skip
+# of Nemotron-H: one layer of each kind, the last one recurrent
+NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": 5, "hybrid_override_pattern": "M*E-M", "mamba_num_heads": 4,
+    "mamba_head_dim": 12, "ssm_state_size": 16, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    # transformers cuts off time steps below it in prompts, and not where it decodes
+    "time_step_min": 1e-30,
+    # squares are larger than what gates leave
+    "disturbance": Disturbance(LIVELY.trunk, 1.0),
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -70,7 +81,7 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     if family in _LATENT:
         changes = {**LATENT, **changes}
     several = {
-        "mimo_v2": MIMO_V2, "step3p5": STEP, "deepseek_v32": SPARSE,
+        "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON, "deepseek_v32": SPARSE,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}

@@ -137,7 +137,9 @@ class PagedRun:
         ]
         self._done = [0] * num_texts
         self._states = [
-            None if config.delta is None else empty_states(config.delta, num_texts, dtype, device)
+            None
+            if (own := config.recurrent) is None
+            else empty_states(own, num_texts, dtype, device)
             for _ in range(config.num_layers)
         ]
 
@@ -162,7 +164,7 @@ class PagedRun:
             for text, s in zip(chunks, spans, strict=True)
         ]  # fmt: skip
         contexts = [
-            PagedContext(cache, spans) if kind.mixer != "delta" or own is None
+            PagedContext(cache, spans) if not kind.is_recurrent or own is None
             else SlotRecurrence(own, states)
             for kind, cache, own in zip(
                 self.trunk.config.layers, self._caches, self._states, strict=True

@@ -290,6 +290,7 @@ class Kernels:
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         mlp, norm = layer.mlp, layer.mlp_norm
+        assert isinstance(mlp, MLP | MoE)
         if isinstance(mlp, MLP) and isinstance(mlp.down, KernelFp8):
             normed = add_norm_for(mlp.gate_up, stream, mixed, norm.factor, norm.eps)
             if isinstance(normed, Fp8Rows):

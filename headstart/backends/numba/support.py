@@ -42,6 +42,8 @@ def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | No
         return f"the model has layers with {other} attention"
     if any(kind.feed != "dense" for kind in kinds):
         return "the model has experts"
+    if not config.gated_mlp or config.rope.dim == 0:
+        return "the model has MLPs without gates, or attention that does not rotate"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
     if any(window is not None for window in config.windows):

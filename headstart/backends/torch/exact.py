@@ -16,7 +16,7 @@ import torch
 
 from headstart.errors import ConfigError
 from headstart.models.attention import LayerCache, Seen, attend_rows
-from headstart.models.delta_rule import DeltaRows
+from headstart.models.delta_rule import Rows
 from headstart.models.feed_forward import Router
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.mla import LatentAttention
@@ -120,7 +120,7 @@ class _Alone:
     def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return rows * weight[:, -1]
 
-    def recur(self, rows: DeltaRows) -> torch.Tensor:
+    def recur(self, rows: Rows) -> torch.Tensor:
         return rows.v
 
 
