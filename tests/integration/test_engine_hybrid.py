@@ -25,7 +25,7 @@ from support.engine_runs import (
     start,
 )
 from support.head_edits import edited
-from support.long_runs import unless_long
+from support.long_runs import IS_LONG, unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.base import CacheSizes
@@ -34,6 +34,7 @@ from headstart.engine.engine import Engine
 from headstart.engine.kv_cache import extend_digests
 from headstart.engine.memory import Memory
 from headstart.engine.state_cache import StatePool
+from headstart.errors import ConfigError
 from headstart.models.documents import Documents, Passage
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
 from headstart.sampling.params import SamplingParams
@@ -259,9 +260,10 @@ def test_a_state_one_row_off_would_be_noticed(tiny: Tiny) -> None:
         assert_state(engine, request.states.slot, request.tokens[: request.num_computed - 1])
 
 
-def test_exact_mode_gives_the_same_bits_however_rows_are_cut(tiny: Tiny) -> None:
+@pytest.mark.parametrize("family", unless_long(["qwen3_next"], ["qwen3_next", "nemotron_h"]))
+def test_exact_mode_gives_the_same_bits_however_rows_are_cut(family: str, tiny: Tiny) -> None:
     """States and logits of a float32 engine, by chunks of another size, with and without drafts."""
-    folder = hybrid(tiny, "qwen3_next")
+    folder = hybrid(tiny, family)
     seen = []
     for k, rows in ((0, 64), (3, 64), (2, 5)):
         engine = start(
@@ -272,3 +274,19 @@ def test_exact_mode_gives_the_same_bits_however_rows_are_cut(tiny: Tiny) -> None
         outputs = [output for result in results for output in result.outputs]
         seen.append([[one.logprob for one in output.logprobs] for output in outputs])
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_mamba_layers_are_refused_by_name_where_kernels_are_asked_for(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="nemotron_h models have Mamba layers"):
+        start(hybrid(tiny, "nemotron_h"), kernels="on", dtype="float32")
+
+
+@pytest.mark.skipif(not IS_LONG, reason="compiles products in 8 bits")
+def test_mamba_layers_run_in_int8(tiny: Tiny) -> None:
+    folder, said = hybrid(tiny, "nemotron_h"), []
+    for weights in ("as-dtype", "int8"):
+        engine = start(folder, speculate=3, dtype="float32", weights=weights, kv_bytes=9_000_000)
+        assert engine.backend.name == "torch"
+        said.append(ids_of(run(engine, PROMPTS, greedy(8))))
+    assert said[0] == said[1]
+    assert any("mamba attention" in note for note in engine.notes), engine.notes

@@ -11,7 +11,7 @@ from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.config import Config
 from headstart.cli.families import family_rows, markdown_table
 from headstart.errors import UnsupportedFamily
-from headstart.families.parameters import USUAL, held_by, parameters
+from headstart.families.parameters import UNUSUAL, USUAL, held_by, parameters
 from headstart.families.registry import GRAFTED_AS, families, match_family, runtimes
 from headstart.families.runtime import Runtime
 from headstart.models.config import model_config
@@ -91,4 +91,4 @@ def test_a_table_of_parameters_is_read_and_families_override_the_usual_one() -> 
 
 def test_families_override_parameters_that_exist() -> None:
     for name, runtime in runtimes().items():
-        assert set(runtime.parameters) <= set(USUAL), name
+        assert set(runtime.parameters) <= {*USUAL, *UNUSUAL}, name
