@@ -74,6 +74,7 @@ USUAL = parameters("""
 UNUSUAL = frozenset({
     "attention.conv_bias", "attention.skip", "mlp.up.weight", "mlp.experts.up.weight",
     "mlp.shared.up.weight", "mlp.latent_in.weight", "mlp.latent_out.weight",
+    "attention_out_norm.weight", "mlp_out_norm.weight",
 })  # fmt: skip
 
 

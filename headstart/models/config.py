@@ -15,7 +15,7 @@ from typing import Any, Literal
 from headstart.errors import BadConfig, UnsupportedFamily, some
 from headstart.families.base import Family
 from headstart.families.parameters import held_by
-from headstart.families.registry import family_of_trunk, runtimes
+from headstart.families.registry import PLAIN_TRUNKS, family_of_trunk, runtimes
 from headstart.families.runtime import Runtime
 from headstart.models.attention_config import (
     AttentionShape,
@@ -40,6 +40,7 @@ class LayerKind:
     mixer: Mixer = "attention"
     feed: Literal["dense", "moe", "none"] = "dense"
     index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
+    norms: Literal["before", "after"] = "before"  # of the parts: of what they read, or give
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
     limit: float | None = None
     shared_limit: float | None = None
@@ -132,7 +133,8 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The config of a family that runs here, or UnsupportedFamily with what is in the way."""
     model_type = str(raw.get("model_type"))
     owner, runtime = family_of_trunk(raw, model_type), runtimes().get(model_type)
-    if owner is None or runtime is None:
+    runs = owner is not None and (model_type in PLAIN_TRUNKS or model_type in owner.run_types)
+    if owner is None or runtime is None or not runs:
         raise _does_not_run(model_type, owner)
     raw = runtime.complete(raw)
     _refuse_lists(raw)
@@ -174,7 +176,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
         )
-        if runtime.rotates
+        if raw.get("attention_rotates", True)
         else NO_ROTATION,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
@@ -226,6 +228,7 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
 _MAMBA, _OUT, _DENSE = "attention.skip", "attention.o.weight", "mlp.down.weight"
+_OUT_NORM = "mlp_out_norm.weight"
 _UNGATED = frozenset({"mlp.up.weight", "mlp.experts.up.weight"})
 
 
@@ -261,6 +264,7 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
         mixer = "none"
     return LayerKind(
         mixer=mixer,
+        norms="after" if _OUT_NORM in held else "before",
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense" if _DENSE in held else "none",
     )

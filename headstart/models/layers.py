@@ -1,6 +1,7 @@
 """The decoder layer that trunks and their heads share: a mixer, and a feed-forward part.
 
-Some models have both in layers of their own (`MixerLayer`, `FeedLayer`).
+Some models have both in layers of their own (`MixerLayer`, `FeedLayer`), or norm what the parts
+give and not what they read (`PostNormLayer`).
 """
 
 from __future__ import annotations
@@ -161,8 +162,31 @@ class FeedLayer(nn.Module):
         return x
 
 
-def layer_of(config: ModelConfig, kind: LayerKind) -> DecoderLayer | MixerLayer | FeedLayer:
+class PostNormLayer(nn.Module):
+    """Both parts read the residual stream as it is; what they give is normed and added to it."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind):
+        super().__init__()
+        self.attention = mixer(config, kind)
+        self.attention_out_norm = norm(config.hidden, config)
+        self.mlp = feed_forward(config, kind)
+        self.mlp_out_norm = norm(config.hidden, config)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, context: LayerContext, window: int | None = None
+    ) -> torch.Tensor:
+        x = x + self.attention_out_norm(self.attention(x, rotation, context, window))
+        x = x + self.mlp_out_norm(self.mlp(x))
+        return x
+
+
+AnyLayer = DecoderLayer | MixerLayer | FeedLayer | PostNormLayer
+
+
+def layer_of(config: ModelConfig, kind: LayerKind) -> AnyLayer:
     """A layer of this kind."""
+    if kind.norms == "after":
+        return PostNormLayer(config, kind)
     if kind.mixer == "none":
         return FeedLayer(config, kind)
     return MixerLayer(config, kind) if kind.feed == "none" else DecoderLayer(config, kind)

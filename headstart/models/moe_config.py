@@ -33,7 +33,7 @@ class MoeConfig:
     renormalise: bool  # whether the chosen weights are divided by their sum
     least_sum: float  # that the sum counts as, at least
     scale: float
-    latent: int  # size of the space that experts work in; 0 where it is the model's
+    latent: int = 0  # size of the space that experts work in, where it is not the model's
 
 
 def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig:

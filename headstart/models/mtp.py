@@ -13,7 +13,7 @@ from torch import nn
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, LayerContext, norm
+from headstart.models.layers import DecoderLayer, LayerContext, layer_of, norm
 from headstart.models.linear import Linear
 from headstart.models.rope import RotaryTable
 
@@ -27,7 +27,7 @@ class MTPModule(nn.Module):
         self.embed_norm = norm(config.hidden, config)
         self.hidden_norm = norm(config.hidden, config)
         self.fuse = Linear(2 * config.hidden, config.hidden)
-        self.block = DecoderLayer(config, config.head_layer)
+        self.block = layer_of(config, config.head_layer)
         self.window = config.shape(config.head_layer).window
         self.out_norm = norm(config.hidden, config) if layout.out_norm == "own" else None
         shares_lm_head = "lm_head" in layout.shares
@@ -52,6 +52,12 @@ class MTPModule(nn.Module):
         normed = x if self.out_norm is None else self.out_norm(self._before_norm(x))
         recycled = normed if self.layout.recycled_hidden == "after_out_norm" else x
         return normed, recycled
+
+    @property
+    def decoder(self) -> DecoderLayer:
+        """Its block, where kernels run it: they know one kind of layer."""
+        assert isinstance(self.block, DecoderLayer)
+        return self.block
 
     def _before_norm(self, x: torch.Tensor) -> torch.Tensor:
         """What the out norm is given; without its mean an RMS norm is a layer norm."""

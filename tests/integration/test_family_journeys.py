@@ -41,6 +41,8 @@ FAMILIES = {
     "mimo_v2": (),
     "step3p5": (),
     "nemotron_h": (),
+    "exaone_moe": ("sglang", "speculators"),
+    "exaone4_5": ("speculators",),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

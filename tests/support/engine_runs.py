@@ -68,6 +68,9 @@ NEMOTRON: dict[str, Any] = {
     # squares are larger than what gates leave
     "disturbance": Disturbance(LIVELY.trunk, 1.0),
 }  # fmt: skip
+EXAONE: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -81,7 +84,9 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     if family in _LATENT:
         changes = {**LATENT, **changes}
     several = {
-        "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON, "deepseek_v32": SPARSE,
+        "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON,
+        "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"]}, "exaone4_5": EXAONE,
+        "deepseek_v32": SPARSE,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}

@@ -71,6 +71,8 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return f"{config.model_type} models have Mamba layers"
     if not config.gated_mlp or any("none" in (kind.mixer, kind.feed) for kind in kinds):
         return "the model has MLPs without gates, or layers that are a mixer or an MLP alone"
+    if any(kind.norms == "after" for kind in kinds):
+        return "the model norms what attention and MLPs give"
     if config.rope.dim == 0:
         return "the model's attention does not rotate"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):

@@ -40,6 +40,8 @@ def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | No
     if any(kind.mixer != "attention" for kind in kinds):
         other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
         return f"the model has layers with {other} attention"
+    if any(kind.norms == "after" for kind in kinds):
+        return "the model norms what attention and MLPs give"
     if any(kind.feed != "dense" for kind in kinds):
         return "the model has experts"
     if not config.gated_mlp or config.rope.dim == 0:

@@ -84,6 +84,15 @@ KINDS: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 20, "mamba_num_heads": 4, "mamba_head_dim": 5,
         "n_groups": 2, "ssm_state_size": 6, "routed_scaling_factor": 1.5,
     },
+    "exaone_moe": {
+        "model_type": "exaone_moe", "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4, "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+    },
+    "exaone4_5_text": {
+        "model_type": "exaone4_5_text", "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
+    },
     "step3p5": {
         "model_type": "step3p5", "use_head_wise_attn_gate": True, "sliding_window": 4,
         "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2,
@@ -170,6 +179,9 @@ class Straight:
 
     def _layer(self, layer: Any, kind: LayerKind, x: Tensor) -> Tensor:
         shape = self.trunk.config.shape(kind)
+        if kind.norms == "after":
+            x = x + _rms(self._attention(layer.attention, x, shape), layer.attention_out_norm)
+            return x + _rms(self._feed(layer.mlp, x), layer.mlp_out_norm)
         if kind.mixer != "none":
             x = x + self._attention(layer.attention, _rms(x, layer.attention_norm), shape)
         return x if kind.feed == "none" else x + self._feed(layer.mlp, _rms(x, layer.mlp_norm))
@@ -381,6 +393,8 @@ OWN_LAYOUTS = {
     "mimo_v2_flash": family("mimo_v2").layout,
     "step3p5": family("step3p5").layout,
     "nemotron_h": family("nemotron_h").layout,
+    "exaone_moe": family("exaone_moe").layout,
+    "exaone4_5_text": family("exaone4_5").layout,
     "deepseek_v3": family("deepseek_v3").layout,
     "deepseek_v3, as vllm": family("deepseek_v3").layout.as_("vllm"),
 }
@@ -388,7 +402,12 @@ OWN_LAYOUTS = {
 
 def models(kind: str, layout: HeadLayout, modules: int) -> tuple[Trunk, MTPHead]:
     raw = {**SMALL, **KINDS[kind], "num_hidden_layers": 2}
-    if kind in ("step3p5", "nemotron_h"):  # other names there, no LM head: see test_step_trunks.py
+    if kind in (
+        "step3p5",
+        "nemotron_h",
+        "exaone_moe",
+        "exaone4_5_text",
+    ):  # other names there, no LM head: see test_step_trunks.py
         trunk = Trunk(model_config(raw), SMALL["max_position_embeddings"], torch.float64)
         randomised(trunk.double()).double()
     else:

@@ -28,7 +28,8 @@ def loaded(folder: Path) -> tuple[Any, dict[str, Any]]:
 
 
 @pytest.mark.parametrize(
-    "variant", ["hy_v4", "glm5_next", "qwen4_exp", "bailing_moe_v3", "nemotron_h"]
+    "variant",
+    ["hy_v4", "glm5_next", "qwen4_exp", "bailing_moe_v3", "nemotron_h", "exaone_moe", "exaone4_5"],
 )
 def test_no_trunk_tensor_is_missing_or_unknown(tiny: Tiny, tmp_path: Path, variant: str) -> None:
     own = {"ple_layer_ids": []} if variant == "qwen4_exp" else {}
