@@ -96,7 +96,7 @@ def _normalised(fields: Fields) -> Fields:
         "swa_num_key_value_heads": fields.get("num_key_value_heads") or heads,
         "swa_head_dim": dim,
         "swa_v_head_dim": dim,
-        "swa_rope": {
+        "swa_rope_parameters": {
             "rope_theta": fields.get("rope_theta"),
             **(fields.get("rope_scaling") or {}),
             **(fields.get("rope_parameters") or {}),

@@ -229,10 +229,10 @@ FAMILY = Family(
             "hidden_act": "silu",
             "scoring_func": "sigmoid",
             "topk_method": "noaux_tc",
-            "attention_rotates": False,
         },
         renamed={"layer_norm_epsilon": "rms_norm_eps"},
         normalise=_normalised,
+        rotates=False,
         refused=dict.fromkeys(
             ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"),
             "the engine computes Nemotron-H without, as its releases are.",

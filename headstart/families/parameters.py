@@ -1,4 +1,5 @@
-"""Published tensors of the engine's layer parameters, as most families call them.
+"""Published tensors of the engine's layer parameters, as most families call them, and of what
+joins several residual streams behind the layers.
 
 One parameter may hold several tensors, whose rows follow one another: q, k and v, or gate and up.
 A family that calls some differently says so in `Runtime.parameters`.
@@ -39,6 +40,7 @@ USUAL = parameters("""
     attention.k_norm.weight           self_attn.k_norm.weight
     attention.head_gate.weight        self_attn.g_proj.weight
     attention.sinks                   self_attn.attention_sink_bias
+    attention.gate.weight             self_attn.gate_proj.weight
     attention.compress.weight         self_attn.{q_a_proj,kv_a_proj_with_mqa}.weight
     attention.q_latent_norm.weight    self_attn.q_a_layernorm.weight
     attention.q_up.weight             self_attn.q_b_proj.weight
@@ -49,12 +51,25 @@ USUAL = parameters("""
     attention.indexer.k_norm_weight   self_attn.indexer.k_norm.weight
     attention.indexer.k_norm_bias     self_attn.indexer.k_norm.bias
     attention.indexer.weights.weight  self_attn.indexer.weights_proj.weight
+    attention.indexer.pool_gate       self_attn.indexer.index_kpool_compress_gate
+    attention.indexer.pool_bias       self_attn.indexer.index_kpool_compress_ape
     attention.inputs.weight           linear_attn.in_proj_{qkv,z,b,a}.weight
     attention.conv                    linear_attn.conv1d.weight
+    attention.q_conv                  self_attn.q_conv1d.weight
+    attention.k_conv                  self_attn.k_conv1d.weight
+    attention.v_conv                  self_attn.v_conv1d.weight
+    attention.decay_up.weight         self_attn.f_b_proj.weight
+    attention.gate_up.weight          self_attn.g_b_proj.weight
     attention.a_log                   linear_attn.A_log
     attention.dt_bias                 linear_attn.dt_bias
     attention.norm                    linear_attn.norm.weight
     attention.out.weight              linear_attn.out_proj.weight
+    attention_streams.shares.weight   hc_attn_fn
+    attention_streams.shares.base     hc_attn_base
+    attention_streams.shares.scale    hc_attn_scale
+    mlp_streams.shares.weight         hc_ffn_fn
+    mlp_streams.shares.base           hc_ffn_base
+    mlp_streams.shares.scale          hc_ffn_scale
     mlp_norm.weight                   post_attention_layernorm.weight
     mlp.gate_up.weight                mlp.{gate,up}_proj.weight
     mlp.gate_up.bias                  mlp.{gate,up}_proj.bias
@@ -67,6 +82,9 @@ USUAL = parameters("""
     mlp.shared.gate_up.weight         mlp.shared_experts.{gate,up}_proj.weight
     mlp.shared.down.weight            mlp.shared_experts.down_proj.weight
     mlp.shared_gate.weight            mlp.shared_expert_gate.weight
+    final_norm.join.weight            hc_head_fn
+    final_norm.join.base              hc_head_base
+    final_norm.join.scale             hc_head_scale
 """)
 
 

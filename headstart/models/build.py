@@ -174,8 +174,9 @@ def _trunk_names(checkpoint: Checkpoint, family: Family | None) -> TrunkNames:
     own, prefix = family.trunk, trunk_prefix(checkpoint, family)
     heads = [name for name in own.lm_heads if name in checkpoint.tensors]
     return TrunkNames(
-        prefix + own.embed, prefix + own.final_norm, (heads or own.lm_heads)[0], prefix + own.layer
-    )
+        prefix + own.embed, prefix + own.final_norm, (heads or own.lm_heads)[0],
+        prefix + own.layer, prefix,
+    )  # fmt: skip
 
 
 def _tied_as_stored(config: ModelConfig, checkpoint: Checkpoint, lm_head: str) -> ModelConfig:

@@ -26,8 +26,9 @@ from headstart.models.attention_config import (
 from headstart.models.delta_config import DeltaConfig, RecurrentConfig, delta_config
 from headstart.models.mamba_config import MambaConfig, mamba_config
 from headstart.models.mla_config import MlaConfig, mla_config
-from headstart.models.moe_config import MoeConfig, moe_config
+from headstart.models.moe_config import Limit, MoeConfig, moe_config
 from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
+from headstart.models.streams import StreamConfig, stream_config
 
 Mixer = Literal["attention", "sliding", "latent", "delta", "mamba", "none"]
 
@@ -42,8 +43,9 @@ class LayerKind:
     index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
     norms: Literal["before", "after"] = "before"  # of the parts: of what they read, or give
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
-    limit: float | None = None
-    shared_limit: float | None = None
+    limit: Limit | None = None
+    shared_limit: Limit | None = None
+    has_streams: bool = False  # whether it reads and writes several residual streams
 
     @property
     def is_recurrent(self) -> bool:
@@ -89,6 +91,7 @@ class ModelConfig:
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
     gated_mlp: bool  # silu of a gate times the rest; else the square of what is above 0
+    streams: StreamConfig | None  # where there are several residual ones
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
     qkv_ranks: int  # for which a fused q, k, v is stored; 0 where none is read
 
@@ -106,7 +109,7 @@ class ModelConfig:
         """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
         if kind.mixer == "latent":
             assert self.mla is not None
-            index = self.mla.index.dim if kind.index == "own" and self.mla.index else 0
+            index = self.mla.index.kept if kind.index == "own" and self.mla.index else 0
             return (self.mla.entry + index,), (0,)
         shape = self.shape(kind)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
@@ -145,9 +148,14 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False))
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
+    by_channel, has_delta, has_mamba = (
+        _has_layers_with(parameter, owner, runtime, raw) for parameter in (_KIMI, _DELTA, _MAMBA)
+    )
+    delta = None
+    if by_channel or (has_delta and not has_mamba):
+        delta = delta_config(raw, layers, by_channel=by_channel)
     held = _parameters(owner, runtime, raw, layers)
-    has_mamba = any(_MAMBA in names for names in held)
-    has_delta = not has_mamba and _has_delta_nets(owner, runtime, raw)
+    rotates = runtime.rotates and bool(raw.get("attention_rotates", True))
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
     made = [_kind(*each) for each in zip(held, slides, strict=True)]
     *trunk_kinds, head_kind = (_limited(kind, raw, i) for i, kind in enumerate(made))
@@ -155,7 +163,8 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     sliding = sliding_shape(raw) if any(slides) else None
     mla = None
     if head_kind.mixer == "latent":
-        mla = mla_config(raw, has_index=any(kind.index == "own" for kind in kinds))
+        has_index = any(kind.index == "own" for kind in kinds)
+        mla = mla_config(raw, held[-1], has_index=has_index, rotates=rotates)
     if mla is not None:
         head_dim = mla.qk_dim
     experts = next((names for names in held if _ROUTER in names), None)
@@ -176,7 +185,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
         )
-        if raw.get("attention_rotates", True)
+        if rotates
         else NO_ROTATION,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
@@ -188,12 +197,13 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         layers=kinds,
         head_layer=head_kind,
         moe=None if experts is None else moe_config(raw, experts),
-        delta=delta_config(raw, layers) if has_delta else None,
-        mamba=mamba_config(raw) if has_mamba else None,
+        delta=delta,
+        mamba=mamba_config(raw) if any(_MAMBA in names for names in held) else None,
         mla=mla,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
+        streams=_streams(raw, owner, runtime),
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         gated_mlp=not any(names & _UNGATED for names in held),
         centred_norms=owner.layout.zero_centred_norms,
@@ -227,15 +237,18 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 # parameters that tell what a layer is made of
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
+_KIMI, _STREAMS = "attention.q_conv", "attention_streams.shares.weight"
 _MAMBA, _OUT, _DENSE = "attention.skip", "attention.o.weight", "mlp.down.weight"
 _OUT_NORM = "mlp_out_norm.weight"
 _UNGATED = frozenset({"mlp.up.weight", "mlp.experts.up.weight"})
 
 
-def _has_delta_nets(owner: Family, runtime: Runtime, raw: Mapping[str, Any]) -> bool:
-    """Whether layers of the family may keep a state."""
+def _has_layers_with(
+    parameter: str, owner: Family, runtime: Runtime, raw: Mapping[str, Any]
+) -> bool:
+    """Whether some kind of the family's layers has a parameter, as those that keep a state do."""
     tables = owner.trunk.layer_kinds(raw).values()
-    return any(_DELTA in held_by({p.name for p in t}, runtime.parameters) for t in tables)
+    return any(parameter in held_by({p.name for p in t}, runtime.parameters) for t in tables)
 
 
 def _parameters(
@@ -256,7 +269,7 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
     mixer: Mixer = "sliding" if slides else "attention"
     if _MAMBA in held:
         mixer = "mamba"
-    elif _DELTA in held:
+    elif _DELTA in held or _KIMI in held:
         mixer = "delta"
     elif _LATENT in held:
         mixer = "latent"
@@ -267,14 +280,22 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
         norms="after" if _OUT_NORM in held else "before",
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense" if _DENSE in held else "none",
+        has_streams=_STREAMS in held,
     )
+
+
+def _streams(raw: Mapping[str, Any], owner: Family, runtime: Runtime) -> StreamConfig | None:
+    if runtime.streams is None:
+        return None
+    outside = held_by({part.name for part in owner.trunk.extras}, runtime.parameters)
+    return stream_config(raw, runtime.streams, outside)
 
 
 def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
     """Latent attention without an indexer uses that of an earlier layer, if there is any."""
     if all(kind.index == "none" for kind in kinds):
         return tuple(kinds)
-    if kinds[0].index == "none":
+    if next(kind for kind in kinds if kind.mixer == "latent").index == "none":
         raise BadConfig(
             "the first layer has no indexer, and there is none before it that it could share. "
             "Take the config.json of the model's release."
@@ -288,8 +309,10 @@ def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
 def _limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
     """With the limits of a layer, where a config lists them; 0 means none."""
     lists = [raw.get(name) or [] for name in ("swiglu_limits", "swiglu_limits_shared")]
+    is_before = bool(raw.get("limits_before_activation"))
     limit, shared = (
-        float(part[layer] or 0) or None if len(part) > layer else None for part in lists
+        Limit(float(part[layer]), is_before) if len(part) > layer and part[layer] else None
+        for part in lists
     )
     return replace(kind, limit=limit, shared_limit=shared)
 

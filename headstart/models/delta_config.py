@@ -48,10 +48,13 @@ class RecurrentConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeltaConfig(RecurrentConfig):
-    """A gated delta net."""
+    """A gated delta net, or one whose channels fade each by itself (Kimi's delta attention)."""
+
+    by_channel: bool = False
+    least_log_decay: float | None = None  # of channels, where a sigmoid and no soft-plus gives it
 
 
-def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
+def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = False) -> DeltaConfig:
     """The recurrent layers of a config, or what is wrong with it."""
     sizes = positive_ints(raw, _SIZES)
     if sizes is None or sizes[1] % sizes[0]:
@@ -79,4 +82,13 @@ def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
             f"{raw.get('model_type')}, as its published implementation does."
         )
     k_heads, v_heads, k_dim, v_dim, kernel = sizes
-    return DeltaConfig(k_heads=k_heads, v_heads=v_heads, k_dim=k_dim, v_dim=v_dim, kernel=kernel)
+    least = raw.get("linear_lower_bound") if by_channel else None
+    return DeltaConfig(
+        k_heads=k_heads,
+        v_heads=v_heads,
+        k_dim=k_dim,
+        v_dim=v_dim,
+        kernel=kernel,
+        by_channel=by_channel,
+        least_log_decay=None if least is None else float(least),
+    )

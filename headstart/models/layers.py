@@ -6,6 +6,8 @@ give and not what they read (`PostNormLayer`).
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -13,6 +15,7 @@ from headstart.models.attention import Context, EntryContext
 from headstart.models.attention_config import AttentionShape
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.feed_forward import MLP, MoE
+from headstart.models.kimi_delta import KimiDeltaAttention
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mamba import Mamba
@@ -20,6 +23,7 @@ from headstart.models.mla import LatentAttention
 from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
 from headstart.models.rope import Rotation, rotate
+from headstart.models.streams import Connection
 from headstart.models.ungated import UngatedMLP, UngatedMoE
 
 # what the rows of a layer see, or go on from; None where it looks at nothing but the row
@@ -95,7 +99,18 @@ def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE | UngatedMLP
     return MLP(config.hidden, config.intermediate, bias=bias, limit=limit)
 
 
-def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet | Mamba:
+def connection(config: ModelConfig, kind: LayerKind) -> Connection | None:
+    """How half a layer reads and writes the residual streams, where there are several."""
+    if not kind.has_streams:
+        return None
+    assert config.streams is not None
+    return Connection(config.streams, config.hidden)
+
+
+Mixer = Attention | LatentAttention | DeltaNet | KimiDeltaAttention | Mamba
+
+
+def mixer(config: ModelConfig, kind: LayerKind) -> Mixer:
     """What carries a row's context into it in a layer of this kind."""
     if kind.mixer == "latent":
         assert config.mla is not None
@@ -103,7 +118,8 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention |
         return LatentAttention(config.hidden, config.num_heads, config.mla, has_indexer=has_indexer)
     if kind.mixer == "delta":
         assert config.delta is not None
-        return DeltaNet(config.hidden, config.delta, config.eps)
+        kind_of_net = KimiDeltaAttention if config.delta.by_channel else DeltaNet
+        return kind_of_net(config.hidden, config.delta, config.eps)
     if kind.mixer == "mamba":
         assert config.mamba is not None
         return Mamba(config.hidden, config.mamba, config.eps)
@@ -119,6 +135,9 @@ class DecoderLayer(nn.Module):
         self.attention = mixer(config, kind)
         self.mlp_norm = norm(config.hidden, config)
         self.mlp = feed_forward(config, kind)
+        # how each half reads and writes several residual streams
+        self.attention_streams = connection(config, kind)
+        self.mlp_streams = connection(config, kind)
 
     def forward(
         self,
@@ -127,9 +146,18 @@ class DecoderLayer(nn.Module):
         context: LayerContext,
         window: int | None = None,
     ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, context, window)
-        x = x + self.mlp(self.mlp_norm(x))
-        return x
+        if self.attention_streams is None or self.mlp_streams is None:
+            x = x + self.attention(self.attention_norm(x), rotation, context, window)
+            x = x + self.mlp(self.mlp_norm(x))
+            return x
+
+        def attend(row: torch.Tensor) -> Any:
+            return self.attention(self.attention_norm(row), rotation, context, window)
+
+        x = self.attention_streams(x, attend)
+        result = self.mlp_streams(x, lambda row: self.mlp(self.mlp_norm(row)))
+        assert isinstance(result, torch.Tensor)
+        return result
 
 
 class MixerLayer(nn.Module):

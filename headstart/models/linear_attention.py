@@ -64,7 +64,7 @@ class DeltaNet(nn.Module):
         q, k, v = torch.split(mixed.to(wide), [keys, keys, config.values], dim=-1)
         group = config.v_heads // config.k_heads
         q, k = (
-            _unit(part.reshape(count, config.k_heads, config.k_dim)).repeat_interleave(group, 1)
+            unit(part.reshape(count, config.k_heads, config.k_dim)).repeat_interleave(group, 1)
             for part in (q, k)
         )
         rate = softplus(a.to(wide) + self.dt_bias.to(wide))
@@ -77,5 +77,5 @@ class DeltaNet(nn.Module):
         )
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _TINY)

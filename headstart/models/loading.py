@@ -26,11 +26,12 @@ from headstart.errors import (
     UnsupportedFamily,
     some,
 )
+from headstart.families.parameters import USUAL
 from headstart.models.as_stored import AsStored, Sources, fill_values, plan_as_stored
 from headstart.models.config import ModelConfig
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
-from headstart.models.weight_map import Target, Targets, layer_targets
+from headstart.models.weight_map import Target, Targets, layer_targets, parameters_of
 
 _MOST_PACKED = 16  # values in one that is stored, of quantised weights
 _READERS = 8  # tensors on their way to a GPU at once
@@ -57,6 +58,7 @@ class TrunkNames:
     final_norm: str = "model.norm.weight"
     lm_head: str = "lm_head.weight"
     layer: str = "model.layers.{layer}."
+    prefix: str = "model."  # of what else lies outside of layers
 
 
 _USUAL_NAMES = TrunkNames()
@@ -100,7 +102,12 @@ def trunk_targets(trunk: Trunk, tensors: Sources, names: TrunkNames) -> Targets:
     whole = {
         "embed": names.embed,
         "final_norm.weight": names.final_norm,
+        "final_norm.norm.weight": names.final_norm,  # behind several residual streams
         "lm_head.weight": names.lm_head,
+    }
+    outside = {**USUAL, **parameters_of(trunk.config)}
+    whole |= {
+        ours: names.prefix + outside[ours][0] for ours in outside if ours.startswith("final_norm.")
     }
     targets: Targets = []
     for ours in _parameters(trunk):

@@ -12,6 +12,7 @@ from headstart.models.layers import DecoderLayer, LayerContext, layer_of, norm
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
 from headstart.models.rope import RotaryTable
+from headstart.models.streams import Joined
 
 
 class Trunk(nn.Module):
@@ -23,7 +24,8 @@ class Trunk(nn.Module):
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
         self.layers = nn.ModuleList(layer_of(config, kind) for kind in config.layers)
         self._share_indexers()
-        self.final_norm = norm(config.hidden, config)
+        last, streams = norm(config.hidden, config), config.streams
+        self.final_norm = last if streams is None else Joined(streams, config.hidden, last)
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:
             self.lm_head.weight = self.embed
@@ -54,11 +56,14 @@ class Trunk(nn.Module):
         positions: torch.Tensor,
         contexts: Sequence[LayerContext],
     ) -> torch.Tensor:
-        """ids and positions [T] -> the residual stream [T, hidden] before the final norm.
+        """ids and positions [T] -> the residual stream [T, hidden] before the final norm, or all
+        streams [T, streams * hidden] where there are several.
 
         One context per layer says what its rows attend to, or go on from.
         """
         x = self.embed[ids]
+        if self.config.streams is not None:
+            x = x.repeat(1, self.config.streams.count)
         config, rotation = self.config, self.rotary.at(positions)
         near = rotation if self.sliding_rotary is None else self.sliding_rotary.at(positions)
         rows = zip(self.layers, config.layers, contexts, config.windows, strict=True)

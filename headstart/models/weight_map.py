@@ -7,7 +7,7 @@ Loading and saving both read this, so the two cannot drift apart. The names are 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -76,13 +76,18 @@ def _published(role: str, at: str, config: ModelConfig, stored: Collection[str])
     usual = USUAL.get(role, ())
     if role == "attention.compress.weight" and config.mla is not None and not config.mla.q_rank:
         usual = ("self_attn.q_proj.weight", *usual[1:])
-    runtime, own = runtimes().get(config.model_type), None
-    if runtime is not None:
-        names = runtime.head_parameters if at.startswith("modules.") else {}
-        own = (names or runtime.parameters).get(role)
+    own = parameters_of(config, in_head=at.startswith("modules.")).get(role)
     if own is None or (usual and at + own[0] not in stored and at + usual[0] in stored):
         return usual
     return own
+
+
+def parameters_of(config: ModelConfig, *, in_head: bool = False) -> Mapping[str, tuple[str, ...]]:
+    """Published tensors of parameters that the family does not call as usual."""
+    runtime = runtimes().get(config.model_type)
+    if runtime is None:
+        return {}
+    return (runtime.head_parameters if in_head else {}) or runtime.parameters
 
 
 def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
@@ -90,6 +95,8 @@ def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
     if role == "attention.inputs.weight":
         delta = config.delta
         assert delta is not None
+        if delta.by_channel:  # q, k, v, what decays and gates come from, and b
+            return [delta.values] * 3 + [delta.v_dim] * 2 + [delta.v_heads]
         return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
     if role == "attention.compress.weight":
         mla = config.mla

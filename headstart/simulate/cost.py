@@ -82,6 +82,10 @@ def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
     elif kind.feed == "moe":
         assert config.moe is not None
         feed = config.moe.num_experts + matrices * config.moe.shared_width + 2 * config.moe.latent
+    streams = config.streams if kind.has_streams else None
+    if streams is not None:  # both halves' shares
+        outputs = streams.count * (2 + streams.count * (streams.kind == "balanced"))
+        feed += 2 * streams.count * outputs
     return _mixer_weights(config, kind) + config.hidden * feed
 
 
@@ -96,8 +100,9 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         index = mla.index if kind.index == "own" else None
         if index is not None:
             up += (mla.q_rank or 0) * index.heads * index.dim
-            compressed += config.hidden * (index.dim + index.heads)
-        return compressed + up + config.num_heads * mla.v_dim * config.hidden
+            compressed += config.hidden * (index.kept + index.heads)
+        outputs = config.num_heads * mla.v_dim * (1 + mla.is_gated)
+        return compressed + up + outputs * config.hidden
     if kind.mixer == "none":
         return 0
     if kind.mixer == "mamba":

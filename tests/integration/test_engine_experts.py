@@ -40,6 +40,7 @@ REFUSED = {
     "step3p5": "the model has sliding windows",
     "exaone_moe": "the model has sliding windows",
     "exaone4_5": "the model has sliding windows",
+    "mellum": "the model has sliding windows",
 }
 FAMILIES = ("glm4_moe", "ernie4_5_moe", "deepseek_v3", *REFUSED)
 # Most of what is tried below does not depend on how a layer attends.
@@ -157,7 +158,9 @@ def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int
 
 @pytest.mark.parametrize(
     "family",
-    unless_long(["deepseek_v32", "mimo_v2", "step3p5", "nemotron_h"], [*FAMILIES, "nemotron_h"]),
+    unless_long(
+        ["deepseek_v32", "mimo_v2", "step3p5", "mellum", "nemotron_h"], [*FAMILIES, "nemotron_h"]
+    ),
     indirect=True,
     scope="module",
 )

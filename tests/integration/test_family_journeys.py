@@ -43,6 +43,9 @@ FAMILIES = {
     "nemotron_h": (),
     "exaone_moe": ("sglang", "speculators"),
     "exaone4_5": ("speculators",),
+    "mellum": (),
+    "hy_v4": ("sglang",),
+    "glm5_next": ("sglang",),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

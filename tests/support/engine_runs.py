@@ -71,6 +71,21 @@ NEMOTRON: dict[str, Any] = {
 EXAONE: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7,
 }  # fmt: skip
+MELLUM: dict[str, Any] = {
+    "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"],
+    "sliding_window": 6,
+}  # fmt: skip
+# of models with several residual streams
+HY_V4: dict[str, Any] = {
+    **SPARSE, "n_group": 1, "indexer_types": ["full", "shared"], "swiglu_limit": 1.0, "hc_mult": 2,
+    "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
+GLM5_NEXT: dict[str, Any] = {
+    **SPARSE, "n_group": 1, "qk_rope_head_dim": 0, "head_dim": 0, "hc_mult": 2,
+    "layer_types": ["linear_attention", "indexed_attention"], "index_kpool": 4,
+    "mlp_layer_types": ["dense", "sparse"], "linear_num_heads": 2, "linear_head_dim": 12,
+    "swiglu_limit": 1.0, "max_position_embeddings": 1024,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -84,9 +99,9 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     if family in _LATENT:
         changes = {**LATENT, **changes}
     several = {
-        "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON,
+        "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON, "mellum": MELLUM,
         "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"]}, "exaone4_5": EXAONE,
-        "deepseek_v32": SPARSE,
+        "deepseek_v32": SPARSE, "hy_v4": HY_V4, "glm5_next": GLM5_NEXT,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}

@@ -75,8 +75,12 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return "the model norms what attention and MLPs give"
     if config.rope.dim == 0:
         return "the model's attention does not rotate"
+    if config.streams is not None:
+        return f"{config.model_type} models have several residual streams"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
+    if config.delta is not None and config.delta.by_channel:
+        return f"channels of {config.model_type} models' memories fade each by itself"
     if config.mla is not None:
         return _why_no_latents(config.mla, config.model_type)
     if config.head_dim % 2 or config.head_dim > 256:

@@ -113,7 +113,8 @@ class TrunkKernels:
     """A trunk's pass, with its LM head."""
 
     def __init__(self, trunk: Trunk, slots: int):
-        self._embed, self._final_norm = trunk.embed.numpy(), trunk.final_norm.factor.numpy()
+        final_norm = _checked(trunk.final_norm, Norm)
+        self._embed, self._final_norm = trunk.embed.numpy(), final_norm.factor.numpy()
         layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
         self._block = Block.of(layers, slots, trunk.rotary)
         self._trunk, self._lm_head = trunk, matrices([trunk.lm_head])
