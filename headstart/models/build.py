@@ -160,7 +160,7 @@ def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
     head = open_head(folder)
     kind = checkpoint.config.model_type
     expected = GRAFTED_AS.get(kind, kind)
-    if expected not in (head.family.name, *head.family.model_types):
+    if expected not in (head.family.name, *head.family.model_types, *head.family.marked_types):
         raise UnsupportedFamily(
             f"{folder} holds a {head.family.name} head, the model is {kind}. A head only fits "
             "the model it was made for; compare both with `headstart inspect`."

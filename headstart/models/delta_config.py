@@ -52,6 +52,7 @@ class DeltaConfig(RecurrentConfig):
 
     by_channel: bool = False
     least_log_decay: float | None = None  # of channels, where a sigmoid and no soft-plus gives it
+    is_low_rank: bool = True  # channels' decays and gates come from a few numbers of the row
 
 
 def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = False) -> DeltaConfig:
@@ -91,4 +92,5 @@ def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = Fals
         kernel=kernel,
         by_channel=by_channel,
         least_log_decay=None if least is None else float(least),
+        is_low_rank=not raw.get("no_kda_lora"),
     )

@@ -96,7 +96,8 @@ def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
         delta = config.delta
         assert delta is not None
         if delta.by_channel:  # q, k, v, what decays and gates come from, and b
-            return [delta.values] * 3 + [delta.v_dim] * 2 + [delta.v_heads]
+            size = delta.v_dim if delta.is_low_rank else delta.values
+            return [delta.values] * 3 + [size] * 2 + [delta.v_heads]
         return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
     if role == "attention.compress.weight":
         mla = config.mla

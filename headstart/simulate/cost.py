@@ -101,7 +101,7 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         if index is not None:
             up += (mla.q_rank or 0) * index.heads * index.dim
             compressed += config.hidden * (index.kept + index.heads)
-        outputs = config.num_heads * mla.v_dim * (1 + mla.is_gated)
+        outputs = config.num_heads * (mla.v_dim + mla.gate_dim)
         return compressed + up + outputs * config.hidden
     if kind.mixer == "none":
         return 0

@@ -14,6 +14,7 @@ import pytest
 import torch
 from support.engine_runs import (
     AGREEING,
+    LING,
     NEMOTRON,
     assert_head_is_alive,
     greedy,
@@ -44,7 +45,7 @@ SIZES: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h")
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h", "bailing_moe_v3")
 # Every other K and shape is compared with the first of them, where states are.
 _WITH_TRANSFORMERS = ("K=0, few blocks", "K=3, all at once", "K=4, few blocks")
 PROMPTS = make_prompts()
@@ -60,7 +61,8 @@ SHAPES: dict[str, tuple[int, int, int, int, int]] = {
 
 
 def hybrid(tiny: Tiny, family: str) -> Path:
-    return tiny(family, **(AGREEING | NEMOTRON if family == "nemotron_h" else SIZES))
+    own = {"nemotron_h": NEMOTRON, "bailing_moe_v3": LING}.get(family)
+    return tiny(family, **(SIZES if own is None else AGREEING | own))
 
 
 def soft(tiny: Tiny, family: str) -> Path:
@@ -194,6 +196,7 @@ _SHAPES = [shape for shape in SHAPES if shape != "K=3, all at once"]
     [
         *(("qwen3_next", shape) for shape in _SHAPES),
         *(("nemotron_h", shape) for shape in unless_long(_SHAPES[-1:], _SHAPES)),
+        *(("bailing_moe_v3", shape) for shape in unless_long([], _SHAPES)),
     ],
 )
 def test_states_equal_a_recomputation_after_every_step(

@@ -41,6 +41,7 @@ FAMILIES = {
     "mimo_v2": (),
     "step3p5": (),
     "nemotron_h": (),
+    "bailing_moe_v3": ("sglang", "speculators"),
     "exaone_moe": ("sglang", "speculators"),
     "exaone4_5": ("speculators",),
     "mellum": (),

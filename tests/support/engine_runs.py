@@ -68,6 +68,10 @@ NEMOTRON: dict[str, Any] = {
     # squares are larger than what gates leave
     "disturbance": Disturbance(LIVELY.trunk, 1.0),
 }  # fmt: skip
+LING: dict[str, Any] = {
+    "layer_group_size": 2, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 20,
+    "kv_lora_rank": 32, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
 EXAONE: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7,
 }  # fmt: skip
@@ -102,6 +106,7 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON, "mellum": MELLUM,
         "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"]}, "exaone4_5": EXAONE,
         "deepseek_v32": SPARSE, "hy_v4": HY_V4, "glm5_next": GLM5_NEXT,
+        "bailing_moe_v3": LING,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}
