@@ -312,7 +312,9 @@ SHAPES: dict[str, dict[str, Any]] = {
         # three layers with a window, one that sees everything
         "layer_types": (["sliding_attention"] * 3 + ["full_attention"]) * 12,
         "sliding_window": 128,
+        "sliding_windows": [128, 128, 128, 0] * 12,
         "first_k_dense_replace": 1,
+        "mlp_layer_types": ["dense"] + ["sparse"] * 47,
         "mtp_layer_types": ["full_attention"],
         "mtp_sliding_windows": [0],
         "num_nextn_predict_layers": 1,

@@ -78,6 +78,7 @@ TINY_AUTUMN: dict[str, dict[str, Any]] = {
         "n_group": 1,
         "topk_group": 1,
         "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "sliding_windows": [128, 128, 0],  # vLLM reads these, transformers sliding_window
         "mtp_layer_types": ["full_attention"],
         "mtp_sliding_windows": [0],
     },

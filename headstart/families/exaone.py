@@ -51,8 +51,9 @@ def _layer_types(fields: Fields) -> list[str]:
 
 
 def _head_type(fields: Fields) -> str:
+    """As vLLM reads it: given apart, else that of the first layer."""
     listed = fields.get("mtp_layer_types")
-    return str(listed[0]) if isinstance(listed, list) and listed else "full_attention"
+    return str(listed[0]) if isinstance(listed, list) and listed else _layer_types(fields)[0]
 
 
 def _slides(head: Callable[[Fields], str]) -> Callable[[Fields, int], bool]:
@@ -74,13 +75,13 @@ def _kind(fields: Fields, layer: int) -> str:
 
 
 def _normalised(fields: Fields) -> Fields:
-    """Layers with a window rotate; beside such layers those that see everything do not."""
+    """Layers with a window rotate, and heads; beside them layers that see everything do not."""
     if any(fields.get("swiglu_limits") or ()):
         raise UnsupportedFamily(
             "swiglu_limits are given, as in K-EXAONE-2.0; the engine computes EXAONE without."
         )
     kinds, window = _layer_types(fields), fields.get("sliding_window")
-    found: dict[str, Any] = {"attention_rotates": _SLIDING not in kinds}
+    found: dict[str, Any] = {"attention_rotates": _SLIDING not in kinds, "head_rotates": True}
     sizes = [fields.get("sliding_windows"), fields.get("mtp_sliding_windows")]
     given = {size for listed in sizes if isinstance(listed, list) for size in listed if size}
     if len(given | ({window} if window else set())) > 1:
@@ -133,7 +134,8 @@ MOE = Family(
     lacks="windows of several sizes, and limits of inner products (K-EXAONE-2.0)",
     notes=(
         "attention type and window come from mtp_layer_types and mtp_sliding_windows",
-        "layers that see everything do not rotate, the head's among them",
+        "layers that see everything do not rotate; the head does, as it was trained by what vLLM "
+        "0.32.0 says. Older vLLM and SGLang do not rotate it: expect fewer accepted drafts",
     ),
 )
 

@@ -93,6 +93,7 @@ class ModelConfig:
     gated_mlp: bool  # silu of a gate times the rest; else the square of what is above 0
     streams: StreamConfig | None  # where there are several residual ones
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
+    head_rope: RopeConfig | None  # of a head that rotates where the trunk's layers do not
     qkv_ranks: int  # for which a fused q, k, v is stored; 0 where none is read
 
     @property
@@ -117,6 +118,11 @@ class ModelConfig:
     def slot_values(self, kind: LayerKind) -> int:
         """Numbers that a layer keeps of a token; one that does not attend none."""
         return sum(prod(shape) for shape in self.kept(kind)) if kind.attends else 0
+
+    @property
+    def rope_of_head(self) -> RopeConfig:
+        """How the block of a head rotates."""
+        return self.head_rope or self.shape(self.head_layer).rope
 
     def shape(self, kind: LayerKind) -> AttentionShape:
         """The geometry of a layer that attends."""
@@ -168,6 +174,14 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     if mla is not None:
         head_dim = mla.qk_dim
     experts = next((names for names in held if _ROUTER in names), None)
+    rope = NO_ROTATION
+    if rotates or raw.get("head_rotates"):
+        rope = rope_config(
+            raw,
+            head_dim if mla is None else mla.rope_dim,
+            may_be_partial=runtime.partial_rotary,
+            is_interleaved=bool(raw.get("rope_interleave")),
+        )
     return ModelConfig(
         model_type=model_type,
         num_layers=layers,
@@ -179,14 +193,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         v_dim=int(raw.get("v_head_dim") or head_dim) if sliding is not None else head_dim,
         vocab=size(raw, "vocab_size"),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=rope_config(
-            raw,
-            head_dim if mla is None else mla.rope_dim,
-            may_be_partial=runtime.partial_rotary,
-            is_interleaved=bool(raw.get("rope_interleave")),
-        )
-        if rotates
-        else NO_ROTATION,
+        rope=rope if rotates else NO_ROTATION,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -207,6 +214,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         gated_mlp=not any(names & _UNGATED for names in held),
         centred_norms=owner.layout.zero_centred_norms,
+        head_rope=None if rotates or rope == NO_ROTATION else rope,
         qkv_ranks=size(raw, runtime.qkv_ranks) if runtime.qkv_ranks else 0,
     )
 

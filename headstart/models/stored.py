@@ -75,7 +75,7 @@ def load_stored_head(
     if module.num_modules < head.num_modules:
         tensors = {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
     notes += fill_head(module, tensors, loading)
-    rope = module.config.shape(module.config.head_layer).rope
+    rope = module.config.rope_of_head
     if module.layout.rotates_halves:
         rope = replace(rope, is_interleaved=False)
     if rope != trunk.rope:  # other head_dim, or other pairs

@@ -104,7 +104,8 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         changes = {**LATENT, **changes}
     several = {
         "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON, "mellum": MELLUM,
-        "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"]}, "exaone4_5": EXAONE,
+        "exaone4_5": EXAONE,
+        "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"], "sliding_windows": [7, 0]},
         "deepseek_v32": SPARSE, "hy_v4": HY_V4, "glm5_next": GLM5_NEXT,
         "bailing_moe_v3": LING,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},

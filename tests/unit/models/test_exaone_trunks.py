@@ -115,7 +115,8 @@ def test_exaone_4_0_has_no_head_and_is_not_taken_for_4_5() -> None:
 
 
 def test_the_heads_block_attends_as_its_family_says() -> None:
-    assert model_config(MOE).head_layer.mixer == "attention"
-    assert model_config({**MOE, "mtp_layer_types": [S]}).head_layer.mixer == "sliding"
+    assert model_config(MOE).head_layer.mixer == "sliding", "as the first layer of the trunk"
+    full = model_config({**MOE, "mtp_layer_types": [F]})
+    assert full.head_layer.mixer == "attention" and full.rope.dim == 0 < full.rope_of_head.dim
     head = model_config(POST).head_layer
     assert (head.mixer, head.norms) == ("sliding", "after")

@@ -94,6 +94,7 @@ KINDS: dict[str, dict[str, Any]] = {
         "model_type": "exaone_moe", "layer_types": ["sliding_attention", "full_attention"],
         "sliding_window": 4, "num_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        "mtp_layer_types": ["full_attention"],
     },
     "exaone4_5_text": {
         "model_type": "exaone4_5_text", "layer_types": ["sliding_attention", "full_attention"],
@@ -184,12 +185,16 @@ class Straight:
             x = token @ left.T + state @ right.T
         else:
             x = state @ left.T + token @ right.T
-        x = self._layer(module.block, self.head.config.head_layer, x)
+        config = self.head.config
+        x = self._layer(module.block, config.head_layer, x, config.rope_of_head)
         normed = x if module.out_norm is None else _rms(x, module.out_norm)
         return normed, normed if self.layout.recycled_hidden == "after_out_norm" else x
 
-    def _layer(self, layer: Any, kind: LayerKind, x: Tensor) -> Tensor:
+    def _layer(
+        self, layer: Any, kind: LayerKind, x: Tensor, rope: RopeConfig | None = None
+    ) -> Tensor:
         shape = self.trunk.config.shape(kind)
+        shape = shape if rope is None else replace(shape, rope=rope)
         if kind.norms == "after":
             x = x + _rms(self._attention(layer.attention, x, shape), layer.attention_out_norm)
             return x + _rms(self._feed(layer.mlp, x), layer.mlp_out_norm)
@@ -432,7 +437,7 @@ def models(kind: str, layout: HeadLayout, modules: int) -> tuple[Trunk, MTPHead]
         trunk = our_trunk(raw, transformers_model(raw), torch.float64)
     head = MTPHead(trunk.config, layout, modules).double()
     randomised(head, seed=3)
-    rope = trunk.config.shape(trunk.config.head_layer).rope
+    rope = trunk.config.rope_of_head
     if rope != trunk.config.rope and trunk.config.mla is None:
         head.rotate_by(RotaryTable(rope, SMALL["max_position_embeddings"], torch.float64))
     return trunk, head.double()
