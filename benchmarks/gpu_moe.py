@@ -1,13 +1,17 @@
 """How close a layer of experts comes to the time that reading its weights takes.
 
 PYTHONPATH=. python3 benchmarks/gpu_moe.py [--shape qwen3-next] [--experts N] [--rows 1,2,4]
-    [--cuts | --ways] [--sort-rows 65,128,256]
+    [--format fp8-block] [--formats | --cuts | --ways] [--sort-rows 65,128,256]
 
 The floor is the bytes that must be read (the experts that were chosen, the shared one, the router)
 over the speed at which this GPU copies memory. The layer is checked against the plain module first.
 Rows differ from launch to launch, so that the L2 cache never holds what is read next. With --cuts
 other ways to cut the two products are tried, for backends/cuda/kernels/moe.py, moe_vector.py. With
 --ways few rows go through both of those, for the choice between them in backends/cuda/experts.py.
+
+With --format the experts, shared ones included, are rounded and held as such a checkpoint stores
+them; the floor is of their bytes. With --formats the layer is timed in every format instead, in
+turns, as ratios to the type that the model computes in; more rows than 64 are those of prompts.
 
 Of many rows the pairs of a row and an expert are sorted: for --sort-rows that is timed by itself
 and inside the layer, by the kernel, with several steps, and by PyTorch's operations. The last line
@@ -33,7 +37,21 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen before triton is imported
 
 from graph_timing import DEVICE, copy_speed, device_name, seconds
-from moe_layers import DTYPE, LAYERS, Layer, batches, chosen_by, make, needed_bytes, weights_of
+from moe_layers import (
+    ALONE,
+    BY_TILES,
+    DTYPE,
+    FORMATS,
+    LAYERS,
+    Layer,
+    batches,
+    check,
+    chosen_by,
+    in_format,
+    make,
+    needed_bytes,
+    weights_of,
+)
 from torch import Tensor
 
 from headstart.backends.cuda.experts import (
@@ -44,35 +62,19 @@ from headstart.backends.cuda.experts import (
     terms_of,
 )
 from headstart.backends.cuda.kernels import moe as kernels
+from headstart.backends.cuda.kernels import moe_rows
 from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.moe import expert_terms
-from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
+from headstart.backends.cuda.kernels.moe import ExpertWeights
+from headstart.backends.cuda.kernels.moe_fp8 import Fp8Experts
+from headstart.backends.cuda.kernels.moe_groups import GroupExperts
+from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS
 from headstart.backends.cuda.kernels.routing import choose_experts
 from headstart.backends.cuda.kernels.rows import add_norm
 from headstart.backends.cuda.kernels.sorting import Lists, sort_pairs, sort_plainly
 from headstart.models.feed_forward import MoE
 
-CUTS = [
-    Shape(outputs=n, inputs=k, warps=w, stages=s)
-    for n, k, w, s in itertools.product((16, 32, 64, 128), (64, 128, 256), (2, 4, 8), (2, 3, 4, 5))
-    if 2048 <= n * k <= 128 * 128
-]
-VECTOR_CUTS = [
-    Shape(outputs=n, inputs=4096 // n // part, warps=w)
-    for n, part, w in itertools.product((2, 4, 8), (1, 2, 4), (1, 2, 4))
-]
 SORT_STEPS = (1024, 2048, 4096)
 SORT_REPEATS = 16 if DEVICE.type == "cuda" else 1  # so short that a graph's own start would show
-
-
-def check(block: MoE, layer: Layer, rows: int) -> float:
-    """The largest difference from the plain module, in parts of its largest number."""
-    x = torch.randn(rows, layer.hidden, device=DEVICE, dtype=DTYPE)
-    found, wanted = moe_terms(x, block, None).float().sum(0), block(x).float()
-    worst = float((found - wanted).abs().max() / wanted.abs().max())
-    if not worst < 0.03:
-        raise SystemExit(f"{rows} rows differ from the plain module by {worst:.3f}")
-    return worst
 
 
 def layer_seconds(block: MoE, layer: Layer, all_x: list[Tensor]) -> float:
@@ -140,7 +142,9 @@ def measure_sorts(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
     for name, sort in sorts().items():
         runs = [partial(sort, chosen, num_experts) for chosen in all_chosen] * SORT_REPEATS
         alone[name] = seconds(runs) * 1e6
-        with patch.object(kernels, "sort_pairs", sort):
+        with (
+            patch.object(kernels, "sort_pairs", sort), patch.object(moe_rows, "sort_pairs", sort)
+        ):  # fmt: skip
             whole[name] = layer_seconds(block, layer, all_x) * 1e6
     return {"rows": rows, "sort_us": alone, "layer_us": whole}
 
@@ -151,8 +155,9 @@ def measure_ways(block: MoE, layer: Layer, rows: int) -> dict[str, Any]:
     known = chosen_by(block, all_x)
     choices = known[0][1].shape[1]
     touched = statistics.mean(needed_bytes(block, layer, x)[1] for x in all_x)
-    vector = seconds([partial(vector_terms, *k, weights) for k in known])
-    tiles = seconds([partial(expert_terms, *k, weights) for k in known])
+    assert not isinstance(weights, GroupExperts), "there is one way for groups"
+    vector = seconds([partial(ALONE[type(weights)][0], *k, weights) for k in known])
+    tiles = seconds([partial(BY_TILES[type(weights)][0], *k, weights) for k in known])
     return {
         "rows": rows, "choices": rows * choices, "experts": touched + weights.num_shared,
         "read_again_mb": bytes_read_again(rows, choices, weights) / 1e6, "vector_us": vector * 1e6,
@@ -175,17 +180,23 @@ def compare_ways(block: MoE, layer: Layer, given: argparse.Namespace) -> None:
 def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
     """Each product's cut while the other keeps to one that fits; of few rows both at once."""
     known, weights = chosen_by(block, batches(block, layer, rows)), weights_of(block)
-    if rows <= FEW_ROWS:
-        for pair in itertools.product(VECTOR_CUTS[::stride], VECTOR_CUTS[::stride]):
-            took = seconds([partial(vector_terms, *k, weights, pair) for k in known])
+    if rows <= FEW_ROWS and type(weights) in ALONE:
+        alone, own = ALONE[type(weights)]
+        for pair in itertools.product(own[::stride], own[::stride]):
+            took = seconds([partial(alone, *k, weights, pair) for k in known])
             print(f"vector {rows} rows: {took * 1e6:8.1f} us for both, {pair}", flush=True)
+    terms, cuts = BY_TILES[type(weights)]
     usual = Shape(outputs=32, inputs=128, warps=4, stages=4)
+    if not isinstance(weights, ExpertWeights):
+        usual = Shape(outputs=128, inputs=128, warps=4, stages=3)
     for name in ("gate_up", "down"):
         found = []
-        for cut in CUTS[::stride]:
+        for cut in cuts[::stride]:
+            if isinstance(weights, Fp8Experts) and name == "gate_up" and cut.outputs < 128:
+                continue  # as many outputs as share a scale afterwards
             both = (cut, usual) if name == "gate_up" else (usual, cut)
             try:
-                took = seconds([partial(expert_terms, *k, weights, both) for k in known])
+                took = seconds([partial(terms, *k, weights, both) for k in known])
             except Exception as error:  # too much shared memory for this cut
                 if "OutOfResources" not in type(error).__name__:
                     raise
@@ -194,6 +205,33 @@ def try_cuts(block: MoE, layer: Layer, rows: int, stride: int) -> None:
         found.sort(key=lambda pair: pair[0])
         for best, cut in found[:4]:
             print(f"{name} {rows} rows: {best * 1e6:8.1f} us for both, {cut}", flush=True)
+
+
+def compare_formats(plain: MoE, layer: Layer, given: argparse.Namespace, speed: float) -> None:
+    """The layer in every format, in turns, so that all see the machine in the same state."""
+    blocks = {name: in_format(plain, name) for name in FORMATS}
+    for name, block in blocks.items():
+        errors = [check(plain, block, layer, rows, name) for rows in given.rows]
+        print(f"{name} differs from the plain module by {max(errors):.4f}", flush=True)
+    print("rows  format          MB       us    floor  times  ratio")
+    results = []
+    for rows in given.rows:
+        measured: dict[str, list[dict[str, Any]]] = {name: [] for name in blocks}
+        for _ in range(given.repeats):
+            for name, block in blocks.items():
+                measured[name].append(measure(block, layer, rows, speed))
+        best = {
+            name: sorted(all_, key=lambda one: one["us"])[len(all_) // 2]
+            for name, all_ in measured.items()
+        }
+        for name, one in best.items():
+            ratio = best["as-dtype"]["us"] / one["us"]
+            results.append({**one, "format": name, "ratio": ratio})
+            print("{rows:4d}  {format:10s} {megabytes:7.1f} {us:8.1f} {floor_us:8.1f} "
+                  "{times_floor:6.2f} {ratio:6.2f}".format(**results[-1]), flush=True)  # fmt: skip
+    print(json.dumps({"device": device_name(), "torch": torch.__version__, "shape": given.shape,
+                      "num_experts": layer.config.num_experts, "copy_bytes_per_second": speed,
+                      "formats": results}))  # fmt: skip
 
 
 def numbers(text: str) -> list[int]:
@@ -208,7 +246,10 @@ def main() -> None:
     parser.add_argument("--sort-rows", type=numbers, default="65,128,256",
                         help="also time ways to sort the choices of so many")  # fmt: skip
     parser.add_argument("--experts", type=int, help="so many instead of the shape's own")
+    parser.add_argument("--format", default="as-dtype", choices=FORMATS, help="of the experts")
+    parser.add_argument("--repeats", type=int, default=3, help="turns of --formats")
     instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--formats", action="store_true", help="all formats, as ratios, instead")
     instead.add_argument("--cuts", action="store_true", help="try other cuts instead")
     instead.add_argument("--ways", action="store_true", help="with and without tiles instead")
     parser.add_argument("--stride", type=int, default=3, help="try every n-th cut")
@@ -230,11 +271,16 @@ def run(given: argparse.Namespace) -> None:
     if given.experts is not None:
         layer = replace(layer, config=replace(layer.config, num_experts=given.experts))
     torch.manual_seed(0)
-    block = make(layer)
+    plain = make(layer)
     print(device_name(), "torch", torch.__version__, given.shape)
+    if given.formats:
+        compare_formats(plain, layer, given, copy_speed())
+        return
+    block = in_format(plain, given.format)
     is_part = given.cuts or given.ways
     for rows in (*given.rows, *(() if is_part else given.sort_rows)):
-        print(f"{rows} rows are right within {check(block, layer, rows):.4f}")
+        error = check(plain, block, layer, rows, given.format)
+        print(f"{rows} rows differ from the plain module by {error:.4f}")
     if given.cuts:
         for rows in given.rows:
             try_cuts(block, layer, rows, given.stride)
@@ -262,7 +308,8 @@ def run(given: argparse.Namespace) -> None:
                   flush=True)  # fmt: skip
     document = {
         "device": device_name(), "torch": torch.__version__, "shape": given.shape,
-        "num_experts": layer.config.num_experts, "copy_bytes_per_second": speed, "rows": results,
+        "format": given.format, "num_experts": layer.config.num_experts,
+        "copy_bytes_per_second": speed, "rows": results,
         "sorts": sorted_rows,
     }  # fmt: skip
     print(json.dumps(document))

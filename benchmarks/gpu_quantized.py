@@ -39,6 +39,7 @@ from torch import Tensor
 from torch.nn.functional import silu
 
 from headstart.backends.cuda.forward import Kernels
+from headstart.backends.cuda.fp8_library import library_fp8, library_scales
 from headstart.backends.cuda.kernels.eight_bits import (
     GROUP,
     Fp8Rows,
@@ -249,7 +250,10 @@ def engine_way(name: str, x: Tensor) -> Way:
 def fp8_ways(name: str, rows: Fp8Rows, cut: Shape, *, streams: bool) -> Iterator[Way]:
     label = f"r{rows.group} {cut_name(cut)}{' tma' if streams else ''}"
     if name == "gate_up":
-        yield f"fused {label}", lambda w: gated_fp8(rows, w[0], w[1], cut, streams=streams)
+        yield (
+            f"fused {label}",
+            lambda w: gated_fp8(rows, w[0], w[1], cut, streams=streams, dtype=DTYPE),
+        )
         yield (
             f"then silu {label}",
             lambda w: silu_fp8(partial_fp8(rows, w[0], w[1], cut, streams=streams)),
@@ -274,22 +278,12 @@ def int4_ways(name: str, rows: IntegerRows, cut: Shape) -> Iterator[Way]:
 
 def fp8_library(name: str, rows: Fp8Rows) -> Iterator[Way]:
     """By torch, which tells the recipe from the scales; a choice is not included."""
-    for fast, strided in itertools.product((True, False), (True, False) if rows.group else (True,)):
 
-        def product(weight: Fp8Weight, fast: bool = fast, strided: bool = strided) -> Tensor:
-            values, scales = weight
-            if rows.group:
-                sizes = rows.scales.t(), scales.t() if strided else scales.t().contiguous()
-            else:
-                sizes = rows.scales.view(-1, 1), scales.view(1, -1)
-            found = torch._scaled_mm(
-                rows.values, values.t(), scale_a=sizes[0], scale_b=sizes[1],
-                out_dtype=torch.bfloat16, use_fast_accum=fast,
-            )  # fmt: skip
-            return silu_product(found) if name == "gate_up" else found
+    def product(weight: Fp8Weight) -> Tensor:
+        found = library_fp8(rows, weight[0], library_scales(weight[1]), torch.bfloat16)
+        return silu_product(found) if name == "gate_up" else found
 
-        label = f"torch._scaled_mm r{rows.group}{' fast' if fast else ''}"
-        yield label + ("" if strided else " contiguous"), product
+    yield f"torch._scaled_mm r{rows.group}", product
 
 
 def int4_library(name: str, x: Tensor) -> Way:

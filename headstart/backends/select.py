@@ -78,7 +78,10 @@ def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
         return Held(why_not="numbers are float64")
     forms, experts = TAKEN_FORMS[name], TAKEN_EXPERTS[name]
     if name == "cuda" and not cuda.has_fp8(model.device):
-        forms = tuple(form for form in forms if not form.startswith("fp8"))
+        forms, experts = (
+            tuple(form for form in taken if not form.startswith("fp8"))
+            for taken in (forms, experts)
+        )  # fmt: skip
     if options.weights == "int4":  # what has 4 bits already is not rounded again
         forms = tuple(form for form in forms if form.startswith("int4"))
         experts = tuple(form for form in experts if form.startswith("int4"))
@@ -162,8 +165,27 @@ def _check_chosen(
             raise ConfigError(f"weights fp8 needs the kernels and {reason}. Use weights as-dtype.")
         if options.exact and model.device.type == "cuda":
             raise ConfigError(f"exact needs the kernels on a GPU and {reason}. Leave exact out.")
+    if options.kv_dtype == "fp8":
+        _check_kv(name, reasons, model)
     if options.draft_weights == "int8":
         _check_draft_weights(name, model, options)
+
+
+def _check_kv(name: str, reasons: dict[str, str], model: LoadedModel) -> None:
+    if model.config.mla is not None:
+        raise ConfigError(
+            f"kv_dtype fp8 was asked for and {model.config.model_type} models keep latents, which "
+            "are held in the model's own type. Leave it out."
+        )
+    if model.config.index is not None:
+        raise ConfigError(
+            f"kv_dtype fp8 was asked for and {model.config.model_type} models keep K, V and index "
+            "keys of a token together, in the model's own type. Leave it out."
+        )
+    if name != "cuda" and model.device.type == "cuda":
+        raise ConfigError(
+            f"kv_dtype fp8 needs the kernels on a GPU and {reasons['cuda']}. Leave kv_dtype out."
+        )
 
 
 def _check_draft_weights(name: str, model: LoadedModel, options: BackendOptions) -> None:

@@ -31,7 +31,7 @@ TAKEN_FORMS: dict[str, tuple[str, ...]] = {
     "torch": FORMS,
 }
 TAKEN_EXPERTS: dict[str, tuple[str, ...]] = {
-    "cuda": (),
+    "cuda": FORMS,
     "numba": (),
     "torch": FORMS,
 }

@@ -412,6 +412,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         "qwen3_next", "Qwen3NextForCausalLM", linear_num_value_heads=32, **_qwen_experts(512, 10),
         **{**_sizes(48, 2048, 5120, 16, 2, 151936, 1e7), "head_dim": 256},
     ),
+    # without the embedding of several tokens, whose table alone has 95 GiB
+    "qwen3.8-flash-next": _qwen3_5(
+        "qwen4_exp_text", "Qwen4ExpForCausalLM", linear_num_value_heads=48, hc_count=4,
+        hc_lowrank=320, indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=128,
+        indexer_budget=2048, indexer_compress_ratio=4, ple_layer_ids=[],
+        **{**_qwen_experts(512, 10), "moe_intermediate_size": 640,
+           "shared_expert_intermediate_size": 640},
+        # no layer is dense: its width stands for nothing
+        **{**_sizes(48, 2560, 640, 24, 2, 248320, 1e7), "head_dim": 256},
+    ),
     "qwen3.5-27b": _qwen3_5(
         "qwen3_5_text", "Qwen3_5ForCausalLM", linear_num_value_heads=48,
         **{**_sizes(64, 5120, 17408, 24, 4, 248320, 1e7), "head_dim": 256},

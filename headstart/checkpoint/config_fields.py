@@ -91,6 +91,7 @@ KINDS = _table(
         swa_q_lora_rank swa_kv_lora_rank indexer_n_heads indexer_kv_heads index_kpool
         num_noise_heads param_sink_number hc_count hc_lowrank linear_num_heads
         mhc_num_stream mhc_recur_norm hc_sinkhorn_iters
+        ple_embed_dim ngram_size heads_per_ngram
     """),
     (SIZE, """
         num_experts_per_tok moe_k moe_top_k n_group topk_group sliding_window sliding_window_size
@@ -99,7 +100,7 @@ KINDS = _table(
         head_dim attention_head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim index_head_dim
         swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim
         linear_conv_kernel_dim conv_kernel mamba_head_dim indexer_head_dim linear_head_dim
-        short_conv_kernel_size swa_qk_nope_head_dim swa_qk_rope_head_dim
+        ple_conv_kernel_size short_conv_kernel_size swa_qk_nope_head_dim swa_qk_rope_head_dim
     """),
     (_either(EXPERTS, _PER_LAYER), """
         n_routed_experts num_experts num_local_experts moe_num_experts mtp_num_experts
@@ -112,6 +113,9 @@ KINDS = _table(
         index_skip_topk_offset layer_group_size
     """),
     (_whole(-1, 10_000), "moe_layer_end_index"),  # -1: up to the last layer
+    (_whole(1, 2**31), """
+        ngram_vocab_size_base make_ngram_vocab_size_divisible_by split_ngram_parts
+    """),
     (POSITIONS, "max_position_embeddings original_max_position_embeddings"),
     (_either(NOT_NEGATIVE, _NUMBERS), "rope_theta partial_rotary_factors"),
     (NOT_NEGATIVE, """
@@ -144,7 +148,7 @@ KINDS = _table(
         architectures layer_types layers_block_type mtp_layers_block_type mlp_layer_types
         indexer_types mtp_mlp_layer_types
     """),
-    (_list(LAYERS, "layer numbers"), "mlp_only_layers mtp_local_layer_ids"),
+    (_list(LAYERS, "layer numbers"), "mlp_only_layers mtp_local_layer_ids ple_layer_ids"),
     (_either(LAYERS, _list(_either(LAYERS, FLAG), "whole numbers")), "moe_layer_freq"),
     (_list(_either(LAYERS, FLAG), "whole numbers"), "hybrid_layer_pattern"),
     (OBJECT, """

@@ -13,7 +13,9 @@ from headstart.engine.grammar import GuardedGrammar
 
 Masks = list[np.ndarray | None]  # behind 0, 1, ... drafts, as `GuardedGrammar.words` gives them
 _MOST = 16
-_WORTH = 3e-4  # seconds of work for which a thread is woken
+# Seconds of work for which a thread is woken: threads take Python's lock in turns between grammars,
+# and the engine's own may wait for it longer than the work of a few cheap ones takes.
+_WORTH = 1e-3
 
 
 class MaskThreads:

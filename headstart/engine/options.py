@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypedDict
 
-from headstart.backends.options import BackendOptions, Weights
+from headstart.backends.options import BackendOptions, KvDtype, Weights
 from headstart.errors import ConfigError, some
 
 Speculate = int | Literal["auto"]
@@ -58,6 +58,10 @@ class EngineOptions:
         metadata={
             "help": "of head and LM head while they draft; int8 reads half the bytes; auto: GPU"
         },
+    )
+    kv_dtype: KvDtype = field(
+        default="as-dtype",
+        metadata={"help": "of keys and values: fp8 holds twice the tokens (on a CPU only rounds)"},
     )
     block_size: int = field(default=16, metadata={"help": "tokens per K/V block"})
     kv_bytes: int | None = field(
@@ -171,8 +175,8 @@ class EngineOptions:
     def backend(self) -> BackendOptions:
         """The part that a backend is chosen and made by."""
         return BackendOptions(
-            weights=self.weights, draft_weights=self.draft_weights, kernels=self.kernels,
-            exact=self.exact, threads=self.threads,
+            weights=self.weights, draft_weights=self.draft_weights, kv_dtype=self.kv_dtype,
+            kernels=self.kernels, exact=self.exact, threads=self.threads,
         )  # fmt: skip
 
     @property
@@ -204,6 +208,7 @@ _SWITCHES = ("prefix_caching", "chunked_prefill", "exact")
 _CHOICES = {
     "weights": ("as-dtype", "int8", "int4", "fp8"), "layout": ("own", "vllm", "sglang"),
     "kernels": ("auto", "on", "off"), "draft_weights": ("auto", "as-dtype", "int8"),
+    "kv_dtype": ("as-dtype", "fp8"),
 }  # fmt: skip
 
 
@@ -221,6 +226,7 @@ class EngineSettings(TypedDict, total=False):
     dtype: str
     weights: Weights
     draft_weights: Literal["auto", "as-dtype", "int8"]
+    kv_dtype: KvDtype
     block_size: int
     kv_bytes: int | None
     memory_fraction: float | None

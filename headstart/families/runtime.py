@@ -29,7 +29,7 @@ class Runtime:
     partial_rotary: bool = False  # a config may rotate a part of each head only
     gated_attention: bool = False  # a sigmoid of the row scales what attention gives
     # how layers read and write several residual streams (models/streams.py); None: there is one
-    streams: Literal["independent", "balanced"] | None = None
+    streams: Literal["independent", "balanced", "gated"] | None = None
     output_bias: bool = False  # attention_bias holds for the output projection as well
     has_windows: bool = True  # sliding_window and layer_types count, as Qwen reads them
     # our parameter -> its published tensors, where they differ from the usual (parameters.py)

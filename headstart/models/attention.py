@@ -7,13 +7,14 @@ slots of the cache hold its context. Rows write their own K/V first, so a row se
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from headstart.models.kv_fp8 import from_kv_fp8, rounded_kv
 from headstart.models.row_invariant import Reach, Slots, attend_row_invariant
 
 # The newest token and 16 drafts, the most that an engine makes. More rows come from prompts, where
@@ -119,10 +120,34 @@ def _part(slots: Slots, begin: int, end: int) -> Slots:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """K and V of one layer, [slots, kv_heads, head_dim] each; or entries [slots, E] and no V."""
+    """K and V of one layer, [slots, kv_heads, head_dim] each; or entries [slots, E] and no V.
+
+    sizes [slots, kv_heads, 2] int16: then K and V are words of two 8-bit floats, and these their
+    exponents (`models/kv_fp8.py`), in a model that computes in `dtype`. With `rounds` numbers are
+    rounded to such floats and held in the model's own type.
+    """
 
     k: torch.Tensor
     v: torch.Tensor
+    _: KW_ONLY
+    sizes: torch.Tensor | None = None
+    dtype: torch.dtype | None = None
+    rounds: bool = False
+
+    def keep(self, slots: Slots | int, k: torch.Tensor, v: torch.Tensor) -> None:
+        """Write what plain modules computed."""
+        assert self.sizes is None, "kernels write 8-bit floats"
+        self.k[slots] = rounded_kv(k) if self.rounds else k
+        self.v[slots] = rounded_kv(v) if self.rounds else v
+
+    def read(self, slots: Slots) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of some slots, in the type that the model computes in."""
+        if self.sizes is None:
+            return self.k[slots], self.v[slots]
+        assert self.dtype is not None
+        of_k, of_v = self.sizes[slots].unbind(-1)
+        k = from_kv_fp8(self.k[slots], of_k, self.dtype)
+        return k, from_kv_fp8(self.v[slots], of_v, self.dtype)
 
 
 def empty_cache(
@@ -136,6 +161,20 @@ def empty_cache(
     return LayerCache(
         *(torch.zeros((slots, *shape), dtype=dtype, device=device) for shape in shapes)
     )
+
+
+def empty_fp8_cache(
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> LayerCache:
+    """The same in 8-bit floats, for a model that computes in `dtype`."""
+    (heads, dim), (_, v_dim) = shapes
+    halves = (heads, dim // 2), (heads, v_dim // 2)
+    words = empty_cache(halves, slots, torch.int16, device)
+    sizes = torch.zeros(slots, heads, 2, dtype=torch.int16, device=device)
+    return LayerCache(words.k, words.v, sizes=sizes, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -159,8 +198,7 @@ class PagedContext:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         for span in self.spans:
-            self.cache.k[span.new] = k[span.start : span.stop]
-            self.cache.v[span.new] = v[span.start : span.stop]
+            self.cache.keep(span.new, k[span.start : span.stop], v[span.start : span.stop])
         parts = [self._attend(q[s.start : s.stop], s, window, sinks) for s in self.spans]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 

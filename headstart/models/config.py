@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Literal
 
 from headstart.errors import BadConfig, UnsupportedFamily, some
-from headstart.families.base import Family
+from headstart.families.base import Family, HeadLayout
 from headstart.families.parameters import held_by
 from headstart.families.registry import PLAIN_TRUNKS, family_of_trunk, runtimes
 from headstart.families.runtime import Runtime
@@ -25,12 +25,13 @@ from headstart.models.attention_config import (
 )
 from headstart.models.delta_config import DeltaConfig, RecurrentConfig, delta_config
 from headstart.models.mamba_config import MambaConfig, mamba_config
-from headstart.models.mla_config import MlaConfig, mla_config
+from headstart.models.mla_config import IndexConfig, MlaConfig, mean_index, mla_config
 from headstart.models.moe_config import Limit, MoeConfig, moe_config
+from headstart.models.ngram_embedding import NgramConfig, ngram_config
 from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
 from headstart.models.streams import StreamConfig, stream_config
 
-Mixer = Literal["attention", "sliding", "latent", "delta", "mamba", "none"]
+Mixer = Literal["attention", "sliding", "latent", "indexed", "delta", "mamba", "none"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,7 @@ class LayerKind:
     limit: Limit | None = None
     shared_limit: Limit | None = None
     has_streams: bool = False  # whether it reads and writes several residual streams
+    has_ngrams: bool = False  # whether it adds an embedding of several tokens to them
 
     @property
     def is_recurrent(self) -> bool:
@@ -55,7 +57,7 @@ class LayerKind:
     @property
     def attends(self) -> bool:
         """Whether it keeps keys and values of every token, or an entry."""
-        return self.mixer in ("attention", "sliding", "latent")
+        return self.mixer in ("attention", "sliding", "latent", "indexed")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,12 +88,14 @@ class ModelConfig:
     delta: DeltaConfig | None  # of the layers whose mixer it is
     mamba: MambaConfig | None
     mla: MlaConfig | None  # of latent attention
+    index: IndexConfig | None  # of layers with K/V heads that see a choice of tokens
     sliding: AttentionShape | None  # of layers that see a window, where they have their own
     v_scale: float  # of all values
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
     gated_mlp: bool  # silu of a gate times the rest; else the square of what is above 0
     streams: StreamConfig | None  # where there are several residual ones
+    ngrams: NgramConfig | None  # of the layer that has an embedding of several tokens
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
     head_rope: RopeConfig | None  # of a head that rotates where the trunk's layers do not
     qkv_ranks: int  # for which a fused q, k, v is stored; 0 where none is read
@@ -113,6 +117,9 @@ class ModelConfig:
             index = self.mla.index.kept if kind.index == "own" and self.mla.index else 0
             return (self.mla.entry + index,), (0,)
         shape = self.shape(kind)
+        if kind.mixer == "indexed":
+            assert self.index is not None
+            return (shape.kv_heads * (shape.dim + shape.v_dim) + self.index.kept,), (0,)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
 
     def slot_values(self, kind: LayerKind) -> int:
@@ -123,6 +130,18 @@ class ModelConfig:
     def rope_of_head(self) -> RopeConfig:
         """How the block of a head rotates."""
         return self.head_rope or self.shape(self.head_layer).rope
+
+    def more_states(self, kind: LayerKind) -> tuple[tuple[int, int], ...]:
+        """Rows and channels of further states that a recurrent layer keeps."""
+        if not kind.has_ngrams:
+            return ()
+        assert self.ngrams is not None and self.streams is not None
+        return self.ngrams.kept(self.streams.count * self.hidden)
+
+    def state_size(self, layout: HeadLayout) -> int:
+        """Numbers in the state that a head with this layout is fed, and hands on."""
+        streams = self.streams if layout.trunk_hidden == "before_hc_head" else None
+        return self.hidden * (1 if streams is None else streams.count)
 
     def shape(self, kind: LayerKind) -> AttentionShape:
         """The geometry of a layer that attends."""
@@ -173,7 +192,6 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         mla = mla_config(raw, held[-1], has_index=has_index, rotates=rotates)
     if mla is not None:
         head_dim = mla.qk_dim
-    experts = next((names for names in held if _ROUTER in names), None)
     rope = NO_ROTATION
     if rotates or raw.get("head_rotates"):
         rope = rope_config(
@@ -182,6 +200,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
         )
+    experts = next((names for names in held if _ROUTER in names), None)
     return ModelConfig(
         model_type=model_type,
         num_layers=layers,
@@ -207,10 +226,12 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         delta=delta,
         mamba=mamba_config(raw) if any(_MAMBA in names for names in held) else None,
         mla=mla,
+        index=mean_index(raw, rope.dim) if head_kind.mixer == "indexed" else None,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
         streams=_streams(raw, owner, runtime),
+        ngrams=ngram_config(raw) if any(_NGRAMS in names for names in held) else None,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         gated_mlp=not any(names & _UNGATED for names in held),
         centred_norms=owner.layout.zero_centred_norms,
@@ -245,7 +266,9 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 # parameters that tell what a layer is made of
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
-_KIMI, _STREAMS = "attention.q_conv", "attention_streams.shares.weight"
+_KIMI, _MEANS = "attention.q_conv", "attention.indexer.qk.weight"
+_NGRAMS = "ngrams.key.weight"
+_STREAMS = ("attention_streams.shares.weight", "attention_streams.gates.down.weight")
 _MAMBA, _OUT, _DENSE = "attention.skip", "attention.o.weight", "mlp.down.weight"
 _OUT_NORM = "mlp_out_norm.weight"
 _UNGATED = frozenset({"mlp.up.weight", "mlp.experts.up.weight"})
@@ -281,6 +304,8 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
         mixer = "delta"
     elif _LATENT in held:
         mixer = "latent"
+    elif _MEANS in held:
+        mixer = "indexed"
     elif _OUT not in held:
         mixer = "none"
     return LayerKind(
@@ -288,7 +313,8 @@ def _kind(held: frozenset[str], slides: bool) -> LayerKind:
         norms="after" if _OUT_NORM in held else "before",
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense" if _DENSE in held else "none",
-        has_streams=_STREAMS in held,
+        has_streams=not held.isdisjoint(_STREAMS),
+        has_ngrams=_NGRAMS in held,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headstart.errors import BadConfig, UnsupportedFamily, some
 from headstart.families.dims import positive_ints
@@ -51,6 +51,7 @@ class DeltaConfig(RecurrentConfig):
     """A gated delta net, or one whose channels fade each by itself (Kimi's delta attention)."""
 
     by_channel: bool = False
+    gate: Literal["silu", "sigmoid"] = "silu"  # of what the memory gives
     least_log_decay: float | None = None  # of channels, where a sigmoid and no soft-plus gives it
     is_low_rank: bool = True  # channels' decays and gates come from a few numbers of the row
 
@@ -83,6 +84,11 @@ def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = Fals
             f"{raw.get('model_type')}, as its published implementation does."
         )
     k_heads, v_heads, k_dim, v_dim, kernel = sizes
+    gate = raw.get("output_gate_type") or "silu"
+    if gate not in ("silu", "swish", "sigmoid"):
+        raise UnsupportedFamily(
+            f"output_gate_type is {gate!r}; the engine computes 'silu' and 'sigmoid'."
+        )
     least = raw.get("linear_lower_bound") if by_channel else None
     return DeltaConfig(
         k_heads=k_heads,
@@ -91,6 +97,7 @@ def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = Fals
         v_dim=v_dim,
         kernel=kernel,
         by_channel=by_channel,
+        gate="sigmoid" if gate == "sigmoid" else "silu",
         least_log_decay=None if least is None else float(least),
         is_low_rank=not raw.get("no_kda_lora"),
     )

@@ -99,7 +99,7 @@ class Passage:
         self.entries = new
         return [Seen(rows, new[rows]) for rows in self.documents.slices]
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         before = rows.new_zeros(weight.shape[1] - 1, rows.shape[1])
         parts = torch.split(rows, list(self.documents.lengths))
         return torch.cat([convolve(part, before, weight)[0] for part in parts])

@@ -53,7 +53,8 @@ class DeltaNet(nn.Module):
         mixed = silu(context.convolve(mixed, self.conv.squeeze(1)))
         result = context.recur(self._rows(mixed, b, a)).to(x.dtype)
         normed = rms_norm(result, (self.config.v_dim,), self.norm, self.eps).flatten(1)
-        result = self.out(normed * silu(gate))
+        opened = silu(gate) if self.config.gate == "silu" else gate.sigmoid()
+        result = self.out(normed * opened)
         assert isinstance(result, torch.Tensor)
         return result
 

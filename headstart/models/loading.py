@@ -76,7 +76,7 @@ def fill_trunk(
     trunk.rotate_up_to(max_len, loading.dtype)
     trunk.to(loading.device)
     ignored = {names.lm_head} if trunk.config.is_tied else set()
-    _fill(trunk, tensors, targets, ignored, plan)
+    _fill(trunk, tensors, targets, ignored | _hashing(trunk.config, tensors), plan)
     _load_as_stored(trunk, plan, loading)
     return plan.notes(loading.dtype)
 
@@ -94,7 +94,25 @@ def fill_head(head: MTPHead, tensors: Sources, loading: Loading) -> list[str]:
 def load_trunk(trunk: Trunk, tensors: Sources, names: TrunkNames = _USUAL_NAMES) -> None:
     """Fill a trunk from published tensors (the head's own must not be among them)."""
     ignored = {names.lm_head} if trunk.config.is_tied else set()
+    ignored |= _hashing(trunk.config, tensors)
     _fill(trunk, tensors, trunk_targets(trunk, tensors, names), ignored, AsStored())
+
+
+def _hashing(config: ModelConfig, tensors: Sources) -> set[str]:
+    """Numbers by which n-grams are hashed, which some files hold; they must be the config's."""
+    if config.ngrams is None:
+        return set()
+    expected = config.ngrams.stored
+    found = {name: name.rpartition(".ple_embedding.")[2] for name in tensors}
+    known = {name for name, last in found.items() if last in expected}
+    for name in known:
+        source = tensors[name]
+        if not isinstance(source, TensorSource) or load(source).tolist() != expected[found[name]]:
+            raise ShapeMismatch(
+                f"{name} holds other numbers than follow from the config (seed, sizes of n-grams). "
+                "Config and weights do not belong together."
+            )
+    return known
 
 
 def trunk_targets(trunk: Trunk, tensors: Sources, names: TrunkNames) -> Targets:
@@ -143,7 +161,8 @@ def head_targets(
             inside = role.removeprefix("block.")
             targets += layer_targets(ours, at, inside, config, config.head_layer, stored)
         else:
-            targets.append((f"modules.{module}.{role}", Target(ours)))
+            stored_as = {**USUAL, **parameters_of(config)}.get(role, (role,))[0]
+            targets.append((f"modules.{module}.{stored_as}", Target(ours)))
     return targets
 
 

@@ -25,11 +25,12 @@ class IndexConfig:
     is_interleaved: bool  # rotated pairs are neighbours
     rotates_last: bool = False  # the last numbers of a head, not its first
     pool: int | None = None  # tokens whose keys are one, where rows choose whole pools
+    has_gates: bool = False  # whether what a token counts in its pool is kept beside its key
 
     @property
     def kept(self) -> int:
         """Numbers that are kept of a token."""
-        return self.dim if self.pool is None else 2 * self.dim
+        return self.dim * (1 + self.has_gates)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,22 @@ def _index(raw: Mapping[str, Any], rope_dim: int, *, is_pooled: bool) -> IndexCo
         is_interleaved=bool(raw.get("indexer_rope_interleave")),
         rotates_last=bool(raw.get("indexer_rotates_last")),
         pool=pool,
+        has_gates=is_pooled,
     )
+
+
+def mean_index(raw: Mapping[str, Any], rotated: int) -> IndexConfig:
+    """The indexer of grouped attention, over means of keys."""
+    names = ("indexer_n_heads", "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
+    sizes = positive_ints(raw, names)
+    if sizes is None or sizes[2] % sizes[3] or sizes[1] < rotated or raw["indexer_kv_heads"] != 1:
+        raise BadConfig(
+            f"{_listed(raw, (*names, 'indexer_kv_heads'))}; expected whole numbers above 0, a "
+            f"budget that is a multiple of the ratio, heads of at least the {rotated} numbers that "
+            "are rotated, and 1 key head. Take the config.json of the release."
+        )
+    heads, dim, top_k, pool = sizes
+    return IndexConfig(heads=heads, dim=dim, top_k=top_k, is_interleaved=False, pool=pool)
 
 
 def _listed(raw: Mapping[str, Any], names: tuple[str, ...]) -> str:

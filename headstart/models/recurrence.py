@@ -23,8 +23,11 @@ _FEW_ROWS = 24
 class Recurrence(Protocol):
     """Where the states of one layer are."""
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """rows [T, C], weight [C, n]: each row's channels over its own last n rows."""
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
+        """rows [T, C], weight [C, n]: each row's channels over its own last n rows.
+
+        `state` numbers what a layer convolves, where it is more than what its mixer reads.
+        """
         ...
 
     def recur(self, rows: Rows) -> torch.Tensor:
@@ -82,19 +85,30 @@ def _short(spans: Sequence[StateSpan]) -> list[StateSpan]:
 
 @dataclass(frozen=True)
 class LayerStates:
-    """States of one layer by slot: conv [slots, n - 1, C], memory [slots, H, K, V]."""
+    """States of one layer by slot: conv [slots, n - 1, C], memory [slots, H, K, V].
+
+    `more` are further ones of convolutions, from number 1 on.
+    """
 
     conv: torch.Tensor
     memory: torch.Tensor
+    more: tuple[torch.Tensor, ...] = ()
 
 
 def empty_states(
-    config: RecurrentConfig, slots: int, dtype: torch.dtype, device: torch.device
+    config: RecurrentConfig,
+    slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    more: Sequence[tuple[int, int]] = (),
 ) -> LayerStates:
+    """`more` are rows and channels of further convolutions' states."""
     wide = torch.promote_types(dtype, torch.float32)
     conv = torch.zeros(slots, config.kernel - 1, config.channels, dtype=dtype, device=device)
     shape = (slots, config.v_heads, config.k_dim, config.v_dim)
-    return LayerStates(conv, torch.zeros(shape, dtype=wide, device=device))
+    memory = torch.zeros(shape, dtype=wide, device=device)
+    further = (torch.zeros(slots, *own, dtype=dtype, device=device) for own in more)
+    return LayerStates(conv, memory, tuple(further))
 
 
 @dataclass(frozen=True)
@@ -111,9 +125,9 @@ class SlotRecurrence:
     starts: torch.Tensor | None = None
     scan: Scan = scan_texts  # how long spans of the delta rule are computed
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         result = torch.zeros_like(rows)
-        conv = self.states.conv
+        conv = self.states.more[state - 1] if state else self.states.conv
         for span in self.spans:
             before = conv.new_zeros(conv.shape[1:]) if span.source is None else conv[span.source]
             own = slice(span.start, span.stop)

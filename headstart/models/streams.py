@@ -22,6 +22,7 @@ from headstart.families.dims import dims
 from headstart.models.linear import PRODUCTS
 from headstart.models.norm import Norm
 
+StreamKind = Literal["independent", "balanced", "gated"]
 Half = Callable[[Tensor], Tensor]  # what runs between reading and writing: [T, hidden] each
 
 
@@ -29,24 +30,31 @@ Half = Callable[[Tensor], Tensor]  # what runs between reading and writing: [T, 
 class StreamConfig:
     count: int
     # `independent`: each stream goes on as it is; `balanced`: they are mixed, by shares whose rows
-    # and columns add up to 1 (arXiv 2512.24880)
-    kind: Literal["independent", "balanced"]
+    # and columns add up to 1 (arXiv 2512.24880); `gated`: models/gated_streams.py
+    kind: StreamKind
     joined: Literal["weighed", "mean"]
     norm_eps: float
     eps: float  # added to shares
     magnitude: float  # of what is written, at most
     steps: int  # that balance shares
+    rank: int  # of gates
 
 
 def stream_config(
-    raw: Mapping[str, Any], kind: Literal["independent", "balanced"], parameters: Collection[str]
+    raw: Mapping[str, Any], kind: StreamKind, parameters: Collection[str]
 ) -> StreamConfig:
     """The streams of a config; `parameters` are ours outside of the layers."""
     count = dims(raw).get("hc")
     steps = int(raw.get("hc_sinkhorn_iters") or 20)
     if count is None or steps < 1:
         raise BadConfig(
-            "the config gives no number of residual streams (hc_mult); expected a whole number "
+            "the config gives no number of residual streams (hc_mult, hc_count); expected a whole "
+            "number above 0. Take the config.json of the model's release."
+        )
+    rank = dims(raw).get("hc_rank", 0)
+    if kind == "gated" and not rank:
+        raise BadConfig(
+            "the config gives no rank of the streams' gates (hc_lowrank); expected a whole number "
             "above 0. Take the config.json of the model's release."
         )
     return StreamConfig(
@@ -57,6 +65,7 @@ def stream_config(
         eps=float(raw.get("hc_eps", 1e-6)),
         magnitude=float(raw.get("hc_magnitude", 2.0)),
         steps=steps,
+        rank=rank,
     )
 
 
@@ -130,16 +139,18 @@ class Joined(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, S * hidden] -> [T, hidden]."""
+        result = self.norm(self.joined(x))
+        assert isinstance(result, Tensor)
+        return result
+
+    def joined(self, x: Tensor) -> Tensor:
+        """The same before the norm."""
         wide = _wide(x)
         streams = wide.view(len(x), self.config.count, -1)
         if self.join is None:
-            joined = streams.mean(dim=1)
-        else:
-            (shares,) = self.join(wide)
-            joined = _weighed(streams, shares.sigmoid() + self.config.eps)
-        result = self.norm(joined.to(x.dtype))
-        assert isinstance(result, Tensor)
-        return result
+            return streams.mean(dim=1).to(x.dtype)
+        (shares,) = self.join(wide)
+        return _weighed(streams, shares.sigmoid() + self.config.eps).to(x.dtype)
 
 
 def _weighed(streams: Tensor, shares: Tensor) -> Tensor:

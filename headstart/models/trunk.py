@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, LayerContext, layer_of, norm
+from headstart.models.layers import DecoderLayer, GatedLayer, LayerContext, last_norm, layer_of
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
 from headstart.models.rope import RotaryTable
-from headstart.models.streams import Joined
 
 
 class Trunk(nn.Module):
@@ -24,8 +23,7 @@ class Trunk(nn.Module):
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
         self.layers = nn.ModuleList(layer_of(config, kind) for kind in config.layers)
         self._share_indexers()
-        last, streams = norm(config.hidden, config), config.streams
-        self.final_norm = last if streams is None else Joined(streams, config.hidden, last)
+        self.final_norm = last_norm(config)
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:
             self.lm_head.weight = self.embed
@@ -68,6 +66,9 @@ class Trunk(nn.Module):
         near = rotation if self.sliding_rotary is None else self.sliding_rotary.at(positions)
         rows = zip(self.layers, config.layers, contexts, config.windows, strict=True)
         for layer, kind, context, window in rows:
+            if kind.has_ngrams:
+                assert isinstance(layer, GatedLayer) and layer.ngrams is not None
+                x = x + layer.ngrams(x, ids, context)
             x = layer(x, near if kind.mixer == "sliding" else rotation, context, window)
         return x
 

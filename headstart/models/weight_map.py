@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import count as count_from
 
 import torch
 
@@ -60,6 +61,8 @@ def layer_targets(
         if at + fused.name not in stored:
             return _by_expert(ours, [at + name for name in names], config)
         names = (fused.name,)
+    if "{shard}" in names[0]:
+        return _by_shard(ours, at + names[0], config, stored)
     if len(names) == 1:
         return [(at + names[0], Target(ours))]
     if role == "attention.inputs.weight" and len(names) == 2:
@@ -135,6 +138,16 @@ def _by_rank(sizes: list[int], config: ModelConfig) -> tuple[int, ...]:
     rows = torch.arange(sum(sizes)).view(ranks, -1)
     shares = torch.split(rows, [size // ranks for size in sizes], dim=1)
     return tuple(torch.cat([share.flatten() for share in shares]).tolist())
+
+
+def _by_shard(ours: str, name: str, config: ModelConfig, stored: Collection[str]) -> Targets:
+    """A table that is stored in parts of equal size, as many as there are."""
+    assert config.ngrams is not None
+    count = next(n for n in count_from(0) if name.format(shard=n) not in stored)
+    size = config.ngrams.rows // max(1, count)
+    return [
+        (name.format(shard=n), Target(ours, n * size, (n + 1) * size)) for n in range(max(1, count))
+    ]
 
 
 def _by_key_head(ours: str, names: list[str], config: ModelConfig) -> Targets:

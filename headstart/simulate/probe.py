@@ -132,6 +132,8 @@ def _report(subject: Subject, tokens: Tensor) -> ProbeReport:
     tried = _FIELDS | {field: _UNSETTLED[field] for field in layout.unsettled}
     own = {field: str(getattr(layout, field)) for field in tried}
     contracts = [dict(zip(tried, values, strict=True)) for values in product(*tried.values())]
+    if layout.trunk_hidden == "before_hc_head":  # its tensors fit no other contract
+        contracts = [own]
     choices = subject.choices(tokens)
     variants = _ranked([_measured(subject, tokens, choices, 1, c) for c in contracts], choices[1:])
     best = variants[0].contract

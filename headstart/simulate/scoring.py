@@ -115,7 +115,6 @@ def _found(
     if plan.method == "replay":
         return answer_matches(depths, batch, answers, logits)
     trunk, kind = built.trunk, _head(built).layout.trunk_hidden
-    assert kind != "before_hc_head"  # refused when the head was built
     return expectations(
         depths, batch, answers, logits,
         lambda states: trunk.logits(teacher_states(trunk, states, kind)),
@@ -127,8 +126,7 @@ def _batches(
     built: LoadedModel, records: Sequence[Record], plan: Plan, depths: int, end_ids: frozenset[int]
 ) -> Iterator[tuple[list[Record], Batch]]:
     trunk, kind = built.trunk, _head(built).layout.trunk_hidden
-    assert kind != "before_hc_head"
-    size = built.config.hidden * built.dtype.itemsize * max(1, depths)
+    size = built.config.state_size(_head(built).layout) * built.dtype.itemsize * max(1, depths)
     for chunk in grouped(records, max(1, _STATE_BYTES // size)):
         longest = max(chunk, key=lambda record: len(record.ids))
         if len(longest.ids) > built.max_len:

@@ -14,7 +14,6 @@ pytest.importorskip("triton")
 from support.kernel_runs import few_programs, start
 
 from headstart.backends.cuda import exact
-from headstart.errors import ConfigError
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -62,8 +61,3 @@ def test_exact_bits_do_not_depend_on_the_batch(tiny: Tiny, monkeypatch: pytest.M
         output = engine.generate(prompts, params)[-1].outputs[0]
         found.append((output.token_ids, output.logprobs))
     assert found[0] == found[1] and found[0][1]
-
-
-def test_experts_in_8_bits_are_refused(tiny: Tiny) -> None:
-    with pytest.raises(ConfigError, match="glm4_moe models have experts, which stay as they are"):
-        start(model(tiny, "glm4_moe"), "on", weights="fp8")

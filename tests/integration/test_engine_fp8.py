@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from support.engine_runs import assert_head_is_alive, ids_of
-from support.kernel_runs import SIZES
+from support.kernel_runs import SIZES, few_programs
+from support.kernel_sizes import LATENT
 from support.long_runs import unless_long
 from support.quantized_models import quantized_model
 from support.tiny_fixture import Tiny
@@ -17,11 +18,13 @@ pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_fp8
 
-from headstart.backends.cuda.quantized import KernelFp8, KernelGroups
+from headstart.backends.cuda.quantized import KernelFp8, KernelGroups, KernelLinear
+from headstart.backends.cuda.quantized_experts import KernelGroupStack
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError
 from headstart.models.feed_forward import MoE
-from headstart.models.linear import Linear, Stack
+from headstart.models.linear import Linear
+from headstart.models.quantized import Fp8Stack
 from headstart.sampling.params import SamplingParams
 
 pytestmark = pytest.mark.usefixtures("quick_kernels")
@@ -32,7 +35,7 @@ PARAMS = [
     SamplingParams(temperature=0, max_tokens=6, ignore_eos=True),
     SamplingParams(temperature=0.9, seed=4, top_k=6, max_tokens=3, ignore_eos=True),
 ]
-
+FOUR = replace(PARAMS[0], max_tokens=4)
 
 # Parts of merged matrices end with blocks of 128.
 BLOCKS: dict[str, Any] = {
@@ -100,20 +103,59 @@ def test_drafts_change_nothing_in_checkpoints_as_they_are_stored(
         kinds = {type(own) for own in engine.model.trunk.layers.modules()}
         assert kinds & {KernelFp8, KernelGroups} and Linear not in kinds
         assert any("weights stay as stored" in note for note in engine.notes)
-        found.append(engine.generate([prompt], replace(PARAMS[0], max_tokens=4)))
+        found.append(engine.generate([prompt], FOUR))
     assert all(ids_of(results) == ids_of(found[0]) for results in found)
     assert_head_is_alive(found[-1])
 
 
-def test_experts_are_dequantised_at_load_and_the_rest_stays_as_stored(tiny: Tiny) -> None:
-    sizes = {**SIZES, "moe_intermediate_size": 32, "first_k_dense_replace": 0}
-    folder = quantized_model(tiny, "fp8-row", "glm4_moe", **sizes)
-    engine = Engine(folder, device="cpu", dtype="float32", speculate=0, **OPTIONS)
-    (layer,) = engine.model.trunk.layers
-    assert isinstance(layer.attention.qkv, KernelFp8) and isinstance(layer.mlp, MoE)
-    inside = [own for own in layer.mlp.modules() if isinstance(own, Linear | Stack)]
-    assert len(inside) == 4 and {type(own) for own in inside} == {Linear, Stack}
-    assert any("or not among experts" in note for note in engine.notes)
+# Of one layer with experts; the latter has latent attention, too.
+EXPERTS: dict[str, dict[str, Any]] = {
+    "glm4_moe": {**GROUPS, "moe_intermediate_size": 64, "first_k_dense_replace": 0,
+                 "num_experts_per_tok": 2},
+    "deepseek_v3": {**LATENT, "num_hidden_layers": 1, "moe_intermediate_size": 128,
+                    "first_k_dense_replace": 0, "num_experts_per_tok": 2, "q_lora_rank": 128},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [("glm4_moe", "awq"), ("deepseek_v3", "fp8-block"),
+     *unless_long([], [("glm4_moe", "fp8-row")])],
+)  # fmt: skip
+def test_experts_run_as_they_are_stored(
+    family: str, form: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few_programs(monkeypatch)
+    folder = quantized_model(tiny, form, family, **EXPERTS[family])
+    plain = Engine(folder, device="cpu", dtype="float32", **{**OPTIONS, "kernels": "off"})
+    # Rounding to pairs of integers is too fine to show: it is the plain engine's text.
+    found = [plain.generate([[14, 39]], FOUR)] if form == "awq" else []
+    for drafts in unless_long((2,) if found else (0, 2), (0, 1, 2, 3, 4)):
+        engine = Engine(folder, device="cpu", dtype="float32", speculate=drafts, **OPTIONS)
+        (layer,) = engine.model.trunk.layers
+        assert isinstance(layer.mlp, MoE)
+        stacks = {type(own) for own in layer.mlp.experts.children()}
+        assert stacks == {Fp8Stack if form.startswith("fp8") else KernelGroupStack}
+        inside = [own for own in layer.modules() if isinstance(own, Linear)]
+        assert inside and all(isinstance(own, KernelLinear) for own in inside)
+        assert not any("among experts" in note for note in engine.notes)
+        found.append(engine.generate([[14, 39]], FOUR))
+    assert all(ids_of(results) == ids_of(found[0]) for results in found)
+    assert_head_is_alive(found[-1])
+
+
+def test_fp8_rounds_plain_experts(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the router, the embedding and the LM head."""
+    few_programs(monkeypatch)
+    folder = tiny("glm4_moe", rate=0.9, seed=0, dtype="F32", **EXPERTS["glm4_moe"])
+    options = {**OPTIONS, "device": "cpu", "dtype": "float32", "weights": "fp8"}
+    engines = [Engine(folder, speculate=drafts, **options) for drafts in (0, 2)]
+    found = [engine.generate([[33, 11]], replace(PARAMS[0], max_tokens=3)) for engine in engines]
+    assert ids_of(found[0]) == ids_of(found[1])
+    (layer,) = engines[0].model.trunk.layers
+    assert isinstance(layer.mlp, MoE) and layer.mlp.shared is not None
+    kinds = [type(own) for own in (*layer.mlp.experts.children(), *layer.mlp.shared.children())]
+    assert kinds == [Fp8Stack, Fp8Stack, KernelFp8, KernelFp8]
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ pytest.importorskip("triton")
 from support.kernel_runs import SIZES, few_programs
 from support.kernel_sizes import LATENT
 
-from headstart.backends.cuda import device_rounds
+from headstart.backends.cuda import attending, device_rounds
 from headstart.backends.cuda.backend import CudaBackend
+from headstart.backends.cuda.kernels import attention, shared_prefix
 from headstart.backends.rows import TrunkOutput, TrunkRows
 from headstart.engine.engine import Engine
 from headstart.sampling.params import SamplingParams
@@ -99,3 +100,37 @@ def test_their_texts_are_those_of_the_plain_engine(
     assert engine.backend.name == "cuda" and found == wanted
     assert (passes == []) is (kind == "dense"), "prompts were read within rounds, or like them"
     assert engine.stats.slow_rounds == {} and engine.stats.prompt_tokens == 3 + 37 + 3
+
+
+def test_texts_are_the_same_where_contexts_begin_alike(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What requests share of their prompts is read once for several of them."""
+    variant, sizes = MODELS["dense"]
+    folder = tiny(variant, rate=0.9, seed=1, dtype="F32", **sizes)
+    shared, shares = list(range(3, 28)), []
+    asked = [[*shared, 40 + number] for number in range(3)]
+    given = [PARAMS[0], PARAMS[1], PARAMS[0]]
+
+    def texts(kernels: str) -> list[list[int]]:
+        engine = Engine(
+            folder, dtype="float32", kernels=kernels, speculate=2, block_size=4, kv_bytes=1 << 20,
+            max_running_requests=3,
+        )  # fmt: skip
+        engine.generate([[*shared, 50]], PARAMS[1])  # leaves the blocks that the others find
+        found = engine.generate(asked, given)
+        assert engine.stats.cached_tokens == 3 * 24
+        return [result.outputs[0].token_ids for result in found]
+
+    wanted = texts("off")
+    monkeypatch.setattr(attending, "LEAST_SHARING", 2)
+    monkeypatch.setattr(shared_prefix, "LEAST", 8)
+    attend = attention.attend_shared
+
+    def watched(*args: Any, **named: Any) -> Any:
+        shares.append(args[4].tolist())
+        return attend(*args, **named)
+
+    monkeypatch.setattr(attention, "attend_shared", watched)
+    assert texts("on") == wanted
+    assert [24, 24, 24] in shares

@@ -47,6 +47,7 @@ FAMILIES = {
     "mellum": (),
     "hy_v4": ("sglang",),
     "glm5_next": ("sglang",),
+    "qwen4_exp": ("sglang",),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

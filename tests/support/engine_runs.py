@@ -90,6 +90,14 @@ GLM5_NEXT: dict[str, Any] = {
     "mlp_layer_types": ["dense", "sparse"], "linear_num_heads": 2, "linear_head_dim": 12,
     "swiglu_limit": 1.0, "max_position_embeddings": 1024,
 }  # fmt: skip
+QWEN4_EXP: dict[str, Any] = {
+    "layer_types": ["linear_attention", "indexed_attention"], "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "hc_count": 2, "hc_lowrank": 8, "indexer_n_heads": 8,
+    "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 4,
+    "ple_layer_ids": [1], "ple_embed_dim": 16, "ngram_vocab_size_base": 50, "heads_per_ngram": 2,
+    "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4, "ple_conv_kernel_size": 4,
+    "ngram_size": 3,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -106,7 +114,7 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
         "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON, "mellum": MELLUM,
         "exaone4_5": EXAONE,
         "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"], "sliding_windows": [7, 0]},
-        "deepseek_v32": SPARSE, "hy_v4": HY_V4, "glm5_next": GLM5_NEXT,
+        "deepseek_v32": SPARSE, "hy_v4": HY_V4, "glm5_next": GLM5_NEXT, "qwen4_exp": QWEN4_EXP,
         "bailing_moe_v3": LING,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from headstart.backends.cuda import experts
 from headstart.backends.cuda.kernels import moe
+from headstart.backends.cuda.kernels.linear import Shape
 from headstart.engine.engine import Engine
 
 # Interpreted programs take milliseconds each, so everything is as small as it can be.
@@ -23,6 +25,9 @@ def few_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is no GPU to fill, and every program takes milliseconds."""
     for owner in (moe, experts):
         monkeypatch.setattr(owner, "PROGRAMS", 0)
+    wide = Shape(outputs=128, inputs=128), Shape(outputs=64, inputs=128)
+    for name in ("vector_terms", "fp8_vector_terms"):
+        monkeypatch.setattr(experts, name, partial(getattr(experts, name), shapes=wide))
 
 
 def start(folder: Path, kernels: str, **settings: Any) -> Engine:

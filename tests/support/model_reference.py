@@ -82,7 +82,7 @@ def sources(tensors: Mapping[str, Tensor]) -> dict[str, TensorSource]:
     """Tensors as a checkpoint would give them."""
 
     def source(tensor: Tensor) -> TensorSource:
-        kind = {torch.float32: "F32", torch.float64: "F64"}[tensor.dtype]
+        kind = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}[tensor.dtype]
         kept = tensor.detach().contiguous()
         return TensorSource(kind, tuple(kept.shape), lambda: (as_bytes(kept),), is_copy=False)
 
@@ -139,8 +139,8 @@ class PagedRun:
         self._states = [
             None
             if (own := config.recurrent) is None
-            else empty_states(own, num_texts, dtype, device)
-            for _ in range(config.num_layers)
+            else empty_states(own, num_texts, dtype, device, config.more_states(kind))
+            for kind in config.layers
         ]
 
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from triton.language.semantic import TritonSemantic
 from triton.runtime import interpreter
 
-from headstart.backends.cuda import forward, latent, warm_up
+from headstart.backends.cuda import attending, forward, latent, warm_up
 from headstart.backends.cuda.kernels.attention import Cut
 from support.quick_operands import interpreted, quicken_operands
 
@@ -43,7 +43,7 @@ def quicken_engines(patch: pytest.MonkeyPatch) -> None:
     options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
     patch.setattr(interpreter.interpreter_builder, "options", options)
     # 64 pieces keep a GPU busy. Here all but the first are empty programs; two have work to do.
-    patch.setattr(forward, "_cut", lambda requests, rows: Cut(pieces=2, least=1, step=16))
+    patch.setattr(attending, "cut_for", lambda requests, rows: Cut(pieces=2, least=1, step=16))
     patch.setattr(latent, "cut_for", lambda *sizes: Cut(pieces=2, least=1, step=16))
     # Two heads to a program keep a GPU busy as well; here all heads of a row are one program.
     patch.setattr(forward, "place_qkv", partial(_of_all_heads, forward.place_qkv))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,6 +30,7 @@ from headstart.backends.cuda.quantized import (
     hold_for_kernels,
     round_to_fp8,
 )
+from headstart.backends.cuda.quantized_experts import hold_experts, round_experts
 from headstart.backends.cuda.recurrent import RecurrentBatch, ragged_recur
 from headstart.backends.cuda.round_model import DraftTokens, RoundModel
 from headstart.backends.cuda.sampling import choose_rows, logprobs_of_rows
@@ -44,7 +46,9 @@ from headstart.backends.working_memory import (
 )
 from headstart.models.attention import MAX_GATHERED_SLOTS, Span
 from headstart.models.build import LoadedModel
+from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.delta_rule import Scan, scan_texts
+from headstart.models.kv_fp8 import SIZE_BYTES
 from headstart.models.linear import Linear
 from headstart.sampling.params import Row
 
@@ -60,9 +64,12 @@ class CudaBackend(Backend):
         self.chooses_one_by_one = options.exact
         for module in (self.trunk, self.head):
             if module is not None:
-                self.notes += hold_for_kernels(module)
+                self.notes += hold_experts(module) + hold_for_kernels(module)
                 if options.weights == "fp8":
+                    round_experts(module)
                     round_to_fp8(module)
+        if self._has_fp8_kv:
+            self.notes.append("K/V are 8-bit floats with a scale per token and head")
         if self.device.type == "cuda":
             torch.cuda.empty_cache()  # what was replaced counts as free memory
         self.kernels = Kernels()
@@ -90,7 +97,18 @@ class CudaBackend(Backend):
     # Memory
 
     def _allocate(self, sizes: CacheSizes) -> None:
-        self.memory = PagedMemory.allocate(self.model, sizes)
+        kv: Literal["plain", "fp8"] = "fp8" if self._has_fp8_kv else "plain"
+        self.memory = PagedMemory.allocate(self.model, sizes, kv)
+
+    @property
+    def _has_fp8_kv(self) -> bool:
+        return self.options.kv_dtype == "fp8"
+
+    def slot_bytes(self, config: ModelConfig, kind: LayerKind) -> int:
+        if not self._has_fp8_kv or kind.mixer == "delta":
+            return super().slot_bytes(config, kind)
+        heads = sum(shape[0] for shape in config.kept(kind))
+        return config.slot_values(kind) + heads * SIZE_BYTES
 
     def round_bytes(self, sizes: RoundSizes) -> int:
         one = replace(sizes, max_requests=1)

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headstart.backends.cuda.forward import Attend, Kernels, Rows
+from headstart.backends.cuda.attending import Attend
+from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.kernels.attention import Cut, paged_attention
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for
 from headstart.models.attention import LayerCache
@@ -108,7 +109,7 @@ class ExactKernels(Kernels):
             parts = [
                 paged_attention(
                     part.unsqueeze(1), cache.k, cache.v, own, seen, block_size=block_size,
-                    max_context=self._max_context, cut=self._cut,
+                    max_context=self._max_context, cut=self._cut, sizes=cache.sizes,
                 ).view(TILE, -1)
                 for part, own, seen in zip(_parts(q, TILE), all_tables, all_slots, strict=True)
             ]  # fmt: skip

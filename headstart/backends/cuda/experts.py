@@ -1,6 +1,8 @@
-"""A mixture of experts through the kernels: four launches for a round's rows, nothing read back."""
+"""A mixture of experts through the kernels: few launches for a round's rows, nothing read back."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -12,10 +14,13 @@ from headstart.backends.cuda.kernels.moe import (
     ExpertWeights,
     expert_terms,
 )
+from headstart.backends.cuda.kernels.moe_fp8 import Fp8Experts, fp8_terms
+from headstart.backends.cuda.kernels.moe_fp8_vector import fp8_vector_terms
+from headstart.backends.cuda.kernels.moe_groups import GroupExperts, group_terms
 from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS, vector_terms
 from headstart.backends.cuda.kernels.routing import Routing, choose_experts
-from headstart.models.feed_forward import MoE
-from headstart.models.linear import Stack
+from headstart.backends.cuda.quantized_experts import HeldExperts, experts_of
+from headstart.models.feed_forward import MLP, MoE
 
 # Bytes. In seven bf16 layers on an H200 (`benchmarks/gpu_moe.py --ways`) rows that read 8 to 28 MB
 # again were 2 to 7 us quicker without tiles, at 50 about as quick, and slower from 60 on.
@@ -23,58 +28,71 @@ _MOST_READ_AGAIN = 40e6
 _MOST_ROWS = 4096  # at a time: every choice of a row leaves a term as wide as the model
 
 
-def moe_terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
+Feed = Callable[[Tensor, MLP], Tensor]  # x [M, H] -> partial sums [S, M, H]
+
+
+def moe_terms(x: Tensor, moe: MoE, slots: Tensor | None, feed: Feed | None = None) -> Tensor:
     """x [M, H] -> terms [C, M, H] whose sum is what the experts say.
 
-    slots [M]: a row with a slot below 0 belongs to no request and asks no expert.
+    slots [M]: a row with a slot below 0 belongs to no request and asks no routed expert. `feed`:
+    for the MLP of shared experts that have another form than the routed ones.
     """
     rows = x.shape[0]
     if rows <= _MOST_ROWS:
-        return _terms(x, moe, slots)
+        return _terms(x, moe, slots, feed)
     each = -(-rows // -(-rows // _MOST_ROWS))  # equal parts: few rows would be computed otherwise
     parts = [slice(start, start + each) for start in range(0, rows, each)]
-    sums = [_terms(x[at], moe, None if slots is None else slots[at]).sum(0) for at in parts]
+    sums = [_terms(x[at], moe, None if slots is None else slots[at], feed).sum(0) for at in parts]
     return torch.cat(sums).unsqueeze(0)
 
 
-def _terms(x: Tensor, moe: MoE, slots: Tensor | None) -> Tensor:
-    gate_up, down = moe.experts.gate_up, moe.experts.down
-    assert type(gate_up) is Stack and type(down) is Stack, "experts are dequantised at load"
-    weights = ExpertWeights(gate_up.weight, down.weight)
-    if moe.shared is not None:
-        shared = moe.shared.gate_up.weight, moe.shared.down.weight
-        weights = ExpertWeights(gate_up.weight, down.weight, *shared)
-    gate = (x, moe.shared_gate.weight) if moe.shared_gate is not None else None
+def _terms(x: Tensor, moe: MoE, slots: Tensor | None, feed: Feed | None) -> Tensor:
+    weights = experts_of(moe)
+    gate = None
+    if moe.shared_gate is not None and weights.num_shared:
+        gate = (x, moe.shared_gate.weight)
     chosen, shares = choose_experts(
         _logits(x, moe.router.weight), routing_of(moe, weights.num_shared), moe.router.correction,
         slots, gate,
     )  # fmt: skip
-    return terms_of(x, chosen, shares, weights)
+    terms = terms_of(x, chosen, shares, weights)
+    if moe.shared is None or weights.num_shared:
+        return terms
+    assert feed is not None, "shared experts of another form are fed by themselves"
+    said = feed(x, moe.shared)
+    if moe.shared_gate is not None:
+        said = said * moe.shared_gate(x).sigmoid()
+    return torch.cat([terms, said.to(terms.dtype)])
 
 
-def terms_of(x: Tensor, chosen: Tensor, shares: Tensor, weights: ExpertWeights) -> Tensor:
+def terms_of(x: Tensor, chosen: Tensor, shares: Tensor, weights: HeldExperts) -> Tensor:
     """What the chosen experts say, in the way that was fastest for so many rows."""
     rows, choices = chosen.shape
-    if is_without_tiles(rows, choices, weights):
+    if isinstance(weights, GroupExperts):
+        return group_terms(x, chosen, shares, weights)
+    is_few = is_without_tiles(rows, choices, weights)
+    if isinstance(weights, Fp8Experts):
+        terms = fp8_vector_terms if is_few else fp8_terms
+        return terms(x, chosen, shares, weights)
+    if is_few:
         return vector_terms(x, chosen, shares, weights)
     return expert_terms(x, chosen, shares, weights)
 
 
-def is_without_tiles(rows: int, choices: int, weights: ExpertWeights) -> bool:
+def is_without_tiles(rows: int, choices: int, weights: ExpertWeights | Fp8Experts) -> bool:
     """Whether each of few rows reads its experts by itself: quicker to begin, more to read."""
     return rows <= FEW_ROWS and bytes_read_again(rows, choices, weights) <= _MOST_READ_AGAIN
 
 
-def bytes_read_again(rows: int, choices: int, weights: ExpertWeights) -> float:
+def bytes_read_again(rows: int, choices: int, weights: ExpertWeights | Fp8Experts) -> float:
     """Bytes of experts that an earlier row has read already, if rows choose evenly.
 
     What rows chose is known to the device only, and a captured round goes one way for all texts.
     """
-    count, shared = weights.gate_up.shape[0], weights.num_shared
+    count, shared = weights.count, weights.num_shared
     missed = 1 - (choices - shared) / count  # how likely a row does without an expert
     touched = count * (1 - missed**rows) + shared
-    expert = weights.gate_up[0].nbytes + weights.down[0].nbytes
-    return (rows * choices - touched) * expert
+    return (rows * choices - touched) * weights.expert_bytes
 
 
 def routing_of(moe: MoE, num_shared: int) -> Routing:

@@ -6,21 +6,16 @@ tensors, so nothing here waits for the device or decides anything on the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from headstart.backends.cuda.attending import Attend, packed, paged
 from headstart.backends.cuda.experts import moe_terms
 from headstart.backends.cuda.int8 import Int8Rows
 from headstart.backends.cuda.kernels import int8_choice, streamed
-from headstart.backends.cuda.kernels.attention import (
-    Cut,
-    Packed,
-    paged_attention,
-    usual_context,
-)
 from headstart.backends.cuda.kernels.choice import choose_logits, choose_rows
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
 from headstart.backends.cuda.kernels.inputs import embed_rows, pair_rows
@@ -43,7 +38,8 @@ from headstart.backends.cuda.latent import (
 from headstart.backends.cuda.quantized import KernelFp8, KernelLinear, add_norm_for
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
-from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.grouped_attention import Attention
+from headstart.models.layers import DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
@@ -55,9 +51,7 @@ from headstart.models.trunk import Trunk
 # Up to so many rows each weight is multiplied as it comes; more want larger tiles (`streamed`), and
 # from some point on arithmetic takes the time, which libraries do best.
 MAX_SKINNY_ROWS = 16
-GROUP_ROWS = 32  # of a prompt that attend together where it joins a round
 
-Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
 # a recurrent layer, its number among them, its rows [M, D] -> partial sums [S, M, D]
 Recur = Callable[[DeltaNet, int, Tensor], Tensor]
 
@@ -82,42 +76,9 @@ class Kernels:
 
     heads_each: int | None = None  # of a program that finishes q, k, v; None: by how many rows
     always_processes = False  # whether choices that need no processing go the way of the others
+    paged = staticmethod(paged)
+    packed = staticmethod(packed)
     paged_latent = staticmethod(paged_latent)
-
-    def paged(
-        self, tables: Tensor, seen: Tensor, rows: int, *, block_size: int, max_context: int,
-        first_slot: int,
-    ) -> Attend:  # fmt: skip
-        """How `rows` new rows of each request attend: `paged_attention`."""
-        requests, cut = seen.shape[0], _cut(seen.shape[0], rows)
-        usual = usual_context(seen, cut)
-
-        def attend(q: Tensor, cache: LayerCache) -> Tensor:
-            result = paged_attention(
-                q.view(requests, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
-                block_size=block_size, max_context=max_context, cut=cut, first_slot=first_slot,
-                usual=usual,
-            )  # fmt: skip
-            return result.view(requests * rows, -1)
-
-        return attend
-
-    def packed(
-        self, parts: Sequence[tuple[Tensor, Tensor, Packed]], *, block_size: int, max_context: int
-    ) -> Attend:
-        """How rows of a packed pass attend, in parts: tables, slots seen, and which rows."""
-        cuts = [_cut(seen.shape[0], rows.rows) for _, seen, rows in parts]
-        usual = [usual_context(seen, cut) for (_, seen, _), cut in zip(parts, cuts, strict=True)]
-
-        def attend(q: Tensor, cache: LayerCache) -> Tensor:
-            for (tables, seen, rows), cut, own in zip(parts, cuts, usual, strict=True):
-                result = paged_attention(
-                    q, cache.k, cache.v, tables, seen, block_size=block_size,
-                    max_context=max_context, cut=cut, packed=rows, usual=own,
-                )  # fmt: skip
-            return result.flatten(1)
-
-        return attend
 
     def product(self, x: Tensor, layer: Linear) -> Tensor:
         """Partial sums [S, M, N] of x W^T; a bias is left to what adds them up."""
@@ -283,7 +244,8 @@ class Kernels:
         q = place_qkv(
             product, attention.qkv.bias, norms, layer.attention_norm.eps, rotary.cos, rotary.sin,
             rows.positions, rows.kv_slots, cache.k, cache.v, attention.heads, each=self.heads_each,
-            is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated,
+            is_interleaved=rotary.is_interleaved, is_gated=attention.is_gated, sizes=cache.sizes,
+            dtype=cache.dtype,
         )  # fmt: skip
         return q, product
 
@@ -293,18 +255,17 @@ class Kernels:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         mlp, norm = layer.mlp, layer.mlp_norm
         assert isinstance(mlp, MLP | MoE)
-        if isinstance(mlp, MLP) and isinstance(mlp.down, KernelFp8):
+        if isinstance(mlp, MLP) and isinstance(mlp.gate_up, KernelFp8):
             normed = add_norm_for(mlp.gate_up, stream, mixed, norm.factor, norm.eps)
-            if isinstance(normed, Fp8Rows):
-                assert isinstance(mlp.gate_up, KernelFp8)
-                return mlp.down.partial(mlp.gate_up.gated_rows(normed))
-            return self.feed(normed, mlp, kv_slots)
+            if isinstance(mlp.down, KernelLinear):
+                return mlp.down.partial(mlp.gate_up.gated_for(normed, mlp.down))
+            return self.product(mlp.gate_up.gated(normed), mlp.down)
         return self.feed(add_norm(stream, mixed, norm.factor, norm.eps), mlp, kv_slots)
 
     def feed(self, x: Tensor, mlp: MLP | MoE, kv_slots: Tensor) -> Tensor:
         """Partial sums [S, M, N] of what follows the mixer in a layer."""
         if isinstance(mlp, MoE):
-            return moe_terms(x, mlp, kv_slots)
+            return moe_terms(x, mlp, kv_slots, lambda own, shared: self.feed(own, shared, kv_slots))
         gate_up, down = mlp.gate_up, mlp.down
         if isinstance(gate_up, KernelLinear) and isinstance(down, KernelLinear):
             return down.partial(gate_up.gated_for(x, down))
@@ -318,27 +279,3 @@ def _reader_of(layer: DecoderLayer) -> Linear | None:
 
 def _turn(rotary: RotaryTable, rows: Rows) -> Turn:
     return Turn(rotary.cos, rotary.sin, rotary.is_interleaved, rows.positions)
-
-
-def _cut(requests: int, rows: int) -> Cut:
-    """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
-    if rows >= GROUP_ROWS:  # groups of a prompt: few of them are those of many cached tokens
-        if requests <= 8:
-            return Cut(pieces=8, least=512, step=64, warps=8, stages=2)
-        if requests <= 16:
-            return Cut(pieces=8, least=1024, step=64, warps=8, stages=3)
-        return Cut(pieces=4, least=1024, step=32, warps=8, stages=4)
-    if requests <= 2:
-        return Cut(pieces=32, least=128, step=128, warps=4, stages=1)
-    if requests <= 4:
-        return Cut(pieces=16, least=192, step=64, warps=4, stages=3)
-    if requests <= 32:
-        least = 256 if requests <= 8 else 1024 if requests <= 16 else 512
-        return Cut(pieces=8, least=least, step=64, warps=4, stages=3)
-    if rows > 2:
-        # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; where it
-        # has room for 5, 80 requests with 8 key/value heads run all at once.
-        return Cut(
-            pieces=8, least=768, levels=True, step=64, warps=4, stages=2, registers=96
-        )  # fmt: skip
-    return Cut(pieces=8, least=768, levels=True, step=64, warps=4, stages=2)

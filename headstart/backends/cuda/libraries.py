@@ -113,11 +113,13 @@ class Library:
         """What the rows of each span see; of fewer spans where it fails, now or before."""
         results: list[Tensor] = []
         for span in spans:
-            if self.trouble is not None:
+            # 8-bit floats are always copied, for which memory is planned up to some length.
+            is_copied = cache.sizes is not None
+            if self.trouble is not None or (is_copied and span.num_seen > MAX_GATHERED_SLOTS):
                 break
             try:
                 # Slots side by side are read where they lie, others are copied together.
-                k, v = cache.k[span.context], cache.v[span.context]
+                k, v = cache.read(span.context)
                 results.append(self.attend(q[span.start : span.stop], k, v))
             except torch.OutOfMemoryError:  # our kernel needs no room
                 break

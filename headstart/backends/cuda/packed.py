@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstart.backends.cuda.forward import GROUP_ROWS
+from headstart.backends.cuda.attending import GROUP_ROWS
 from headstart.backends.cuda.kernels.attention import Packed
 from headstart.backends.rows import TrunkRows, pinned_to
 

@@ -59,8 +59,9 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
         own = tiles if len(ready) == len(long) else tiles_of_rows(queries)
         if own.shape[0]:
             prompt_attention(
-                q, cache.k, cache.v, context, own, row_edges, context_edges, into=result
-            )
+                q, cache.k, cache.v, context, own, row_edges, context_edges, into=result,
+                sizes=cache.sizes,
+            )  # fmt: skip
         for span, rows in zip(long, ready, strict=False):
             result[span.start : span.stop] = rows
         return result.flatten(1)

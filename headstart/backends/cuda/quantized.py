@@ -3,7 +3,7 @@
 `KernelLinear` is a weight format with kernels of its own: which kernel, or which library, computes
 a product of how many rows is decided here, per format. What comes in is rounded once per product:
 rows to 8-bit floats for `KernelFp8`, to pairs of integers for `KernelGroups`; norms before 8-bit
-floats, and what the next product of an MLP takes, are rounded by the kernels that make them.
+floats are rounded by the kernel that makes them.
 
 M rows, N outputs, K inputs, S splits.
 """
@@ -11,11 +11,13 @@ M rows, N outputs, K inputs, S splits.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
+from headstart.backends.cuda import fp8_library
 from headstart.backends.cuda.kernels.choice import choose_logits
 from headstart.backends.cuda.kernels.eight_bits import (
     GROUP,
@@ -49,7 +51,6 @@ from headstart.models.linear import Linear
 from headstart.models.quantized import Fp8Linear, GroupLinear
 
 MAX_FP8_ROWS = TILE_ROWS[-1]  # of own tiles, where a library would do
-_LIBRARY_WIDTH = 16  # inputs and outputs: what torch's product of 8-bit floats counts in
 _COPIED_VALUES = 1 << 27  # of W at a time: memory for the copy, not for an LM head's
 
 Rounded = Fp8Rows | IntegerRows
@@ -72,11 +73,12 @@ class KernelLinear(Linear):
         """x W^T [M, N] in x's type."""
         raise NotImplementedError
 
-    def gated(self, x: Tensor) -> Tensor:
-        """silu(x G^T) * (x U^T) [M, N / 2] in x's type; W holds G's rows, then U's."""
+    def gated(self, x: Tensor | Rounded) -> Tensor:
+        """silu(x G^T) * (x U^T) [M, N / 2] in the model's type; W holds G's rows, then U's."""
+        assert isinstance(x, Tensor)
         return silu_product(self.whole(x))
 
-    def gated_for(self, x: Tensor, down: KernelLinear) -> Tensor | Rounded:
+    def gated_for(self, x: Tensor | Rounded, down: KernelLinear) -> Tensor | Rounded:
         """The same as `down` takes it, rounded already where kernels do that on the way."""
         return self.gated(x)
 
@@ -92,44 +94,28 @@ class KernelFp8(KernelLinear, Fp8Linear):
     """8-bit floats on both sides, with scales of rows, or of 128 x 128 and of 128 inputs."""
 
     def partial(self, x: Tensor | Rounded) -> Tensor:
-        if isinstance(x, Tensor):
-            if len(x) > MAX_FP8_ROWS:
-                return self.whole(x).unsqueeze(0)
-            x = self._rounded(x)
-        assert isinstance(x, Fp8Rows)
-        return partial_fp8(x, self.weight, self.scales)
+        rows = self._rounded(x)
+        if rows.shape[0] > MAX_FP8_ROWS:
+            return self._product(rows).unsqueeze(0)
+        return partial_fp8(rows, self.weight, self.scales)
 
     def whole(self, x: Tensor) -> Tensor:
+        return self._product(self._rounded(x)).to(x.dtype)
+
+    def gated(self, x: Tensor | Rounded) -> Tensor:
         rows = self._rounded(x)
-        if self._is_for_library(x):
-            return torch._scaled_mm(
-                rows.values, self.weight.t(), scale_a=rows.scales.view(-1, 1),
-                scale_b=self.scales.view(1, -1), out_dtype=x.dtype,
-            )  # fmt: skip
-        shape, streams = cut_for(self.weight, len(x), is_blocked=self._is_blocked)
-        shape = replace(shape, splits=1)
-        found = partial_fp8(rows, self.weight, self.scales, shape, streams=streams, dtype=x.dtype)
-        return found[0]
+        if rows.shape[0] > MAX_FUSED_ROWS[self._is_blocked]:
+            return silu_product(self._product(rows))
+        return gated_fp8(rows, self.weight, self.scales, dtype=self.dtype)
 
-    def gated(self, x: Tensor) -> Tensor:
-        if len(x) > MAX_FUSED_ROWS:
-            return super().gated(x)
-        found = gated_fp8(self._rounded(x), self.weight, self.scales, dtype=x.dtype)
-        assert isinstance(found, Tensor)
-        return found
-
-    def gated_for(self, x: Tensor, down: KernelLinear) -> Tensor | Rounded:
-        if not isinstance(down, KernelFp8) or len(x) > MAX_FP8_ROWS:
+    def gated_for(self, x: Tensor | Rounded, down: KernelLinear) -> Tensor | Rounded:
+        if not isinstance(down, KernelFp8):
             return self.gated(x)
-        return self.gated_rows(self._rounded(x))
-
-    def gated_rows(self, x: Fp8Rows) -> Fp8Rows:
-        """silu(x G^T) * (x U^T), rounded for another matrix of 8-bit floats."""
-        if x.shape[0] > MAX_FUSED_ROWS:
-            return silu_fp8(self.partial(x))
-        found = gated_fp8(x, self.weight, self.scales)
-        assert isinstance(found, Fp8Rows)
-        return found
+        rows = self._rounded(x)
+        if rows.shape[0] > MAX_FUSED_ROWS[self._is_blocked]:
+            return silu_fp8(self._product(rows).unsqueeze(0), down.group)
+        # The scale of a row needs all its outputs, which no single program of the product has.
+        return down._rounded(self.gated(rows))
 
     def choose(
         self, x: Tensor, inv_temps: Tensor, seeds: Tensor, positions: Tensor,
@@ -150,14 +136,34 @@ class KernelFp8(KernelLinear, Fp8Linear):
         """Inputs of a row that share a scale; 0: all."""
         return GROUP if self._is_blocked else 0
 
-    def _rounded(self, x: Tensor) -> Fp8Rows:
-        return fp8_rows(x.contiguous(), self.group)
+    def _rounded(self, x: Tensor | Rounded) -> Fp8Rows:
+        if isinstance(x, Tensor):
+            return fp8_rows(x.contiguous(), self.group)
+        assert isinstance(x, Fp8Rows) and x.group == self.group
+        return x
 
-    def _is_for_library(self, x: Tensor) -> bool:
-        """Whether arithmetic takes the time, and torch has the product: scales of rows, bf16."""
-        if not x.is_cuda or len(x) <= MAX_FP8_ROWS or x.dtype != torch.bfloat16:
-            return False
-        return not self._is_blocked and all(s % _LIBRARY_WIDTH == 0 for s in self.weight.shape)
+    def _product(self, rows: Fp8Rows) -> Tensor:
+        """x W^T [M, N] in the type that the model computes in."""
+        weight, many = self.weight, MAX_FUSED_ROWS[self._is_blocked]
+        if rows.shape[0] > many and fp8_library.takes(rows, weight, self.scales, self.dtype):
+            return fp8_library.library_fp8(rows, weight, self._library_scales, self.dtype)
+        shape, streams = cut_for(weight, rows.shape[0], is_blocked=self._is_blocked)
+        shape = replace(shape, splits=1)
+        found = partial_fp8(rows, weight, self.scales, shape, streams=streams, dtype=self.dtype)
+        return found[0]
+
+    def prepare(self) -> None:
+        """Make what a captured pass must find: nothing may be tried or kept while capturing."""
+        if (
+            self._is_blocked
+            and self.weight.is_cuda
+            and fp8_library.takes_blocks(self.weight.device)
+        ):
+            _ = self._library_scales
+
+    @cached_property
+    def _library_scales(self) -> Tensor:
+        return fp8_library.library_scales(self.scales)
 
 
 class KernelGroups(KernelLinear):
@@ -230,7 +236,8 @@ class KernelGroups(KernelLinear):
             result[:, part] = linear(x, copy)
         return result
 
-    def gated_for(self, x: Tensor, down: KernelLinear) -> Tensor | Rounded:
+    def gated_for(self, x: Tensor | Rounded, down: KernelLinear) -> Tensor | Rounded:
+        assert isinstance(x, Tensor)
         if not isinstance(down, KernelGroups) or down.inputs is not None or len(x) > MAX_ROWS:
             return self.gated(x)
         return silu_integers(self.partial(x), down.packed.half)
@@ -254,7 +261,7 @@ def add_norm_for(
     layer: Linear | None, stream: Tensor, partial: Tensor, weight: Tensor, eps: float
 ) -> Tensor | Fp8Rows:
     """`add_norm`, rounded by the same kernel where only `layer` reads it and takes it so."""
-    if isinstance(layer, KernelFp8) and len(stream) <= MAX_FP8_ROWS:
+    if isinstance(layer, KernelFp8):
         return add_norm_fp8(stream, partial, weight, eps, layer.group)
     return add_norm(stream, partial, weight, eps)
 
@@ -281,6 +288,7 @@ def hold_for_kernels(module: nn.Module) -> list[str]:
         if isinstance(layer, Fp8Linear) and not isinstance(layer, KernelFp8):
             bias = None if layer.bias is None else layer.bias.detach()
             made = KernelFp8(layer.quantized, bias, layer.dtype)
+            made.prepare()
         elif isinstance(layer, GroupLinear):
             made = KernelGroups.of(layer)
             if made is None:
@@ -303,10 +311,11 @@ def _plain(layer: GroupLinear) -> Linear:
 def round_to_fp8(module: nn.Module) -> None:
     """Round every plain matrix below `module` but LM heads, with one scale per output row.
 
-    Rounding an LM head changes the text as much as rounding all layers does.
+    Rounding an LM head changes the text as much as rounding all layers does. The gate of shared
+    experts is one row, which the choice of experts reads as it is.
     """
     for name, child in module.named_children():
         if type(child) is not Linear:
             round_to_fp8(child)
-        elif name != "lm_head":
+        elif name not in ("lm_head", "shared_gate"):
             setattr(module, name, KernelFp8.of(child))

@@ -46,8 +46,8 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
         return "weights are int8"
     if options.weights == "fp8" and not has_fp8(model.device):
         return "the GPU does not multiply 8-bit floats (compute capability 8.9 or more does)"
-    if options.weights == "fp8" and config.moe is not None:
-        return f"{config.model_type} models have experts, which stay as they are stored"
+    if options.kv_dtype == "fp8" and not has_fp8(model.device):
+        return "the GPU does not convert 8-bit floats (compute capability 8.9 or more does)"
     if options.exact and config.mla is not None:
         return f"{config.model_type} models have latent attention, whose kernels are inexact"
     if options.exact and config.recurrent is not None:

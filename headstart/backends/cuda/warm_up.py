@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from headstart.backends.cuda.attending import GROUP_ROWS
 from headstart.backends.cuda.compiling import compiled_together, thinned
 from headstart.backends.cuda.drafting import run_drafts
-from headstart.backends.cuda.forward import GROUP_ROWS
 from headstart.backends.cuda.packed import (
     MOST_GROUPS,
     captured_rows,

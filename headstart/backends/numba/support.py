@@ -20,6 +20,8 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
         return f"the device is {model.device}"
     if options.kernels != "auto":
         return f"kernels are {options.kernels}"
+    if options.kv_dtype == "fp8":
+        return "K/V in fp8 are rounded by plain PyTorch"
     if options.exact:
         return "exact runs in plain PyTorch on a CPU"
     return why_missing() or why_not_whole(model)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,6 +45,12 @@ class TorchBackend(Backend):
         super().__init__(model, options)
         self.chooses_one_by_one = options.exact
         modules = [module for module in (self.trunk, self.head) if module is not None]
+        if options.kv_dtype == "fp8":
+            own = str(self.dtype).removeprefix("torch.")
+            self.notes.append(
+                f"K/V are rounded to 8-bit floats and held as {own}: the text that a GPU's would "
+                "give, none of the memory"
+            )
         if self.device.type == "cpu" and not options.exact:
             self._convert(options.weights)
         # Products in int8 give a row the same bits alone and among others; so should attention.
@@ -73,7 +80,8 @@ class TorchBackend(Backend):
         convert_model(self.trunk, self.head, forms, weights)
 
     def _allocate(self, sizes: CacheSizes) -> None:
-        self.memory = PagedMemory.allocate(self.model, sizes)
+        kv: Literal["plain", "rounded"] = "plain" if self.options.kv_dtype != "fp8" else "rounded"
+        self.memory = PagedMemory.allocate(self.model, sizes, kv)
 
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:
         if self.options.exact:

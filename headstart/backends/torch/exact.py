@@ -54,8 +54,7 @@ class ExactContext:
     ) -> torch.Tensor:
         result = q.new_zeros(*q.shape[:2], v.shape[-1])
         for index, row in enumerate(self.rows):  # a row may attend to those before it
-            self.cache.k[row.slot] = k[index]
-            self.cache.v[row.slot] = v[index]
+            self.cache.keep(row.slot, k[index], v[index])
             result[index] = self._attend_one(q[index], row, window, sinks)
         return result.flatten(1)
 
@@ -119,7 +118,7 @@ class _Alone:
     def seen(self, new: torch.Tensor) -> list[Seen]:
         return [Seen(slice(row, row + 1), new[row : row + 1]) for row in range(len(new))]
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         return rows * weight[:, -1]
 
     def recur(self, rows: Rows) -> torch.Tensor:

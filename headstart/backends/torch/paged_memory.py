@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 from headstart.backends.base import CacheSizes
-from headstart.models.attention import LayerCache, empty_cache
+from headstart.models.attention import LayerCache, empty_cache, empty_fp8_cache
 from headstart.models.build import LoadedModel
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.recurrence import LayerStates, empty_states
@@ -20,18 +21,29 @@ class PagedMemory:
     head: list[LayerCache]  # by module
 
     @classmethod
-    def allocate(cls, model: LoadedModel, sizes: CacheSizes) -> PagedMemory:
+    def allocate(
+        cls, model: LoadedModel, sizes: CacheSizes, kv: Literal["plain", "rounded", "fp8"] = "plain"
+    ) -> PagedMemory:
+        """kv: in the model's own type, rounded to 8-bit floats, or held as those."""
         config, head, slots = model.config, model.head, sizes.num_blocks * sizes.block_size
+        empty = empty_fp8_cache if kv == "fp8" else empty_cache
 
         def cache(of: ModelConfig, kind: LayerKind) -> LayerCache:
-            return empty_cache(of.kept(kind), slots, model.dtype, model.device)
+            made = empty(of.kept(kind), slots, model.dtype, model.device)
+            return replace(made, rounds=kv == "rounded")
 
         return cls(
             [cache(config, kind) for kind in config.layers if kind.attends],
             [
-                empty_states(config.recurrent, sizes.num_states, model.dtype, model.device)
-                for _ in range(config.num_recurrent)
-                if config.recurrent is not None
+                empty_states(
+                    config.recurrent,
+                    sizes.num_states,
+                    model.dtype,
+                    model.device,
+                    config.more_states(kind),
+                )
+                for kind in config.layers
+                if kind.is_recurrent and config.recurrent is not None
             ],
             [cache(head.config, head.config.head_layer) for _ in range(head.num_modules)]
             if head is not None

@@ -10,6 +10,7 @@ import time
 
 from headstart.errors import RequestError
 from headstart.server.forks import WAIT_FACTOR, ForkServer
+from headstart.server.grammars.process import THREADS
 from headstart.server.refusals import unavailable
 
 _AT_ONCE = 4  # grammars side by side: a slow one must not keep the others waiting
@@ -36,7 +37,7 @@ class CompilerProcess:
             facts, compiled, seconds = self._ask(text)
         finally:
             self._places.release()
-        if not facts and seconds >= self._max_seconds:
+        if not facts and seconds >= self._max_seconds / THREADS:  # the limit is of all threads
             raise RequestError(
                 f"the {what} takes more than {self._max_seconds:g} s to compile. Make it simpler: "
                 "fewer repetitions, fewer levels."

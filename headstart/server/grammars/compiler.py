@@ -13,6 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from headstart.server.pieces import special_ids
 
 # Processor time that a grammar may take: a store that fills with every token.
 _STORE_SECONDS, _SECONDS_PER_TOKEN = 0.25, 0.005
+_CHAIN_SECONDS = 1.0  # by the clock, after which a chain of drafts is followed no further
 
 
 class GrammarCompiler:
@@ -122,6 +124,14 @@ class _Tokens:
         """Masks in which nothing is allowed, int32 [rows, words]."""
         return np.zeros((rows, num_words(self.vocab_size)), np.int32)
 
+    def widened(self, known: np.ndarray) -> np.ndarray:
+        """Masks of all tokens, from those of the known ones."""
+        if self.size == self.vocab_size:
+            return known
+        masks = self.room(len(known))
+        masks[:, : known.shape[1]] = known
+        return masks
+
     def end_of(self, words: np.ndarray) -> None:
         """Clear what lies behind the last known token in its word."""
         spare = -self.size % 32
@@ -144,21 +154,23 @@ class TokenGrammar:
 
     def chain_words(self, drafts: Sequence[int]) -> list[np.ndarray | None]:
         """The same behind 0, 1, ... drafts, up to the first one that does not fit."""
-        room, started = self._tokens.room(len(drafts) + 1), time.thread_time()
-        masks, num_accepted = [room[0] if self._fill(room[:1]) else None], 0
-        try:
-            for row, token in enumerate(drafts, 1):
-                if not self._accept(token):
-                    break
-                num_accepted = row
-                masks.append(room[row] if self._fill(room[row : row + 1]) else None)
-                now = time.thread_time()
-                self._allowance.spend(now - started - _SECONDS_PER_TOKEN)
-                started = now
-        finally:
-            if num_accepted:
-                self._matcher.rollback(num_accepted)
-        return masks
+        tokens, started = self._tokens, time.thread_time()
+        drafts = list(takewhile(lambda token: token < tokens.size, drafts))
+        rows = len(drafts) + 1
+        known = np.zeros((rows, num_words(tokens.size)), np.int32)  # xgrammar ignores strides
+        is_whole = self._matcher.traverse_draft_tree(
+            np.array([*range(1, rows), -1]), np.full(rows, -1), np.array([0, *drafts]), known,
+            _CHAIN_SECONDS,
+        )  # fmt: skip
+        fitting = 0
+        while is_whole and fitting < len(drafts) and _has(known[fitting], drafts[fitting]):
+            fitting += 1
+        self._allowance.spend(time.thread_time() - started - _SECONDS_PER_TOKEN * fitting)
+        if not is_whole:  # others held up the thread: what would follow the drafts is not known
+            return [self.allowed_words()]
+        masks = tokens.widened(known[: fitting + 1])
+        tokens.end_of(masks)
+        return list(masks)
 
     def _fill(self, words: np.ndarray) -> bool:
         """Whether a mask [1, words] that allows nothing became one, or all tokens may come."""
@@ -198,7 +210,13 @@ class TokenGrammar:
 
     def _allows(self, token: int) -> bool:
         words = self.allowed_words()
-        return words is None or bool((int(words[token >> 5]) >> (token & 31)) & 1)
+        return words is None or _has(words, token)
+
+
+def _has(words: np.ndarray, token: int) -> bool:
+    """Whether a mask allows a token; one that it has no bit for is not allowed."""
+    at = token >> 5
+    return 0 <= at < len(words) and bool((int(words[at]) >> (token & 31)) & 1)
 
 
 class _Allowance:

@@ -7,6 +7,7 @@ imports xgrammar once, and forks for every grammar. `client.py` is the other sid
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -15,6 +16,10 @@ import tempfile
 from typing import Any
 
 from headstart.server.forks import fork_for_each, limit_memory, limit_time
+
+# A schema of some lines takes one thread more than a second with 50,000 tokens.
+THREADS = min(8, len(os.sched_getaffinity(0)))
+THREAD_BYTES = 72 << 20  # of address space: a stack, and what malloc reserves for each
 
 
 def main(control: socket.socket) -> None:
@@ -29,7 +34,7 @@ def compile_one(
 ) -> None:
     """Answer with one line of JSON, then the compiled grammar, unless the other end is closed."""
     limit_time(max_seconds, max_wait)
-    limit_memory(max_memory)
+    limit_memory(max_memory + THREADS * THREAD_BYTES)
     os.nice(5)
     with job, job.makefile("rb") as stream:
         facts, compiled = _compile(info, stream.read().decode("utf-8", "surrogatepass"))
@@ -37,14 +42,11 @@ def compile_one(
 
 
 def _compile(info: Any, text: str) -> tuple[dict[str, str], bytes]:
-    import xgrammar
-
     facts, compiled = {}, b""
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)  # xgrammar warns there of what it will not enforce
         try:
-            compiler = xgrammar.GrammarCompiler(info, max_threads=1, cache_enabled=False)
-            compiled = compiler.compile_structural_tag(text).serialize_json().encode()
+            compiled = _compiled(info, text).serialize_json().encode()
         except MemoryError:
             facts["memory"] = "none is left"
         except Exception as error:
@@ -52,6 +54,22 @@ def _compile(info: Any, text: str) -> tuple[dict[str, str], bytes]:
         said.seek(0)
         facts["warnings"] = said.read(2000).decode("utf-8", "replace")
     return facts, compiled
+
+
+def _compiled(info: Any, text: str) -> Any:
+    """By several threads, or by this one where the system, or the limit of memory, gives none."""
+    import xgrammar
+
+    def run(threads: int) -> Any:
+        compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+        return compiler.compile_structural_tag(text)
+
+    try:
+        return run(THREADS)
+    except Exception as error:
+        if os.strerror(errno.EAGAIN) not in str(error):
+            raise
+    return run(1)
 
 
 if __name__ == "__main__":

@@ -22,9 +22,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from headstart.backends.cuda.forward import _cut
+from headstart.backends.cuda.attending import cut_for
 from headstart.backends.cuda.kernels import (
     attention,
+    attention_fp8,
     choice,
     delta,
     eight_bits,
@@ -42,12 +43,17 @@ from headstart.backends.cuda.kernels import (
     losses,
     merging,
     moe,
+    moe_fp8,
+    moe_fp8_vector,
+    moe_groups,
+    moe_rows,
     moe_vector,
     prompts,
     rejection,
     routing,
     rows,
     sampling,
+    shared_prefix,
     sorting,
     streamed,
 )
@@ -75,7 +81,12 @@ OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has 
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
 CUT = {"LEAST": 128, "CUT": 0, "STEP": 32}
 PLACES = {"starts": "*i32", "counts": "*i32", "usual": "*i32"}  # of rows in a packed pass
-APART = {**dict.fromkeys(PLACES), "IS_PACKED": False}  # no such pass
+PLAIN_KV = {"k_sizes": None, "v_sizes": None}
+FP8_KV = {"k_cache": "*i16", "v_cache": "*i16", "sizes": "*i32"}  # as they are read
+KEPT_FP8 = {"k_cache": "*u8", "v_cache": "*u8", "k_sizes": "*i16", "v_sizes": "*i16"}
+APART = {**dict.fromkeys(PLACES), "shared": None, "IS_PACKED": False}  # no such pass
+PREFIX = {"shared": "*i32", "shared_partial": "*fp32", "shared_sums": "*fp32", "lengths": "*i32"}
+NO_PREFIX = dict.fromkeys(("shared_partial", "shared_sums"))
 TILE = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 INTEGERS = {"whole": "*i8", "rest": "*i8", "weight": "*i8"}
 # Two tiles of rows, as for 80 of them.
@@ -105,6 +116,19 @@ EXPERTS = {**TILE, "CHOICES": 11, "IS_EVEN": True}
 SCAN = {"IS_SORTED": False, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16}
 LISTS = {name: "*i32" for name in ("chosen", "experts", "starts", "order")}
 VECTOR = {"CHOICES": 11, "IS_EARLY": True}
+# The same in 8-bit floats with scales of blocks, and in 4 bits.
+SIZES = dict.fromkeys(("hidden", "width", "shared_width"), "i32" + MULTIPLE)
+EXPERTS_FP8 = {**LISTS, **SIZES, **dict.fromkeys(("x", "weight", "shared", "values"), "*fp8e4nv"),
+               **dict.fromkeys(("x_scales", "inner_scales", "shared_scales"), "*fp32")}  # fmt: skip
+FP8_PAIRS = {"CHOICES": 9, "IS_BLOCKED": True, "BLOCK_M": 16, "BLOCK_N": 128, "BLOCK_K": 128,
+             "IS_EVEN": True, "num_stages": 3}  # fmt: skip
+FP8_ALONE = {"CHOICES": 9, "IS_BLOCKED": True, "IS_EARLY": True, "num_warps": 2}
+EXPERTS_GROUPS = {**LISTS, **SIZES, **dict.fromkeys(("x", "weight", "zeros", "shared", "values",
+                                                     "shared_zeros"), "*i8"),
+                  **dict.fromkeys(("scales", "shared_scales"), "*bf16"),
+                  **dict.fromkeys(("x_scales", "x_sums"), "*fp32")}  # fmt: skip
+GROUP_PAIRS = {"CHOICES": 9, "GROUP": 128, "HALF": 128, "IS_PACKED": True, "BLOCK_M": 8,
+               "BLOCK_N": 64, "BLOCK_K": 256, "IS_EVEN": True}  # fmt: skip
 ROUTER = {"TOP_K": 8, "IS_SIGMOID": True, "RENORMALISE": True, "BLOCK_C": 16, "BLOCK_K": 512}
 RINGS = {**{name: "*i32" for name in ("first", "buffers", "replays")}, "memory": "*fp32",
          "gates": "*fp32", "a_log": "*fp32", "dt_bias": "*fp32", "inputs": "*bf16",
@@ -138,18 +162,24 @@ Figures = tuple[int, int, int]  # registers, bytes that are spilled, bytes that 
 found_now: dict[str, Figures] = {}
 
 
-def attend(requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True) -> Job:
+def attend(
+    requests: int, rows: int, *, dim: int, group: int, is_fitted: bool = True, is_fp8: bool = False
+) -> Job:
     """Attention as it is launched for so many requests."""
     tile = max(16, triton.next_power_of_2(rows * group))
-    cut = _cut(requests, rows)
+    cut = cut_for(requests, rows)
     if is_fitted:
-        cut = attention.fitted(cut, tile, dim, number_bytes=2)
+        cut = attention.fitted(cut, tile, dim, number_bytes=2, is_fp8=is_fp8)
     fixed = {"ROWS": rows, "HEADS": 2 * group, "KV_HEADS": 2, "GROUP": group, "DIM": dim,
              "BLOCK_D": dim, "TILE": tile, "PAGE": 16, "LEAST": cut.least, "CUT": cut.tokens,
              "STEP": cut.step, "IS_WHOLE": False, "IS_PACKED": True, "IS_OPEN": tile >= 64,
              "num_warps": cut.warps, "num_stages": cut.stages,
              "maxnreg": cut.registers}  # fmt: skip
-    return attention._attend, fixed | ({} if cut.levels else {"usual": None}), PLACES
+    fixed |= {} if cut.levels else {"usual": None}
+    if is_fp8:
+        return attention_fp8.attend_fp8, fixed | {"BLOCK_D": dim // 2}, PLACES | FP8_KV
+    fixed |= {} if cut.levels else {"shared": None}
+    return attention._attend, fixed, {**PLACES, **PREFIX}
 
 
 def attend_latents(requests: int, rows: int, *, number_bytes: int = 2) -> Job:
@@ -170,9 +200,18 @@ LONG_JOBS: list[Job] = [
     attend(8, 32, dim=128, group=4),  # a group of rows that join a round
     attend(80, 4, dim=128, group=4),
     attend(1, 4, **WIDE),
+    attend(8, 32, dim=128, group=4, is_fp8=True),
+    attend(1, 4, dim=128, group=4, is_fp8=True),
+    attend(4, 16, **WIDE, is_fp8=True),
+    (attention_fp8.prompt_fp8, {"HEADS": 32, "KV_HEADS": 8, "DIM": 128, "BLOCK_D": 64,
+                                "BLOCK_M": 64, "BLOCK_N": 64, "num_stages": 2},
+     {"tiles": "*i32", **FP8_KV}),
+    (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
+                       "ROTATED": 128, "IS_INTERLEAVED": False, "IS_GATED": False, "BLOCK": 64,
+                       "HAS_BIAS": False, "HAS_NORMS": False, **PLAIN_KV}, {}),
     (attention.combine, {**CUT, "ROWS": 4, "HEADS": 128, "KV_HEADS": 1, "GROUP": 128, "DIM": 512,
                           "BLOCK_D": 512, "TILE": 512, "LINES": 1, "BLOCK_C": 8, "LEFT_ALONE": -1,
-                          **APART}, {}),
+                          "SHARED_STEP": 1, **APART, **NO_PREFIX}, {}),
     (linear._linear, {**TILE, "BLOCK_N": 16, "BLOCK_K": 64, "IS_EVEN": True},
      {"result": "*fp32", "weight": "*fp32"}),
     (int8_choice._best_of_tile, {**STREAMED_TILE, "HAS_IDS": False, "KEEPS_ALL": False,
@@ -184,13 +223,15 @@ LONG_JOBS: list[Job] = [
                             "BLOCK_N": 128, "num_warps": 8, "num_stages": 4},
      {**FP8_STREAMED, "x": "tensordesc<fp8e4nv[128, 128]>",
       "weight": "tensordesc<fp8e4nv[128, 128]>", "result": "*bf16"}),
-    # The most rows whose two sums fit; and what follows, whose groups are the outputs of a program.
+    # The most rows whose two sums fit, with scales of blocks and of rows.
     (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "STREAMS": True, "BLOCK_M": 64,
-                           "IS_ROUNDED": True, "num_stages": 6},
-     {**FP8_STREAMED, "result": "*fp8e4nv"}),
-    (fp8_products._linear, {**FP8_TILE, "GROUP": 64, "IS_BLOCKED": False, "BLOCK_K": 128,
-                            "DEEP": 64, "STREAMS": True, "num_stages": 6},
-     {**FP8, "x": "tensordesc<fp8e4nv[16, 64]>", "weight": "tensordesc<fp8e4nv[64, 64]>"}),
+                           "num_stages": 4}, {**FP8_STREAMED, "result": "*bf16"}),
+    (fp8_products._gated, {**FP8_TILE, "GROUP": 0, "IS_BLOCKED": False, "BLOCK_K": 128,
+                           "STREAMS": True, "BLOCK_M": 128, "BLOCK_N": 128, "num_warps": 8},
+     {**FP8_STREAMED, "x": "tensordesc<fp8e4nv[128, 128]>",
+      "weight": "tensordesc<fp8e4nv[128, 128]>", "result": "*bf16"}),
+    (eight_bits._silu_rows, {"sums": None, "SPLITS": 1, "GROUP": 16384, "BLOCK": 16384,
+                             "num_warps": 16}, {**FP8, "product": "*bf16"}),
     (fp8_products._best_of_tile, {**FP8_TILE, "HAS_IDS": False}, FP8),
     (groups._best_of_tile, {**GROUPS_TILE, "BLOCK_K": 512, "num_stages": 3, "HAS_IDS": False},
      GROUPS),
@@ -201,6 +242,13 @@ LONG_JOBS: list[Job] = [
     (eight_bits._fp8_rows, {"GROUP": 16384, "BLOCK": 16384, "num_warps": 8}, FP8),
     (groups._linear, {**GROUPS_TILE, "IS_STACKED": False, "BLOCK_M": 64, "num_stages": 3}, GROUPS),
     (moe._gate_up, {**EXPERTS, **SCAN, "IS_SORTED": True}, LISTS),
+    # Sorted rows of a prompt.
+    (moe_fp8._gate_up, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8},
+     {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8._down, {**FP8_PAIRS, "BLOCK_M": 64, "num_warps": 8, "num_stages": 4},
+     {**EXPERTS_FP8, "inner": "*fp8e4nv", "terms": "*bf16"}),
+    (moe_groups._product, {**GROUP_PAIRS, "BLOCK_M": 64, "num_warps": 8, "weights": None},
+     EXPERTS_GROUPS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 8, "GROUPS": 1, "EACH": 512, "BLOCK_G": 1,
                                "BLOCK_E": 512, "TOP_GROUPS": 1, "SHARED": 1}, LISTS),
     attend(4, 4, **WIDE),
@@ -214,6 +262,7 @@ LONG_JOBS: list[Job] = [
 JOBS: list[Job] = [
     (attention._attend, {**ROUNDS, **CUT, **APART, "PAGE": 16, "IS_WHOLE": False,
                          "IS_OPEN": False}, {}),
+    attend(80, 4, dim=128, group=4, is_fp8=True),
     attend_latents(1, 1),
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
@@ -224,7 +273,10 @@ JOBS: list[Job] = [
                           "IS_INTERLEAVED": True, "BLOCK_P": 32}, {}),
     (latent_heads._lower, {**BY_HEAD, "BLOCK_M": 64, "VALUE": 128}, {}),
     (attention.combine, {**ROUNDS, **CUT, "LINES": 16, "BLOCK_C": 1, "LEFT_ALONE": 1,
-                         "IS_PACKED": True}, PLACES),
+                         "SHARED_STEP": 64, "IS_PACKED": True}, {**PLACES, **PREFIX}),
+    # Four requests of four rows, as they attend to what they share.
+    (shared_prefix._attend_shared, {**ROUNDS, "DIM": 128, "BLOCK_D": 128, "NEIGHBOURS": 4,
+                                    "PAGE": 16, "STEP": 64, "IS_OPEN": True}, PREFIX),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
     # Heads of GLM-4.7-Flash.
@@ -258,7 +310,7 @@ JOBS: list[Job] = [
                                  "num_stages": 4}, STREAMED_INT8),
     (int8._integers, {"BLOCK": 1024}, INTEGERS),
     (fp8_products._linear, FP8_TILE, FP8),
-    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128, "IS_ROUNDED": True},
+    (fp8_products._gated, {**FP8_TILE, "BLOCK_K": 128},
      {**FP8, "result": "*fp8e4nv"}),
     (groups._linear, GROUPS_TILE, GROUPS),
     (eight_bits._fp8_rows, {"GROUP": 128, "BLOCK": 1024}, FP8),
@@ -268,11 +320,21 @@ JOBS: list[Job] = [
      {}),
     (rows._place_qkv, {"SPLITS": 2, "HEADS": 32, "KV_HEADS": 8, "EACH": 2, "DIM": 128, "HALF": 64,
                        "ROTATED": 64, "IS_INTERLEAVED": False, "IS_GATED": True, "BLOCK": 64,
-                       "HAS_BIAS": True, "HAS_NORMS": True}, {}),
+                       "HAS_BIAS": True, "HAS_NORMS": True}, KEPT_FP8),
     (moe._gate_up, {**EXPERTS, **SCAN}, LISTS),
     (moe._down, EXPERTS, LISTS),
     (moe_vector._first, {**VECTOR, "BLOCK_N": 2, "BLOCK_K": 1024}, LISTS),
     (moe_vector._second, {**VECTOR, "BLOCK_N": 8, "BLOCK_K": 256}, LISTS),
+    (moe_fp8._gate_up, FP8_PAIRS, {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8._down, {**FP8_PAIRS, "num_stages": 4}, {**EXPERTS_FP8, "inner": "*fp8e4nv"}),
+    (moe_fp8_vector._first, {**FP8_ALONE, "BLOCK_N": 2, "GROUPS": 8},
+     {**EXPERTS_FP8, "inner": "*fp32"}),
+    (moe_fp8_vector._second, {**FP8_ALONE, "BLOCK_N": 8, "GROUPS": 4},
+     {**EXPERTS_FP8, "inner": "*fp32"}),
+    (moe_groups._product, {**GROUP_PAIRS, "num_stages": 4}, EXPERTS_GROUPS),
+    (moe_rows._round_and_list, {"CHOICES": 9, "BLOCK_R": 64, "MOST": 64, "BLOCK_C": 16,
+                                "GROUP": 128, "BLOCK": 1024, "sums": None},
+     {**EXPERTS_FP8, "x": "*bf16"}),
     (sorting._sort, {"TILE": 16, "BLOCK": 1024, "BLOCK_T": 32}, LISTS),
     (routing._choose_experts, {**ROUTER, "SPLITS": 1, "GROUPS": 8, "EACH": 32, "BLOCK_G": 8,
                                "BLOCK_E": 32, "TOP_GROUPS": 4, "SHARED": 0, "x": None,

@@ -188,10 +188,6 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
         facts(), {"kernels": "on", "weights": "int8"},
         "kernels on was asked for and weights are int8",
     ),
-    "fp8 experts": (
-        facts("glm4_moe", "cuda"), {"weights": "fp8"},
-        "weights fp8 needs the kernels and glm4_moe models have experts",
-    ),
     "fp8 where the kernels do not run": (
         facts(device="cuda", modules=2, topology="parallel"), {"weights": "fp8"},
         "weights fp8 needs the kernels and the head has 2 modules, .* states. Use weights as-dtype",
@@ -203,6 +199,14 @@ REFUSALS: dict[str, tuple[Facts, dict[str, Any], str]] = {
     "exact recurrent layers on a GPU": (
         facts("qwen3_next", "cuda"), {"exact": True},
         "exact needs the kernels on a GPU and qwen3_next models have recurrent layers",
+    ),
+    "fp8 K/V of latents": (
+        facts("deepseek_v3"), {"kv_dtype": "fp8"},
+        "kv_dtype fp8 was asked for and deepseek_v3 models keep latents, which are held in",
+    ),
+    "fp8 K/V where the kernels do not run": (
+        facts(device="cuda", modules=2, topology="parallel"), {"kv_dtype": "fp8"},
+        "kv_dtype fp8 needs the kernels on a GPU and the head has 2 modules, .* Leave kv_dtype out",
     ),
     "int8 drafts on a CPU": (
         facts(), {"draft_weights": "int8"},
@@ -232,7 +236,7 @@ def test_an_older_gpu_holds_no_8_bit_floats(monkeypatch: pytest.MonkeyPatch) -> 
     for capability, forms in (((8, 0), ("int4-group", "int8-group")), ((9, 0), FORMS)):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_, own=capability: own)
         held = held_as_stored(model, BackendOptions())
-        assert tuple(held.trunk) == tuple(held.head) == forms and held.experts == ()
+        assert tuple(held.trunk) == tuple(held.head) == tuple(held.experts or ()) == forms
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (8, 0))
     with pytest.raises(ConfigError, match="the GPU does not multiply 8-bit floats"):
         select(model, BackendOptions(weights="fp8"))

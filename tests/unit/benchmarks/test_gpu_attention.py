@@ -32,3 +32,10 @@ def test_cuts_are_compared_and_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_attention, "paged_attention", wrong)
     with pytest.raises(AssertionError):
         gpu_attention.measure(contexts, cuts)
+
+
+def test_8_bit_floats_are_compared_with_what_they_mean() -> None:
+    fp8, plain = gpu_attention.in_fp8(gpu_attention.make(2, 1, SIZES))
+    found = gpu_attention.compare(fp8, plain, Cut(pieces=2, step=16))
+    assert found["bytes_ratio"] == round(2 * 16 * 4 / (2 * 16 + 4), 2)
+    assert found["ratio"] > 0

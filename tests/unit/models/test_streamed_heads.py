@@ -189,9 +189,109 @@ class Glm5Next(Straight):
         return result
 
 
+class Qwen4Exp(Straight):
+    """fc_hidden of every stream plus fc_embedding, a block between gated connections; streams are
+    recycled, its own mixer gives what the LM head reads. All norms are 1 + w."""
+
+    def rms(self, x: Tensor, name: str) -> Tensor:
+        return x / (x.square().mean(-1, keepdim=True) + self.eps).sqrt() * (1 + self.stored[name])
+
+    def module(self, embedded: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        own, count = self.stored, self.fields["hc_count"]
+        token = self.rms(embedded, "mtp.pre_fc_norm_embedding.weight")
+        normed = self.rms(state, "mtp.pre_fc_norm_hidden.weight")  # one norm over all streams
+        streams = [part @ own["mtp.fc_hidden.weight"].T for part in normed.chunk(count, -1)]
+        added = token @ own["mtp.fc_embedding.weight"].T
+        x = torch.cat([stream + added for stream in streams], -1)
+        for half, run in (("attn", self.attention), ("mlp", self.feed)):
+            row, weights = self.mixed(f"mtp.layers.0.{half}_hyper_connection.", x)
+            made = run("mtp.layers.0.", row)
+            x = x + torch.cat([weights[:, [s]] * made for s in range(count)], -1)
+        return self.mixed("mtp.hyper_connection_mixer.", x)[0], x
+
+    def mixed(self, at: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        own, count = self.stored, self.fields["hc_count"]
+        parts = zip(x.chunk(count, -1), own[f"{at}hc_norm.weight"].chunk(count), strict=True)
+        normed = torch.cat(
+            [s / (s.square().mean(-1, keepdim=True) + self.eps).sqrt() * (1 + w) for s, w in parts],
+            -1,
+        )
+        inner = silu(normed @ own[f"{at}input_mix_weight_down.weight"].T / count)
+        gated = (inner @ own[f"{at}input_mix_weight_up.weight"].T).sigmoid() * normed
+        inject = own.get(f"{at}block_inject_weight.weight", own[f"{at}hc_norm.weight"][None] * 0)
+        weights = 2 * (normed @ inject.T / count).sigmoid()
+        return sum(gated.chunk(count, -1)) / count, weights  # type: ignore[return-value]
+
+    def half_turned(self, x: Tensor, position: int) -> Tensor:
+        """The first quarter of a head of attention rotated, halves apart."""
+        size = int(self.fields["head_dim"] * self.fields["partial_rotary_factor"])
+        angle = (
+            position
+            * (1 / self.fields["rope_theta"] ** (torch.arange(0, size, 2).float() / size)).double()
+        )
+        one, other, rest = x.split([size // 2, size // 2, x.shape[-1] - size], -1)
+        parts = (one * angle.cos() - other * angle.sin(), other * angle.cos() + one * angle.sin())
+        return torch.cat([*parts, rest], -1)
+
+    def attention(self, at: str, x: Tensor) -> Tensor:
+        at, own, dim = f"{at}self_attn.", self.stored, self.fields["head_dim"]
+        heads, kv = self.fields["num_attention_heads"], self.fields["num_key_value_heads"]
+        both = (x @ own[f"{at}q_proj.weight"].T).unflatten(-1, (heads, 2 * dim))
+        q, gate = both.split([dim, dim], -1)
+        q = self.rms(q, f"{at}q_norm.weight")
+        k = (x @ own[f"{at}k_proj.weight"].T).unflatten(-1, (kv, dim))
+        k = self.rms(k, f"{at}k_norm.weight")
+        v = (x @ own[f"{at}v_proj.weight"].T).unflatten(-1, (kv, dim))
+        result = []
+        for t, seen in enumerate(self.chosen(f"{at}indexer.", x)):
+            row = []
+            for head in range(heads):
+                of = head // (heads // kv)
+                query = self.half_turned(q[t, head], t)
+                keys = torch.stack([self.half_turned(k[i, of], i) for i in seen])
+                row.append((keys @ query / dim**0.5).softmax(-1) @ v[seen, of])
+            result.append(torch.cat(row))
+        return (torch.stack(result) * gate.flatten(1).sigmoid()) @ own[f"{at}o_proj.weight"].T
+
+    def chosen(self, at: str, x: Tensor) -> list[list[int]]:
+        size, pool = self.fields["indexer_head_dim"], self.fields["indexer_compress_ratio"]
+        both = (x @ self.stored[f"{at}index_qk_proj.weight"].T).unflatten(-1, (-1, size))
+        q, keys = self.rms(both[:, :-1], f"{at}q_layernorm.weight"), both[:, -1]
+        result = []
+        for t in range(len(x)):
+            scores = []
+            for first in range(0, t + 2 - pool, pool):
+                mean = keys[first : first + pool].mean(0)
+                key = self.half_turned(self.rms(mean, f"{at}k_layernorm.weight"), first)
+                scores.append(float((self.half_turned(q[t], t) @ key).relu().sum()))
+            best = sorted(range(len(scores)), key=lambda i, found=scores: -found[i])  # type: ignore[misc]
+            few = best[: self.fields["indexer_budget"] // pool]
+            seen = [p * pool + i for p in few for i in range(pool)]
+            result.append(sorted([*seen, *range(len(scores) * pool, t + 1)]))
+        return result
+
+    def feed(self, at: str, x: Tensor) -> Tensor:
+        at, own, result = f"{at}mlp.", self.stored, []
+        for row in x:
+            scores = (own[f"{at}gate.weight"] @ row).softmax(-1)
+            chosen = scores.argsort(descending=True)[: self.fields["num_experts_per_tok"]].tolist()
+            shared = (f"{at}shared_expert.{part}_proj.weight" for part in ("gate", "up", "down"))
+            total = self.swiglu(row, *(own[name] for name in shared), 0)
+            total = total * (own[f"{at}shared_expert_gate.weight"] @ row).sigmoid()
+            for expert in chosen:
+                names = (
+                    f"{at}experts.{expert}.{part}_proj.weight" for part in ("gate", "up", "down")
+                )
+                said = self.swiglu(row, *(own[name] for name in names), 0)
+                total = total + scores[expert] / scores[chosen].sum() * said
+            result.append(total)
+        return torch.stack(result)
+
+
 FAMILIES: dict[str, tuple[type[Any], dict[str, Any]]] = {
     "hy_v4": (HyV4, {}),
     "glm5_next": (Glm5Next, {}),
+    "qwen4_exp": (Qwen4Exp, {}),
 }
 
 

@@ -9,7 +9,7 @@ import torch
 from support.model_reference import SMALL, PagedRun, in_steps, randomised, sources
 from torch import Tensor, nn
 
-from headstart.errors import BadConfig, UnsupportedFamily
+from headstart.errors import BadConfig, ShapeMismatch, UnsupportedFamily
 from headstart.models.config import model_config
 from headstart.models.loading import load_trunk
 from headstart.models.trunk import Trunk
@@ -31,6 +31,24 @@ GLM5_NEXT: dict[str, Any] = {
     "swiglu_limit": 0.4, "index_kpool": 4, "linear_num_heads": 3, "linear_head_dim": 6,
     "linear_conv_kernel_dim": 4, "hc_sinkhorn_iters": 3, "index_n_heads": 16,
 }  # fmt: skip
+QWEN4_EXP: dict[str, Any] = {
+    **{name: value for name, value in SMALL.items() if name != "rope_theta"},
+    "model_type": "qwen4_exp_text", "head_dim": 16, "hc_count": 3, "hc_lowrank": 5,
+    "layer_types": ["full_attention", "linear_attention", "indexed_attention"],
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.25,
+    },
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 6,
+    "linear_value_head_dim": 5, "linear_conv_kernel_dim": 4, "indexer_n_heads": 12,
+    "indexer_kv_heads": 1, "indexer_head_dim": 10, "indexer_budget": 8,
+    "indexer_compress_ratio": 4, "num_experts": 8, "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24, "shared_expert_intermediate_size": 20,
+}  # fmt: skip
+NGRAMS: dict[str, Any] = {
+    **QWEN4_EXP, "ple_layer_ids": [2], "ple_embed_dim": 12, "ngram_vocab_size_base": 40,
+    "heads_per_ngram": 2, "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4,
+    "eos_token_id": [9, 1],
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "hy_v4": HY_V4,
     "hy_v4, unfolded": {**HY_V4, "kv_lora_rank": 11},
@@ -48,6 +66,23 @@ CASES: dict[str, dict[str, Any]] = {
         "hc_eps": 1e-3,
     },
     "glm5_next, decays without a bound": {**GLM5_NEXT, "linear_lower_bound": None},
+    "qwen4_exp": QWEN4_EXP,
+    "qwen4_exp, an embedding of several tokens": NGRAMS,
+    "qwen4_exp, n-grams of four": {
+        **NGRAMS,
+        "ngram_size": 4,
+        "heads_per_ngram": 1,
+        "ple_embed_dim": 9,
+        "ple_conv_kernel_size": 3,
+        "eos_token_id": 7,
+    },
+    "qwen4_exp, all entries seen": {**QWEN4_EXP, "indexer_budget": 60},
+    "qwen4_exp, a gate by sigmoid, pools of three": {
+        **QWEN4_EXP,
+        "output_gate_type": "sigmoid",
+        "indexer_compress_ratio": 3,
+        "indexer_budget": 9,
+    },
 }
 
 
@@ -149,8 +184,24 @@ def our_trunk(raw: dict[str, Any], tensors: dict[str, Tensor]) -> Trunk:
 def both(case: str) -> tuple[dict[str, Any], Any, dict[str, Tensor]]:
     raw = CASES[case]
     model = their_model(raw)
-    is_hy = raw["model_type"] == "hy_v4"
-    return raw, model, published_hy_v4(model, raw) if is_hy else published_glm5_next(model)
+    if raw["model_type"] == "hy_v4":
+        return raw, model, published_hy_v4(model, raw)
+    if raw["model_type"] == "glm5_next_text":
+        return raw, model, published_glm5_next(model)
+    return raw, model, published_qwen4_exp(model)
+
+
+def published_qwen4_exp(model: Any) -> dict[str, Tensor]:
+    """Tables are stored in parts."""
+    result = {}
+    for name, value in model.state_dict().items():
+        if name.endswith("ngram_embedding.weight"):
+            at = name.removesuffix("weight")
+            parts = enumerate(value.chunk(4))
+            result |= {f"{at}shard_{number}.weight": own for number, own in parts}
+        else:
+            result[name] = value
+    return result
 
 
 def text(length: int, seed: int = 0) -> list[int]:
@@ -159,6 +210,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 
 
 IDS, OTHER = text(40), text(29, seed=1)
+IDS[11], IDS[19], IDS[20], OTHER[8] = 9, 9, 7, 7  # ends of text, in models that know them
 
 
 @torch.inference_mode()
@@ -183,6 +235,9 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "the limit of all": ("glm5_next", {"swiglu_limit": 10.0}),
     "another pool": ("glm5_next", {"index_topk": 12}),
     "the bound of decays": ("glm5_next", {"linear_lower_bound": -1.0}),
+    "the gate's activation": ("qwen4_exp", {"output_gate_type": "sigmoid"}),
+    "the end of text": ("qwen4_exp, an embedding of several tokens", {"eos_token_id": 1}),
+    "a larger budget": ("qwen4_exp", {"indexer_budget": 12}),
     "another choice": ("hy_v4", {"index_topk": 7}),
 }
 
@@ -236,6 +291,12 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no tail": ({**GLM5_NEXT, "index_kpool_always_select_tail": False}, "behind the last pool"),
     "an odd pool": ({**GLM5_NEXT, "index_kpool": 3}, "index_kpool is 3 and index_topk 8"),
     "positions": ({**GLM5_NEXT, "qk_rope_head_dim": 4}, "without positions in attention"),
+    "two embeddings": ({**NGRAMS, "ple_layer_ids": [1, 2]}, "in recurrent layers only"),
+    "no end of text": ({**NGRAMS, "eos_token_id": None}, "and an end of text"),
+    "two key heads": ({**QWEN4_EXP, "indexer_kv_heads": 2}, "and 1 key head"),
+    "an odd budget": ({**QWEN4_EXP, "indexer_budget": 9}, "a budget that is a multiple"),
+    "another gate": ({**QWEN4_EXP, "output_gate_type": "tanh"}, "output_gate_type is 'tanh'"),
+    "no rank": ({**QWEN4_EXP, "hc_lowrank": None}, "no rank of the streams' gates"),
     "no streams": ({**HY_V4, "hc_mult": 0}, "no number of residual streams"),
 }
 
@@ -244,3 +305,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_not_computed_is_refused(raw: dict[str, Any], why: str) -> None:
     with pytest.raises((BadConfig, UnsupportedFamily), match=why):
         model_config(raw)
+
+
+def test_n_grams_that_are_hashed_otherwise_are_refused() -> None:
+    raw, _, tensors = both("qwen4_exp, an embedding of several tokens")
+    with pytest.raises(ShapeMismatch, match="layer_multipliers holds other numbers than follow"):
+        our_trunk({**raw, "seed": 1235}, tensors)

@@ -17,9 +17,19 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.attention_fp8 import attend_fp8
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.softmax import gathered
+from headstart.backends.cuda.kernels.paged_steps import add_pieces, take_in
+from headstart.backends.cuda.kernels.shared_prefix import (
+    LINES,
+    SharedPrefix,
+    attend_shared,
+    shared_piece,
+)
+from headstart.backends.cuda.kernels.shared_prefix import PIECES as SHARED_PIECES
+from headstart.backends.cuda.kernels.softmax import piece
 
+_PIECES = tl.constexpr(SHARED_PIECES)
 # Up to so many requests -> lines of a program that puts pieces together, and pieces per step.
 _COMBINING = ((4, (1, 32)), (8, (1, 16)), (32, (2, 8)), (1 << 30, (16, 1)))
 
@@ -49,7 +59,7 @@ _MOST_LINES = 256
 _WIDE = 64  # lines from which on masks cost more than a second loop without them
 
 
-def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
+def fitted(cut: Cut, lines: int, dim: int, number_bytes: int, *, is_fp8: bool = False) -> Cut:
     """`cut` for a program with `lines` queries of size `dim`, so that its numbers have room.
 
     Chosen by the registers and spills that the compiler reports for an H100, not by time: what was
@@ -58,10 +68,22 @@ def fitted(cut: Cut, lines: int, dim: int, number_bytes: int) -> Cut:
     if cut.registers is not None and (number_bytes > 2 or lines > 16 or dim > 128):
         # More numbers than so few registers hold: they are fewer in shorter steps.
         cut = replace(cut, registers=None, step=32, stages=4)
+    if is_fp8 and number_bytes == 2:  # both halves of keys and values go through registers
+        cut = replace(cut, registers=None, step=min(cut.step, 64))
     if number_bytes > 2:  # products of fp32 keep both sides in registers
         return replace(cut, step=min(cut.step, 32), warps=8)
     step = min(cut.step, 64) if dim > 128 or lines >= 256 else cut.step
     return replace(cut, step=step, warps=8 if lines * dim > 64 * 128 else cut.warps)
+
+
+def tile_of(rows: int, group: int) -> int:
+    """Lines of a program for `rows` rows of one request, `group` query heads each."""
+    return max(16, int(triton.next_power_of_2(rows * group)))
+
+
+def neighbours_of(rows: int, group: int) -> int:
+    """Requests that one program attends for where their contexts begin alike; 1: none do."""
+    return max(1, LINES // tile_of(rows, group))
 
 
 @dataclass(frozen=True)
@@ -102,7 +124,7 @@ def usual_context(seen: Tensor, cut: Cut) -> Tensor | None:
 def paged_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, seen: Tensor, *,
     block_size: int, max_context: int, cut: Cut, first_slot: int = 0, packed: Packed | None = None,
-    usual: Tensor | None = None,
+    usual: Tensor | None = None, shared: Tensor | None = None, sizes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [B, R, H, D], caches [slots, G, D], tables [B, blocks] int32 -> [B, R, H, D].
 
@@ -110,7 +132,10 @@ def paged_attention(
     negative `seen` is a place without a request: its result is zero. max_context bounds seen + R.
     With `packed` q is [M, H, D], and with `starts` rows of no request stay as they are in its
     result; without them those of such a place are made zero, for which there must be room.
-    usual: from `usual_context`.
+    usual: from `usual_context`. shared: from `shared_prefix.shared_lengths`, of as many requests
+    as `neighbours_of` says; where rows fit into one program, and K/V are not in 8 bits. sizes
+    [slots, G, 2] int16: of keys and values in 8-bit floats, of which caches hold words
+    [slots, G, D / 2].
     """
     assert not cut.lines, "all queries that share a key are one program's"
     batch, (heads, dim) = seen.shape[0], q.shape[-2:]
@@ -119,6 +144,7 @@ def paged_attention(
     group = heads // kv_heads
     block_d = triton.next_power_of_2(dim)
     fitting = max(1, min(_MOST_LINES, _TILE_VALUES[q.element_size()] // block_d) // group)
+    assert shared is None or rows <= fitting
     if rows > fitting:  # as many rows as a program has room for, one part after the other
         each = triton.cdiv(rows, triton.cdiv(rows, fitting))
         parts = [
@@ -126,43 +152,62 @@ def paged_attention(
                 q if packed is not None else q[:, at : at + each].contiguous(), k_cache, v_cache,
                 tables, torch.where(seen < 0, seen, seen + at), block_size=block_size,
                 max_context=max_context, cut=cut, first_slot=first_slot,
-                packed=packed and packed.part(at, each, seen), usual=usual,
+                packed=packed and packed.part(at, each, seen), usual=usual, sizes=sizes,
             )
             for at in range(0, rows, each)
         ]  # fmt: skip
         return torch.cat(parts, 1) if packed is None else packed.result
     # No more pieces than the longest context could have: programs without work take time, too.
     cuts = min(cut.pieces or max_context, triton.cdiv(max_context, cut.tokens or cut.least))
-    tile = max(16, triton.next_power_of_2(rows * group))
-    cut = fitted(cut, tile, block_d, q.element_size())
-    kept = (batch if cuts > 1 else 0, kv_heads, cuts, tile)
+    tile = tile_of(rows, group)
+    cut = fitted(cut, tile, block_d, q.element_size(), is_fp8=sizes is not None)
+    prefix = None
+    if shared is not None:
+        assert packed is None or packed.starts is None, "rows of decoding requests"
+        assert sizes is None
+        prefix = attend_shared(
+            q, k_cache, v_cache, tables, shared, block_size=block_size, first_slot=first_slot,
+            rows=rows, tile=tile, neighbours=neighbours_of(rows, group),
+        )  # fmt: skip
+    is_whole = cuts == 1 and prefix is None
+    kept = (0 if is_whole else batch, kv_heads, cuts, tile)
     partial = torch.empty(*kept, dim, dtype=torch.float32, device=q.device)
     sums = torch.empty(kept, dtype=torch.float32, device=q.device)
     result = torch.empty_like(q) if packed is None else packed.result
     places = (None, None) if packed is None else (packed.starts, packed.counts)
     is_packed = places[0] is not None
-    _attend[(batch, kv_heads, cuts)](
-        q, k_cache, v_cache, tables, seen, usual, *places, partial, sums, result, tables.stride(0),
-        dim**-0.5, first_slot,
+    caches: tuple[Tensor, ...] = (k_cache, v_cache)
+    begins: tuple[Tensor | None, ...] = (shared,)
+    kernel, own_d = _attend, block_d
+    if sizes is not None:
+        kernel, own_d, begins = attend_fp8, max(16, block_d // 2), ()
+        caches = (*caches, sizes.view(torch.int32))
+    kernel[(batch, kv_heads, cuts)](
+        q, *caches, tables, seen, usual, *places, *begins, partial, sums, result,
+        tables.stride(0), dim**-0.5, first_slot,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
-        BLOCK_D=block_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
-        STEP=cut.step, IS_WHOLE=cuts == 1, IS_PACKED=is_packed,
+        BLOCK_D=own_d, TILE=tile, PAGE=block_size, LEAST=cut.least, CUT=cut.tokens,
+        STEP=cut.step, IS_WHOLE=is_whole, IS_PACKED=is_packed,
         IS_OPEN=first_slot == 0 and tile >= _WIDE, num_warps=cut.warps, num_stages=cut.stages,
         **({} if cut.registers is None else {"maxnreg": cut.registers}),
     )  # fmt: skip
-    if cuts == 1:
+    if is_whole:
         return result
     # Few requests must fill the GPU with programs; of many a program takes several lines.
     most, per_step = next(sizes for limit, sizes in _COMBINING if batch <= limit)
     lines = min(most, triton.next_power_of_2(rows * group))
     combine[(batch, kv_heads, triton.cdiv(rows * group, lines))](
-        partial, sums, seen, usual, *places, result, cuts,
+        partial, sums, seen, usual, *places, shared, *_kept_of(prefix), result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=group, DIM=dim,
         BLOCK_D=block_d, TILE=tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=lines,
         BLOCK_C=min(per_step, triton.next_power_of_2(cuts)), LEFT_ALONE=1,
-        IS_PACKED=is_packed, num_warps=4,
+        IS_PACKED=is_packed, SHARED_STEP=1 if prefix is None else prefix.step, num_warps=4,
     )  # fmt: skip
     return result
+
+
+def _kept_of(prefix: SharedPrefix | None) -> tuple[Tensor | None, Tensor | None]:
+    return (None, None) if prefix is None else (prefix.partial, prefix.sums)
 
 
 @jit
@@ -174,20 +219,8 @@ def _usual_context(seen, result, count, LEAST: tl.constexpr, BLOCK: tl.constexpr
     tl.store(result, tl.maximum(total // requests * 5 // 4, LEAST))
 
 
-@jit
-def piece(length, cuts, usual, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
-    """Tokens of a piece."""
-    each = length * 0 + CUT
-    if CUT == 0:
-        least = length * 0 + LEAST
-        if usual is not None:
-            least = tl.load(usual)
-        each = tl.cdiv(tl.maximum(tl.cdiv(length, cuts), least), STEP) * STEP
-    return each
-
-
 @jit(do_not_specialize=["first_slot"])
-def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, partial, sums, result,
+def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, shared, partial, sums, result,
             table_stride, scale, first_slot, ROWS: tl.constexpr, HEADS: tl.constexpr,
             KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr,
             TILE: tl.constexpr, PAGE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
@@ -203,8 +236,11 @@ def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, partial, s
     if IS_PACKED:
         first_row, num_rows = tl.load(starts + request), tl.load(counts + request)
     length = first + num_rows  # slots that the last row sees
-    each = piece(length, tl.num_programs(2), usual, LEAST, CUT, STEP)
-    start = part * each
+    begin = first * 0  # of what is the request's own
+    if shared is not None:
+        begin = tl.load(shared + request)
+    each = piece(length - begin, tl.num_programs(2), usual, LEAST, CUT, STEP)
+    start = begin + part * each
     line = tl.arange(0, TILE)
     row = line // GROUP
     head = kv_head * GROUP + line % GROUP
@@ -228,19 +264,19 @@ def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, partial, s
         if IS_OPEN:  # up to here every row sees everything
             open_stop = start + tl.maximum(tl.minimum(stop, first + 1) - start, 0) // STEP * STEP
             for at_slot in range(start, open_stop, STEP):
-                best, total, value = _take_in(
+                best, total, value = take_in(
                     query, k_cache, v_cache, table, at_slot, stop, first + row, first_slot, kv_head,
                     at, scale, best, total, value, KV_HEADS, DIM, PAGE, STEP, False,
                 )  # fmt: skip
         for at_slot in range(open_stop, stop, STEP):
-            best, total, value = _take_in(
+            best, total, value = take_in(
                 query, k_cache, v_cache, table, at_slot, stop, first + row, first_slot, kv_head,
                 at, scale, best, total, value, KV_HEADS, DIM, PAGE, STEP, True,
             )  # fmt: skip
         is_known = total > 0
         whole = tl.where(is_known, total, 1.0)
         value = value / whole[:, None]
-        if each >= length:  # one piece is all
+        if (each >= length) & (begin == 0):  # one piece is all
             target = result + place[:, None] + at[None, :]
             mask = is_line[:, None] & is_dim[None, :]
             tl.store(target, value.to(result.dtype.element_ty), mask)
@@ -251,49 +287,28 @@ def _attend(q, k_cache, v_cache, tables, seen, usual, starts, counts, partial, s
 
 
 @jit
-def _take_in(query, k_cache, v_cache, table, start, stop, last, first_slot, kv_head, at, scale,
-             best, total, value, KV_HEADS: tl.constexpr, DIM: tl.constexpr, PAGE: tl.constexpr,
-             STEP: tl.constexpr, IS_MASKED: tl.constexpr):  # fmt: skip
-    """Keys and values of slots [start, start + STEP), of which each line sees those up to `last`.
-
-    Without a mask all slots are there and all lines see them.
-    """
-    slot = start + tl.arange(0, STEP)
-    mask = (at < DIM)[None, :]
-    if IS_MASKED:
-        mask = (slot < stop)[:, None] & mask
-        block = tl.load(table + slot // PAGE, slot < stop, 0)
-    else:
-        block = tl.load(table + slot // PAGE)
-    where = (block.to(tl.int64) * PAGE + slot % PAGE) * KV_HEADS + kv_head
-    keys = tl.load(k_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
-    # Asked for together: with one step per program there is no next one to overlap with.
-    values = tl.load(v_cache + where[:, None] * DIM + at[None, :], mask, 0.0)
-    scores = tl.dot(query, tl.trans(keys), input_precision="ieee") * scale
-    if IS_MASKED:
-        is_seen = (slot[None, :] <= last[:, None]) & (slot[None, :] >= first_slot)
-        scores = tl.where(is_seen & (slot < stop)[None, :], scores, float("-inf"))
-    return gathered(scores, values, best, total, value)
-
-
-@jit
-def combine(partial, sums, seen, usual, starts, counts, result, cuts, ROWS: tl.constexpr,
-            HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
-            BLOCK_D: tl.constexpr, TILE: tl.constexpr, LEAST: tl.constexpr, CUT: tl.constexpr,
-            STEP: tl.constexpr, LINES: tl.constexpr, BLOCK_C: tl.constexpr,
-            LEFT_ALONE: tl.constexpr, IS_PACKED: tl.constexpr):  # fmt: skip
+def combine(partial, sums, seen, usual, starts, counts, shared, shared_partial, shared_sums, result,
+            cuts, ROWS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+            GROUP: tl.constexpr, DIM: tl.constexpr, BLOCK_D: tl.constexpr, TILE: tl.constexpr,
+            LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr, LINES: tl.constexpr,
+            BLOCK_C: tl.constexpr, LEFT_ALONE: tl.constexpr, IS_PACKED: tl.constexpr,
+            SHARED_STEP: tl.constexpr = 1):  # fmt: skip
     request = tl.program_id(0)
     kv_head = tl.program_id(1)
     first = tl.load(seen + request)
+    begin = first * 0  # of what is the request's own
+    if shared is not None:
+        begin = tl.load(shared + request)
     # Decided while compiling: rows of a request by its number, or where a packed pass has them.
     first_row, num_rows = request * ROWS, ROWS
     if IS_PACKED:
         first_row, num_rows = tl.load(starts + request), tl.load(counts + request)
-    each = piece(first + num_rows, cuts, usual, LEAST, CUT, STEP)
+    length = first + num_rows - begin
+    each = piece(length, cuts, usual, LEAST, CUT, STEP)
     # Pieces that were computed.
-    used = tl.where((first >= 0) & (num_rows > 0), tl.cdiv(first + num_rows, each), 0)
+    used = tl.where((first >= 0) & (num_rows > 0), tl.cdiv(length, each), 0)
     # LEFT_ALONE: one piece, where that is the result; none, a place without a request, is zero.
-    is_open = used != LEFT_ALONE
+    is_open = (used != LEFT_ALONE) | (begin > 0)
     if IS_PACKED:
         is_open = is_open & (used > 0)
     if is_open:
@@ -304,20 +319,18 @@ def combine(partial, sums, seen, usual, starts, counts, result, cuts, ROWS: tl.c
         best = tl.full((LINES,), float("-inf"), dtype=tl.float32)
         whole = tl.zeros((LINES,), dtype=tl.float32)
         value = tl.zeros((LINES, BLOCK_D), dtype=tl.float32)
-        for start in range(0, used, BLOCK_C):
-            part = start + tl.arange(0, BLOCK_C)
-            is_part = (part[:, None] < used) & is_line[None, :]
-            base = ((request * KV_HEADS + kv_head) * cuts + part[:, None]) * TILE + line[None, :]
-            sum_ = tl.load(sums + base, is_part, float("-inf"))
-            top = tl.maximum(best, tl.max(sum_, 0))
-            safe = tl.where(top == float("-inf"), 0.0, top)
-            share = tl.exp(sum_ - safe[None, :])
-            shrink = tl.exp(best - safe)
-            where = base[:, :, None] * DIM + at[None, None, :]
-            values = tl.load(partial + where, is_part[:, :, None] & is_dim[None, None, :], 0.0)
-            whole = whole * shrink + tl.sum(share, 0)
-            value = value * shrink[:, None] + tl.sum(values * share[:, :, None], 0)
-            best = top
+        own = (request * KV_HEADS + kv_head) * cuts
+        best, whole, value = add_pieces(
+            partial, sums, own, used, line, is_line, at, best, whole, value, DIM, TILE, BLOCK_C
+        )
+        if shared is not None:
+            own = (request * KV_HEADS + kv_head) * _PIECES
+            each = shared_piece(begin, _PIECES, SHARED_STEP)
+            used = tl.where(begin > 0, tl.cdiv(begin, tl.maximum(each, 1)), 0)
+            best, whole, value = add_pieces(
+                shared_partial, shared_sums, own, used, line, is_line, at, best, whole, value, DIM,
+                TILE, BLOCK_C,
+            )  # fmt: skip
         value = value / tl.where(whole > 0, whole, 1.0)[:, None]
         head = kv_head * GROUP + line % GROUP
         place = ((first_row + line // GROUP) * HEADS + head) * DIM

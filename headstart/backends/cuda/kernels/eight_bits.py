@@ -81,15 +81,19 @@ def integer_rows(x: Tensor, group: int = GROUP) -> IntegerRows:
 
 
 def silu_fp8(product: Tensor, group: int = GROUP) -> Fp8Rows:
-    """silu(gate) * up of products [S, M, N] with gate's outputs first, rounded; N / 2 inputs."""
+    """silu(gate) * up of products [S, M, N] with gate's outputs first, rounded; N / 2 inputs.
+
+    Group 0: one scale per row.
+    """
     splits, rows, width = product.shape
     inputs = width // 2
     values = torch.empty(rows, inputs, dtype=torch.float8_e4m3fn, device=product.device)
-    groups = triton.cdiv(inputs, group)
+    groups = triton.cdiv(inputs, group) if group else 1
     scales = torch.empty(groups, rows, dtype=torch.float32, device=product.device)
-    _silu_rows[(rows, triton.cdiv(inputs, _WIDTH))](
-        product, values, scales, None, rows, inputs, SPLITS=splits, GROUP=group, BLOCK=_WIDTH,
-        num_warps=4,
+    block = _WIDTH if group else triton.next_power_of_2(inputs)
+    _silu_rows[(rows, triton.cdiv(inputs, block))](
+        product, values, scales, None, rows, inputs, SPLITS=splits, GROUP=group or block,
+        BLOCK=block, num_warps=16 if block > _WIDTH else 4,
     )  # fmt: skip
     return Fp8Rows(values, scales, group)
 

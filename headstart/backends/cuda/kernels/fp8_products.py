@@ -21,7 +21,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstart.backends.cuda.kernels.choice import best_of_rows, best_of_values
-from headstart.backends.cuda.kernels.eight_bits import Fp8Rows, to_fp8
+from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape, splits_for, tile_rows
 from headstart.backends.cuda.kernels.streamed import has_copy_engine
@@ -29,15 +29,17 @@ from headstart.backends.cuda.kernels.streamed import has_copy_engine
 BLOCK = 128  # outputs and inputs that share a scale, where weights have blocks
 _BLOCK = tl.constexpr(BLOCK)
 TILE_ROWS = (16, 32, 64, 128)
-MAX_FUSED_ROWS = 64  # for `gated_fp8`: sums of two products fill the registers
+# For `gated_fp8`: sums of two products fill the registers, and more so where steps are scaled.
+MAX_FUSED_ROWS = {False: 128, True: 64}  # by whether scales are of blocks
 _COPIED = 16  # bytes that the copy engine fetches at least
-_FEW_ROWS = TILE_ROWS[0]
+_FEW_ROWS, _SOME_ROWS = TILE_ROWS[0], TILE_ROWS[2]
 
-# (N, K, whether scales are of blocks) -> the cut that was fastest on an H200 at 4 rows, and whether
-# the copy engine fetches its tiles (`benchmarks/gpu_quantized.py`); others are by rule.
+# (N, K, whether scales are of blocks) -> the cut that was fastest on an H200 at 4 to 16 rows, and
+# whether the copy engine fetches its tiles (`benchmarks/gpu_quantized.py`); others are by rule.
 MEASURED = {
     (6144, 4096, False): (Shape(64, 128, splits=4, warps=4, stages=4), False),
     (4096, 4096, False): (Shape(64, 256, splits=4, warps=4, stages=3), False),
+    (4096, 11008, False): (Shape(64, 256, splits=4, warps=4, stages=4), True),
 }
 
 
@@ -61,25 +63,20 @@ def partial_fp8(
 
 def gated_fp8(
     x: Fp8Rows, weight: Tensor, scales: Tensor, shape: Shape | None = None, *,
-    dtype: torch.dtype | None = None, streams: bool = False,
-) -> Tensor | Fp8Rows:  # fmt: skip
-    """silu(x G^T) * (x U^T) [M, N / 2]; weight [N, K] holds G's rows, then U's.
-
-    In `dtype`, or as rows of e4m3 whose groups are the outputs of a program.
-    """
+    dtype: torch.dtype, streams: bool = False,
+) -> Tensor:  # fmt: skip
+    """silu(x G^T) * (x U^T) [M, N / 2] in `dtype`; weight [N, K] holds G's rows, then U's."""
     rows, inputs = x.shape
     outputs = weight.shape[0] // 2
     if shape is None:
-        shape, streams = Shape(outputs=64, inputs=128, stages=6), can_stream(weight)
+        shape, streams = _gated_cut(weight, rows)
     tile = shape.rows or tile_rows(rows, TILE_ROWS)
-    groups = triton.cdiv(outputs, shape.outputs)
-    result = torch.empty(rows, outputs, dtype=dtype or torch.float8_e4m3fn, device=weight.device)
-    grown = torch.empty(groups, rows, dtype=torch.float32, device=weight.device)
+    result = torch.empty(rows, outputs, dtype=dtype, device=weight.device)
     operands, sizes = _operands(x, weight, scales, shape, tile, streams=streams)
-    _gated[(groups, triton.cdiv(rows, tile))](
-        *operands, result, grown, rows, outputs, inputs, IS_ROUNDED=dtype is None, **sizes
+    _gated[(triton.cdiv(outputs, shape.outputs), triton.cdiv(rows, tile))](
+        *operands, result, rows, outputs, inputs, **sizes
     )
-    return result if dtype is not None else Fp8Rows(result, grown, shape.outputs)
+    return result
 
 
 def choose_fp8(
@@ -110,11 +107,20 @@ def cut_for(weight: Tensor, rows: int, *, is_blocked: bool) -> tuple[Shape, bool
         return MEASURED[outputs, inputs, is_blocked]
     if rows > TILE_ROWS[-1]:  # arithmetic takes the time
         return Shape(128, 128, splits=1, warps=8, stages=4), can_stream(weight)
-    # Sums of some dozens of rows are many bytes, too: fewer splits.
-    programs = 256 if rows <= _FEW_ROWS else 128
+    # Sums of many rows are many bytes, too: fewer splits.
+    programs = 256 if rows <= _SOME_ROWS else 192
     splits = splits_for(outputs, inputs, programs=programs, least=1024)
-    stages = 6 if rows <= MAX_FUSED_ROWS else 4
+    stages = 6 if rows <= _FEW_ROWS else 4
     return Shape(64, 128, splits, warps=4, stages=stages), can_stream(weight)
+
+
+def _gated_cut(weight: Tensor, rows: int) -> tuple[Shape, bool]:
+    """The same for `gated_fp8`."""
+    if rows <= _FEW_ROWS:
+        return Shape(64, 256, warps=4, stages=3), False
+    if rows <= _SOME_ROWS:
+        return Shape(64, 128, warps=4, stages=4), can_stream(weight)
+    return Shape(128, 128, warps=8, stages=4), can_stream(weight)
 
 
 def can_stream(weight: Tensor) -> bool:
@@ -242,10 +248,10 @@ def _linear(x, x_scales, weight, scales, result, rows, outputs, inputs, per_spli
 
 
 @jit(do_not_specialize=["rows"])
-def _gated(x, x_scales, weight, scales, result, grown, rows, outputs, inputs,
-           IS_ROUNDED: tl.constexpr, GROUP: tl.constexpr, IS_BLOCKED: tl.constexpr,
-           STREAMS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-           BLOCK_K: tl.constexpr, DEEP: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
+def _gated(x, x_scales, weight, scales, result, rows, outputs, inputs,
+           GROUP: tl.constexpr, IS_BLOCKED: tl.constexpr, STREAMS: tl.constexpr,
+           BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+           DEEP: tl.constexpr, IS_EVEN: tl.constexpr):  # fmt: skip
     column = tl.program_id(0) * BLOCK_N
     first_row = tl.program_id(1) * BLOCK_M
     both = 2 * outputs
@@ -285,14 +291,7 @@ def _gated(x, x_scales, weight, scales, result, grown, rows, outputs, inputs,
     row = first_row + tl.arange(0, BLOCK_M)
     where = row[None, :].to(tl.int64) * outputs + columns[:, None]
     mask = (columns[:, None] < outputs) & (row[None, :] < rows)
-    if IS_ROUNDED:
-        value = tl.where(mask, value, 0.0)
-        steps, size = to_fp8(value, tl.max(tl.abs(value), 0)[None, :])
-        tl.store(result + where, steps, mask)
-        row_at = row[None, :]
-        tl.store(grown + tl.program_id(0) * rows + row_at, size, row_at < rows)
-    else:
-        tl.store(result + where, value.to(result.dtype.element_ty), mask)
+    tl.store(result + where, value.to(result.dtype.element_ty), mask)
 
 
 @jit(do_not_specialize=["rows"])

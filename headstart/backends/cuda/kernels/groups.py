@@ -165,7 +165,7 @@ def _operands(
 
 
 @jit
-def _halves(packed):
+def halves(packed):
     """Bytes of two 4-bit numbers -> both, 16 times each, as bytes."""
     if _IS_INTERPRETED:
         low = (packed << 4).to(tl.int8)
@@ -246,7 +246,7 @@ def _product_tile(x, x_scales, x_sums, weight, scales, zeros, first_row, rows, c
                 first = begin + part * 2 * HALF
                 packed = _bytes(weight, column, first // 2, outputs, inputs // 2, 1, BLOCK_N, HALF,
                                 IS_EVEN)  # fmt: skip
-                low, high = _halves(packed)
+                low, high = halves(packed)
                 sums = _add_group(sums, low, x, x_scales, x_sums, scales, zeros, first, first_row,
                                   rows, column, outputs, inputs, GROUP, HALF, True, IS_STACKED,
                                   BLOCK_M, BLOCK_N, IS_EVEN)  # fmt: skip
@@ -315,7 +315,7 @@ def _dequantize(weight, scales, zeros, result, outputs, inputs, GROUP: tl.conste
     first = tl.program_id(1) * HALF
     if IS_PACKED:
         packed = _bytes(weight, column, first, outputs, inputs // 2, 1, BLOCK_N, HALF, True)
-        low, high = _halves(packed)
+        low, high = halves(packed)
         _store_group(low, scales, zeros, result, column, 2 * first, outputs, inputs, 16, GROUP,
                      HALF, BLOCK_N)  # fmt: skip
         _store_group(high, scales, zeros, result, column, 2 * first + HALF, outputs, inputs, 16,

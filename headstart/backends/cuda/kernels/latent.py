@@ -15,9 +15,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from headstart.backends.cuda.kernels.attention import Cut, combine, piece
+from headstart.backends.cuda.kernels.attention import Cut, combine
 from headstart.backends.cuda.kernels.jit import jit
-from headstart.backends.cuda.kernels.softmax import gathered
+from headstart.backends.cuda.kernels.softmax import gathered, piece
 
 # Of a program, by the bytes of a number: twice as many sums would not fit into its registers.
 MOST_LINES = {2: 64, 4: 16}
@@ -54,7 +54,7 @@ def latent_attention(
     if cuts == 1:
         return result
     combine[(batch, 1, lines)](
-        partial, sums, seen, None, None, None, result, cuts,
+        partial, sums, seen, None, None, None, None, None, None, result, cuts,
         ROWS=rows, HEADS=heads, KV_HEADS=1, GROUP=heads, DIM=rank, BLOCK_D=block_r,
         TILE=tiles * tile, LEAST=cut.least, CUT=cut.tokens, STEP=cut.step, LINES=1,
         BLOCK_C=min(8, triton.next_power_of_2(cuts)), LEFT_ALONE=-1,

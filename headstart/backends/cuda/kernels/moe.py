@@ -41,6 +41,14 @@ class ExpertWeights:
     shared_down: Tensor | None = None
 
     @property
+    def count(self) -> int:
+        return self.gate_up.shape[0]
+
+    @property
+    def expert_bytes(self) -> int:
+        return self.gate_up[0].nbytes + self.down[0].nbytes
+
+    @property
     def width(self) -> int:
         return self.down.shape[2]
 
@@ -108,7 +116,7 @@ def _cut_many(tile: int) -> Shape:
 
 
 @jit
-def _scan(chosen, pair, rows, CHOICES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
+def scan(chosen, pair, rows, CHOICES: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
     """The expert of `pair`, the pairs [BLOCK_R] of the rows that chose it, too, or -1, how many.
 
     0 of them where an earlier row has the same expert: its programs do the work.
@@ -153,7 +161,7 @@ def _gate_up(x, weight, shared, experts, starts, order, inner, rows, hidden, wid
                           width, shared_width, num_experts, CHOICES, BLOCK_M, BLOCK_N, BLOCK_K,
                           IS_EVEN)  # fmt: skip
     else:
-        expert, own, count = _scan(experts, tile, rows, CHOICES, BLOCK_R, BLOCK_C)
+        expert, own, count = scan(experts, tile, rows, CHOICES, BLOCK_R, BLOCK_C)
         is_first = tl.program_id(0) == 0
         if is_first:
             tl.store(starts + 2 * tile, tile * MOST)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.attention_fp8 import prompt_fp8
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.softmax import gathered_by_2
 
@@ -49,19 +50,26 @@ def tiles_of(num_rows: Sequence[int], tile: Tile = DEFAULT) -> list[tuple[int, i
 def prompt_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, context: Tensor, tiles: Tensor,
     row_edges: Tensor, context_edges: Tensor, tile: Tile = DEFAULT, *, into: Tensor | None = None,
+    sizes: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """q [T, H, D], caches [slots, G, D], context [all contexts] int32 -> [T, H, D].
 
     tiles [programs, 2] int32 from `tiles_of`; row_edges and context_edges [B + 1] int32 say where
     each request begins. The last row of a request sees all of its context, the row before it
     one slot less, and so on. `into`: where results go; rows without a tile are left alone.
+    sizes: of 8-bit floats, as `paged_attention` has them.
     """
     _, heads, dim = q.shape
     result = torch.empty_like(q) if into is None else into
-    _prompt[(tiles.shape[0], heads)](
-        q, k_cache, v_cache, context, tiles, row_edges, context_edges, result,
+    caches: tuple[Tensor, ...] = (k_cache, v_cache)
+    kernel, block_d = _prompt, triton.next_power_of_2(dim)
+    if sizes is not None:
+        kernel, block_d = prompt_fp8, max(16, block_d // 2)
+        caches = (*caches, sizes.view(torch.int32))
+    kernel[(tiles.shape[0], heads)](
+        q, *caches, context, tiles, row_edges, context_edges, result,
         dim**-0.5 * LOG2_E, HEADS=heads, KV_HEADS=k_cache.shape[1], DIM=dim,
-        BLOCK_D=triton.next_power_of_2(dim), BLOCK_M=tile.rows, BLOCK_N=tile.tokens,
+        BLOCK_D=block_d, BLOCK_M=tile.rows, BLOCK_N=tile.tokens,
         num_warps=tile.warps, num_stages=tile.stages,
     )  # fmt: skip
     return result

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows, store_fp8
 from headstart.backends.cuda.kernels.jit import jit
+from headstart.backends.cuda.kernels.kv_fp8 import keep_fp8
 
 
 def add_norm(stream: Tensor, partial: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -68,6 +69,7 @@ def place_qkv(
     partial: Tensor, bias: Tensor | None, norms: tuple[Tensor, Tensor] | None, eps: float,
     cos: Tensor, sin: Tensor, positions: Tensor, slots: Tensor, k_cache: Tensor, v_cache: Tensor,
     heads: int, *, each: int | None = None, is_interleaved: bool = False, is_gated: bool = False,
+    sizes: Tensor | None = None, dtype: torch.dtype | None = None,
 ) -> Tensor:  # fmt: skip
     """Finish a q, k, v product: bias, norms, rotation; keys and values go to their slots.
 
@@ -75,17 +77,24 @@ def place_qkv(
     pair: the first R dimensions are rotated, a pair lies R / 2 apart or side by side
     (`is_interleaved`); positions and slots [M] (a slot below 0 is not written); caches
     [slots, G, D]; returns q [M, H, D]. With `is_gated` every query is followed by its gate, which
-    is left to `gate_rows`.
+    is left to `gate_rows`. sizes [slots, G, 2] int16: of 8-bit floats, of which caches hold words
+    [slots, G, D / 2]; `dtype` is then the type of q.
     """
     splits, rows, _ = partial.shape
     kv_heads, dim = k_cache.shape[1:]
-    q = torch.empty(rows, heads, dim, dtype=k_cache.dtype, device=partial.device)
+    caches = k_cache, v_cache
+    own_sizes: tuple[Tensor | None, ...] = (None, None)
+    if sizes is not None:
+        dim *= 2
+        caches = k_cache.view(torch.uint8), v_cache.view(torch.uint8)
+        own_sizes = sizes, sizes.flatten()[1:]  # an exponent of values follows one of keys
+    q = torch.empty(rows, heads, dim, dtype=dtype or k_cache.dtype, device=partial.device)
     q_norm, k_norm = norms if norms is not None else (partial, partial)
     # Few rows must fill the GPU with programs; of many rows a program takes several heads.
     each = each or (2 if rows <= 16 else 16)
     _place_qkv[(rows, triton.cdiv(heads + 2 * kv_heads, each))](
         partial, partial if bias is None else bias, q_norm, k_norm, cos, sin, positions, slots,
-        q, k_cache, v_cache, rows, eps,
+        q, *caches, *own_sizes, rows, eps,
         SPLITS=splits, HEADS=heads, KV_HEADS=kv_heads, EACH=each, DIM=dim, HALF=dim // 2,
         ROTATED=cos.shape[1], IS_INTERLEAVED=is_interleaved, IS_GATED=is_gated,
         BLOCK=triton.next_power_of_2(dim // 2), HAS_BIAS=bias is not None,
@@ -144,10 +153,11 @@ def _silu_product(rows, result, width, BLOCK: tl.constexpr):
 
 @jit(do_not_specialize=["rows"])
 def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_cache, v_cache,
-               rows, eps, SPLITS: tl.constexpr, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-               EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr, ROTATED: tl.constexpr,
-               IS_INTERLEAVED: tl.constexpr, IS_GATED: tl.constexpr, BLOCK: tl.constexpr,
-               HAS_BIAS: tl.constexpr, HAS_NORMS: tl.constexpr):  # fmt: skip
+               k_sizes, v_sizes, rows, eps, SPLITS: tl.constexpr, HEADS: tl.constexpr,
+               KV_HEADS: tl.constexpr, EACH: tl.constexpr, DIM: tl.constexpr, HALF: tl.constexpr,
+               ROTATED: tl.constexpr, IS_INTERLEAVED: tl.constexpr, IS_GATED: tl.constexpr,
+               BLOCK: tl.constexpr, HAS_BIAS: tl.constexpr,
+               HAS_NORMS: tl.constexpr):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * EACH + tl.arange(0, EACH)[:, None]  # queries, then keys, values
     at = tl.arange(0, BLOCK)[None, :]
@@ -185,9 +195,9 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     high = high.to(kind).to(tl.float32)
     slot = tl.load(slots + row).to(tl.int64)
     is_kept = slot + head * 0 >= 0
-    value_at = v_cache + (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
-    tl.store(value_at + first_at, low.to(kind), is_value & is_kept & is_half)
-    tl.store(value_at + second_at, high.to(kind), is_value & is_kept & is_half)
+    value_slot = slot * KV_HEADS + head - HEADS - KV_HEADS
+    _keep(low, high, v_cache, v_sizes, value_slot, first_at, second_at, is_value & is_kept, is_half,
+          DIM)  # fmt: skip
     if HAS_NORMS:
         squares = tl.sum(low * low, 1) + tl.sum(high * high, 1)
         scale = tl.rsqrt(squares / DIM + eps)[:, None]
@@ -206,9 +216,22 @@ def _place_qkv(partial, bias, q_norm, k_norm, cos, sin, positions, slots, q, k_c
     query_at = q + (row * HEADS + head) * DIM
     tl.store(query_at + first_at, first, is_query & is_half)
     tl.store(query_at + second_at, second, is_query & is_half)
-    key_at = k_cache + (slot * KV_HEADS + head - HEADS) * DIM
-    tl.store(key_at + first_at, first, is_key & is_kept & is_half)
-    tl.store(key_at + second_at, second, is_key & is_kept & is_half)
+    key_slot = slot * KV_HEADS + head - HEADS
+    _keep(first.to(tl.float32), second.to(tl.float32), k_cache, k_sizes, key_slot, first_at,
+          second_at, is_key & is_kept, is_half, DIM)  # fmt: skip
+
+
+@jit
+def _keep(first, second, cache, sizes, slot, first_at, second_at, is_own, is_half,
+          DIM: tl.constexpr):  # fmt: skip
+    """Both halves of keys or values go to their slots, as they are or in 8-bit floats."""
+    if sizes is None:
+        target = cache + slot * DIM
+        kind = cache.dtype.element_ty
+        tl.store(target + first_at, first.to(kind), is_own & is_half)
+        tl.store(target + second_at, second.to(kind), is_own & is_half)
+    else:
+        keep_fp8(first, second, cache, sizes, slot, first_at, second_at, is_own, is_half, DIM // 2)
 
 
 @jit

@@ -1,7 +1,7 @@
-"""One step of a softmax over a context that is read piece by piece, for kernels that attend.
+"""A softmax over a context that is read piece by piece, for kernels that attend.
 
-`best` is the largest score of each line so far, `total` the sum of its weights and `value` what
-they have gathered, both relative to `best`.
+Of a step: `best` is the largest score of each line so far, `total` the sum of its weights and
+`value` what they have gathered, both relative to `best`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,18 @@ from __future__ import annotations
 import triton.language as tl
 
 from headstart.backends.cuda.kernels.jit import jit
+
+
+@jit
+def piece(length, cuts, usual, LEAST: tl.constexpr, CUT: tl.constexpr, STEP: tl.constexpr):
+    """Tokens of a piece."""
+    each = length * 0 + CUT
+    if CUT == 0:
+        least = length * 0 + LEAST
+        if usual is not None:
+            least = tl.load(usual)
+        each = tl.cdiv(tl.maximum(tl.cdiv(length, cuts), least), STEP) * STEP
+    return each
 
 
 @jit

@@ -9,7 +9,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.forward import GROUP_ROWS
+from headstart.backends.cuda.attending import GROUP_ROWS
 from headstart.backends.cuda.packed import (
     MOST_GROUPS,
     MOST_JOINED_ROWS,

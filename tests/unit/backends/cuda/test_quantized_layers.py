@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 from support.interpreted_bf16 import repair_fp8
 
-from headstart.backends.cuda import quantized
+from headstart.backends.cuda import fp8_library, quantized
 from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels.eight_bits import Fp8Rows
 from headstart.backends.cuda.kernels.eight_bits import fp8_rows as fp8_rows_of
@@ -56,7 +56,7 @@ DTYPE = torch.float32
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     if DEVICE == "cpu":
         repair_fp8(monkeypatch)
-    monkeypatch.setattr(quantized, "MAX_FUSED_ROWS", FUSED)
+    monkeypatch.setattr(quantized, "MAX_FUSED_ROWS", {False: FUSED, True: FUSED})
     monkeypatch.setattr(quantized, "MAX_FP8_ROWS", MOST)
     monkeypatch.setattr(quantized, "MAX_ROWS", MOST)
     monkeypatch.setattr(quantized, "_COPIED_VALUES", 48 * HIDDEN)  # a matrix in parts
@@ -142,7 +142,9 @@ def test_a_norm_is_rounded_by_its_own_kernel_as_by_another(form: str) -> None:
     assert torch.equal(stream, again) and isinstance(found, Fp8Rows)
     assert torch.equal(found.values.float(), wanted.values.float())
     torch.testing.assert_close(found.scales, wanted.scales)
-    assert isinstance(add_norm_for(layer, random(4, HIDDEN), random(1, 4, HIDDEN), gain, 0), Tensor)
+    many = add_norm_for(layer, random(4, HIDDEN), random(1, 4, HIDDEN), gain, 0)
+    assert isinstance(many, Fp8Rows) and layer.partial(many).shape == (1, 4, INNER)
+    assert isinstance(add_norm_for(None, again, partial, gain, 1e-6), Tensor)
 
 
 @pytest.mark.parametrize("form", ["fp8-row", "sorted"])
@@ -155,20 +157,30 @@ def test_a_draft_vocabulary_is_some_rows_of_the_same_format(form: str) -> None:
     torch.testing.assert_close(layer.matrix, matrix)
 
 
-def test_many_rows_of_bf16_go_to_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["fp8-row", "fp8-block"])
+def test_many_rows_go_to_the_library(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's product of 8-bit floats gets rows, columns and scales in the places it wants."""
-    layer, matrix = layer_of("fp8-row", INNER, HIDDEN)
-    monkeypatch.setattr(KernelFp8, "_is_for_library", lambda self, x: len(x) > MOST)
+    layer, matrix = layer_of(form, INNER, 5 * 128)
+    monkeypatch.setattr(fp8_library, "takes", lambda rows, *_: True)
+    asked = []
 
     def product(a: Tensor, b: Tensor, **given: Any) -> Tensor:
         assert a.is_contiguous() and b.t().is_contiguous()
         first, second = given["scale_a"], given["scale_b"]
-        assert first.shape == (len(a), 1) and second.shape == (1, b.shape[1])
-        return ((a.float() * first) @ (b.float() * second)).to(given["out_dtype"])
+        asked.append(len(a))
+        if form == "fp8-row":
+            assert first.shape == (len(a), 1) and second.shape == (1, b.shape[1])
+            return ((a.float() * first) @ (b.float() * second)).to(given["out_dtype"])
+        assert first.shape == (len(a), 5) and first.stride(0) == 1, "rows side by side"
+        assert second.shape == (5, 1) and second.stride(1) % 4 == 0, "lines of fours"
+        wide = second.repeat_interleave(128, 0).repeat_interleave(128, 1)[: len(b), : b.shape[1]]
+        left = a.float() * first.repeat_interleave(128, 1)
+        return (left @ (b.float() * wide)).to(given["out_dtype"])
 
     monkeypatch.setattr(torch, "_scaled_mm", product)
-    x = random(4, HIDDEN, seed=3)
-    assert_near(Kernels().product(x, layer)[0], x @ matrix.T, "fp8-row")
+    x = random(4, 5 * 128, seed=3)
+    assert_near(Kernels().product(x, layer)[0], x @ matrix.T, form)
+    assert asked == [4]
 
 
 @pytest.mark.parametrize("form", ["fp8-row", "fp8-block", "int4"])

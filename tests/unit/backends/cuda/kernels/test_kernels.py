@@ -13,7 +13,7 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
-from headstart.backends.cuda.kernels import attention
+from headstart.backends.cuda.kernels import attention, shared_prefix
 from headstart.backends.cuda.kernels.attention import (
     Cut,
     Packed,
@@ -30,6 +30,7 @@ from headstart.backends.cuda.kernels.rows import (
     place_qkv,
     silu_product,
 )
+from headstart.backends.cuda.kernels.shared_prefix import shared_lengths
 from headstart.models.rope import RopeConfig, RotaryTable, rotate
 from headstart.sampling import noise
 
@@ -235,6 +236,45 @@ def test_only_contexts_longer_than_usual_are_cut(seen: list[int], pieces: int) -
     wanted = paged_attention(q, k_cache, v_cache, tables, places, cut=whole, **sizes)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-5)
     assert usual_context(places, whole) is None
+
+
+# Blocks of nine requests, four neighbours each: three that begin alike and no fourth; one of four
+# that is another from its third block on; one alone.
+_BEGINNINGS = [0, 0, 0, 0, 1, 1, 1, 2, 1]
+_SEEN = [40, 37, 62, -1, 30, 50, 41, 33, 60]
+
+
+@pytest.mark.parametrize(
+    ("first_slot", "is_packed", "pieces"), [(0, False, 1), (1, False, 4), (0, True, 4)]
+)
+def test_what_neighbours_share_is_read_once(
+    first_slot: int, is_packed: bool, pieces: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_prefix, "LEAST", 8)
+    rows, heads, kv_heads, dim, page = 3, 8, 2, 16, 4
+    k_cache, v_cache = random(2, 400 * page, kv_heads, dim).unbind()
+    own = torch.arange(100, 100 + 9 * 18, dtype=torch.int32).view(9, 18)
+    tables = own.clone()
+    for number, beginning in enumerate(_BEGINNINGS):
+        tables[number, :8] = torch.arange(beginning * 8, beginning * 8 + 8)
+        if beginning == 2:
+            tables[number, :2] = tables[number - 1, :2]
+    tables, seen = tables.to(DEVICE), torch.tensor(_SEEN, dtype=torch.int32, device=DEVICE)
+    shared = shared_lengths(tables, seen, 4, block_size=page)
+    assert shared.tolist() == [32, 32, 32, 0, 8, 8, 8, 8, 0]
+    q, sizes = random(9, rows, heads, dim), {"block_size": page, "max_context": 66}
+    wanted = paged_attention(
+        q, k_cache, v_cache, tables, seen, cut=Cut(pieces=1, step=16), first_slot=first_slot,
+        **sizes,
+    )  # fmt: skip
+    packed = Packed(rows, torch.zeros(9 * rows, heads, dim, device=DEVICE)) if is_packed else None
+    tables[1, :8] = 399  # its neighbour's table is read for what they share
+    found = paged_attention(
+        q.flatten(0, 1) if is_packed else q, k_cache, v_cache, tables, seen, first_slot=first_slot,
+        cut=Cut(pieces=pieces, least=16, step=16), shared=shared, packed=packed, **sizes,
+    )  # fmt: skip
+    torch.testing.assert_close(found.view_as(wanted), wanted, rtol=1e-5, atol=1e-5)
+    assert found.any() and not found.view_as(wanted)[3].any()
 
 
 @pytest.mark.parametrize("most_lines", [256, 2 * 4], ids=["whole", "in parts"])

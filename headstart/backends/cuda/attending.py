@@ -1,0 +1,114 @@
+"""How rows of rounds attend over the paged cache: cuts of contexts, and what requests share.
+
+What is the same for all layers of a pass is found once, when the pass begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from headstart.backends.cuda.kernels.attention import (
+    Cut,
+    Packed,
+    neighbours_of,
+    paged_attention,
+    usual_context,
+)
+from headstart.backends.cuda.kernels.shared_prefix import shared_lengths
+from headstart.models.attention import LayerCache
+
+LEAST_SHARING = 33  # requests of a round from which on shared beginnings of contexts are read once
+GROUP_ROWS = 32  # of a prompt that attend together where it joins a round
+
+Attend = Callable[[Tensor, LayerCache], Tensor]  # q [M, H, D] -> [M, H * D]
+
+
+def paged(
+    tables: Tensor, seen: Tensor, rows: int, *, block_size: int, max_context: int,
+    first_slot: int,
+) -> Attend:  # fmt: skip
+    """How `rows` new rows of each request attend: `paged_attention`."""
+    requests, cut = seen.shape[0], cut_for(seen.shape[0], rows)
+    usual, sharing = usual_context(seen, cut), Sharing(tables, seen, rows, block_size)
+
+    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        result = paged_attention(
+            q.view(requests, rows, *q.shape[1:]), cache.k, cache.v, tables, seen,
+            block_size=block_size, max_context=max_context, cut=cut, first_slot=first_slot,
+            usual=usual, shared=sharing.lengths(q, cache), sizes=cache.sizes,
+        )  # fmt: skip
+        return result.view(requests * rows, -1)
+
+    return attend
+
+
+def packed(
+    parts: Sequence[tuple[Tensor, Tensor, Packed]], *, block_size: int, max_context: int
+) -> Attend:
+    """How rows of a packed pass attend, in parts: tables, slots seen, and which rows."""
+    cuts = [cut_for(seen.shape[0], rows.rows) for _, seen, rows in parts]
+    usual = [usual_context(seen, cut) for (_, seen, _), cut in zip(parts, cuts, strict=True)]
+    sharing = [
+        Sharing(tables, seen, rows.rows if rows.starts is None else 0, block_size)
+        for tables, seen, rows in parts
+    ]
+
+    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        for (tables, seen, rows), cut, own, shared in zip(parts, cuts, usual, sharing, strict=True):
+            result = paged_attention(
+                q, cache.k, cache.v, tables, seen, block_size=block_size,
+                max_context=max_context, cut=cut, packed=rows, usual=own,
+                shared=shared.lengths(q, cache), sizes=cache.sizes,
+            )  # fmt: skip
+        return result.flatten(1)
+
+    return attend
+
+
+class Sharing:
+    """What decoding requests share of their contexts, found once for all layers of a pass.
+
+    `rows` of each request; 0: rows of prompts, for which it is not looked up.
+    """
+
+    def __init__(self, tables: Tensor, seen: Tensor, rows: int, block_size: int):
+        self._tables, self._seen, self._rows, self._page = tables, seen, rows, block_size
+        self._found: dict[int, Tensor] = {}  # by neighbours
+
+    def lengths(self, q: Tensor, cache: LayerCache) -> Tensor | None:
+        """`shared_lengths`, or None where reading once would save nothing."""
+        neighbours = neighbours_of(self._rows, q.shape[-2] // cache.k.shape[1])
+        is_plain = self._rows > 0 and cache.sizes is None  # no rows of prompts, no 8-bit K/V
+        if not is_plain or neighbours == 1 or len(self._seen) < LEAST_SHARING:
+            return None
+        if neighbours not in self._found:
+            self._found[neighbours] = shared_lengths(
+                self._tables, self._seen, neighbours, block_size=self._page
+            )
+        return self._found[neighbours]
+
+
+def cut_for(requests: int, rows: int) -> Cut:
+    """The fastest cut on an H200, with heads of 128: many pieces where few must fill the GPU."""
+    if rows >= GROUP_ROWS:  # groups of a prompt: few of them are those of many cached tokens
+        if requests <= 8:
+            return Cut(pieces=8, least=512, step=64, warps=8, stages=2)
+        if requests <= 16:
+            return Cut(pieces=8, least=1024, step=64, warps=8, stages=3)
+        return Cut(pieces=4, least=1024, step=32, warps=8, stages=4)
+    if requests <= 2:
+        return Cut(pieces=32, least=128, step=128, warps=4, stages=1)
+    if requests <= 4:
+        return Cut(pieces=16, least=192, step=64, warps=4, stages=3)
+    if requests <= 32:
+        least = 256 if requests <= 8 else 1024 if requests <= 16 else 512
+        return Cut(pieces=8, least=least, step=64, warps=4, stages=3)
+    if rows > 2:
+        # Triton 3.6 would take 128 registers, so that a processor has room for 4 programs; where it
+        # has room for 5, 80 requests with 8 key/value heads run all at once.
+        return Cut(
+            pieces=8, least=768, levels=True, step=64, warps=4, stages=2, registers=96
+        )  # fmt: skip
+    return Cut(pieces=8, least=768, levels=True, step=64, warps=4, stages=2)
