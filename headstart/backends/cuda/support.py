@@ -67,6 +67,8 @@ def why_unsupported(config: ModelConfig) -> str | None:
     if config.v_dim != config.head_dim or config.v_scale != 1 or config.head_gate:
         return "the model's values have a size, a scale or a gate of their own"
     kinds = (*config.layers, config.head_layer)
+    if config.streams is not None:
+        return f"{config.model_type} models have several residual streams"
     if config.mamba is not None:
         return f"{config.model_type} models have Mamba layers"
     if not config.gated_mlp or any("none" in (kind.mixer, kind.feed) for kind in kinds):
@@ -75,8 +77,6 @@ def why_unsupported(config: ModelConfig) -> str | None:
         return "the model norms what attention and MLPs give"
     if config.rope.dim == 0:
         return "the model's attention does not rotate"
-    if config.streams is not None:
-        return f"{config.model_type} models have several residual streams"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
     if config.delta is not None and config.delta.by_channel:
