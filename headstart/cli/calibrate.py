@@ -42,7 +42,8 @@ def run(
         str | None,
         typer.Option(
             "--weights",
-            help="A quantised format: fp8-block, fp8-row, awq, gptq or compressed-tensors.",
+            help="A quantised format: fp8-block, fp8-row, fp8-tensor, int8-row, awq, gptq, "
+            "auto-round, compressed-tensors, nvfp4 or mxfp4.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Which of many such checkpoints.")] = 0,
@@ -97,7 +98,7 @@ def _stored_as(weights: str) -> StoredAs:
 
 def _tokenizer(name: str) -> GivenTokenizer:
     if name == "demo":
-        from headstart.demo.tokenizer import demo_tokenizer
+        from headstart.demo.llama import demo_tokenizer
 
         return demo_tokenizer()
     from headstart.calibrate.given_tokenizer import read_tokenizer

@@ -44,6 +44,12 @@ def setting_up(*, quiet: bool) -> Iterator[Callable[[str], None]]:
         yield lambda text: say(f"set-up: {text}", file=sys.stderr, flush=True)
 
 
+def show_file(file: Path, seconds: float) -> None:
+    """The model that runs from its GGUF file."""
+    say(f"ready after {seconds:.0f} s: {file}")
+    say("model     SmolLM2-135M-Instruct as its GGUF file stores it, with the head that ships")
+
+
 def show_head(report: Report, folder: Path, seconds: float, *, is_trained: bool) -> None:
     """The model and its head, as `inspect` finds them."""
     head = report.head

@@ -58,8 +58,6 @@ def run(
             show_standalone(standalone)
         return
     report = inspect(checkpoint, model_type)
-    if probe and report.format is not None:
-        raise ConfigError(f"{model} is a GGUF file, which the engine does not run; drop --probe.")
     engines = commands_for(report)
     is_apart = report.family is not None and report.family.is_probed_apart
     if is_apart and head is not None:
@@ -89,6 +87,7 @@ def _probed(
     is_apart: bool,
 ) -> ProbeReport:
     from headstart.data.prompt_reader import PromptReader
+    from headstart.heads.formats import published
     from headstart.models.build import build
     from headstart.simulate.probe import PROBE_TEXT, probe, probe_stored
 
@@ -96,6 +95,7 @@ def _probed(
         text = PROBE_TEXT if file is None else read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text ({error}).") from error
+    checkpoint = checkpoint if is_apart else published(checkpoint)
     prompts = PromptReader(checkpoint)
     ids = None if prompts.tokenizer is None else prompts.read(text)
     if file is not None and len(set(ids or ())) < 8:

@@ -42,7 +42,7 @@ def run(
 ) -> None:
     limit_spinning()
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
+    from headstart.heads.formats import open_runnable
     from headstart.predict.options import PredictionOptions
     from headstart.simulate.source import open_records
 
@@ -51,7 +51,7 @@ def run(
         temperature=temperature, rule=rule, max_drafts=max_drafts, bandwidth=bandwidth,
         weights=weights, device=device, dtype=dtype,
     )  # fmt: skip
-    checkpoint = Checkpoint.open(local_folder(model))
+    checkpoint = open_runnable(local_folder(model))
     records = open_records(data, split, checkpoint, limit)  # before torch is imported
 
     from headstart.cli.progress import counted_progress

@@ -79,16 +79,18 @@ def build(
     layout: Layout = "own",
     with_head: bool = True,
     holds: Callable[[LoadedModel], Held] | None = None,
+    draft_lm_head: bool = True,
 ) -> LoadedModel:
     """Load trunk and head onto a device.
 
     `holds` is asked, with modules that have no memory yet, which weights stay as they are stored;
-    the plain modules take them all.
+    the plain modules take them all. `draft_lm_head`: whether drafts go through the LM head that a
+    head may bring for them.
     """
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
     config = model_config(checkpoint.config.fields)
-    notes: list[str] = []
+    notes = list(checkpoint.remarks())
     max_len = max_model_len or _own_length(config, kind, notes)
     if max_len > config.max_positions:
         raise ConfigError(
@@ -110,7 +112,9 @@ def build(
     notes += fill_trunk(trunk, tensors, loading, max_len, names)
     if stored.head is not None and head is not None:
         loading = replace(loading, forms=held.head)
-        notes += load_stored_head(head, stored.head, config, loading, max_len)
+        notes += load_stored_head(
+            head, stored.head, config, loading, max_len, draft_lm_head=draft_lm_head
+        )
     return replace(model, notes=tuple(notes))
 
 
@@ -157,7 +161,7 @@ def _find(
 
 
 def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
-    head = open_head(folder)
+    head = open_head(folder, to_run=True)
     kind = checkpoint.config.model_type
     expected = GRAFTED_AS.get(kind, kind)
     if expected not in (head.family.name, *head.family.model_types, *head.family.marked_types):
@@ -165,7 +169,17 @@ def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
             f"{folder} holds a {head.family.name} head, the model is {kind}. A head only fits "
             "the model it was made for; compare both with `headstart inspect`."
         )
-    return head
+    if not head.is_config_derived:
+        return head
+    # The keys of a GGUF file say less than the model's config, and no more than these of the model.
+    for field in ("hidden_size", "vocab_size"):
+        own, other = head.config.get(field), checkpoint.config.get(field)
+        if own != other:
+            raise ConfigError(
+                f"{folder} is for a model with {field} {own}, the model has {other}. Take the head "
+                "of this model."
+            )
+    return replace(head, config=checkpoint.config.raw)
 
 
 def _trunk_names(checkpoint: Checkpoint, family: Family | None) -> TrunkNames:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +27,7 @@ _STATE_BYTES = 1 << 28  # of the unrolled head, per batch
 
 # What a record's drafts are chosen from; None: the whole vocabulary.
 VocabOf = Callable[["Record"], "DraftVocab | None"]
+Read = tuple[list["Record"], Batch]  # records, and the trunk's states of their rows
 
 
 @dataclass(frozen=True)
@@ -79,12 +80,16 @@ def score(
     vocabs: Mapping[str, VocabOf] | None = None,
     end_ids: frozenset[int] = frozenset(),
     progress: Callable[[int], None] = lambda num_tokens: None,
+    read: Iterable[Read] | None = None,
 ) -> dict[str, Scores]:
-    """Score every way of choosing a draft vocabulary; without `vocabs` the whole one alone."""
+    """Score every way of choosing a draft vocabulary; without `vocabs` the whole one alone.
+
+    `read`: what `batches` gave before, where several heads are scored on the same trunk's states.
+    """
     ways = vocabs or {WHOLE: lambda record: None}
     made: dict[str, DraftLogits] = {}
     kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
-    for chunk, batch in _batches(built, records, plan, max_drafts, end_ids):
+    for chunk, batch in read or batches(built, records, plan, max_drafts, end_ids):
         by_id = {record.id: record for record in chunk}
         with torch.inference_mode():
             depths = unrolled(
@@ -122,9 +127,10 @@ def _found(
     )  # fmt: skip
 
 
-def _batches(
+def batches(
     built: LoadedModel, records: Sequence[Record], plan: Plan, depths: int, end_ids: frozenset[int]
-) -> Iterator[tuple[list[Record], Batch]]:
+) -> Iterator[Read]:
+    """The records a few at a time, with the states that the trunk has for them."""
     trunk, kind = built.trunk, _head(built).layout.trunk_hidden
     size = built.config.state_size(_head(built).layout) * built.dtype.itemsize * max(1, depths)
     for chunk in grouped(records, max(1, _STATE_BYTES // size)):

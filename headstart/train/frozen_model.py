@@ -70,7 +70,9 @@ def load_frozen_model(
     checkpoint: Checkpoint, head_folder: Path | None, *, device: str, dtype: str
 ) -> FrozenModel:
     """Load a model and the head to train: `head_folder`, else the checkpoint's own."""
-    built = build(checkpoint, head_folder, device=device, dtype=dtype, holds=_trunk_only)
+    built = build(
+        checkpoint, head_folder, device=device, dtype=dtype, holds=_trunk_only, draft_lm_head=False
+    )
     assert built.head is not None, "a plan without a head is refused"
     for module in (built.trunk, built.head):
         module.requires_grad_(False)
