@@ -8,11 +8,11 @@ difference would only show as wrong text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
-from headstart.errors import BadConfig, UnsupportedFamily, some
+from headstart.errors import UnsupportedFamily, some
 from headstart.families.base import Family, HeadLayout
 from headstart.families.parameters import held_by
 from headstart.families.registry import PLAIN_TRUNKS, family_of_trunk, runtimes
@@ -24,40 +24,28 @@ from headstart.models.attention_config import (
     windows_by_layer,
 )
 from headstart.models.delta_config import DeltaConfig, RecurrentConfig, delta_config
+from headstart.models.layer_kinds import (
+    DELTA,
+    KIMI,
+    MAMBA,
+    NGRAMS,
+    ROUTER,
+    UNGATED,
+    LayerKind,
+    has_layers_with,
+    kind_of,
+    limited,
+    parameters_by_layer,
+    with_shared_indexers,
+)
 from headstart.models.mamba_config import MambaConfig, mamba_config
 from headstart.models.mla_config import IndexConfig, MlaConfig, mean_index, mla_config
-from headstart.models.moe_config import Limit, MoeConfig, moe_config
+from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.ngram_embedding import NgramConfig, ngram_config
 from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
 from headstart.models.streams import StreamConfig, stream_config
 
-Mixer = Literal["attention", "sliding", "latent", "indexed", "delta", "mamba", "none"]
-
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What a layer is made of."""
-
-    # "none": the layer has the other part alone
-    mixer: Mixer = "attention"
-    feed: Literal["dense", "moe", "none"] = "dense"
-    index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
-    norms: Literal["before", "after"] = "before"  # of the parts: of what they read, or give
-    # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
-    limit: Limit | None = None
-    shared_limit: Limit | None = None
-    has_streams: bool = False  # whether it reads and writes several residual streams
-    has_ngrams: bool = False  # whether it adds an embedding of several tokens to them
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether it keeps a state instead of keys and values."""
-        return self.mixer in ("delta", "mamba")
-
-    @property
-    def attends(self) -> bool:
-        """Whether it keeps keys and values of every token, or an entry."""
-        return self.mixer in ("attention", "sliding", "latent", "indexed")
+__all__ = ["LayerKind", "ModelConfig", "model_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,17 +162,17 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
     by_channel, has_delta, has_mamba = (
-        _has_layers_with(parameter, owner, runtime, raw) for parameter in (_KIMI, _DELTA, _MAMBA)
+        has_layers_with(parameter, owner, runtime, raw) for parameter in (KIMI, DELTA, MAMBA)
     )
     delta = None
     if by_channel or (has_delta and not has_mamba):
         delta = delta_config(raw, layers, by_channel=by_channel)
-    held = _parameters(owner, runtime, raw, layers)
+    held = parameters_by_layer(owner, runtime, raw, layers)
     rotates = runtime.rotates and bool(raw.get("attention_rotates", True))
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
-    made = [_kind(*each) for each in zip(held, slides, strict=True)]
-    *trunk_kinds, head_kind = (_limited(kind, raw, i) for i, kind in enumerate(made))
-    kinds = _with_shared_indexers(trunk_kinds)
+    made = [kind_of(*each) for each in zip(held, slides, strict=True)]
+    *trunk_kinds, head_kind = (limited(kind, raw, i) for i, kind in enumerate(made))
+    kinds = with_shared_indexers(trunk_kinds)
     sliding = sliding_shape(raw) if any(slides) else None
     mla = None
     if head_kind.mixer == "latent":
@@ -200,7 +188,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
         )
-    experts = next((names for names in held if _ROUTER in names), None)
+    experts = next((names for names in held if ROUTER in names), None)
     return ModelConfig(
         model_type=model_type,
         num_layers=layers,
@@ -224,16 +212,16 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_layer=head_kind,
         moe=None if experts is None else moe_config(raw, experts),
         delta=delta,
-        mamba=mamba_config(raw) if any(_MAMBA in names for names in held) else None,
+        mamba=mamba_config(raw) if any(MAMBA in names for names in held) else None,
         mla=mla,
         index=mean_index(raw, rope.dim) if head_kind.mixer == "indexed" else None,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
         streams=_streams(raw, owner, runtime),
-        ngrams=ngram_config(raw) if any(_NGRAMS in names for names in held) else None,
+        ngrams=ngram_config(raw) if any(NGRAMS in names for names in held) else None,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
-        gated_mlp=not any(names & _UNGATED for names in held),
+        gated_mlp=not any(names & UNGATED for names in held),
         centred_norms=owner.layout.zero_centred_norms,
         head_rope=None if rotates or rope == NO_ROTATION else rope,
         qkv_ranks=size(raw, runtime.qkv_ranks) if runtime.qkv_ranks else 0,
@@ -263,94 +251,6 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
         )
 
 
-# parameters that tell what a layer is made of
-_DELTA, _LATENT = "attention.conv", "attention.kv_up"
-_INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
-_KIMI, _MEANS = "attention.q_conv", "attention.indexer.qk.weight"
-_NGRAMS = "ngrams.key.weight"
-_STREAMS = ("attention_streams.shares.weight", "attention_streams.gates.down.weight")
-_MAMBA, _OUT, _DENSE = "attention.skip", "attention.o.weight", "mlp.down.weight"
-_OUT_NORM = "mlp_out_norm.weight"
-_UNGATED = frozenset({"mlp.up.weight", "mlp.experts.up.weight"})
-
-
-def _has_layers_with(
-    parameter: str, owner: Family, runtime: Runtime, raw: Mapping[str, Any]
-) -> bool:
-    """Whether some kind of the family's layers has a parameter, as those that keep a state do."""
-    tables = owner.trunk.layer_kinds(raw).values()
-    return any(parameter in held_by({p.name for p in t}, runtime.parameters) for t in tables)
-
-
-def _parameters(
-    owner: Family, runtime: Runtime, raw: Mapping[str, Any], layers: int
-) -> list[frozenset[str]]:
-    """Our parameters of every layer of the trunk and, last, of the block of its head."""
-    kinds = owner.trunk.layer_kinds(raw)
-    tables = [kinds[owner.trunk.kind_of(raw, layer)] for layer in range(layers)]
-    tables.append(owner.block(owner.fields_of_head(raw)))
-    names = [runtime.parameters] * layers + [runtime.head_parameters or runtime.parameters]
-    return [
-        held_by({part.name for part in table if part.applies(raw)}, own)
-        for table, own in zip(tables, names, strict=True)
-    ]
-
-
-def _kind(held: frozenset[str], slides: bool) -> LayerKind:
-    mixer: Mixer = "sliding" if slides else "attention"
-    if _MAMBA in held:
-        mixer = "mamba"
-    elif _DELTA in held or _KIMI in held:
-        mixer = "delta"
-    elif _LATENT in held:
-        mixer = "latent"
-    elif _MEANS in held:
-        mixer = "indexed"
-    elif _OUT not in held:
-        mixer = "none"
-    return LayerKind(
-        mixer=mixer,
-        norms="after" if _OUT_NORM in held else "before",
-        index="own" if _INDEXER in held else "none",
-        feed="moe" if _ROUTER in held else "dense" if _DENSE in held else "none",
-        has_streams=not held.isdisjoint(_STREAMS),
-        has_ngrams=_NGRAMS in held,
-    )
-
-
-def _streams(raw: Mapping[str, Any], owner: Family, runtime: Runtime) -> StreamConfig | None:
-    if runtime.streams is None:
-        return None
-    outside = held_by({part.name for part in owner.trunk.extras}, runtime.parameters)
-    return stream_config(raw, runtime.streams, outside)
-
-
-def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
-    """Latent attention without an indexer uses that of an earlier layer, if there is any."""
-    if all(kind.index == "none" for kind in kinds):
-        return tuple(kinds)
-    if next(kind for kind in kinds if kind.mixer == "latent").index == "none":
-        raise BadConfig(
-            "the first layer has no indexer, and there is none before it that it could share. "
-            "Take the config.json of the model's release."
-        )
-    return tuple(
-        replace(kind, index="shared") if (kind.mixer, kind.index) == ("latent", "none") else kind
-        for kind in kinds
-    )
-
-
-def _limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
-    """With the limits of a layer, where a config lists them; 0 means none."""
-    lists = [raw.get(name) or [] for name in ("swiglu_limits", "swiglu_limits_shared")]
-    is_before = bool(raw.get("limits_before_activation"))
-    limit, shared = (
-        Limit(float(part[layer]), is_before) if len(part) > layer and part[layer] else None
-        for part in lists
-    )
-    return replace(kind, limit=limit, shared_limit=shared)
-
-
 def _windows(
     raw: Mapping[str, Any],
     kinds: tuple[LayerKind, ...],
@@ -370,3 +270,10 @@ def _intermediate(raw: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> int:
     """The width of dense layers; a model without any need not say."""
     is_needed = any(kind.feed == "dense" for kind in kinds)
     return size(raw, "intermediate_size") if is_needed else 0
+
+
+def _streams(raw: Mapping[str, Any], owner: Family, runtime: Runtime) -> StreamConfig | None:
+    if runtime.streams is None:
+        return None
+    outside = held_by({part.name for part in owner.trunk.extras}, runtime.parameters)
+    return stream_config(raw, runtime.streams, outside)
