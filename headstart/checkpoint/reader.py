@@ -49,7 +49,8 @@ class Checkpoint:
             if path.suffix == ".gguf" and path.is_file():
                 raise CheckpointError(
                     f"{path} is a GGUF file; expected a folder of safetensors. Commands about "
-                    "heads and those that run a model take GGUF files; training and graft do not."
+                    "heads and those that run a model take GGUF files; training, graft and "
+                    "quantize do not."
                 )
             kind = "is not a folder" if os.path.exists(path) else "does not exist"
             raise CheckpointError(f"{path} {kind}; expected the folder of a checkpoint.")

@@ -38,7 +38,8 @@ def run(
     check_out(writing)
     checkpoint = Checkpoint.open(local_folder(model))
     if writing.out is not None and not writing.dry_run:
-        check_target(writing.out, overwrite=writing.overwrite, inputs=(checkpoint.folder,))
+        inputs = (checkpoint.folder,) if head is None else (checkpoint.folder, head)
+        check_target(writing.out, overwrite=writing.overwrite, inputs=inputs)
     own, held_out = (
         open_records(data, split, checkpoint, options.limit) for split in ("train", "heldout")
     )

@@ -22,11 +22,11 @@ _MIXED = "mixed-precision"
 
 
 def own_groups(
-    head: Head, naming: Naming | None = None
+    head: Head, naming: Naming | None = None, *, beside_trunk: bool = True
 ) -> tuple[dict[str, dict[str, Any]], str] | None:
     """Groups of compressed-tensors for a head's quantised modules alone, and their format.
 
-    None where the head is described in another way.
+    None where the head is described in another way. `beside_trunk`: as for `lookups`.
     """
     quantization = own_quantization(head)
     if quantization.get("quant_method") != "compressed-tensors":
@@ -36,17 +36,30 @@ def own_groups(
     for module in modules_of(head)[1]:
         published = head.family.keys.to_published(f"{module}.weight", head.naming())
         group = group_of(published.removesuffix(".weight"), quantization)
-        own = {"format": quantization.get("format"), **group}
+        own = {**group, "format": group.get("format") or quantization.get("format")}
         if not isinstance(own.get("weights"), dict) or own["format"] is None:
             return None
         same = {key: value for key, value in own.items() if key != "targets"}
         alike.setdefault(json.dumps(same, sort_keys=True), (same, []))[1].append(module)
     groups = {
-        f"head_{number}": {"targets": lookups(head.family, naming, modules), **group}
+        f"head_{number}": {
+            "targets": lookups(head.family, naming, modules, beside_trunk=beside_trunk), **group
+        }
         for number, (group, modules) in enumerate(alike.values())
-    }
+    }  # fmt: skip
     formats = {str(group["format"]) for group in groups.values()}
     return (groups, formats.pop() if len(formats) == 1 else _MIXED) if groups else None
+
+
+def names_modules(quantization: Mapping[str, Any]) -> bool:
+    """Whether groups of a config are for modules by name, and not for classes and patterns."""
+    groups = quantization.get("config_groups")
+    targets = [
+        str(target)
+        for group in (groups.values() if isinstance(groups, dict) else ())
+        for target in (group.get("targets") if isinstance(group, dict) else None) or ()
+    ]
+    return any("." in target and not target.startswith("re:") for target in targets)
 
 
 def with_groups(head: Head, naming: Naming, quantization: dict[str, Any]) -> dict[str, Any]:
@@ -62,7 +75,11 @@ def with_groups(head: Head, naming: Naming, quantization: dict[str, Any]) -> dic
     if all(_is_described(group, bare) for group in groups.values()):
         return bare
     own = quantization.get("format")
-    formats = {name: {"format": own, **group} for name, group in model_groups.items()}
+    formats = {
+        name: {**group, "format": group.get("format") or own}
+        for name, group in model_groups.items()
+        if isinstance(group, dict)
+    }
     # The head's come first: a pattern among the model's targets may cover its names, too.
     return {
         **quantization, "format": own if own == form else _MIXED,
@@ -86,7 +103,13 @@ def trunk_patterns(head: Head, naming: Naming) -> list[str]:
     trunk, layers = head.family.trunk, range(naming.num_layers)
     numbers = "|".join(map(str, layers))
     result = [name.removesuffix(".weight") for name in trunk.lm_heads]
+    others = [
+        part.name.removesuffix(".weight")
+        for part in trunk.extras
+        if part.name.endswith(".weight") and len(part.shape) == 2
+    ]
     for prefix in trunk.prefixes:
+        result += [prefix + name for name in others]
         start = re.escape(prefix + trunk.layer.partition("{layer}")[0])
         result.append(f"re:{start}({numbers})\\..*")
     return [*result, *(f"re:{re.escape(prefix)}.*" for prefix in trunk.beside)]

@@ -40,12 +40,18 @@ _PLAIN = {"bits": 16, "data_type": "float"}  # such a setting
 
 
 def lookups(
-    owner: Family, naming: Naming, modules: Iterable[str], engine: str | None = None
+    owner: Family,
+    naming: Naming,
+    modules: Iterable[str],
+    engine: str | None = None,
+    *,
+    beside_trunk: bool = True,
 ) -> list[str]:
     """All names under which engines (or one engine) may ask for `modules` (our names).
 
     Names that trunk modules have, too, are left out: SGLang asks for a Qwen3-Next head as if it
-    were layer 0, and listing that would leave the real layer 0 unquantised.
+    were layer 0, and listing that would leave the real layer 0 unquantised. In a config of the
+    head alone (not `beside_trunk`) they are the head's.
     """
     prefixes = [p for e, p in owner.looked_up_as.items() if engine in (None, e)]
     result: dict[str, None] = {}
@@ -62,7 +68,7 @@ def lookups(
         if rest.startswith("block."):
             for prefix in prefixes:
                 at = prefix.format(**places)
-                if not _is_of_trunk(at, naming):
+                if not (beside_trunk and _is_of_trunk(at, naming)):
                     result[at + rest.removeprefix("block.")] = None
     for name in list(result):
         for fused in fused_lookups(name):

@@ -27,6 +27,7 @@ class PublishedModel(Checkpoint):
     stored_trunk: tuple[TensorInfo, ...]  # what the trunk is made of, as its files have it
     documents: Mapping[str, Any] = field(default_factory=dict)  # of a tokenizer inside the file
     said: tuple[str, ...] = ()  # such as why there is no tokenizer
+    why_no_head: str = ""  # what is wrong with the model's own head, where it is not among them
 
     def source(self, name: str) -> TensorSource:
         self.info(name)  # says what is near, where there is none of the name
@@ -46,6 +47,8 @@ def published_model(
     stored_trunk: Iterable[TensorInfo],
     documents: Mapping[str, Any] | None = None,
     said: tuple[str, ...] = (),
+    *,
+    why_no_head: str = "",
 ) -> PublishedModel:
     tensors = {
         name: TensorInfo(name, source.dtype, source.shape, place, 0, source.num_bytes)
@@ -53,5 +56,6 @@ def published_model(
     }
     index = Index(tensors, {}, False, (), {}, {})
     return PublishedModel(
-        place, Config(dict(config)), index, sources, tuple(stored_trunk), documents or {}, said
-    )
+        place, Config(dict(config)), index, sources, tuple(stored_trunk), documents or {}, said,
+        why_no_head,
+    )  # fmt: skip

@@ -19,6 +19,7 @@ from headstart.checkpoint.quantized.names import PACKED, Typed, is_quantized, sc
 from headstart.checkpoint.quantized.writing import compressed_config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, some
+from headstart.families.engines import served_by
 from headstart.families.names import Naming
 from headstart.heads.config_groups import modules_of, own_groups, trunk_patterns, with_groups
 from headstart.heads.head import Head, own_quantization
@@ -108,7 +109,10 @@ def relist(
         for field in _CONFIG_FIELDS:
             if not isinstance(part.get(field), dict):
                 continue
-            part[field] = with_groups(head, naming, _relisted(head, naming, part[field]))
+            relisted = _relisted(head, naming, part[field])
+            part[field] = with_groups(head, naming, relisted)
+            if part[field].get("config_groups") != relisted.get("config_groups"):
+                notes += _without_names(head, naming)
             if not has_list(part[field]) and not head.is_quantized:
                 notes.append(
                     f"quantisation {part[field].get('quant_method')!r} keeps no list that is known "
@@ -121,6 +125,7 @@ def relist(
             ignored = [*trunk_patterns(head, naming), *lookups(head.family, naming, plain)]
             config["quantization_config"] = {**compressed_config(*found), "ignore": ignored}
             notes.append("the config says that the head alone is quantised (compressed-tensors)")
+            notes += _without_names(head, naming)
     documents: dict[str, Any] = {}
     path = model.folder / MODELOPT_FILE
     if path.is_file():
@@ -131,6 +136,19 @@ def relist(
             inner["exclude_modules"] = _relisted(head, naming, listed)["ignore"]
             documents[MODELOPT_FILE] = listing
     return documents, notes
+
+
+def _without_names(head: Head, naming: Naming) -> list[str]:
+    """A note where a group of the head's own cannot say under which names SGLang asks for it."""
+    _, quantized = modules_of(head)
+    is_served = "sglang" in served_by(head.family.name)
+    if not is_served or lookups(head.family, naming, quantized, "sglang"):
+        return []
+    return [
+        "SGLang asks for the head under names of the trunk, or under names that are not known "
+        "here, so that it would read the quantised head as plain: serve it with another engine, "
+        "give it to SGLang as a draft model (`headstart convert --to sglang`), or add --dequantize"
+    ]
 
 
 def _relisted(head: Head, naming: Naming, quantization: dict[str, Any]) -> dict[str, Any]:

@@ -14,12 +14,13 @@ import torch
 
 from headstart.checkpoint.quantized.weights import FORMS
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import ConfigError, UnsupportedFamily
+from headstart.errors import ConfigError, HeadNotFound, UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
+from headstart.heads.published import PublishedModel
 from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
 from headstart.models.loading import Loading, TrunkNames, check_size, fill_trunk
@@ -154,6 +155,8 @@ def _find(
         return _Stored(family, _given_head(checkpoint, folder), names)
     if not with_head:
         return _Stored(family, None, names)
+    if isinstance(checkpoint, PublishedModel) and checkpoint.why_no_head:
+        raise HeadNotFound(checkpoint.why_no_head)
     if found is None or found.state in ("absent", "declared-but-missing"):
         notes.append("no head in the checkpoint: decoding runs without drafts")
         return _Stored(family, None, names)

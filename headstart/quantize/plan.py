@@ -13,9 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from headstart.checkpoint.quantized.writing import (
-    GROUPS,
-)
+from headstart.checkpoint.quantized.writing import GROUPS
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import load
@@ -65,7 +63,11 @@ def plan_quantize(
     own, held_out = answers
     how = make_plan(held_out, None, "match")
     ends = PromptReader(built.checkpoint).end_ids
-    read = list(batches(built, held_out, how, options.max_drafts, ends))
+    # States of all answers at once may be more than a GPU has room for.
+    read = [
+        (records, batch.on("cpu"))
+        for records, batch in batches(built, held_out, how, options.max_drafts, ends)
+    ]
 
     def states() -> Iterator[Read]:
         for each in batches(built, own, how, options.max_drafts, ends):
@@ -74,8 +76,9 @@ def plan_quantize(
 
     def scored() -> Scored:
         found = score(
-            built, held_out, how, max_drafts=options.max_drafts, read=read, progress=progress
-        )
+            built, held_out, how, max_drafts=options.max_drafts, progress=progress,
+            read=((records, batch.on(built.device)) for records, batch in read),
+        )  # fmt: skip
         return found[WHOLE].overall
 
     before = scored()

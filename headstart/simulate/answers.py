@@ -8,7 +8,7 @@ draft of depth k guesses a_(i+k).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,9 @@ class Batch:
     ids: torch.Tensor  # [T]
     documents: Documents
     answers: Sequence[Answer]
+
+    def on(self, device: str | torch.device) -> Batch:
+        return replace(self, states=self.states.to(device), ids=self.ids.to(device))
 
 
 def params_of(sampling: Mapping[str, Any], temperature: float | None = None) -> SamplingParams:

@@ -1,4 +1,4 @@
-"""Weights that home formats store: block types of GGUF, and MLX's affine groups.
+"""Weights in block types of GGUF and in MLX's affine groups.
 
 Q4_0, Q5_0 and Q8_0 are integers in groups of 32 with a scale of 16 bits, which is a form of the
 engine: they become a `GroupWeight`, bit for bit. Types that add a minimum to every group (Q4_1,
@@ -93,16 +93,16 @@ def mlx_affine(
     `module`: under which name a config speaks of it.
     """
     stem = name.removesuffix("weight")
-    if f"{stem}biases" not in tensors:
-        raise UnsupportedFamily(
-            f"{name} has scales and no biases: quantised in another way than MLX's affine one "
-            "(mxfp4, nvfp4, ...), which is not read here. Take another quantisation of the model."
-        )
     parts = [tensors.get(f"{stem}{each}") for each in ("weight", "scales", "biases")]
-    if parts[1] is None or parts[2] is None:
+    if parts[1] is None:
         raise MissingTensor(
             f"{name} is U32 and no scales are beside it, without which it cannot be read. Download "
             "the model again."
+        )
+    if parts[2] is None:
+        raise UnsupportedFamily(
+            f"{name} has scales and no biases: quantised in another way than MLX's affine one "
+            "(mxfp4, nvfp4, ...), which is not read here. Take another quantisation of the model."
         )
     how = affine.setting_of(settings, _EXPERT.sub(_STACK, module), name)
     plain = affine.dequantized(name, tensors[name], parts[1], parts[2], how)

@@ -46,7 +46,7 @@ def quantized_weights(
         if is_quantized(name, source):
             module = published(name).rpartition(".")[0]
             if source.dtype in BLOCK_TYPES or source.dtype == "U32":
-                weight = _of_home_formats(name, module, tensors, quantization)
+                weight = _of_blocks_or_groups(name, module, tensors, quantization)
             else:
                 weight = _weight(name, tensors, described(module, quantization))
             size = sum(tensors[part].num_bytes for part in weight.tensors)
@@ -54,7 +54,7 @@ def quantized_weights(
     return found
 
 
-def _of_home_formats(
+def _of_blocks_or_groups(
     name: str, module: str, tensors: Tensors, quantization: Mapping[str, Any]
 ) -> StoredWeight:
     _check_matrix(name, tensors[name], (2, 3))

@@ -60,7 +60,7 @@ def mlx_as_published(model: Checkpoint) -> PublishedModel:
 def _published(
     trunk: Tensors, owner: Family | None, settings: Mapping[str, Any]
 ) -> Iterator[tuple[str, TensorSource]]:
-    is_raw = any(n.endswith(_CONV) and s.shape[-1] != 1 for n, s in trunk.items())
+    is_raw = any(n.endswith(_CONV) and s.shape[2:] not in ((), (1,)) for n, s in trunk.items())
     shifts = owner is not None and owner.layout.zero_centred_norms and not is_raw
     for name, source in trunk.items():
         stem, _, parameter = name.rpartition(".")

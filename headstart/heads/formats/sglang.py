@@ -2,7 +2,8 @@
 
 Appended-layer families are renumbered to layer 0 with one hidden layer, as SGLang's own export
 script does for DeepSeek; the embedding and LM head are left out because SGLang binds the
-target's. Other families keep their names and config: SGLang rewrites the architecture itself.
+target's. Other families keep their names and config: SGLang rewrites the architecture itself. A
+head with a quantisation of its own is described under the names that SGLang asks for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 from typing import Any
 
 from headstart.checkpoint.provenance import made_by_us
+from headstart.checkpoint.quantized.writing import compressed_config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.writer import FolderPlan, Shard
@@ -20,8 +22,10 @@ from headstart.families.base import Family
 from headstart.families.engines import served_by
 from headstart.families.names import Naming
 from headstart.families.registry import family
+from headstart.heads.config_groups import modules_of, names_modules, own_groups
 from headstart.heads.formats import Export, count_modules
-from headstart.heads.head import Head
+from headstart.heads.head import Head, dequantize, own_quantization
+from headstart.heads.ignore_lists import lookups
 
 FILE = "nextn_layer_parameters.safetensors"
 _RENUMBERED = {
@@ -49,10 +53,17 @@ def plan(head: Head) -> Export:
         )
     if name in _RENUMBERED and head.num_modules != 1:
         raise UnsupportedFamily(f"SGLang runs one {name} module; this has {head.num_modules}.")
+    described = None
+    if head.is_quantized and names_modules(own_quantization(head)):
+        described = _described(head)
+        if described is None:
+            head = dequantize(head)
+            note = f"dequantised: under which names SGLang asks for a {name} head is not known here"
+            head = head.changed(head.tensors, note)
     config = copy.deepcopy(dict(head.config))
     tensors: dict[str, TensorSource] = {}
     dropped: dict[str, str] = {}
-    stored = _STANDALONE if name in _RENUMBERED else head.naming()
+    stored = _stored(head)
     naming = head.family.keys.readable(stored)
     for ours, source in head.tensors.items():
         role = ours.split(".")[2]
@@ -60,8 +71,8 @@ def plan(head: Head) -> Export:
             dropped[ours] = role
             continue
         tensors[head.family.keys.to_published(ours, naming)] = source
-    if head.quantization:
-        config["quantization_config"] = dict(head.quantization)
+    if described is not None:
+        config["quantization_config"] = described
     if name in _RENUMBERED:
         config.update(num_hidden_layers=1, architectures=[_RENUMBERED[name]])
     documents: dict[str, Any] = {
@@ -91,6 +102,21 @@ def plan(head: Head) -> Export:
     }
     shard = Shard(tensors, metadata={})
     return Export(FolderPlan({FILE: shard}, head.side_files(), documents), tuple(changes), details)
+
+
+def _stored(head: Head) -> Naming:
+    return _STANDALONE if head.family.name in _RENUMBERED else head.naming()
+
+
+def _described(head: Head) -> dict[str, Any] | None:
+    """A config for the head alone; None where SGLang's names of its modules are not known."""
+    naming = head.family.keys.readable(_stored(head))
+    plain, quantized = modules_of(head)
+    found = own_groups(head, naming, beside_trunk=False)
+    if found is None or not lookups(head.family, naming, quantized, "sglang", beside_trunk=False):
+        return None
+    ignored = lookups(head.family, naming, plain, beside_trunk=False)
+    return {**compressed_config(*found), "ignore": ignored}
 
 
 def recognises(checkpoint: Checkpoint) -> bool:

@@ -56,7 +56,11 @@ def joined_inputs(own: Tensors, config: Mapping[str, Any]) -> Changed:
     both = own.get("ssm_ba.weight")
     if both is not None:
         group = heads // keys
-        both = _checked("ssm_ba.weight", both, 2 * heads)
+        if len(both.shape) != 2 or both.shape[0] != 2 * heads:
+            raise ShapeMismatch(
+                f"ssm_ba.weight has shape {list(both.shape)}; the keys of the file ask for a "
+                f"matrix of {2 * heads} rows. Convert the model again."
+            )
         for place, name in enumerate("ba"):
             part = picked(both, 2 * group, place * group, (place + 1) * group)
             result[f"{_AT}in_proj_{name}.weight"] = reshaped(part, (heads, both.shape[1]))

@@ -16,13 +16,14 @@ from headstart.checkpoint.gguf.values import regrouped, shifted
 from headstart.checkpoint.source import TensorSource, reshaped, stored
 from headstart.errors import (
     CheckpointError,
+    HeadstartError,
     MissingTensor,
     ShapeMismatch,
     UnexpectedTensor,
     UnsupportedFamily,
     some,
 )
-from headstart.families.registry import family
+from headstart.families.registry import family, match_family
 from headstart.heads.detection import quoted
 from headstart.heads.experts import unstack_experts
 from headstart.heads.formats.gguf.found import FoundGguf, find_gguf_head, spelled_in
@@ -57,12 +58,21 @@ def as_published(model: GgufModel) -> PublishedModel:
         )
     config = _config(model, trunk, found)
     tensors = dict(_trunk_tensors(model, trunk, found, config))
+    why_no_head = ""
     if found.arch is not None and found.blocks:
-        tensors |= _head_tensors(model, config)
+        # The trunk runs without its own head, and with another one.
+        try:
+            tensors |= _head_tensors(model, config)
+        except HeadstartError as error:
+            why_no_head = str(error)
     documents, notes = tokenizer_of(model)
+    if why_no_head:
+        notes = (*notes, f"the head in the file is not read: {why_no_head}")
     beyond = set(found.names)
     kept = [info for name, info in model.tensors.items() if name not in beyond]
-    return published_model(model.folder, config, tensors, kept, documents, notes)
+    return published_model(
+        model.folder, config, tensors, kept, documents, notes, why_no_head=why_no_head
+    )
 
 
 def _config(model: GgufModel, trunk: Trunk, found: FoundGguf) -> dict[str, Any]:
@@ -72,7 +82,7 @@ def _config(model: GgufModel, trunk: Trunk, found: FoundGguf) -> dict[str, Any]:
     config |= {"model_type": kind, **token_ids(model)}
     keys.refuse_others()
     if found.arch is not None:
-        owner = family(found.arch.family)
+        owner = match_family(config, (kind,), ()) or family(found.arch.family)
         config["architectures"] = list(owner.architectures[:1])
         if owner.count_field is not None:
             config[owner.count_field] = found.declared or len(found.blocks)
@@ -157,6 +167,12 @@ def _halves(name: str, source: TensorSource, head_dim: int) -> TensorSource:
 def _head_tensors(model: GgufModel, config: Mapping[str, Any]) -> dict[str, TensorSource]:
     spelled = spelled_in(model)
     owner = family(spelled.arch.family)
+    if match_family(config, (str(config["model_type"]),), ()) not in (owner, None):
+        raise UnsupportedFamily(
+            f"{model.folder} is a {config['model_type']} model, and heads of "
+            f"{model.arch_name} files are read as those of {owner.name} alone. Give the head of "
+            "the release with --head."
+        )
     naming = owner.naming(config, str(spelled.record.get("root", owner.keys.roots[0])))
     tensors, _ = unspelled(spelled, as_stored=True)
     return {owner.keys.to_published(name, naming): source for name, source in tensors.items()}

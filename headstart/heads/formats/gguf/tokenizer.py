@@ -133,7 +133,7 @@ def _given(model: GgufModel, folder: Path) -> tuple[dict[str, Any], tuple[str, .
     added = document.get("added_tokens")
     known = dict(vocab) if isinstance(vocab, dict) else {}
     known |= {
-        each["content"]: each["id"]
+        str(each["content"]): each["id"] if isinstance(each["content"], str) else None
         for each in (added if isinstance(added, list) else [])
         if isinstance(each, dict) and {"content", "id"} <= each.keys()
     }

@@ -13,7 +13,7 @@ from headstart.heads.formats.gguf.trunk_keys import Keys
 from headstart.heads.formats.gguf.trunk_rope import partly_rotated, rotation, wholly_rotated
 
 Config = dict[str, Any]
-# keys that say nothing which a config would
+# expert_gating_func -> scoring_func
 _GATING = {1: "softmax", 2: "sigmoid"}
 
 
@@ -73,7 +73,7 @@ def hybrid_config(keys: Keys) -> Config:
     """Qwen3-Next and Qwen3.5: some layers keep a state."""
     config = common(keys)
     heads = keys.number("ssm.time_step_rank")
-    often = keys.number("full_attention_interval", 4)
+    often = keys.number("full_attention_interval", 4, least=1)
     kinds = keys.each("attention.recurrent_layers", kind=bool)
     if kinds[0] is None:
         kinds = [bool((layer + 1) % often) for layer in range(keys.num_layers)]

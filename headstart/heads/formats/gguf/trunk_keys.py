@@ -7,7 +7,6 @@ engine computes is refused instead of giving wrong text.
 from __future__ import annotations
 
 import struct
-from math import isfinite
 from typing import Any
 
 from headstart.checkpoint.gguf.fields import ARRAY
@@ -19,6 +18,7 @@ _NO_MATTER = (
     "block_count", "nextn_predict_layers", "vocab_size", "rope.scaling.finetuned",
     "tensor_data_layout",
 )  # fmt: skip
+_MOST = 1e37  # of numbers; ten times as much still fits into 32 bits
 _KINDS = {
     int: "whole number", float: "number", bool: "yes or no", str: "text", list: "list",
 }  # fmt: skip
@@ -39,12 +39,14 @@ class Keys:
         found = self.model.value(name)
         return None if found is None else self._checked(name, found, kind)
 
-    def number(self, name: str, default: int | None = None) -> int:
-        """A whole number; BadConfig where there is none, and no default."""
+    def number(self, name: str, default: int | None = None, *, least: int = 0) -> int:
+        """A whole number of at least `least`; BadConfig where there is none, and no default."""
         found = self.get(name)
         found = default if found is None else found
         if type(found) is not int:
             raise self._wrong(name, found, "whole number")
+        if found < least:
+            raise self._wrong(name, found, f"whole number of at least {least}")
         return found
 
     def listed(self, name: str, kind: type) -> list[Any] | None:
@@ -73,7 +75,7 @@ class Keys:
         if is_right and kind is int:
             is_right = found >= 0
         elif is_right and kind is float:
-            is_right = isfinite(found)
+            is_right = abs(found) < _MOST
         if not is_right:
             raise self._wrong(name, found, _KINDS[kind])
         return shortest(found) if kind is float else found

@@ -48,17 +48,21 @@ def _llama3(keys: Keys, rope: Config) -> Config:
 
     found = floats_of(stored(keys.model.tensors["rope_freqs.weight"])).reshape(-1)
     dim = keys.number("rope.dimension_count", 2 * len(found))
+    refused = UnsupportedFamily(
+        f"{keys.model.folder}: rope_freqs.weight scales frequencies in another way than Llama 3 "
+        "(factors 1 and 4 over 8192 positions), which is not computed here. llama.cpp runs the "
+        "file."
+    )
+    # Before anything is computed: a file may claim billions of dimensions.
+    if dim != 2 * len(found) or not (np.isfinite(found) & (found > 0)).all() or not dim:
+        raise refused
     scaling = {**_LLAMA3, "factor": shortest(float(found.max()))}
     plain = 1.0 / rope["rope_theta"] ** (np.arange(0, dim, 2) / dim)
     turns = scaling["original_max_position_embeddings"] * plain / (2 * np.pi)
     share = ((turns - 1.0) / 3.0).clip(0, 1)
     made = 1 / ((1 - share) / scaling["factor"] + share)
-    if made.shape != found.shape or not np.allclose(made, found, rtol=1e-5):
-        raise UnsupportedFamily(
-            f"{keys.model.folder}: rope_freqs.weight scales frequencies in another way than Llama "
-            "3 (factors 1 and 4 over 8192 positions), which is not computed here. llama.cpp runs "
-            "the file."
-        )
+    if not np.allclose(made, found, rtol=1e-5):
+        raise refused
     return scaling
 
 

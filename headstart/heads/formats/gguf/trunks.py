@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headstart.checkpoint.source import TensorSource
+from headstart.errors import UnsupportedFamily
 from headstart.heads.formats.gguf.arch_names import (
     CORRECTION,
     DENSE,
@@ -83,11 +84,21 @@ _STEP_MOE = """
 """
 
 
+# tokenizer.ggml.pre -> the model type of a deepseek2 file
+_PRE_TOKENIZERS = {"glm4": "glm4_moe_lite", "deepseek-v3": "deepseek_v3"}
+
+
 def _deepseek_or_glm(model: GgufModel) -> str:
-    """deepseek2 is the name of both; GLM-4.7-Flash has a head or GLM's tokenizer."""
-    pre = model.fields.get("tokenizer.ggml.pre")
-    is_glm = (pre is not None and pre.value == "glm4") or model.count("nextn_predict_layers")
-    return "glm4_moe_lite" if is_glm else "deepseek_v3"
+    """deepseek2 is the name of both; the tokenizer tells them apart, the sizes do not."""
+    found = model.fields.get("tokenizer.ggml.pre")
+    pre = "" if found is None else str(found.value)
+    if model.count("nextn_predict_layers") and pre not in _PRE_TOKENIZERS:
+        raise UnsupportedFamily(
+            f"{model.folder} is a deepseek2 model with a head and the pre-tokenizer "
+            f"{pre[:40]!r}; expected {' or '.join(_PRE_TOKENIZERS)}, which tell whose head "
+            "it is. llama.cpp runs the file."
+        )
+    return _PRE_TOKENIZERS.get(pre, "deepseek_v3")
 
 
 def _hybrid(model_type: str, feed: str, change: Change) -> Trunk:
