@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 import zlib
 from pathlib import Path
 from typing import Any
@@ -11,31 +12,39 @@ import pytest
 import torch
 from support import gguf_trunks
 from support.engine_runs import assert_head_is_alive, greedy, ids_of
-from support.gguf_trunks import VARIANTS, WITHOUT_HEAD, Speller, encoded, fixture, write_trunk
+from support.gguf_trunks import PRE, VARIANTS, WITHOUT_HEAD, Speller, encoded, fixture, write_trunk
 from support.head_edits import tensors
 from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
-from headstart.checkpoint.gguf.fields import FLOAT32, UINT32, field
+from headstart.checkpoint.gguf.fields import FLOAT32, STRING, UINT32, Field, field
+from headstart.checkpoint.gguf.shard import GgufShard
 from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource, stored
 from headstart.checkpoint.values import load
+from headstart.checkpoint.writer import FolderPlan, write_folder
 from headstart.engine.engine import Engine
 from headstart.errors import (
+    BadConfig,
     CheckpointError,
     ConfigError,
+    HeadNotFound,
     MissingTensor,
+    ShapeMismatch,
     UnexpectedTensor,
     UnsupportedFamily,
 )
 from headstart.heads.export import plan_export
 from headstart.heads.formats import open_head, open_runnable, open_target
+from headstart.heads.formats.gguf import open_gguf
 from headstart.heads.stitch import plan_stitch
-from headstart.models.build import build
+from headstart.models.build import build, has_head
 from headstart.models.config import model_config
 from headstart.models.documents import Documents
 from headstart.models.unroll import trunk_states
 
 ALL = list(VARIANTS)
+FLOAT64 = 12
 HEADLESS = (*WITHOUT_HEAD, "deepseek_v3", "ernie4_5_moe")  # llama.cpp keeps no head of these
 # Embeddings are made by a QR decomposition, which other machines round otherwise; so are
 # exponentials.
@@ -220,6 +229,93 @@ def test_what_the_engine_does_not_compute_is_refused_by_name(
         open_runnable(file)
 
 
+def again(file: Path, *changed: Field, without: str = "", to: str = "again") -> Path:
+    """The same file with other keys, and without tensors and keys of that name."""
+    model = open_gguf(file)
+    fields = {n: each for n, each in model.fields.items() if not without or without not in n}
+    fields |= {each.name: each for each in changed}
+    held = {n: stored(t) for n, t in model.tensors.items() if not without or without not in n}
+    shard = GgufShard(held, tuple(fields.values()))
+    write_folder(FolderPlan({"x.gguf": shard}), file.parent / to, provenance={})
+    return file.parent / to / "x.gguf"
+
+
+def test_a_damaged_head_keeps_no_file_from_running_without_it(tiny: Tiny, tmp_path: Path) -> None:
+    model = model_of(tiny, "glm4_moe")
+    trunk = write_trunk(model, "glm4_moe", tmp_path / "trunk")
+    damaged = again(stitched(model, trunk, tmp_path / "whole"), without="nextn.hnorm.weight")
+    expected = ids_of(answers(trunk, 0))
+    assert ids_of(answers(damaged, 0)) == expected
+    found = answers(damaged, 3, model)
+    assert ids_of(found) == expected
+    assert_head_is_alive(found)
+    assert any("is not read: " in note for note in open_runnable(damaged).remarks())
+    with pytest.raises(HeadNotFound, match=r"the head is not whole, 1 tensor missing.*Restore it"):
+        answers(damaged, 3)
+
+
+@pytest.mark.parametrize("pre", ["glm4", "deepseek-v3", "odd"])
+def test_the_tokenizer_tells_deepseek_from_glm(tiny: Tiny, tmp_path: Path, pre: str) -> None:
+    model = model_of(tiny, "glm4_moe_lite")
+    trunk = write_trunk(
+        model, "glm4_moe_lite", tmp_path / "trunk", fields=(field(PRE, pre, STRING),)
+    )
+    whole = stitched(model, trunk, tmp_path / "whole")
+    if pre == "odd":
+        with pytest.raises(UnsupportedFamily, match=r"pre-tokenizer 'odd'; expected glm4 or"):
+            open_runnable(whole)
+        return
+    found = open_runnable(whole)
+    is_glm = pre == "glm4"
+    assert found.config.model_type == ("glm4_moe_lite" if is_glm else "deepseek_v3")
+    assert ("Glm" in found.config.architectures[0]) == is_glm
+    assert any(name.endswith("eh_proj.weight") for name in found.tensors) == is_glm
+    assert not is_glm or has_head(found)
+    if not is_glm:
+        with pytest.raises(HeadNotFound, match="read as those of glm4_moe_lite alone"):
+            has_head(found)
+
+
+def test_hostile_values_of_keys_are_refused_in_one_line(tiny: Tiny, tmp_path: Path) -> None:
+    kinds = "attention.recurrent_layers"
+    hybrid = write_trunk(model_of(tiny, "qwen3_5_text"), "qwen3_5_text", tmp_path / "hybrid")
+    every = again(hybrid, field("qwen35.full_attention_interval", 0, UINT32), without=kinds)
+    with pytest.raises(BadConfig, match=r"_interval is 0; expected a whole number of at least 1"):
+        open_runnable(every)
+    trunk = write_trunk(model_of(tiny, "qwen2"), "qwen2", tmp_path / "trunk")
+    for number, (key, value) in enumerate((("factor", 1e300), ("yarn_log_multiplier", 1e38))):
+        name = f"qwen2.rope.scaling.{key}"
+        odd = again(trunk, field(name, value, FLOAT64), to=f"odd-{number}")
+        with pytest.raises(BadConfig, match=rf"{name} is 1e\+\d+; expected a number"):
+            open_runnable(odd)
+
+    def flat(name: str, value: Any) -> Any:
+        return value.reshape(-1) if name.endswith("ssm_ba.weight") else value
+
+    next_ = model_of(tiny, "qwen3_next")
+    with pytest.raises(ShapeMismatch, match=r"ssm_ba\.weight has shape .* ask for a matrix of"):
+        open_runnable(write_trunk(next_, "qwen3_next", tmp_path / "flat", change=flat))
+
+
+def test_claimed_dimensions_take_no_memory(tiny: Tiny, tmp_path: Path) -> None:
+    file = write_trunk(model_of(tiny, "llama"), "llama", tmp_path / "trunk")
+    model = open_gguf(file)
+    factors = np.ones(32, np.float32).tobytes()
+    held = {n: stored(t) for n, t in model.tensors.items()}
+    held["rope_freqs.weight"] = TensorSource("F32", (32,), lambda: (factors,), is_copy=False)
+    claimed = field("llama.rope.dimension_count", 1 << 24, UINT32)
+    fields = {**model.fields, claimed.name: claimed}
+    shard = GgufShard(held, tuple(fields.values()))
+    write_folder(FolderPlan({"x.gguf": shard}), tmp_path / "claims", provenance={})
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnsupportedFamily, match="in another way than Llama 3"):
+            open_runnable(tmp_path / "claims" / "x.gguf")
+        assert tracemalloc.get_traced_memory()[1] < 1 << 24
+    finally:
+        tracemalloc.stop()
+
+
 def renamed(file: Path, old: bytes, new: bytes) -> Path:
     assert len(old) == len(new)
     out = file.with_name("other.gguf")
@@ -241,5 +337,5 @@ def test_other_architectures_and_tensors_are_refused_by_name(tiny: Tiny, tmp_pat
 
 def test_a_file_is_no_place_to_train_from(tiny: Tiny, tmp_path: Path) -> None:
     file = write_trunk(model_of(tiny, "qwen2"), "qwen2", tmp_path / "x")
-    with pytest.raises(CheckpointError, match="training and graft do not"):
+    with pytest.raises(CheckpointError, match="training, graft and quantize do not"):
         Checkpoint.open(file)

@@ -112,14 +112,26 @@ _AT = "model.layers.0.mlp.up_proj"
     [
         (lambda own: own.pop(f"{_AT}.biases"), {}, UnsupportedFamily, "scales and no biases"),
         (lambda own: own.pop(f"{_AT}.scales"), {}, MissingTensor, "no scales are beside it"),
+        (lambda own: [own.pop(f"{_AT}.{each}") for each in ("scales", "biases")], {},
+         MissingTensor, "no scales are beside it"),
         (lambda own: None, {"quantization": {"mode": "mxfp4", "bits": 4, "group_size": 32}},
          BadConfig, "has mode mxfp4, bits 4, group_size 32; expected affine"),
         (lambda own: own.pop(f"{_AT}.weight"), {}, MissingTensor, "1 tensors are missing"),
     ],
-    ids=["biases", "scales", "mode", "weight"],
+    ids=["biases", "scales", "both", "mode", "weight"],
 )  # fmt: skip
 def test_what_cannot_be_read_is_refused_by_name(
     tiny: Tiny, tmp_path: Path, change: Any, config: Any, error: Any, said: str
 ) -> None:
     with pytest.raises(error, match=said):
         logits(damaged(tiny, tmp_path / "x", change, **config))
+
+
+def test_a_convolution_of_no_shape_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    found = mlx_models.converted(tiny("qwen3_5"), "qwen3_5", tmp_path / "mlx")
+    own = load_file(found / "model.safetensors")
+    name = next(name for name in own if name.endswith("conv1d.weight"))
+    own[name] = torch.tensor(1.0)
+    save_file(own, found / "model.safetensors", metadata={"format": "mlx"})
+    with pytest.raises(ShapeMismatch, match=r"has shape \[\]; expected channels, taps and 1"):
+        open_runnable(found)

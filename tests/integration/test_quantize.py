@@ -37,6 +37,7 @@ from headstart.models.linear import Linear
 from headstart.models.quantized import Fp8Linear, GroupLinear
 from headstart.quantize import plan
 from headstart.quantize.rounding import rounded
+from headstart.simulate.answers import Batch
 from headstart.train.frozen_model import load_frozen_model
 
 BITS = ("4", "8", "fp8")
@@ -270,7 +271,10 @@ def test_other_formats_of_heads_carry_it_or_dequantise_it(
     sglang = tmp_path / "sglang"
     result = headstart("convert", str(head), "--to", "sglang", "--out", str(sglang))
     assert result.returncode == 0 and "LM head for drafts is left out" in result.stdout
-    assert config(sglang)["quantization_config"]["format"] == "pack-quantized"
+    quantization = config(sglang)["quantization_config"]
+    assert quantization["format"] == "pack-quantized"
+    (group,) = quantization["config_groups"].values()
+    assert "self_attn.qkv_proj" in group["targets"] and "draft.lm_head" not in group["targets"]
     back = open_head(sglang)
     assert back.is_quantized and back.quantization == open_head(head).quantization
     xllm = tmp_path / "xllm"
@@ -294,11 +298,19 @@ def test_a_loss_that_is_not_allowed_is_refused_and_nothing_is_written(
 ) -> None:
     words = ["quantize", str(asked / "model"), "--data", str(asked / "data"), "--bits", "4"]
     out = tmp_path / "out"
+    held: list[str] = []
+
+    def on(batch: Batch, device: Any) -> Batch:
+        held.append(str(device))
+        return batch
+
     with monkeypatch.context() as patch:  # rows of another matrix: a head that is worth less
+        patch.setattr(Batch, "on", on)
         patch.setattr(plan, "rounded", lambda values, *more: rounded(values.flip(0), *more))
         result = headstart(*words, "--out", str(out))
     assert result.returncode == 1 and "--max-loss allows 3 %" in result.stderr
     assert "--no-lm-head" in result.stderr and not list(tmp_path.iterdir())
+    assert held and held[0] == "cpu"  # states of all answers are not kept on a GPU
     result = headstart(*words, "--max-loss", "0.3", "--out", str(out), "--dry-run", "--no-lm-head")
     assert result.returncode == 0 and "acceptance" in result.stdout, result.stderr
     assert "LM head for drafts" not in result.stdout and not list(tmp_path.iterdir())
@@ -306,6 +318,8 @@ def test_a_loss_that_is_not_allowed_is_refused_and_nothing_is_written(
     assert result.returncode == 1 and "exists" in result.stderr
     result = headstart(*words, "--head", str(made("4")), "--out", str(out))
     assert result.returncode == 1 and "is quantised already" in result.stderr
+    result = headstart(*words, "--head", str(made("4")), "--out", str(made("4") / "sub"))
+    assert result.returncode == 1 and "overlaps the input" in result.stderr
     result = headstart(*words, "--max-loss", "3", "--out", str(out))
     assert result.returncode == 2 and "share from 0 to 1" in result.stderr
     assert not list(tmp_path.iterdir())

@@ -31,6 +31,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "step3p5": SLIDING,
     "mimo_v2": {"swa_head_dim": 64, "sliding_window": 128},
 }
+PRE = "tokenizer.ggml.pre"
 WITHOUT_HEAD = ("llama", "qwen2", "qwen3")
 Array = np.ndarray[Any, Any]
 _PREFIXES = ("model.language_model.", "model.")
@@ -277,6 +278,8 @@ def write_trunk(
     kinds = field("tokenizer.ggml.token_type", [1] * vocab, ARRAY, INT32)
     own = field("tokenizer.ggml.model", "gpt2", STRING), tokens, kinds
     ends = field("tokenizer.ggml.eos_token_id", 1, UINT32)
+    if variant == "glm4_moe_lite" and not any(each.name == PRE for each in fields):
+        fields = (*fields, field(PRE, "glm4", STRING))  # what tells it from DeepSeek
     keys = (*keys_of(made, speller.fields["num_hidden_layers"]), *own, ends, *fields)
     write_folder(FolderPlan({"trunk.gguf": GgufShard(held, keys)}), out, provenance={})
     return out / "trunk.gguf"

@@ -92,6 +92,11 @@ def test_a_tokenizer_beside_the_file_takes_its_place(tmp_path: Path) -> None:
     (odd / "tokenizer.json").write_text(json.dumps(document))
     with pytest.raises(BadConfig, match="is of another model: its token 'ab' is not where"):
         open_runnable(odd / "x.gguf")
+    document = json.loads(own["tokenizer.json"])
+    document["added_tokens"].append({"id": 3, "content": [1]})
+    (odd / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(BadConfig, match=r"is of another model: its token '\[1\]' is not where"):
+        open_runnable(odd / "x.gguf")
 
 
 def open_runnable_documents(folder: Path, pre: str) -> dict[str, Any]:
