@@ -12,10 +12,11 @@ from pathlib import Path
 
 from headstart.bench.asking import Asking
 from headstart.bench.made_up import WORDS, words_known
-from headstart.bench.tokens import Tokens, folder_tokens
+from headstart.bench.tokens import Tokens, folder_tokens, gguf_documents
 from headstart.bench.workload import Api, CountTokens, Vocabulary
 from headstart.checkpoint.config import read_json_object
 from headstart.errors import ConfigError
+from headstart.heads.formats.gguf import is_gguf_path, open_gguf
 
 _OWN_WORDS = (
     "everyday words are all alike to this tokenizer: prompts are made of tokens of its own instead"
@@ -84,6 +85,8 @@ def _with_folder(folder: Path, api: Api, notes: tuple[str, ...]) -> Facts:
 
 
 def has_chat_template(folder: Path) -> bool:
+    if is_gguf_path(folder):
+        return "chat_template.jinja" in gguf_documents(folder)
     if (folder / "chat_template.jinja").is_file():
         return True
     file = folder / "tokenizer_config.json"
@@ -91,6 +94,9 @@ def has_chat_template(folder: Path) -> bool:
 
 
 def _vocab_size(folder: Path) -> int | None:
+    if is_gguf_path(folder):
+        found = open_gguf(folder).config.get("vocab_size")
+        return found if isinstance(found, int) else None
     file = folder / "config.json"
     document = read_json_object(file) if file.is_file() else {}
     inner = document.get("text_config")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from headstart.errors import DataError, tokenizer_faults
+from headstart.heads.formats.gguf import is_gguf_path, open_gguf
+from headstart.heads.formats.gguf.tokenizer import tokenizer_of
 
 
 @dataclass(frozen=True)
@@ -21,14 +24,18 @@ class Tokens:
 
 
 def folder_tokens(folder: str | Path) -> Tokens | None:
-    """Of the folder's tokenizer.json; None where there is none."""
+    """Of the tokenizer.json of a folder, or of a GGUF file; None where there is none."""
+    made = gguf_documents(Path(folder))
     file = Path(folder) / "tokenizer.json"
-    if not file.is_file():
+    if "tokenizer.json" not in made and not file.is_file():
         return None
     from tokenizers import Tokenizer
 
     with tokenizer_faults(folder, DataError):  # what it raises is not specified
-        tokenizer = Tokenizer.from_file(str(file))
+        if made:
+            tokenizer = Tokenizer.from_str(made["tokenizer.json"])
+        else:
+            tokenizer = Tokenizer.from_file(str(file))
 
     def encode(text: str) -> Sequence[int]:
         with tokenizer_faults(folder, DataError):
@@ -41,3 +48,10 @@ def folder_tokens(folder: str | Path) -> Tokens | None:
             return str(tokenizer.decode(list(ids)))
 
     return Tokens(encode, decode)
+
+
+def gguf_documents(path: Path) -> dict[str, Any]:
+    """The files of the tokenizer inside a GGUF file; none for anything else."""
+    if not is_gguf_path(path):
+        return {}
+    return tokenizer_of(open_gguf(path))[0]

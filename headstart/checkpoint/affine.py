@@ -6,9 +6,9 @@ directions give what `mlx.core.quantize` and `mlx.core.dequantize` give on a CPU
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.dtypes import byte_size
 from headstart.checkpoint.gguf.values import byte_blocks
@@ -47,6 +47,20 @@ class Affine:
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Whether a weight of this shape can be quantised so."""
         return len(shape) > 1 and 0 not in shape and shape[-1] % self.group_size == 0
+
+
+def setting_of(settings: Mapping[str, Any], module: str, where: object) -> Affine:
+    """How a module is quantised: by a setting of its own, else by that of all."""
+    own = settings.get(module)
+    found = {**settings, **own} if isinstance(own, dict) else settings
+    bits, group = found.get("bits"), found.get("group_size")
+    if found.get("mode", "affine") != "affine" or type(bits) is not int or type(group) is not int:
+        raise BadConfig(
+            f"{where}: {module[:80]} is quantised, and the config's quantization for it has mode "
+            f"{str(found.get('mode'))[:20]}, bits {str(bits)[:20]}, group_size {str(group)[:20]}; "
+            "expected affine with two numbers. Take it in BF16, or the original model."
+        )
+    return Affine(bits, group)
 
 
 def quantized(source: TensorSource, how: Affine) -> dict[str, TensorSource]:

@@ -30,6 +30,7 @@ GGUF_TYPES = {
     "TQ1_0": (34, 256, 54), "TQ2_0": (35, 256, 66), "MXFP4": (39, 32, 17),
     "NVFP4": (40, 64, 36), "Q1_0": (41, 128, 18), "Q2_0": (42, 64, 18),
 }  # fmt: skip
+BLOCK_TYPES = frozenset(GGUF_TYPES) - frozenset(DTYPE_BITS)  # several values in a block
 
 
 def byte_size(dtype: str, shape: tuple[int, ...]) -> int:

@@ -48,9 +48,8 @@ class Checkpoint:
         if not os.path.isdir(path):
             if path.suffix == ".gguf" and path.is_file():
                 raise CheckpointError(
-                    f"{path} is a GGUF file; expected a folder of safetensors. inspect, export, "
-                    "convert, stitch, restore and launch take GGUF files; a GGUF model is run by "
-                    "its own engine."
+                    f"{path} is a GGUF file; expected a folder of safetensors. Commands about "
+                    "heads and those that run a model take GGUF files; training and graft do not."
                 )
             kind = "is not a folder" if os.path.exists(path) else "does not exist"
             raise CheckpointError(f"{path} {kind}; expected the folder of a checkpoint.")
@@ -79,6 +78,14 @@ class Checkpoint:
 
     def source(self, name: str) -> TensorSource:
         return stored(self.info(name))
+
+    def tokenizer_documents(self) -> dict[str, Any]:
+        """Files of a tokenizer that the model holds in itself, by name; of a folder: none."""
+        return {}
+
+    def remarks(self) -> tuple[str, ...]:
+        """What to know about how the model is read, for people."""
+        return ()
 
     def side_files(self) -> list[Path]:
         """Plain files beside the weights: tokenizer, templates, remote code, licence, ..."""

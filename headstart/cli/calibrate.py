@@ -98,7 +98,7 @@ def _stored_as(weights: str) -> StoredAs:
 
 def _tokenizer(name: str) -> GivenTokenizer:
     if name == "demo":
-        from headstart.demo.tokenizer import demo_tokenizer
+        from headstart.demo.llama import demo_tokenizer
 
         return demo_tokenizer()
     from headstart.calibrate.given_tokenizer import read_tokenizer

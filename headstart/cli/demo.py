@@ -30,6 +30,9 @@ def run(
         Literal["int8", "int4", "as-dtype"],
         typer.Option("--weights", help="int8, int4 (fewer bytes, coarser) or as-dtype (fp32)."),
     ] = "int8",
+    gguf: Annotated[
+        bool, typer.Option("--gguf", help="Run the package's GGUF file itself, nothing unpacked.")
+    ] = False,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Longest answer.")] = 112,
     threads: Annotated[
         int | None, typer.Option("--threads", help="CPU threads; default: measured at start.")
@@ -41,8 +44,9 @@ def run(
     _prepare(out)
     limit_spinning()
     from headstart.checkpoint.reader import Checkpoint
-    from headstart.cli.demo_view import View, next_steps, setting_up, show_head, summary
+    from headstart.cli.demo_view import View, next_steps, setting_up, show_file, show_head, summary
     from headstart.demo import PROMPTS
+    from headstart.demo.package import checked_path
     from headstart.demo.page import write_page
     from headstart.demo.race import mean_speed_up, race
     from headstart.demo.shipped import shipped_head
@@ -51,15 +55,20 @@ def run(
 
     started = time.monotonic()
     is_trained = shipped_head() is not None
+    if gguf and not is_trained:
+        raise ConfigError("--gguf was given and this copy ships no head to draft with; drop it.")
     with setting_up(quiet=json_output) as report:
-        folder = ready(report=report)
+        model = checked_path() if gguf else ready(report=report)
         report("loading the model twice, with and without its head")
         from headstart.demo.engines import open_engines
 
-        engines = open_engines(folder, weights=weights, threads=threads)
-    if not json_output:
+        head = shipped_head() if gguf else None
+        engines = open_engines(model, weights=weights, threads=threads, head=head)
+    if gguf and not json_output:
+        show_file(model, time.monotonic() - started)
+    elif not json_output:
         show_head(
-            inspect(Checkpoint.open(folder)), folder, time.monotonic() - started,
+            inspect(Checkpoint.open(model)), model, time.monotonic() - started,
             is_trained=is_trained,
         )  # fmt: skip
     races: list[Race] = []
@@ -91,11 +100,10 @@ def _prepare(out: Path) -> None:
 
 
 def _facts(weights: str) -> dict[str, object]:
-    import platform
-
     import torch
 
     from headstart import __version__
+    from headstart.bench.environment import processor_name
     from headstart.demo.shipped import head_digest, shipped_head, shipped_vocab
 
     head = shipped_head()
@@ -105,7 +113,7 @@ def _facts(weights: str) -> dict[str, object]:
         "draft vocabulary": "as shipped" if shipped_vocab() else "all tokens",
         "weights": "fp32" if weights == "as-dtype" else weights,
         "threads": torch.get_num_threads(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor_name(),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }

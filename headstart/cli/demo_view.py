@@ -18,7 +18,7 @@ from rich.text import Text
 
 from headstart.cli.generate import Tint
 from headstart.cli.main import COMMANDS
-from headstart.demo.page import NAMES
+from headstart.demo.page import NAMES, by_depth
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up
 from headstart.heads.operation import megabytes
 from headstart.report.terminal import Console, say
@@ -42,6 +42,12 @@ def setting_up(*, quiet: bool) -> Iterator[Callable[[str], None]]:
             yield lambda text: status.update(text)
     else:
         yield lambda text: say(f"set-up: {text}", file=sys.stderr, flush=True)
+
+
+def show_file(file: Path, seconds: float) -> None:
+    """The model that runs from its GGUF file."""
+    say(f"ready after {seconds:.0f} s: {file}")
+    say("model     SmolLM2-135M-Instruct as its GGUF file stores it, with the head that ships")
 
 
 def show_head(report: Report, folder: Path, seconds: float, *, is_trained: bool) -> None:
@@ -138,17 +144,18 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
         "tokens/s without",
         "with MTP",
         "speed-up",
-        "accepted per round, by depth",
+        "accepted by depth, where drafted",
         "length",
     ):
         table.add_column(name, justify="left" if not name else "right")
     for one in races:
-        depths = " / ".join(f"{rate:.2f}" for rate in one.acceptance.per_round) or "no drafts"
+        depths = " / ".join(by_depth(one.acceptance)) or "no drafts"
         rates = (f"{one.rates[side]:.1f}" for side in SIDES)
         length = f"{one.acceptance.length:.2f}"
         table.add_row(one.category, *rates, f"{one.speed_up:.2f}x", depths, length)
     console.print()
     console.print(table)
+    console.print("accepted  cumulative, of the rounds that drafted so deep; - below 5 rounds")
     console.print(f"best K    {best_drafts(races)}, chosen most often by auto")
     differing = [one for one in races if one.divergence is not None]
     if not differing:

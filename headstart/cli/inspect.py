@@ -40,6 +40,7 @@ def run(
     from headstart.cli.inspect_view import show, show_standalone
     from headstart.heads.formats import open_any
     from headstart.heads.inspection import inspect, inspect_standalone
+    from headstart.heads.predicted import with_predicted
     from headstart.launch import commands_for
 
     if not probe and (probe_text is not None or head is not None):
@@ -57,9 +58,7 @@ def run(
         else:
             show_standalone(standalone)
         return
-    report = inspect(checkpoint, model_type)
-    if probe and report.format is not None:
-        raise ConfigError(f"{model} is a GGUF file, which the engine does not run; drop --probe.")
+    report = with_predicted(inspect(checkpoint, model_type))
     engines = commands_for(report)
     is_apart = report.family is not None and report.family.is_probed_apart
     if is_apart and head is not None:
@@ -89,6 +88,7 @@ def _probed(
     is_apart: bool,
 ) -> ProbeReport:
     from headstart.data.prompt_reader import PromptReader
+    from headstart.heads.formats import published
     from headstart.models.build import build
     from headstart.simulate.probe import PROBE_TEXT, probe, probe_stored
 
@@ -96,6 +96,7 @@ def _probed(
         text = PROBE_TEXT if file is None else read_text(file)
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{file} cannot be read as UTF-8 text ({error}).") from error
+    checkpoint = checkpoint if is_apart else published(checkpoint)
     prompts = PromptReader(checkpoint)
     ids = None if prompts.tokenizer is None else prompts.read(text)
     if file is not None and len(set(ids or ())) < 8:

@@ -79,7 +79,7 @@ def run(
 ) -> None:
     limit_spinning()
     from headstart.checkpoint.hub import local_folder
-    from headstart.checkpoint.reader import Checkpoint
+    from headstart.heads.formats import open_runnable
     from headstart.predict.vocab_choice import (
         VocabOptions,
         check_by,
@@ -96,7 +96,7 @@ def run(
         format_of(out, format)
         check_file_target(out, overwrite=overwrite)
     check_by(by)
-    checkpoint = Checkpoint.open(local_folder(model))
+    checkpoint = open_runnable(local_folder(model))
     made: list[Made] = []
     notes: list[str] = []
     if source is not None:

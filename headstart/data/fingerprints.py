@@ -22,15 +22,20 @@ ABSENT = "absent"
 
 def tokenizer_sha(checkpoint: Checkpoint) -> str:
     """Of tokenizer.json, without padding and truncation; `absent` where there is none."""
+    made = checkpoint.tokenizer_documents().get("tokenizer.json")
     path = checkpoint.folder / "tokenizer.json"
-    if not path.is_file():
+    if made is None and not path.is_file():
         return ABSENT
-    document = read_json_object(path)
+    document = read_json_object(path) if made is None else json.loads(made)
     return _sha({k: v for k, v in document.items() if k not in ("padding", "truncation")})
 
 
 def template_sha(checkpoint: Checkpoint) -> str:
     """Of the chat template: chat_template.jinja, else the one inside tokenizer_config.json."""
+    made = checkpoint.tokenizer_documents()
+    if made:
+        template = made.get("chat_template.jinja")
+        return _sha(template) if template else ABSENT
     path = checkpoint.folder / "chat_template.jinja"
     if path.is_file():
         return _sha(_text(path))

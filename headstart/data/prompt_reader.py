@@ -7,9 +7,12 @@ only as far as it cannot change any more and cannot become part of a stop string
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Protocol
 
 from headstart.checkpoint.reader import Checkpoint
@@ -38,6 +41,7 @@ class PromptReader:
 
     def __init__(self, checkpoint: Checkpoint):
         self._folder, self._config = checkpoint.folder, checkpoint.config.fields
+        self._documents = checkpoint.tokenizer_documents()
         self._generation_config = checkpoint.generation_config
         self.most_tokens: int | None = None  # much longer texts are refused before they are read
         self.render: Render = self.render_here  # how a chat template is run
@@ -45,13 +49,22 @@ class PromptReader:
     @cached_property
     def tokenizer(self) -> Any:
         """The checkpoint's tokenizer, or None where it has none."""
+        if self._documents:
+            with TemporaryDirectory(prefix="headstart-tokenizer-") as folder:
+                for name, document in self._documents.items():
+                    text = document if isinstance(document, str) else json.dumps(document)
+                    Path(folder, name).write_text(text, encoding="utf-8", errors="replace")
+                return self._opened(Path(folder))
         if not (self._folder / "tokenizer.json").is_file():
             return None
+        return self._opened(self._folder)
+
+    def _opened(self, folder: Path) -> Any:
         # The class itself, not AutoTokenizer: that would want to run a checkpoint's own code.
         from transformers import PreTrainedTokenizerFast
 
         try:
-            return PreTrainedTokenizerFast.from_pretrained(str(self._folder))
+            return PreTrainedTokenizerFast.from_pretrained(str(folder))
         except BaseException as error:  # whatever the library makes of odd files
             raise_fault(error, self._folder)
 

@@ -19,9 +19,9 @@ _WARM_UP_TOKENS = 48
 
 
 def open_engines(
-    folder: Path, *, weights: Weights, threads: int | None = None
+    model: Path, *, weights: Weights, threads: int | None = None, head: Path | None = None
 ) -> dict[Side, Engine]:
-    """Both, warmed up; `auto` has seen a few rounds."""
+    """Both, warmed up; `auto` has seen a few rounds. `head`: where the model has none inside."""
     import torch
 
     from headstart.engine.engine import Engine
@@ -31,10 +31,10 @@ def open_engines(
         speculate="auto", weights=weights, threads=threads, max_running_requests=1,
         max_model_len=MAX_LEN,
     )  # fmt: skip
-    drafted = Engine(folder, options=common, draft_vocab=shipped_vocab())
+    drafted = Engine(model, head, options=common, draft_vocab=shipped_vocab())
     # The number of threads is a setting of the process: what the first engine measured stays.
     threads = torch.get_num_threads()
-    plain = Engine(folder, options=replace(common, speculate=0, threads=threads))
+    plain = Engine(model, options=replace(common, speculate=0, threads=threads))
     engines: dict[Side, Engine] = {"plain": plain, "drafted": drafted}
     params = plain.prompts.default_params(max_tokens=_WARM_UP_TOKENS, ignore_eos=True)
     race(engines, WARM_UP, params)

@@ -37,6 +37,13 @@ def gguf_path() -> Path:
     )
 
 
+def checked_path() -> Path:
+    """The file, which is the one that the demo was made for."""
+    path = gguf_path()
+    check(path)
+    return path
+
+
 def check(path: Path, expected: str = SHA256) -> None:
     """BrokenFile if the file is not the one that the demo was made for."""
     found = sha256(path)

@@ -20,7 +20,6 @@ from headstart.checkpoint.cache import cache_folder
 from headstart.checkpoint.provenance import PROVENANCE_NAME, provenance
 from headstart.checkpoint.reader import Checkpoint
 from headstart.checkpoint.writer import write_folder
-from headstart.demo.gguf_file import GgufFile
 from headstart.demo.llama import plan_llama
 from headstart.demo.package import PACKAGE, SHA256, VERSION, check, gguf_path, sha256
 from headstart.demo.shipped import head_digest, shipped_head
@@ -73,7 +72,7 @@ def _unpack(gguf: Path, head: Path | None, out: Path, report: Report) -> None:
     try:
         report("dequantising")
         source = provenance("unpack", (), made_from=made_from)
-        write_folder(plan_llama(GgufFile(gguf)), llama, provenance=source)
+        write_folder(plan_llama(gguf), llama, provenance=source)
         report("adding the head")
         operation = plan_graft(Checkpoint.open(llama), open_head(head) if head else None)
         details = {**operation.details, "made_from": made_from}

@@ -29,6 +29,7 @@ from headstart.distill.options import DistillOptions
 from headstart.distill.remote import RemoteAsker, require_httpx
 from headstart.errors import ConfigError, DataError
 from headstart.heads.digest import trunk_digest
+from headstart.heads.formats import open_runnable
 from headstart.heads.operation import counted
 
 if TYPE_CHECKING:
@@ -119,7 +120,7 @@ def plan(
         )
     if options.server is not None:
         require_httpx()
-    checkpoint = Checkpoint.open(local_folder(model))
+    checkpoint = open_runnable(local_folder(model))
     conversations = read_conversations(prompts)[: options.limit]
     fields = checkpoint.config.fields
     origin = "import" if as_given else "engine" if options.server is None else "server"

@@ -25,7 +25,7 @@ from headstart.engine.options import EngineOptions, EngineSettings, engine_optio
 from headstart.engine.output import Groups, Result, Update
 from headstart.engine.request import MAX_PRIORITY, Admission, State
 from headstart.errors import ConfigError, EngineError, RequestError
-from headstart.heads.formats import open_model
+from headstart.heads.formats import open_runnable
 from headstart.sampling.params import SamplingParams
 
 
@@ -58,7 +58,9 @@ class Engine:
             raise ConfigError("a head was given with speculate 0, which runs none. Drop one.")
         if self.options.threads is not None:
             torch.set_num_threads(self.options.threads)
-        checkpoint = open_model(local_folder(model), "Give its model, and this folder with --head.")
+        checkpoint = open_runnable(
+            local_folder(model), "Give its model, and this folder with --head."
+        )
         source = draft_vocab if draft_vocab is not None else self.options.draft_vocab
         self.draft_vocabs = DraftVocabs.open(source, checkpoint)
         self.backend = load_backend(

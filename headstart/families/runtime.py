@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from headstart.errors import UnsupportedFamily
 from headstart.families.dims import Fields
@@ -25,12 +25,21 @@ class Runtime:
     # fields to add or to replace, where tables cannot say it; may refuse a config
     normalise: Callable[[Fields], Fields] = lambda fields: {}
     refused: Mapping[str, str] = field(default_factory=dict)  # a field that must not be true -> why
+    rotates: bool = True  # False: attention is blind to positions
     partial_rotary: bool = False  # a config may rotate a part of each head only
     gated_attention: bool = False  # a sigmoid of the row scales what attention gives
+    # how layers read and write several residual streams (models/streams.py); None: there is one
+    streams: Literal["independent", "balanced", "gated"] | None = None
     output_bias: bool = False  # attention_bias holds for the output projection as well
     has_windows: bool = True  # sliding_window and layer_types count, as Qwen reads them
     # our parameter -> its published tensors, where they differ from the usual (parameters.py)
     parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    head_parameters: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # of a head's block
+    # the field that counts the ranks for which q, k and v are stored one rank after another, where
+    # they are one tensor (FUSED_MODULES); empty: a fused one is not read
+    qkv_ranks: str = ""
     has_gpu_kernels: bool = True  # False: plain PyTorch on GPUs; held against the kernels by a test
 
     def complete(self, raw: Fields) -> dict[str, Any]:

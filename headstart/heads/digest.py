@@ -17,6 +17,7 @@ from headstart.errors import BrokenFile
 from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import find_family, find_head_of
 from headstart.heads.plain_trunk import unspoken
+from headstart.heads.published import PublishedModel
 
 _SAMPLE_BYTES = 4096
 # What cannot change a trunk's text: everything else in its config counts, known here or not.
@@ -41,16 +42,20 @@ def trunk_digest(checkpoint: Checkpoint) -> str:
     """Of the config but for what cannot matter, and of every tensor that is not the head's."""
     state = hashlib.sha256()
     state.update(json.dumps(_meaning(checkpoint), sort_keys=True).encode())
-    owner = find_family(checkpoint)
-    head = set(find_head_of(checkpoint, owner).tensors.values()) if owner is not None else set()
-    for name, info in sorted(checkpoint.tensors.items()):
-        if name in head:
-            continue
+    for name, info in sorted(_trunk(checkpoint).items()):
         sample = _sample(info)
         if sample is not None:
             state.update(f"{name} {info.dtype} {info.shape}\n".encode())
             state.update(sample)
     return f"trunk-sha256:{state.hexdigest()}"
+
+
+def _trunk(checkpoint: Checkpoint) -> dict[str, TensorInfo]:
+    if isinstance(checkpoint, PublishedModel):
+        return {info.name: info for info in checkpoint.stored_trunk}
+    owner = find_family(checkpoint)
+    head = set(find_head_of(checkpoint, owner).tensors.values()) if owner is not None else set()
+    return {name: info for name, info in checkpoint.tensors.items() if name not in head}
 
 
 def _meaning(checkpoint: Checkpoint) -> dict[str, Any]:

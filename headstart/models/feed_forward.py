@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn.functional import linear, silu
 
 from headstart.models.linear import PRODUCTS, Linear, Stack
-from headstart.models.moe_config import MoeConfig
+from headstart.models.moe_config import Limit, MoeConfig
 
 
 class MLP(nn.Module):
     """SwiGLU with gate and up in one product."""
 
-    def __init__(self, hidden: int, width: int, *, bias: bool = False, limit: float | None = None):
+    def __init__(self, hidden: int, width: int, *, bias: bool = False, limit: Limit | None = None):
         super().__init__()
         self.limit = limit
         self.gate_up = Linear(hidden, 2 * width, bias=bias)
@@ -34,10 +34,13 @@ class MLP(nn.Module):
         return result
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+def gated(gate: torch.Tensor, up: torch.Tensor, limit: Limit | None = None) -> torch.Tensor:
     """silu(gate) * up, without a third tensor where no gradient needs it; each within a limit."""
     if limit is not None:
-        return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+        most, up = limit.most, up.clamp(-limit.most, limit.most)
+        if limit.is_before:
+            return silu(gate.clamp(max=most)) * up
+        return silu(gate).clamp(max=most) * up
     return silu(gate) * up if gate.requires_grad else silu(gate).mul_(up)
 
 
@@ -96,11 +99,21 @@ def _best_groups(scores: torch.Tensor, config: MoeConfig) -> torch.Tensor:
 class Experts(nn.Module):
     """The experts' matrices, and the rows of a batch through those that were chosen."""
 
-    def __init__(self, config: MoeConfig, hidden: int, limit: float | None = None):
+    def __init__(self, config: MoeConfig, hidden: int, limit: Limit | None = None):
         super().__init__()
         self.limit = limit
         self.gate_up = Stack(config.num_experts, hidden, 2 * config.width)
         self.down = Stack(config.num_experts, config.width, hidden)
+
+    @property
+    def first(self) -> Stack:
+        """The matrices that rows meet first."""
+        return self.gate_up
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        """What lies between the two products."""
+        gate, up = x.chunk(2, dim=-1)
+        return gated(gate, up, self.limit)
 
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [T, hidden], chosen and weights [T, k] -> the weighted sum [T, hidden]."""
@@ -110,13 +123,13 @@ class Experts(nn.Module):
         experts, order = chosen.flatten().sort(stable=True)
         sorted_rows = x[order // top_k]
         counts = torch.bincount(experts).tolist()
-        first, second = self.gate_up.product(), self.down.product()
+        first, second = self.first.product(), self.down.product()
         parts, start = [], 0
         for expert, count in enumerate(counts):
             if count == 0:
                 continue
-            gate, up = first(sorted_rows[start : start + count], expert).chunk(2, dim=-1)
-            parts.append(second(gated(gate, up, self.limit), expert))
+            inner = self.inner(first(sorted_rows[start : start + count], expert))
+            parts.append(second(inner, expert))
             start += count
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
@@ -124,15 +137,19 @@ class Experts(nn.Module):
         return (said * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
-class MoE(nn.Module):
+class Mixture(nn.Module):
+    """What all mixtures of experts are, whatever an expert is."""
+
+
+class MoE(Mixture):
     """Routed experts, and shared ones that every row passes through."""
 
     def __init__(
         self,
         config: MoeConfig,
         hidden: int,
-        limit: float | None = None,
-        shared_limit: float | None = None,
+        limit: Limit | None = None,
+        shared_limit: Limit | None = None,
     ):
         super().__init__()
         self.router = Router(config, hidden)

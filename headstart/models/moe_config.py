@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.dims import dims
@@ -17,6 +17,13 @@ Scoring = Literal["softmax", "sigmoid"]
 _TOP_K = ("num_experts_per_tok", "moe_k")
 # How experts are chosen where scores are sigmoids; the only way that releases with heads use.
 _TOPK_METHOD = "noaux_tc"
+
+
+class Limit(NamedTuple):
+    """What the halves of an inner product are cut off at."""
+
+    most: float
+    is_before: bool = False  # the gate's half before its activation, not behind it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +40,7 @@ class MoeConfig:
     renormalise: bool  # whether the chosen weights are divided by their sum
     least_sum: float  # that the sum counts as, at least
     scale: float
+    latent: int = 0  # size of the space that experts work in, where it is not the model's
 
 
 def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig:
@@ -73,4 +81,5 @@ def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig
         renormalise=bool(raw.get("norm_topk_prob", True)),
         least_sum=float(raw.get("moe_norm_min") or 1e-20),
         scale=float(raw.get("routed_scaling_factor") or 1.0),
+        latent=known.get("latent", 0) if "mlp.latent_in.weight" in parameters else 0,
     )

@@ -7,15 +7,19 @@ Loading and saving both read this, so the two cannot drift apart. The names are 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import count as count_from
 
 import torch
 
+from headstart.errors import BadConfig
 from headstart.families.experts import fused_slot
 from headstart.families.parameters import USUAL
 from headstart.families.registry import runtimes
 from headstart.models.config import LayerKind, ModelConfig
+
+_FUSED_QKV = "self_attn.qkv_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -49,12 +53,16 @@ def layer_targets(
     names = _published(role, at, config, stored)
     if not names:
         return []
+    if role == "attention.qkv.weight" and config.qkv_ranks and at + _FUSED_QKV in stored:
+        return [(at + _FUSED_QKV, Target(ours, order=_by_rank(_sizes(role, config, kind), config)))]
     if "{expert}" in names[0]:
         fused = fused_slot(names[0].format(expert=0))
         assert fused is not None
         if at + fused.name not in stored:
             return _by_expert(ours, [at + name for name in names], config)
         names = (fused.name,)
+    if "{shard}" in names[0]:
+        return _by_shard(ours, at + names[0], config, stored)
     if len(names) == 1:
         return [(at + names[0], Target(ours))]
     if role == "attention.inputs.weight" and len(names) == 2:
@@ -71,11 +79,18 @@ def _published(role: str, at: str, config: ModelConfig, stored: Collection[str])
     usual = USUAL.get(role, ())
     if role == "attention.compress.weight" and config.mla is not None and not config.mla.q_rank:
         usual = ("self_attn.q_proj.weight", *usual[1:])
-    runtime = runtimes().get(config.model_type)
-    own = runtime.parameters.get(role) if runtime is not None else None
-    if own is None or (at + own[0] not in stored and at + usual[0] in stored):
+    own = parameters_of(config, in_head=at.startswith("modules.")).get(role)
+    if own is None or (usual and at + own[0] not in stored and at + usual[0] in stored):
         return usual
     return own
+
+
+def parameters_of(config: ModelConfig, *, in_head: bool = False) -> Mapping[str, tuple[str, ...]]:
+    """Published tensors of parameters that the family does not call as usual."""
+    runtime = runtimes().get(config.model_type)
+    if runtime is None:
+        return {}
+    return (runtime.head_parameters if in_head else {}) or runtime.parameters
 
 
 def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
@@ -83,6 +98,9 @@ def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
     if role == "attention.inputs.weight":
         delta = config.delta
         assert delta is not None
+        if delta.by_channel:  # q, k, v, what decays and gates come from, and b
+            size = delta.v_dim if delta.is_low_rank else delta.values
+            return [delta.values] * 3 + [size] * 2 + [delta.v_heads]
         return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
     if role == "attention.compress.weight":
         mla = config.mla
@@ -107,6 +125,29 @@ def _by_expert(ours: str, names: list[str], config: ModelConfig) -> Targets:
             cut = (number * width, (number + 1) * width) if len(names) > 1 else (0, -1)
             result.append((name.format(expert=expert), Target(ours, *cut, expert)))
     return result
+
+
+def _by_rank(sizes: list[int], config: ModelConfig) -> tuple[int, ...]:
+    """Where q, k and v lie that are stored rank after rank, each with its share of all three."""
+    ranks = config.qkv_ranks
+    if any(size % ranks for size in sizes):
+        raise BadConfig(
+            f"a fused qkv_proj is stored for {ranks} ranks, and q, k and v have {sizes} rows, "
+            "which cannot be shared out evenly. Take the config.json of the model's release."
+        )
+    rows = torch.arange(sum(sizes)).view(ranks, -1)
+    shares = torch.split(rows, [size // ranks for size in sizes], dim=1)
+    return tuple(torch.cat([share.flatten() for share in shares]).tolist())
+
+
+def _by_shard(ours: str, name: str, config: ModelConfig, stored: Collection[str]) -> Targets:
+    """A table that is stored in parts of equal size, as many as there are."""
+    assert config.ngrams is not None
+    count = next(n for n in count_from(0) if name.format(shard=n) not in stored)
+    size = config.ngrams.rows // max(1, count)
+    return [
+        (name.format(shard=n), Target(ours, n * size, (n + 1) * size)) for n in range(max(1, count))
+    ]
 
 
 def _by_key_head(ours: str, names: list[str], config: ModelConfig) -> Targets:

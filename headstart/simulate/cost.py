@@ -1,8 +1,8 @@
 """What a round costs, and the speed that this and an acceptance length come to.
 
-Costs are measured (`engine/cost.py`), or derived from sizes and memory bandwidth: for one request
-at a time, a pass costs the weights that it reads. Of those only experts depend on its number of
-rows: each row chooses its own.
+Costs are measured (`engine/auto/served_costs.py`), or derived from sizes and memory bandwidth: for
+one request at a time, a pass costs the weights that it reads. Of those only experts depend on its
+number of rows: each row chooses its own.
 """
 
 from __future__ import annotations
@@ -76,11 +76,16 @@ def from_bandwidth(
 
 def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of a decoder layer that every row needs; norms and biases are too small to matter."""
+    feed, matrices = 0, 2 + config.gated_mlp
     if kind.feed == "dense":
-        feed = 3 * config.intermediate
-    else:
+        feed = matrices * config.intermediate
+    elif kind.feed == "moe":
         assert config.moe is not None
-        feed = config.moe.num_experts + 3 * config.moe.shared_width
+        feed = config.moe.num_experts + matrices * config.moe.shared_width + 2 * config.moe.latent
+    streams = config.streams if kind.has_streams else None
+    if streams is not None:  # both halves' shares
+        outputs = streams.count * (2 + streams.count * (streams.kind == "balanced"))
+        feed += 2 * streams.count * outputs
     return _mixer_weights(config, kind) + config.hidden * feed
 
 
@@ -95,9 +100,16 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         index = mla.index if kind.index == "own" else None
         if index is not None:
             up += (mla.q_rank or 0) * index.heads * index.dim
-            compressed += config.hidden * (index.dim + index.heads)
-        return compressed + up + config.num_heads * mla.v_dim * config.hidden
-    if kind.mixer == "delta":
+            compressed += config.hidden * (index.kept + index.heads)
+        outputs = config.num_heads * (mla.v_dim + mla.gate_dim)
+        return compressed + up + outputs * config.hidden
+    if kind.mixer == "none":
+        return 0
+    if kind.mixer == "mamba":
+        assert config.mamba is not None
+        # what is convolved, the time steps, the output's gate, and the output
+        columns = config.mamba.channels + config.mamba.v_heads + 2 * config.mamba.values
+    elif kind.mixer == "delta":
         assert config.delta is not None
         # what is convolved, two gates of each head, the output's gate, and the output
         columns = config.delta.channels + 2 * config.delta.v_heads + 2 * config.delta.values
@@ -110,9 +122,10 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
 
 def _expert_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of all routed experts of a layer."""
-    if kind.feed == "dense" or config.moe is None:
+    if kind.feed != "moe" or config.moe is None:
         return 0
-    return 3 * config.hidden * config.moe.width * config.moe.num_experts
+    size = config.moe.latent or config.hidden
+    return (2 + config.gated_mlp) * size * config.moe.width * config.moe.num_experts
 
 
 @dataclass(frozen=True)

@@ -50,9 +50,7 @@ class FrozenModel:
     @property
     def kind(self) -> StateKind:
         """The trunk state that the head's contract names."""
-        kind = self.source.family.layout.trunk_hidden
-        assert kind != "before_hc_head", "such heads are refused when they are loaded"
-        return kind
+        return self.source.family.layout.trunk_hidden
 
     def master(self) -> MTPHead:
         """The stored head in at least fp32, trainable."""

@@ -40,6 +40,14 @@ FAMILIES = {
     "glm_moe_dsa": ("xllm",),
     "mimo_v2": (),
     "step3p5": (),
+    "nemotron_h": (),
+    "bailing_moe_v3": ("sglang", "speculators"),
+    "exaone_moe": ("sglang", "speculators"),
+    "exaone4_5": ("speculators",),
+    "mellum": (),
+    "hy_v4": ("sglang",),
+    "glm5_next": ("sglang",),
+    "qwen4_exp": ("sglang",),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

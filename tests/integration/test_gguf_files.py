@@ -411,7 +411,7 @@ def test_commands_take_gguf_files(made: dict[str, Path], tmp_path: Path) -> None
     assert named.returncode == 2 and "results are folders" in named.stderr
     assert "of the trunk" not in headstart("inspect", str(made["draft"])).stdout
     run = headstart("generate", str(made["whole"]), "hi")
-    assert run.returncode == 1 and "is a GGUF file; expected a folder" in run.stderr
+    assert run.returncode == 1 and "attention.head_count is None; expected a whole" in run.stderr
 
 
 @settings(max_examples=60, deadline=None)

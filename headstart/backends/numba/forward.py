@@ -22,7 +22,8 @@ from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
 from headstart.models.attention import Span
 from headstart.models.feed_forward import MLP
-from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.grouped_attention import Attention
+from headstart.models.layers import DecoderLayer
 from headstart.models.mtp import MTPModule
 from headstart.models.norm import Norm
 from headstart.models.rope import RotaryTable
@@ -113,7 +114,8 @@ class TrunkKernels:
     """A trunk's pass, with its LM head."""
 
     def __init__(self, trunk: Trunk, slots: int):
-        self._embed, self._final_norm = trunk.embed.numpy(), trunk.final_norm.factor.numpy()
+        final_norm = _checked(trunk.final_norm, Norm)
+        self._embed, self._final_norm = trunk.embed.numpy(), final_norm.factor.numpy()
         layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
         self._block = Block.of(layers, slots, trunk.rotary)
         self._trunk, self._lm_head = trunk, matrices([trunk.lm_head])
@@ -214,7 +216,7 @@ class HeadKernels:
     def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
         self._module, layout = module, module.layout
         self._embed, self._hides_first = trunk.embed.numpy(), layout.zero_embed_at_position_0
-        self._block = Block.of([module.block], slots, module.rotary or trunk.rotary)
+        self._block = Block.of([module.decoder], slots, module.rotary or trunk.rotary)
         swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
         out = module.out_norm
         self._head = kernels.Head(

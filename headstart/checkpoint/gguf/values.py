@@ -1,8 +1,9 @@
 """Values of GGUF tensors: cast, quantised, dequantised and rearranged, a few rows at a time.
 
-F32, F16, BF16, Q8_0 and Q4_1 are read here, so that the demo needs nothing installed; all other
-block types, and quantising, are left to the `gguf` package (extra `gguf`); K-quants are made by
-llama.cpp's own tool.
+By numpy alone: importing torch takes longer than copying a gigabyte, and a head has few values
+that are not copied. F32, F16, BF16, Q8_0 and Q4_1 are read here, so that the demo needs nothing
+installed; all other block types, and quantising, are left to the `gguf` package (extra `gguf`);
+K-quants are made by llama.cpp's own tool.
 """
 
 from __future__ import annotations
@@ -14,12 +15,10 @@ from typing import TYPE_CHECKING, Any
 from headstart.checkpoint.dtypes import DTYPE_BITS, byte_size
 from headstart.checkpoint.gguf.quantize_tool import TYPES, quantized_by_tool
 from headstart.checkpoint.source import FileSlice, TensorSource
-from headstart.checkpoint.values import as_bytes, load, one_thread, to_float32
 from headstart.errors import MissingExtra, ShapeMismatch, UnsupportedFamily, install
 
 if TYPE_CHECKING:
     import numpy as np
-    import torch
     from numpy.typing import NDArray
 
     Floats = NDArray[np.float32]
@@ -30,7 +29,7 @@ PLAIN = ("F32", "F16", "BF16")
 QUANTIZED = ("Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "TQ2_0", "TQ1_0", "MXFP4")
 # what neither we nor the package can read
 UNREADABLE = ("Q1_0", "Q2_0")
-_VALUES_AT_ONCE = 1 << 20
+_VALUES_AT_ONCE = _BYTES_AT_ONCE = 1 << 20
 _BLOCK = 32  # weights that share a scale in Q8_0 and Q4_1
 
 
@@ -48,7 +47,13 @@ def cast(source: TensorSource, kind: str) -> TensorSource:
 
 def shifted(source: TensorSource, by: float, kind: str = "F32") -> TensorSource:
     """Every value plus `by`, added in FP32."""
-    return _mapped(source, kind, lambda values: values + by)
+
+    def added(values: Floats) -> Floats:
+        import numpy as np
+
+        return values + np.float32(by)
+
+    return _mapped(source, kind, added)
 
 
 def scaled(source: TensorSource, factors: TensorSource, kind: str) -> TensorSource:
@@ -64,14 +69,13 @@ def scaled(source: TensorSource, factors: TensorSource, kind: str) -> TensorSour
     each = prod(source.shape[:-1]) // count  # rows that share a factor
 
     def pieces() -> Iterator[memoryview]:
-        import torch
+        import numpy as np
 
-        with one_thread():
-            values, start = floats_of(factors).reshape(-1), 0
-            for part in _floats_by_rows(source):
-                numbers = torch.arange(start, start + len(part)) // each
-                yield _encoded(part * values[numbers, None], kind)
-                start += len(part)
+        values, start = floats_of(factors).reshape(-1), 0
+        for part in _floats_by_rows(source):
+            numbers = np.arange(start, start + len(part)) // each
+            yield encoded(part * values[numbers, None], kind)
+            start += len(part)
 
     return TensorSource(kind, source.shape, pieces, is_copy=False)
 
@@ -81,10 +85,9 @@ def transposed(source: TensorSource) -> TensorSource:
     count, height, width = source.shape
 
     def pieces() -> Iterator[memoryview]:
-        with one_thread():
-            for raw in byte_blocks(source, byte_size(source.dtype, (height, width))):
-                matrix = load(_held(source.dtype, (height, width), raw))
-                yield as_bytes(matrix.transpose(0, 1))
+        item = byte_size(source.dtype, (1,))  # plain types alone: a block has no columns to turn
+        for raw in byte_blocks(source, byte_size(source.dtype, (height, width))):
+            yield _turned(raw, (height, width, item), (1, 0, 2))
 
     return TensorSource(source.dtype, (count, width, height), pieces, is_copy=False)
 
@@ -104,15 +107,17 @@ def interleaved(parts: list[TensorSource], heights: list[int]) -> TensorSource:
 
 
 def regrouped(source: TensorSource, outer: int, inner: int) -> TensorSource:
-    """Rows in groups of outer * inner, each turned from [outer, inner] to [inner, outer]."""
+    """Rows in groups of outer * inner, each turned from [outer, inner] to [inner, outer].
+
+    Rows stay whole, so that any type keeps its bytes.
+    """
     height, width = source.shape
-    group = outer * inner
+    row = byte_size(source.dtype, (width,))
+    at_once = max(1, _BYTES_AT_ONCE // max(1, outer * inner * row))
 
     def pieces() -> Iterator[memoryview]:
-        with one_thread():
-            for raw in byte_blocks(source, byte_size(source.dtype, (group, width))):
-                rows = load(_held(source.dtype, (outer, inner, width), raw))
-                yield as_bytes(rows.transpose(0, 1))
+        for raw in byte_blocks(source, at_once * outer * inner * row):
+            yield _turned(raw, (-1, outer, inner, row), (0, 2, 1, 3))
 
     return TensorSource(source.dtype, (height, width), pieces, is_copy=False)
 
@@ -130,9 +135,20 @@ def picked(source: TensorSource, period: int, start: int, stop: int) -> TensorSo
     return TensorSource(source.dtype, (count, stop - start, width), pieces, is_copy=False)
 
 
-def floats_of(source: TensorSource) -> torch.Tensor:
-    """The whole tensor in FP32."""
-    return load(cast(source, "F32"))
+def _turned(raw: bytes, shape: tuple[int, ...], order: tuple[int, ...]) -> memoryview:
+    """Bytes seen as `shape`, with the axes in another order."""
+    import numpy as np
+
+    moved = np.frombuffer(raw, np.uint8).reshape(shape).transpose(order)
+    return np.ascontiguousarray(moved).reshape(-1).data
+
+
+def floats_of(source: TensorSource) -> Floats:
+    """The whole tensor in FP32, in an array of its own."""
+    import numpy as np
+
+    raw = b"".join(byte_blocks(cast(source, "F32"), _BYTES_AT_ONCE))
+    return np.frombuffer(raw, "<f4").reshape(source.shape).copy()
 
 
 def byte_blocks(source: TensorSource, size: int) -> Iterator[bytes]:
@@ -164,29 +180,22 @@ def _parts(piece: Any, size: int) -> Iterator[Any]:
             left -= len(found)
 
 
-def _mapped(
-    source: TensorSource, kind: str, change: Callable[[torch.Tensor], torch.Tensor]
-) -> TensorSource:
+def _mapped(source: TensorSource, kind: str, change: Callable[[Floats], Floats]) -> TensorSource:
     def pieces() -> Iterator[memoryview]:
-        with one_thread():
-            for part in _floats_by_rows(source):
-                yield _encoded(change(part), kind)
+        for part in _floats_by_rows(source):
+            yield encoded(change(part), kind)
 
     return TensorSource(kind, source.shape, pieces, is_copy=False)
 
 
-def _floats_by_rows(source: TensorSource) -> Iterator[torch.Tensor]:
+def _floats_by_rows(source: TensorSource) -> Iterator[Floats]:
     """The values in FP32, some rows at a time."""
     width = source.shape[-1] if source.shape else 1
     row = byte_size(source.dtype, (width,))
     size = max(1, _VALUES_AT_ONCE // max(width, 1)) * row
     for raw in byte_blocks(source, size):
         shape = (len(raw) // row, width) if row else (0, width)
-        yield _decoded(source.dtype, raw, shape)
-
-
-def _held(dtype: str, shape: tuple[int, ...], raw: bytes) -> TensorSource:
-    return TensorSource(dtype, shape, lambda: (raw,), is_copy=False)
+        yield decoded(source.dtype, raw).reshape(shape)
 
 
 def _check(source: str, kind: str) -> None:
@@ -205,6 +214,17 @@ def _check(source: str, kind: str) -> None:
         _quants()
 
 
+def require_readable(kind: str) -> None:
+    """UnsupportedFamily or MissingExtra for a type whose values cannot be read here."""
+    if kind in UNREADABLE:
+        raise UnsupportedFamily(
+            f"tensors of type {kind} cannot be dequantised here; the engine that such files are "
+            "made for runs them (`headstart launch FILE.gguf --engine llamacpp`)."
+        )
+    if kind not in _OWN:
+        _quants()
+
+
 def _quants() -> Any:
     try:
         from gguf import quants
@@ -215,13 +235,20 @@ def _quants() -> Any:
     return quants
 
 
-def _decoded(dtype: str, raw: bytes, shape: tuple[int, ...]) -> torch.Tensor:
+def decoded(dtype: str, raw: bytes) -> Floats:
+    """Values of whole rows in FP32, flat."""
     import numpy as np
-    import torch
 
-    if dtype in DTYPE_BITS:
-        return to_float32(load(_held(dtype, shape, raw)))
-    return torch.from_numpy(dequantized(dtype, np.frombuffer(raw, np.uint8))).reshape(shape)
+    if dtype == "BF16":
+        bits = np.frombuffer(raw, "<u2").astype("<u4") << 16
+        return bits.view("<f4")
+    if dtype in DTYPE_BITS and dtype not in _OWN:  # FP8, integers
+        from headstart.checkpoint.values import load, to_float32
+
+        count = len(raw) * 8 // DTYPE_BITS[dtype]
+        source = TensorSource(dtype, (count,), lambda: (raw,), is_copy=False)
+        return np.asarray(to_float32(load(source)))
+    return dequantized(dtype, np.frombuffer(raw, np.uint8))
 
 
 def dequantized(kind: str, raw: Bytes) -> Floats:
@@ -234,16 +261,30 @@ def dequantized(kind: str, raw: Bytes) -> Floats:
     return values.reshape(-1)
 
 
-def _encoded(values: torch.Tensor, kind: str) -> memoryview:
-    import torch
+def encoded(values: Floats, kind: str) -> memoryview:
+    """The bytes of values in a type, rounded to nearest."""
+    import numpy as np
 
-    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-    if kind in plain:
-        return as_bytes(values.to(plain[kind]))
+    values = np.ascontiguousarray(values, "<f4")
+    if kind == "BF16":
+        return _bf16(values).reshape(-1).data.cast("B")
+    if kind in PLAIN:
+        with np.errstate(over="ignore"):  # what F16 has no room for becomes infinite
+            made = values.astype("<f2") if kind == "F16" else values
+        return made.reshape(-1).data.cast("B")
     from gguf import GGMLQuantizationType
 
-    made = _quants().quantize(values.numpy(), GGMLQuantizationType[kind])
-    return memoryview(made.reshape(-1).data)
+    return memoryview(_quants().quantize(values, GGMLQuantizationType[kind]).reshape(-1).data)
+
+
+def _bf16(values: Floats) -> NDArray[np.uint16]:
+    """The upper halves of the bits, rounded to nearest, ties to even."""
+    import numpy as np
+
+    bits = values.view("<u4")
+    found: NDArray[np.uint16] = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype("<u2")
+    found[np.isnan(values)] = 0x7FC0
+    return found
 
 
 def _floats(raw: Bytes) -> Floats:

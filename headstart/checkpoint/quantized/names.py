@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headstart.checkpoint.dtypes import BLOCK_TYPES
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.source import TensorSource
 
@@ -22,7 +23,7 @@ SCALES = ("weight_scale_inv", "weight_scale", "scale")
 _COMPANIONS = (
     *SCALES, "weight_scale_2", "input_scale", "weight_shape", "weight_zero_point", "qzeros",
     "scales", "g_idx", "weight_g_idx", "input_global_scale", "weight_global_scale", "k_scale",
-    "v_scale",
+    "v_scale", "biases",
 )  # fmt: skip
 
 
@@ -63,7 +64,9 @@ def is_quantized(name: str, info: Typed) -> bool:
     if is_scale(name):
         return False
     packed = name.rpartition(".")[2] in PACKED[1:] or info.dtype in ("F4", "F6_E2M3", "F6_E3M2")
-    return packed or info.dtype in _FP8 or (info.dtype in ("I8", "U8") and name.endswith("weight"))
+    if packed or info.dtype in _FP8 or info.dtype in BLOCK_TYPES:
+        return True
+    return info.dtype in ("I8", "U8", "U32") and name.endswith("weight")
 
 
 def missing_scales(infos: Mapping[str, Typed]) -> list[str]:

@@ -9,6 +9,8 @@
 | `weight_packed` I32 | compressed-tensors, integers | `compressed.packed` |
 | `weight_packed` U8 | compressed-tensors, NVFP4 or MXFP4 | `floats.nvfp4`, `floats.mxfp4` |
 | `qweight` I32 | AWQ or GPTQ: the config says which | `integers.awq`, `integers.gptq` |
+| `weight` of a block type (Q4_0, Q6_K, ...) | GGUF | `blocks.gguf_blocks` |
+| `weight` U32, `scales`, `biases` | MLX's affine groups | `blocks.mlx_affine` |
 
 Anything else is an error that names the tensor.
 """
@@ -19,7 +21,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from headstart.checkpoint.quantized import compressed, floats, integers
+from headstart.checkpoint.dtypes import BLOCK_TYPES
+from headstart.checkpoint.quantized import blocks, compressed, floats, integers
 from headstart.checkpoint.quantized.described import Described, described
 from headstart.checkpoint.quantized.names import is_quantized, scale_of
 from headstart.checkpoint.quantized.stored import StoredWeight
@@ -42,21 +45,36 @@ def quantized_weights(
     for name, source in tensors.items():
         if is_quantized(name, source):
             module = published(name).rpartition(".")[0]
-            weight = _weight(name, tensors, described(module, quantization))
+            if source.dtype in BLOCK_TYPES or source.dtype == "U32":
+                weight = _of_home_formats(name, module, tensors, quantization)
+            else:
+                weight = _weight(name, tensors, described(module, quantization))
             size = sum(tensors[part].num_bytes for part in weight.tensors)
             found[weight.name] = replace(weight, num_bytes=size)
     return found
 
 
+def _of_home_formats(
+    name: str, module: str, tensors: Tensors, quantization: Mapping[str, Any]
+) -> StoredWeight:
+    _check_matrix(name, tensors[name], (2, 3))
+    if tensors[name].dtype in BLOCK_TYPES:
+        return blocks.gguf_blocks(name, tensors)
+    return blocks.mlx_affine(name, module, tensors, quantization)
+
+
+def _check_matrix(name: str, source: TensorSource, ranks: tuple[int, ...]) -> None:
+    if len(source.shape) not in ranks:
+        raise ShapeMismatch(
+            f"{name} is {source.dtype} of shape {source.shape}; expected a matrix"
+            f"{', or a stack of them' if 3 in ranks else ''}. Download the checkpoint again."
+        )
+
+
 def _weight(name: str, tensors: Tensors, config: Described) -> StoredWeight:
     module, _, parameter = name.rpartition(".")
     source = tensors[name]
-    if len(source.shape) not in ((2,) if parameter == "qweight" else (2, 3)):
-        raise ShapeMismatch(
-            f"{name} is {source.dtype} of shape {source.shape}; expected a matrix"
-            f"{'' if parameter == 'qweight' else ', or a stack of them'}. Download the checkpoint "
-            "again."
-        )
+    _check_matrix(name, source, (2,) if parameter == "qweight" else (2, 3))
     _check_said(name, source, config)
     if parameter == "qweight" and source.dtype == "I32":
         return _by_config(name, module, tensors, config)

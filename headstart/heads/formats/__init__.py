@@ -107,13 +107,33 @@ def open_target(path: str | Path, advice: str = "Give the model it belongs to.")
     return open_gguf(Path(path)) if is_gguf_path(Path(path)) else open_model(path, advice)
 
 
-def open_head(folder: str | Path, model_type: str | None = None) -> Head:
-    """A head from any of the formats, or from inside a full checkpoint or GGUF file."""
+def open_runnable(path: str | Path, advice: str = "Give the model it belongs to.") -> Checkpoint:
+    """A whole model of any format that the engine runs, seen as it was published."""
+    return published(open_target(path, advice))
+
+
+def published(model: Checkpoint) -> Checkpoint:
+    """A model of GGUF or MLX as the checkpoint that it was made of; others are as they are."""
+    from headstart.heads.formats.gguf import GgufModel
+    from headstart.heads.formats.gguf.published import as_published
+    from headstart.heads.formats.mlx_model import is_mlx_model
+    from headstart.heads.formats.mlx_published import mlx_as_published
+
+    if isinstance(model, GgufModel):
+        return as_published(model)
+    return mlx_as_published(model) if is_mlx_model(model) else model
+
+
+def open_head(folder: str | Path, model_type: str | None = None, *, to_run: bool = False) -> Head:
+    """A head from any of the formats, or from inside a full checkpoint or GGUF file.
+
+    `to_run`: with the types that a GGUF file stores it in, which cannot be written elsewhere.
+    """
     from headstart.heads.formats.gguf import GgufModel, read
 
     checkpoint = open_any(folder)
     if isinstance(checkpoint, GgufModel):
-        return read(checkpoint)
+        return read(checkpoint, as_stored=to_run)
     name = format_of(checkpoint)
     if name is None:
         return head_in(checkpoint, model_type)

@@ -12,11 +12,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headstart.checkpoint.affine import BITS, Affine, dequantized, quantized
+from headstart.checkpoint.affine import BITS, Affine, dequantized, quantized, setting_of
 from headstart.checkpoint.gguf.values import PLAIN, cast, shifted
 from headstart.checkpoint.source import TensorSource
 from headstart.errors import (
-    BadConfig,
     ConfigError,
     MissingTensor,
     UnexpectedTensor,
@@ -192,20 +191,6 @@ def _plain(spelled: SpelledMlx, place: Path) -> dict[str, TensorSource]:
             how = setting_of(spelled.quantization, stem, place)
             result[name] = dequantized(name, source, parts[1], parts[2], how)
     return result
-
-
-def setting_of(settings: Mapping[str, Any], module: str, place: Path) -> Affine:
-    """How a module is quantised: by a setting of its own, else by that of all."""
-    own = settings.get(module)
-    found = {**settings, **own} if isinstance(own, dict) else settings
-    bits, group = found.get("bits"), found.get("group_size")
-    if found.get("mode", "affine") != "affine" or type(bits) is not int or type(group) is not int:
-        raise BadConfig(
-            f"{place}: {module[:80]} is quantised, and the config's quantization for it has mode "
-            f"{str(found.get('mode'))[:20]}, bits {str(bits)[:20]}, group_size {str(group)[:20]}; "
-            "expected affine with two numbers. Take a head in BF16, or that of the original model."
-        )
-    return Affine(bits, group)
 
 
 def _said(spelled: SpelledMlx, drafter: Drafter) -> list[str]:

@@ -13,10 +13,12 @@ from gguf.quants import dequantize
 from safetensors.numpy import load_file
 from support import tiny_gguf
 
+from headstart.checkpoint.gguf.header import read_gguf_header
+from headstart.checkpoint.gguf.values import floats_of, regrouped
 from headstart.checkpoint.reader import Checkpoint
+from headstart.checkpoint.source import TensorSource, stored
 from headstart.checkpoint.writer import write_folder
-from headstart.demo.gguf_file import GgufFile
-from headstart.demo.llama import plan_llama, unpermuted
+from headstart.demo.llama import plan_llama
 from headstart.errors import BrokenFile, UnsupportedFamily
 
 
@@ -25,23 +27,23 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, tiny
     """The file, the values that its checkpoint must hold, and the checkpoint."""
     folder = tmp_path_factory.mktemp("gguf")
     expected = tiny_gguf.write_gguf(folder / "tiny.gguf")
-    write_folder(plan_llama(GgufFile(folder / "tiny.gguf")), folder / "llama", provenance={})
+    write_folder(plan_llama(folder / "tiny.gguf"), folder / "llama", provenance={})
     return folder / "tiny.gguf", expected, folder / "llama"
 
 
 def test_values_and_metadata_are_those_that_the_gguf_library_reads(
     made: tuple[Path, dict[str, tiny_gguf.Array], Path],
 ) -> None:
-    ours, theirs = GgufFile(made[0]), GGUFReader(made[0])
+    ours, theirs = read_gguf_header(made[0]), GGUFReader(made[0])
     kinds = {info.dtype for info in ours.tensors.values()}
     assert kinds == {"F32", "Q8_0", "Q4_1"}
     assert set(ours.tensors) == {tensor.name for tensor in theirs.tensors}
     for tensor in theirs.tensors:
         expected = dequantize(tensor.data, tensor.tensor_type)
-        assert np.array_equal(ours.values(tensor.name), expected), tensor.name
+        assert np.array_equal(floats_of(stored(ours.tensors[tensor.name])), expected), tensor.name
     for name, field in theirs.fields.items():
         if not name.startswith("GGUF."):
-            assert ours.metadata[name] == field.contents(), name
+            assert ours.fields[name].value == field.contents(), name
 
 
 def test_the_checkpoint_holds_what_was_quantised_in_the_order_of_hugging_face(
@@ -56,10 +58,11 @@ def test_the_checkpoint_holds_what_was_quantised_in_the_order_of_hugging_face(
 
 def test_undoing_the_rotary_order_is_needed() -> None:
     rows = np.arange(16.0, dtype=np.float32).reshape(16, 1)
-    stored = tiny_gguf.permuted(rows, 2)
-    assert not np.array_equal(stored, rows)
-    assert np.array_equal(unpermuted(stored, 2), rows)
-    assert not np.array_equal(unpermuted(stored, 4), rows)
+    paired = tiny_gguf.permuted(rows, 2)
+    source = TensorSource("F32", (16, 1), lambda: (paired.tobytes(),), is_copy=False)
+    assert not np.array_equal(paired, rows)
+    assert np.array_equal(floats_of(regrouped(source, 4, 2)), rows)
+    assert not np.array_equal(floats_of(regrouped(source, 2, 2)), rows)
 
 
 def test_logits_are_those_of_transformers_llama(
@@ -115,10 +118,10 @@ def test_a_file_cut_short_is_refused_in_one_line(
     with pytest.raises(
         BrokenFile, match=r"cut.gguf (has 3 bytes|has 20 bytes|ends|is truncated|claims).* again"
     ):
-        GgufFile(tmp_path / "cut.gguf")
+        plan_llama(tmp_path / "cut.gguf")
 
 
 def test_another_pre_tokenizer_is_refused(tmp_path: Path) -> None:
-    tiny_gguf.write_gguf(tmp_path / "x.gguf", pre="llama-bpe")
-    with pytest.raises(UnsupportedFamily, match="'llama-bpe'; 'gpt2' with 'smollm'"):
-        plan_llama(GgufFile(tmp_path / "x.gguf"))
+    tiny_gguf.write_gguf(tmp_path / "x.gguf", pre="odd-bpe")
+    with pytest.raises(UnsupportedFamily, match="'odd-bpe'; 'gpt2' with one of gpt-2, smollm"):
+        plan_llama(tmp_path / "x.gguf")

@@ -58,12 +58,15 @@ def recognises(checkpoint: Checkpoint) -> bool:
     return isinstance(checkpoint, GgufModel) and find_gguf_head(checkpoint).is_head_only
 
 
-def read(checkpoint: Checkpoint) -> Head:
-    """The head of a GGUF file, with or without its trunk, as it was published."""
+def read(checkpoint: Checkpoint, *, as_stored: bool = False) -> Head:
+    """The head of a GGUF file, with or without its trunk, as it was published.
+
+    `as_stored`: with the types of the file, to be run.
+    """
     assert isinstance(checkpoint, GgufModel), "a GGUF file was opened"
     spelled = spelled_in(checkpoint)
     owner = family(spelled.arch.family)
-    tensors, changes = unspelled(spelled)
+    tensors, changes = unspelled(spelled, as_stored=as_stored)
     record = spelled.record
     past = {key: record[key] for key in ("training", "fresh") if key in record}
     return Head(

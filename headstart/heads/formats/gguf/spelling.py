@@ -18,12 +18,12 @@ from headstart.checkpoint.gguf.values import (
     PLAIN,
     QUANTIZED,
     cast,
+    floats_of,
     regrouped,
     shifted,
 )
 from headstart.checkpoint.quantized.names import is_scale
 from headstart.checkpoint.source import TensorSource
-from headstart.checkpoint.values import load
 from headstart.errors import (
     ConfigError,
     ShapeMismatch,
@@ -161,7 +161,7 @@ def _record(head: Head, arch: Arch) -> dict[str, Any]:
 
 def _small_norms(head: Head) -> dict[str, list[list[float]]]:
     """Values of norms that FP32 does not keep beside 1, by place: kept apart, to be put back."""
-    import torch
+    import numpy as np
 
     found: dict[str, list[list[float]]] = {}
     for name, source in head.tensors.items():
@@ -172,12 +172,11 @@ def _small_norms(head: Head) -> dict[str, list[list[float]]]:
                 f"{name} has shape {list(source.shape)}; expected one value per channel. The file "
                 "is damaged: download or export it again."
             )
-        own = load(source)
-        back = ((own.to(torch.float32) + 1) - 1).to(own.dtype)
-        bits = torch.int32 if own.dtype == torch.float32 else torch.int16  # -0 is not 0
-        places = (own.view(bits) != back.view(bits)).nonzero().flatten().tolist()
-        if places:
-            found[name] = [[place, float(own[place])] for place in places[:_MAX_SMALL]]
+        own = floats_of(source)
+        back = floats_of(shifted(shifted(source, 1.0), -1.0, source.dtype))
+        places = np.flatnonzero(own.view("<u4") != back.view("<u4"))  # -0 is not 0
+        if len(places):
+            found[name] = [[int(place), float(own[place])] for place in places[:_MAX_SMALL]]
     return found
 
 

@@ -12,13 +12,13 @@ from typing import Any
 from headstart.checkpoint.gguf.values import (
     PLAIN,
     cast,
+    decoded,
+    encoded,
     floats_of,
     scaled,
     shifted,
 )
-from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
-from headstart.checkpoint.values import as_bytes
 from headstart.errors import MissingTensor, UnexpectedTensor
 from headstart.families.names import Naming
 from headstart.families.registry import family
@@ -32,25 +32,33 @@ Places = Mapping[tuple[int, str], TensorSource]  # module and name below `blk.N.
 _KV_B = ("attn_k_b.weight", "attn_v_b.weight")
 
 
-def unspelled(spelled: SpelledHead) -> tuple[dict[str, TensorSource], tuple[str, ...]]:
-    """Tensors under our names, and what is not as it was published, in words."""
+def unspelled(
+    spelled: SpelledHead, *, as_stored: bool = False
+) -> tuple[dict[str, TensorSource], tuple[str, ...]]:
+    """Tensors under our names, and what is not as it was published, in words.
+
+    `as_stored`: to be run, so that matrices keep the types of the file and norms stay in FP32.
+    """
     arch, record = spelled.arch, spelled.record
     keys, naming = family(arch.family).keys, Naming(num_layers=1)
-    usual = _usual_dtype(spelled)
+    usual = "F32" if as_stored else _usual_dtype(spelled)
     tensors = _with_scales(spelled.tensors, usual)
     result: dict[str, TensorSource] = {}
     for module in range(spelled.num_modules):
         own = {name: source for (m, name), source in tensors.items() if m == module}
         for name in [each for each in arch.paired if each in own]:
-            plain = own[name] if own[name].dtype in PLAIN else cast(own[name], "F32")
-            own[name] = paired(name, plain, spelled.head_dim, back=True)
+            own[name] = paired(name, own[name], spelled.head_dim, back=True)
         for name, source, is_norm in _ours(own, arch):
             full = f"modules.{module}.{name}"
             if arch.shares_roles and module and not keys.has_place(full, naming):
                 _check_same(full, source, tensors, name, arch)
                 continue
-            result[full] = _restored(full, source, is_norm and arch.shifts_norms, usual, record)
-    if record.get("experts") == "fused":
+            is_shifted = is_norm and arch.shifts_norms
+            if as_stored:
+                result[full] = shifted(source, -1.0) if is_shifted else source
+            else:
+                result[full] = _restored(full, source, is_shifted, usual, record)
+    if record.get("experts") == "fused" and not as_stored:
         result = fuse_experts(result)
     return result, tuple(_said(spelled, usual))
 
@@ -144,33 +152,33 @@ def _restored(
 
 def _put_back(source: TensorSource, dtype: str, kept: Any) -> TensorSource:
     """The norm with the small values that FP32 did not keep beside 1, where they still fit."""
-    import torch
 
     def pieces() -> Iterator[memoryview]:
-        stored = floats_of(source)
-        values = stored - 1
+        import numpy as np
+
+        stored, one = floats_of(source), np.float32(1)
+        values = stored - one
         for entry in kept if isinstance(kept, list) else []:
             place, value = entry if isinstance(entry, list) and len(entry) == 2 else (-1, 0.0)
             if type(place) is int and 0 <= place < len(values) and isinstance(value, float):
-                small = torch.tensor(value, dtype=torch.float32)
-                if small + 1 == stored[place]:  # else the norm was changed since
+                small = np.float32(value)
+                if small + one == stored[place]:  # else the norm was changed since
                     values[place] = small
-        yield as_bytes(values.to(torch_dtype(dtype)))
+        yield encoded(values, dtype)
 
     return TensorSource(dtype, source.shape, pieces, is_copy=False)
 
 
 def _fits(source: TensorSource, dtype: str, is_shifted: bool) -> bool:
     """Whether nothing is lost in `dtype`; only vectors and routers are looked at, which are few."""
-    import torch
+    import numpy as np
 
     if dtype == "F32":
         return True
-    stored = floats_of(source)
-    kind = torch_dtype(dtype)
-    values = stored - 1 if is_shifted else stored
-    back = values.to(kind).to(torch.float32)
-    return bool(torch.equal(back + 1 if is_shifted else back, stored))
+    stored, one = floats_of(source), np.float32(1)
+    values = stored - one if is_shifted else stored
+    back = decoded(dtype, bytes(encoded(values, dtype))).reshape(stored.shape)
+    return bool(np.array_equal(back + one if is_shifted else back, stored))
 
 
 def _check_same(
@@ -181,10 +189,10 @@ def _check_same(
     arch: Arch,
 ) -> None:
     """A tensor that is stored again for every module must be the same each time."""
-    import torch
+    import numpy as np
 
     gguf = next(g for (_, g) in tensors if g.rpartition(".")[0] == arch.names[name.split(".")[0]])
-    if not torch.equal(floats_of(source), floats_of(tensors[0, gguf])):
+    if not np.array_equal(floats_of(source), floats_of(tensors[0, gguf])):
         raise UnexpectedTensor(
             f"{full} differs from that of the first module; {arch.family} has one for all. The "
             "file was not made from such a head."
