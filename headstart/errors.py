@@ -10,6 +10,7 @@
       EngineError             the embedded engine failed (ours): no memory, device failure
       DataError               prompts, answers or cached states that cannot be used as they are
       TrainError              training cannot go on: a loss is not a number, a run is broken
+      QuantizeError           a quantised head that loses more than is allowed
       ServerError             a server that was asked for answers failed, and retries did not help
       CheckpointError         the files of a checkpoint are not what they should be
         BadConfig             config.json absent, unreadable or with a field of the wrong type
@@ -77,6 +78,10 @@ class DataError(HeadstartError):
 
 class TrainError(HeadstartError):
     """Training cannot go on: a loss that is not a number, a run folder that is not whole."""
+
+
+class QuantizeError(HeadstartError):
+    """A head that was quantised loses more acceptance than is allowed."""
 
 
 class ServerError(HeadstartError):

@@ -24,7 +24,7 @@ LAYERS = [
     {"models"},
     {"backends"},
     {"simulate"},
-    {"launch", "engine", "train"},
+    {"launch", "engine", "quantize", "train"},
     {"bench", "distill", "predict", "server"},
     {"demo"},
     {"doctor"},
@@ -32,7 +32,7 @@ LAYERS = [
 ]
 # Computing packages, which the command line imports only when it runs a model.
 TORCH_PACKAGES = {
-    "sampling", "models", "backends", "simulate", "engine", "train", "server",
+    "sampling", "models", "backends", "simulate", "engine", "quantize", "train", "server",
 }  # fmt: skip
 # Where a model type may be named outside of families/: files, names (None: all), reason.
 NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [

@@ -134,7 +134,7 @@ class Backend(Chooser, ABC):
         self.draft_vocabs.clear()
         # Per block and module the state that the slot after the block needs.
         self._boundary = torch.zeros(
-            sizes.num_blocks, self.num_modules, self.config.hidden, dtype=self.dtype,
+            sizes.num_blocks, self.num_modules, self._state_size, dtype=self.dtype,
             device=self.device,
         )  # fmt: skip
         self._allocate(sizes)
@@ -150,7 +150,7 @@ class Backend(Chooser, ABC):
         if self.head is not None:
             own = self.head.config
             token += self.num_modules * self.slot_bytes(own, own.head_layer)
-            states = self.num_modules * self.config.hidden * self.dtype.itemsize
+            states = self.num_modules * self._state_size * self.dtype.itemsize
         return token * block_size + states
 
     def slot_bytes(self, config: ModelConfig, kind: LayerKind) -> int:
@@ -163,7 +163,9 @@ class Backend(Chooser, ABC):
         if delta is None:
             return 0
         layer = delta.conv_values * self.dtype.itemsize + delta.memory_values * wide
-        return self.config.num_recurrent * layer
+        more = (own for kind in self.config.layers for own in self.config.more_states(kind))
+        further = sum(rows * channels for rows, channels in more) * self.dtype.itemsize
+        return self.config.num_recurrent * layer + further
 
     def round_bytes(self, sizes: RoundSizes) -> int:
         """What one request in device rounds keeps of recurrent layers beside its states."""
@@ -194,7 +196,12 @@ class Backend(Chooser, ABC):
     @property
     def feeds_stream(self) -> bool:
         """Whether the head is fed with what comes before the final norm."""
-        return self.head is not None and self.head.layout.trunk_hidden == "before_final_norm"
+        return self.head is not None and self.head.layout.trunk_hidden != "after_final_norm"
+
+    @property
+    def _state_size(self) -> int:
+        """Numbers in what the head is fed for a row."""
+        return 0 if self.head is None else self.config.state_size(self.head.layout)
 
     @abstractmethod
     def _run_trunk(self, batch: TrunkBatch) -> tuple[Tensor, Tensor, Tensor]:

@@ -72,10 +72,13 @@ def held_as_stored(model: LoadedModel, options: BackendOptions) -> Held:
     name = select(model, options).name
     if options.exact:
         return Held(why_not="exact computes with weights in the model's own type")
-    if options.weights not in ("as-dtype", "int4"):
+    if options.weights not in ("as-dtype", "int8", "int4"):
         return Held(why_not=f"weights {options.weights} were asked for")
     if model.dtype == torch.float64:
         return Held(why_not="numbers are float64")
+    if options.weights == "int8":  # a head that drafts in 4 bits reads less than one in 8
+        kept = tuple(form for form in TAKEN_FORMS[name] if form.startswith("int"))
+        return Held((), kept, "weights int8 were asked for", ())
     forms, experts = TAKEN_FORMS[name], TAKEN_EXPERTS[name]
     if name == "cuda" and not cuda.has_fp8(model.device):
         forms, experts = (
@@ -176,6 +179,11 @@ def _check_kv(name: str, reasons: dict[str, str], model: LoadedModel) -> None:
         raise ConfigError(
             f"kv_dtype fp8 was asked for and {model.config.model_type} models keep latents, which "
             "are held in the model's own type. Leave it out."
+        )
+    if model.config.index is not None:
+        raise ConfigError(
+            f"kv_dtype fp8 was asked for and {model.config.model_type} models keep K, V and index "
+            "keys of a token together, in the model's own type. Leave it out."
         )
     if name != "cuda" and model.device.type == "cuda":
         raise ConfigError(

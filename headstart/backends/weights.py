@@ -27,7 +27,7 @@ WeightFormat = Callable[[Linear], nn.Module]
 # experts and elsewhere; others are dequantised when a model is loaded.
 TAKEN_FORMS: dict[str, tuple[str, ...]] = {
     "cuda": FORMS,
-    "numba": ("int4-group",),
+    "numba": ("int4-group", "int8-row"),
     "torch": FORMS,
 }
 TAKEN_EXPERTS: dict[str, tuple[str, ...]] = {

@@ -141,6 +141,31 @@ def _step3p5(**sizes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _mellum(**sizes: Any) -> dict[str, Any]:
+    """How often a layer sees everything is not published: every fourth here."""
+    layers, full, near = sizes["num_hidden_layers"], "full_attention", "sliding_attention"
+    return {
+        **_BASE,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 131072,
+        "model_type": "mellum",
+        "architectures": ["MellumForCausalLM"],
+        "attention_bias": False,
+        "layer_types": [full if i % 4 == 3 else near for i in range(layers)],
+        "mlp_layer_types": ["sparse"] * layers,
+        "sliding_window": 1024,
+        "norm_topk_prob": True,
+        "num_nextn_predict_layers": 1,
+        "mtp_layer_types": [near],
+        "mtp_mlp_layer_types": ["sparse"],
+        "rope_parameters": {
+            full: {"rope_type": "default", "rope_theta": sizes["rope_theta"]},
+            near: {"rope_type": "default", "rope_theta": 10000.0},
+        },
+        **{name: value for name, value in sizes.items() if name != "rope_theta"},
+    }
+
+
 def _ernie4_5_moe(**sizes: Any) -> dict[str, Any]:
     return {
         **_BASE,
@@ -245,6 +270,28 @@ SHAPES: dict[str, dict[str, Any]] = {
         routed_scaling_factor=2.5, index_n_heads=32, index_head_dim=128, index_topk=2048,
         indexer_rope_interleave=True,
     ),
+    "glm-5.3-flash": _latent(
+        "glm5_next_text", "Glm5NextForConditionalGeneration",
+        **_sizes(45, 4096, 12288, 64, 64, 154880, 1e4), max_position_embeddings=1048576,
+        q_lora_rank=1536, qk_nope_head_dim=256, qk_rope_head_dim=0, v_head_dim=256,
+        n_routed_experts=288, num_experts_per_tok=8, moe_intermediate_size=2048, n_group=1,
+        topk_group=1, routed_scaling_factor=2.5, swiglu_limit=10.0, index_n_heads=32,
+        index_head_dim=128, index_topk=2048, index_kpool=4, hc_mult=4, hc_sinkhorn_iters=20,
+        hc_eps=1e-6, linear_num_heads=64, linear_head_dim=128, linear_conv_kernel_dim=4,
+        linear_lower_bound=-5.0, mlp_layer_types=["dense"] * 3 + ["sparse"] * 42,
+        layer_types=[
+            "indexed_attention" if i % 4 == 3 else "linear_attention" for i in range(45)
+        ],
+    ),
+    "hy4-preview": _latent(
+        "hy_v4", "HYV4ForCausalLM", **_sizes(78, 6144, 18432, 64, 64, 120832, 1e7),
+        max_position_embeddings=1048576, q_lora_rank=2048, qk_nope_head_dim=192, v_head_dim=256,
+        n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, n_group=1,
+        topk_group=1, routed_scaling_factor=2.827, swiglu_limit=10.0, index_n_heads=32,
+        index_head_dim=128, index_topk=2048, hc_mult=4, hc_magnitude=2.0, hc_eps=1e-6,
+        mlp_layer_types=["dense"] + ["sparse"] * 77, layer_types=["sparse_attention"] * 78,
+        indexer_types=["shared" if i % 4 != 1 and i > 0 else "full" for i in range(78)],
+    ),
     "mimo-v2-flash": _mimo_v2(
         **{**_sizes(48, 4096, 16384, 64, 4, 152576, 5e6), "head_dim": 192},
         n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
@@ -253,6 +300,10 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{**_sizes(45, 4096, 11264, 64, 8, 128815, 5e6), "head_dim": 128},
         moe_num_experts=288, moe_top_k=8, moe_intermediate_size=1280, share_expert_dim=1280,
     ),
+    "mellum-2": _mellum(
+        **{**_sizes(28, 2304, 7168, 32, 4, 98304, 500000.0), "head_dim": 128}, num_experts=64,
+        num_experts_per_tok=8, moe_intermediate_size=896,
+    ),
     "ernie-4.5-21b": _ernie4_5_moe(
         **_sizes(28, 2560, 12288, 20, 4, 103424, 500000.0),
         moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_intermediate_size=1536,
@@ -260,6 +311,16 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3-next-80b": _qwen_hybrid(
         "qwen3_next", "Qwen3NextForCausalLM", linear_num_value_heads=32, **_qwen_experts(512, 10),
         **{**_sizes(48, 2048, 5120, 16, 2, 151936, 1e7), "head_dim": 256},
+    ),
+    # without the embedding of several tokens, whose table alone has 95 GiB
+    "qwen3.8-flash-next": _qwen3_5(
+        "qwen4_exp_text", "Qwen4ExpForCausalLM", linear_num_value_heads=48, hc_count=4,
+        hc_lowrank=320, indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=128,
+        indexer_budget=2048, indexer_compress_ratio=4, ple_layer_ids=[],
+        **{**_qwen_experts(512, 10), "moe_intermediate_size": 640,
+           "shared_expert_intermediate_size": 640},
+        # no layer is dense: its width stands for nothing
+        **{**_sizes(48, 2560, 640, 24, 2, 248320, 1e7), "head_dim": 256},
     ),
     "qwen3.5-27b": _qwen3_5(
         "qwen3_5_text", "Qwen3_5ForCausalLM", linear_num_value_heads=48,

@@ -30,7 +30,18 @@ if TYPE_CHECKING:
 Shapes = dict[str, tuple[int, ...]]
 Parts = Callable[[], "Iterable[torch.Tensor]"]  # a tensor, rows after rows
 _ROWS = 2048
-_OUTPUTS = ("o_proj", "down_proj", "out_proj", "wo_b", "wo", "w2", "dense")
+# projections that add to the stream, and gates that would take more of it than noise may
+_OUTPUTS = (
+    "o_proj",
+    "down_proj",
+    "out_proj",
+    "wo_b",
+    "wo",
+    "w2",
+    "dense",
+    "input_mix_weight_up",
+    "value_proj",
+)
 _FLOAT32 = (
     "A_log",
     "attn_sink",
@@ -202,8 +213,8 @@ class _Values:
         import torch
 
         module = name.removesuffix(".weight").rpartition(".")[2]
-        is_output = module in _OUTPUTS or "experts.down_proj" in name
-        if output_scale == 0 and (is_output or module == "fuse"):
+        is_output = module in _OUTPUTS or "experts.down_proj" in name or "ple.conv1d" in name
+        if output_scale == 0 and (is_output or module in ("fuse", "fuse_hidden")):
             return torch.zeros(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
         noise = torch.randn(shape, generator=generator)

@@ -90,7 +90,8 @@ KINDS = _table(
         mamba_num_heads n_groups ssm_state_size ffn_hidden_size
         swa_q_lora_rank swa_kv_lora_rank indexer_n_heads indexer_kv_heads index_kpool
         num_noise_heads param_sink_number hc_count hc_lowrank linear_num_heads
-        mhc_num_stream mhc_recur_norm
+        mhc_num_stream mhc_recur_norm hc_sinkhorn_iters
+        ple_embed_dim ngram_size heads_per_ngram
     """),
     (SIZE, """
         num_experts_per_tok moe_k moe_top_k n_group topk_group sliding_window sliding_window_size
@@ -99,7 +100,7 @@ KINDS = _table(
         head_dim attention_head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim index_head_dim
         swa_head_dim swa_v_head_dim linear_key_head_dim linear_value_head_dim
         linear_conv_kernel_dim conv_kernel mamba_head_dim indexer_head_dim linear_head_dim
-        short_conv_kernel_size swa_qk_nope_head_dim swa_qk_rope_head_dim
+        ple_conv_kernel_size short_conv_kernel_size swa_qk_nope_head_dim swa_qk_rope_head_dim
     """),
     (_either(EXPERTS, _PER_LAYER), """
         n_routed_experts num_experts num_local_experts moe_num_experts mtp_num_experts
@@ -112,14 +113,18 @@ KINDS = _table(
         index_skip_topk_offset layer_group_size
     """),
     (_whole(-1, 10_000), "moe_layer_end_index"),  # -1: up to the last layer
+    (_whole(1, 2**31), """
+        ngram_vocab_size_base make_ngram_vocab_size_divisible_by split_ngram_parts
+    """),
     (POSITIONS, "max_position_embeddings original_max_position_embeddings"),
     (_either(NOT_NEGATIVE, _NUMBERS), "rope_theta partial_rotary_factors"),
     (NOT_NEGATIVE, """
         rms_norm_eps layernorm_epsilon layer_norm_epsilon swa_rope_theta partial_rotary_factor
         swa_partial_rotary_factor routed_scaling_factor moe_router_scaling_factor
         attention_value_scale moe_norm_min factor low_freq_factor high_freq_factor beta_fast
-        beta_slow mscale mscale_all_dim attention_factor
+        beta_slow mscale mscale_all_dim attention_factor hc_eps hc_magnitude
     """),
+    (NUMBER, "swiglu_limit linear_lower_bound gate_lower_bound"),
     (_NUMBERS, """
         swiglu_limits swiglu_limits_shared expert_swiglu_limit_list share_expert_swiglu_limit_list
     """),
@@ -128,13 +133,14 @@ KINDS = _table(
         norm_expert_weight rope_interleave indexer_rope_interleave use_head_wise_attn_gate
         attn_output_gate add_swa_attention_sink_bias add_full_attention_sink_bias
         index_share_for_mtp_iteration mtp_use_dedicated_embeddings truncate
-        chain_hidden_post_norm use_bias
+        chain_hidden_post_norm use_bias enable_ihc gated_mla learnable_sink
+        index_kpool_always_select_tail safe_gate
     """),
     (TEXT, """
         model_type hybrid_override_pattern mtp_hybrid_override_pattern hidden_act scoring_func
         moe_router_activation topk_method swa_attention_gate_type torch_dtype dtype rope_type
         quant_method speculators_model_type norm_type layernorm_type type
-        gated_attention_proj_granularity_type attention_projection_layout
+        gated_attention_proj_granularity_type attention_projection_layout gating_type
     """),
     (_either(TEXT, _list(LAYERS, "layer numbers")), "moe_layers_enum"),
     (_either(TEXT, TEXTS), "mtp_layer_types index_topk_pattern"),
@@ -142,12 +148,12 @@ KINDS = _table(
         architectures layer_types layers_block_type mtp_layers_block_type mlp_layer_types
         indexer_types mtp_mlp_layer_types
     """),
-    (_list(LAYERS, "layer numbers"), "mlp_only_layers mtp_local_layer_ids"),
+    (_list(LAYERS, "layer numbers"), "mlp_only_layers mtp_local_layer_ids ple_layer_ids"),
     (_either(LAYERS, _list(_either(LAYERS, FLAG), "whole numbers")), "moe_layer_freq"),
     (_list(_either(LAYERS, FLAG), "whole numbers"), "hybrid_layer_pattern"),
     (OBJECT, """
         text_config llm_config mtp_config attention_other_setting rope_parameters rope_scaling
-        trunk_config transformer_layer_config speculators_config auto_map
+        linear_attn_config trunk_config transformer_layer_config speculators_config auto_map
     """),
     (_either(OBJECT, _EMPTY), "quantization_config compression_config"),  # xLLM writes ""
     (_TOKENS, "eos_token_id bos_token_id pad_token_id"),

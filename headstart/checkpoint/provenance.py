@@ -14,7 +14,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -44,6 +44,7 @@ class Made:
     left_out: tuple[str, ...] = ()  # copies of trunk tensors, our names
     experts: str | None = None  # "fused" or "per expert"
     lost_fields: tuple[str, ...] = ()  # fields of trunk_config that are not the trunk's own
+    quantization: Mapping[str, Any] = field(default_factory=dict)  # the head's own config of it
 
 
 def provenance(
@@ -96,7 +97,17 @@ def made_by_us(folder: Path) -> Made:
         left_out,
         _text(path, found, "experts"),
         _texts(path, found, "lost_fields"),
+        _quantization(path, found.get("quantization")),
     )
+
+
+def _quantization(path: Path, value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise _wrong(path, "quantization", value, "an object")
+    check_fields(path, {"quantization_config": value}, "")
+    return value
 
 
 def training_of(folder: Path) -> dict[str, Any] | None:

@@ -174,3 +174,9 @@ def torch_dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, _TORCH_DTYPES[name])
     assert isinstance(dtype, torch.dtype)
     return dtype
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """The safetensors dtype for one of torch."""
+    own = str(dtype).removeprefix("torch.")
+    return next(name for name, other in _TORCH_DTYPES.items() if other == own)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import cache
 from typing import TYPE_CHECKING
 
-from headstart.checkpoint.reader import torch_dtype
+from headstart.checkpoint.reader import dtype_name, torch_dtype
 from headstart.checkpoint.source import FileSlice, TensorSource, rows
 from headstart.errors import ShapeMismatch
 
@@ -50,6 +50,12 @@ def as_bytes(tensor: torch.Tensor) -> memoryview:
 
     array = tensor.contiguous().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array.data)
+
+
+def in_memory(tensor: torch.Tensor) -> TensorSource:
+    """A CPU tensor, to be written as it is."""
+    name = dtype_name(tensor.dtype)
+    return TensorSource(name, tuple(tensor.shape), lambda: (as_bytes(tensor),), is_copy=False)
 
 
 def to_float32(tensor: torch.Tensor) -> torch.Tensor:

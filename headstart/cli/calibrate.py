@@ -42,7 +42,8 @@ def run(
         str | None,
         typer.Option(
             "--weights",
-            help="A quantised format: fp8-block, fp8-row, awq, gptq or compressed-tensors.",
+            help="A quantised format: fp8-block, fp8-row, fp8-tensor, int8-row, awq, gptq, "
+            "auto-round, compressed-tensors, nvfp4 or mxfp4.",
         ),
     ] = None,
     seed: Annotated[int, typer.Option("--seed", help="Which of many such checkpoints.")] = 0,

@@ -46,6 +46,7 @@ COMMANDS = {
     "distill": "Let the model answer prompts: the text that its head is tuned on.",
     "train": "Tune the head on what the model wrote; the same command goes on after a stop.",
     "score": "Predict acceptance and speed on held-out answers, without serving anything.",
+    "quantize": "Make a head smaller, against what it drafts from, and say what that costs.",
     "generate": "Answer a prompt or chat, with the embedded engine.",
     "serve": "Serve a model over HTTP, as OpenAI's API, with the embedded engine.",
     "vocab": "Choose the tokens that a head may propose, by language.",

@@ -14,10 +14,10 @@ from headstart.heads.operation import Operation
 from headstart.report.terminal import say
 
 
-def carry_out(operation: Operation, writing: Writing, *, link: bool = False) -> None:
-    """Print what the operation does and, unless it is a dry run, do it."""
-    out, dry_run = writing.out, writing.dry_run
-    if out is None and not dry_run:
+def check_out(writing: Writing) -> None:
+    """Refuse a target that cannot be written, before anything long is computed."""
+    out = writing.out
+    if out is None and not writing.dry_run:
         raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
     if out is not None and out.suffix == ".gguf":
         raise ConfigError(
@@ -25,6 +25,12 @@ def carry_out(operation: Operation, writing: Writing, *, link: bool = False) -> 
         )
     if out is not None:
         check_parents(out)
+
+
+def carry_out(operation: Operation, writing: Writing, *, link: bool = False) -> None:
+    """Print what the operation does and, unless it is a dry run, do it."""
+    check_out(writing)
+    out, dry_run = writing.out, writing.dry_run
     if not dry_run and out is not None:
         with byte_progress(operation.name, operation.plan.num_bytes) as report:
             copying: Copying = "link" if link else "copy"

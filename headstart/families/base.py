@@ -54,7 +54,10 @@ def expand(table: tuple[Part, ...], fields: Fields) -> dict[str, tuple[int, ...]
             continue
         sizes = [size(expression, known) for expression in part.shape]
         shape = None if any(s is None for s in sizes) else tuple(s for s in sizes if s is not None)
-        if "{expert}" in part.name:
+        if "{shard}" in part.name:
+            for shard in range(known.get("ngram_shards", 0)):
+                result[part.name.replace("{shard}", str(shard))] = shape
+        elif "{expert}" in part.name:
             for expert in range(known.get("experts", 0)):
                 result[part.name.replace("{expert}", str(expert))] = shape
         else:

@@ -102,8 +102,8 @@ FAMILY = Family(
     ),
     is_complete=True,
     is_quantized_by_layout=True,
-    lacks="several residual streams with hyper-connections, K/V compressed by layer, "
-    "output projections in groups, and a head that is fed those streams",
+    lacks="K/V that layers compress by different ratios, output projections in groups, experts "
+    "chosen by hashed tokens, and a head whose streams are joined by weights of its own",
     notes=(
         "llama.cpp drafts with it from b10228 on",
         "re-releases with dspark_* config keys store a DSpark drafter under mtp.*, not a head",

@@ -111,10 +111,10 @@ GLM4_MOE_LITE = Family(
 def _dsa_kind(fields: Fields, layer: int) -> str:
     """Some layers have no indexer and see what an earlier one chose."""
     kind = dense_then_moe(fields, layer)
-    return f"shared_{kind}" if _shares_indexer(fields, layer) else kind
+    return f"shared_{kind}" if shares_indexer(fields, layer) else kind
 
 
-def _shares_indexer(fields: Fields, layer: int) -> bool:
+def shares_indexer(fields: Fields, layer: int) -> bool:
     """By name, by a pattern of letters, or every so many layers."""
     named = fields.get("indexer_types") or fields.get("index_topk_pattern")
     if isinstance(named, list | str):

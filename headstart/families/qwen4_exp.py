@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from headstart.families.base import Family, HeadLayout, Trunk, parts
+from collections.abc import Mapping
+
+from headstart.errors import UnsupportedFamily
+from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import GATED_GQA, QWEN_MOE
 from headstart.families.cautions import Caution
 from headstart.families.dims import Fields
 from headstart.families.names import KeyMap
+from headstart.families.ngrams import table_rows
+from headstart.families.parameters import parameters
 from headstart.families.qwen import LM_HEADS, PREFIXES, SPLIT_DELTA_NET, VISION, layer_type
+from headstart.families.runtime import Runtime
 
 _MIXER = """
     {at}hc_norm.weight                 hc*hidden
@@ -23,14 +29,68 @@ _INDEXER = parts("""
     self_attn.indexer.q_layernorm.weight     index_dim
     self_attn.indexer.k_layernorm.weight     index_dim
 """)
+_NGRAMS = parts("""
+    ple.key_proj.weight     hc*hidden   ple_dim
+    ple.value_proj.weight   hidden      ple_dim
+    ple.norm_key.weight     hc*hidden
+    ple.norm_query.weight   hc*hidden
+    ple.norm_conv.weight    hc*hidden
+    ple.conv1d.weight       hc*hidden   1   ple_conv
+""")
+# what the published class takes where a config is silent
+_NGRAM_DEFAULTS = {
+    "ple_conv_kernel_size": 4,
+    "ngram_size": 3,
+    "heads_per_ngram": 8,
+    "ngram_vocab_size_base": 20_000_000,
+    "make_ngram_vocab_size_divisible_by": 128,
+    "seed": 1234,
+    "split_ngram_parts": 512,
+}
 _ATTENTION = GATED_GQA + _INDEXER + _HYPER + QWEN_MOE
 
 
 def _kind(fields: Fields, layer: int) -> str:
     """Layers with attention are called `indexed_attention` or `full_attention`."""
-    kind = layer_type(fields, layer)
-    return kind if kind == "linear_attention" else "attention"
+    kind = "linear" if layer_type(fields, layer) == "linear_attention" else "attention"
+    has_ngrams = layer + 1 in (fields.get("ple_layer_ids") or ())
+    return f"{kind}_with_ngrams" if has_ngrams else kind
 
+
+_LINEAR = SPLIT_DELTA_NET + _HYPER + QWEN_MOE
+_TABLE = "ple.ple_embedding.ngram_embedding.shard_{shard}.weight"
+
+
+def _kinds(fields: Fields) -> Mapping[str, tuple[Part, ...]]:
+    """The layer with n-grams has a table of as many rows as primes add up to."""
+    kinds = {"attention": _ATTENTION, "linear": _LINEAR}
+    if not fields.get("ple_layer_ids"):
+        return kinds
+    known = {**_NGRAM_DEFAULTS, **fields}
+    heads = (int(known["ngram_size"]) - 1) * int(known["heads_per_ngram"])
+    size = int(known.get("ple_embed_dim") or known["hidden_size"]) // heads
+    rows = table_rows(known) // int(known["split_ngram_parts"])
+    return {**kinds, "linear_with_ngrams": _LINEAR + _NGRAMS + parts(f"{_TABLE} {rows} {size}")}
+
+
+def _normalised(fields: Fields) -> Fields:
+    """Layers that choose what they see are called by several names."""
+    listed = fields.get("layer_types")
+    if not isinstance(listed, list):
+        count = int(fields.get("num_hidden_layers") or 0)
+        listed = [layer_type(fields, layer) for layer in range(count)]
+    listed = ["full_attention" if kind in _CHOOSING else kind for kind in listed]
+    with_ngrams = [n for n in fields.get("ple_layer_ids") or () if n <= len(listed)]
+    if any(n < 1 or listed[n - 1] != "linear_attention" for n in with_ngrams):
+        raise UnsupportedFamily(
+            f"ple_layer_ids is {fields['ple_layer_ids']}; the engine adds an embedding of several "
+            "tokens in recurrent layers only, as the published class does."
+        )
+    dim = fields.get("ple_embed_dim") or fields.get("hidden_size")
+    return {"layer_types": listed, "ple_embed_dim": dim}
+
+
+_CHOOSING = ("indexed_attention", "qwen_sparse_attention")
 
 FAMILY = Family(
     name="qwen4_exp",
@@ -74,11 +134,8 @@ FAMILY = Family(
         lm_heads=LM_HEADS,
         final_norm="",  # the mixer takes its place
         hc_head="hyper_connection_mixer.",
-        # One layer adds an embedding of several tokens (`ple`) to this.
-        kinds={
-            "attention": _ATTENTION,
-            "linear_attention": SPLIT_DELTA_NET + _HYPER + QWEN_MOE,
-        },
+        kinds={"attention": _ATTENTION, "linear": _LINEAR},
+        kinds_of=_kinds,
         kind_of=_kind,
         extras=parts(_MIXER.format(at="hyper_connection_mixer.")),
         beside=VISION,
@@ -95,8 +152,27 @@ FAMILY = Family(
     ),
     elsewhere=("mlx-vlm from pull request 2032", "ik_llama.cpp from pull request 2369"),
     is_complete=True,
-    lacks="several residual streams with gated hyper-connections, an indexer beside grouped "
-    "attention, an embedding of several tokens, and a head that is fed those streams",
+    runtime=Runtime(
+        defaults={
+            "partial_rotary_factor": 0.25,
+            "head_dim": 256,
+            "linear_conv_kernel_dim": 4,
+            "use_qk_norm": True,
+            "indexer_kv_heads": 1,
+            "max_position_embeddings": 32768,
+            **_NGRAM_DEFAULTS,
+        },
+        normalise=_normalised,
+        partial_rotary=True,
+        gated_attention=True,
+        output_bias=True,
+        streams="gated",
+        parameters=parameters("""
+            mlp.shared.gate_up.weight   mlp.shared_expert.{gate,up}_proj.weight
+            mlp.shared.down.weight      mlp.shared_expert.down_proj.weight
+        """),
+        has_gpu_kernels=False,
+    ),
     notes=(
         "the fusion has two projections and no concatenation; one norm goes over all streams",
         "norm names do not all end in norm.weight: rules that add 1 by name miss some",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from headstart.errors import UnsupportedFamily
 from headstart.families.dims import Fields
@@ -25,8 +25,11 @@ class Runtime:
     # fields to add or to replace, where tables cannot say it; may refuse a config
     normalise: Callable[[Fields], Fields] = lambda fields: {}
     refused: Mapping[str, str] = field(default_factory=dict)  # a field that must not be true -> why
+    rotates: bool = True  # False: attention is blind to positions
     partial_rotary: bool = False  # a config may rotate a part of each head only
     gated_attention: bool = False  # a sigmoid of the row scales what attention gives
+    # how layers read and write several residual streams (models/streams.py); None: there is one
+    streams: Literal["independent", "balanced", "gated"] | None = None
     output_bias: bool = False  # attention_bias holds for the output projection as well
     has_windows: bool = True  # sliding_window and layer_types count, as Qwen reads them
     # our parameter -> its published tensors, where they differ from the usual (parameters.py)

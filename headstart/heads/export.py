@@ -7,7 +7,7 @@ from dataclasses import replace
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import ConfigError
 from headstart.heads.formats import Export, format_named, format_of
-from headstart.heads.head import Head, borrowing, dequantize
+from headstart.heads.head import Head, borrowing, dequantize, without_draft_lm_head
 from headstart.heads.operation import Operation, megabytes
 
 _WITH_COPIES = ("xllm", "headstart")  # formats that keep copies of embedding and LM head
@@ -26,6 +26,8 @@ def plan_export(
     """The head as a folder of `format_name`; `trunk` is GGUF's, `head_type` also MLX's."""
     if dequantized:
         head = dequantize(head)
+    if format_name != "headstart":
+        head = without_draft_lm_head(head, f"{format_name} has no place for it")
     export = _export(head, format_name, trunk, head_type, draft_vocab)
     written = sum(s.num_bytes for sh in export.plan.shards.values() for s in sh.tensors.values())
     count = sum(len(shard.tensors) for shard in export.plan.shards.values())

@@ -27,6 +27,8 @@ from headstart.families.names import Naming
 from headstart.heads.detection import FoundHead, find_family, require_head
 from headstart.heads.sharing import trunk_tensor
 
+DRAFT_LM_HEAD = "draft.lm_head"
+
 
 @dataclass(frozen=True)
 class Head:
@@ -47,6 +49,10 @@ class Head:
     model: str | None = None  # path or name of the checkpoint that it belongs to, where known
     is_config_derived: bool = False  # made of a GGUF file's keys, not published so
     past: Mapping[str, Any] = field(default_factory=dict)  # `history`, where no provenance has it
+    # its own quantisation config, where it is not quantised as `config` says
+    quantization: Mapping[str, Any] = field(default_factory=dict)
+    # a quantised copy of the trunk's LM head, for drafts alone: names begin with DRAFT_LM_HEAD
+    draft_lm_head: Mapping[str, TensorSource] = field(default_factory=dict)
 
     @property
     def is_quantized(self) -> bool:
@@ -54,7 +60,8 @@ class Head:
 
     @property
     def num_bytes(self) -> int:
-        return sum(source.num_bytes for source in self.tensors.values())
+        parts = (*self.tensors.values(), *self.draft_lm_head.values())
+        return sum(source.num_bytes for source in parts)
 
     @property
     def history(self) -> dict[str, Any]:
@@ -155,17 +162,46 @@ def stored_weights(head: Head) -> dict[str, StoredWeight]:
     naming = head.naming()
     return quantized_weights(
         head.tensors,
-        Config(dict(head.config)).quantization or quantization_of(head.origin),
+        own_quantization(head),
         lambda name: head.family.keys.to_published(name, naming),
     )
 
 
+def own_quantization(head: Head) -> Mapping[str, Any]:
+    """The quantisation config that describes a head's tensors."""
+    published = Config(dict(head.config)).quantization
+    return head.quantization or published or quantization_of(head.origin)
+
+
+def stored_draft_lm_head(head: Head) -> StoredWeight | None:
+    """The LM head that a head brings for its drafts, if it does."""
+    if not head.draft_lm_head:
+        return None
+    found = quantized_weights(head.draft_lm_head, head.quantization)
+    name = f"{DRAFT_LM_HEAD}.weight"
+    if list(found) != [name]:
+        raise UnexpectedTensor(
+            f"{some(head.draft_lm_head)} are beside the head; expected one quantised "
+            f"{name}. Quantise the head again."
+        )
+    return found[name]
+
+
+def without_draft_lm_head(head: Head, reason: str) -> Head:
+    """The head for a place where drafts use the trunk's LM head."""
+    if not head.draft_lm_head:
+        return head
+    note = f"the LM head for drafts is left out: {reason}"
+    return replace(head.changed(head.tensors, note), draft_lm_head={})
+
+
 def dequantize(head: Head) -> Head:
     """The head with every quantised weight in BF16 and without scales."""
+    head = without_draft_lm_head(head, "it is a quantised copy of the trunk's")
     found, notes = stored_weights(head), list[str]()
     weights, left = weights_among(head.tensors, found, notes)
     if not found:
-        return head
+        return replace(head, quantization={})
     if left:
         raise UnexpectedTensor(
             f"{len(left)} scales belong to no weight of the head: {some(left)}. Without them its "
@@ -181,4 +217,4 @@ def dequantize(head: Head) -> Head:
             "q, k and v stay in chunks, one for each K/V head: vLLM reads such a plain qkv_proj "
             "right only with a tensor parallel size of as many"
         )
-    return head.changed(tensors, *notes)
+    return replace(head.changed(tensors, *notes), quantization={})

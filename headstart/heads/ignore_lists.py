@@ -34,6 +34,9 @@ _LIST_FIELDS = {
     "quark": "exclude",
     "modelopt": "ignore",
 }
+_AUTO_ROUND = ("auto-round", "auto_round", "intel/auto-round")  # no list: settings by module
+_REGEX = frozenset("*+?^$()[]{}|\\")  # characters that tell a pattern from a name
+_PLAIN = {"bits": 16, "data_type": "float"}  # such a setting
 
 
 def lookups(
@@ -92,11 +95,16 @@ def list_field(quantization: dict[str, Any]) -> str | None:
 
 def has_list(quantization: dict[str, Any]) -> bool:
     """Whether it is known how this method excludes modules."""
-    return _has_rules(quantization) or list_field(quantization) is not None
+    has_settings = _has_rules(quantization) or _has_settings(quantization)
+    return has_settings or list_field(quantization) is not None
 
 
 def _has_rules(quantization: dict[str, Any]) -> bool:
     return str(quantization.get("quant_method")).startswith("gptq")
+
+
+def _has_settings(quantization: dict[str, Any]) -> bool:
+    return quantization.get("quant_method") in _AUTO_ROUND
 
 
 def with_unquantized(quantization: dict[str, Any], names: list[str]) -> dict[str, Any]:
@@ -106,6 +114,10 @@ def with_unquantized(quantization: dict[str, Any], names: list[str]) -> dict[str
         result["dynamic"] = rules = result.get("dynamic") or {}  # GPTQModel writes null for none
         for name in names:
             rules.setdefault(_rule(name), {})
+        return result
+    if _has_settings(result):
+        own = result.get("extra_config") or {}
+        result["extra_config"] = {**own, **{name: dict(_PLAIN) for name in names}}
         return result
     field = list_field(result)
     if field is None:
@@ -125,6 +137,9 @@ def without(quantization: dict[str, Any], names: Iterable[str]) -> dict[str, Any
     if isinstance(result.get("dynamic"), dict):
         rules = {_rule(name) for name in dropped}
         result["dynamic"] = {k: v for k, v in result["dynamic"].items() if k not in rules}
+    if _has_settings(result):
+        own = result.get("extra_config") or {}
+        result["extra_config"] = {k: v for k, v in own.items() if k not in dropped}
     return result
 
 
@@ -140,12 +155,27 @@ def is_listed(quantization: dict[str, Any], name: str) -> bool:
         skips = [rule[2:] for rule in rules if rule.startswith("-:")]
         if any(matches(rule, name) for rule in skips):
             return True
+    if _has_settings(quantization):
+        return _is_set_plain(quantization, name)
     field = list_field(quantization)
     entries = quantization.get(field) if field else None
     if not isinstance(entries, list):
         return False
     method = str(quantization.get("quant_method") or "")
     return any(_entry_covers(method, str(entry), name) for entry in entries)
+
+
+def _is_set_plain(quantization: dict[str, Any], name: str) -> bool:
+    """AutoRound: a setting of 16 bits for the module, or blocks to quantise without it."""
+    own = quantization.get("extra_config")
+    for key, values in (own if isinstance(own, dict) else {}).items():
+        bits = values.get("bits", 16) if isinstance(values, dict) else 0
+        is_pattern = bool(_REGEX & set(key)) and matches(f".*(?:{key})", name)
+        if key in (name, *fused_lookups(name)) or name.endswith(f".{key}") or is_pattern:
+            return isinstance(bits, int) and bits >= 16
+    blocks = quantization.get("block_name_to_quantize") or []
+    starts = blocks.split(",") if isinstance(blocks, str) else blocks
+    return bool(starts) and not any(name.startswith(str(start)) for start in starts)
 
 
 def _entry_covers(method: str, entry: str, name: str) -> bool:

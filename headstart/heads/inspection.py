@@ -37,7 +37,7 @@ class TrunkReport:
     num_tensors: int
     num_bytes: int
     dtype: str
-    quantization: str  # method named by the config, "" if none
+    quantization: str  # method named by the config, "" if none, or if it is for the head alone
     is_tied: bool
 
 
@@ -233,9 +233,19 @@ def _trunk(
         len(infos),
         sum(info.num_bytes for info in infos),
         main_dtype(infos),
-        str(checkpoint.config.quantization.get("quant_method") or ""),
+        "" if _is_plain_beside(head, checkpoint, own) else _method(checkpoint),
         bool(checkpoint.config.raw.get("tie_word_embeddings")),
     )
+
+
+def _method(checkpoint: Checkpoint) -> str:
+    return str(checkpoint.config.quantization.get("quant_method") or "")
+
+
+def _is_plain_beside(head: FoundHead | None, checkpoint: Checkpoint, own: set[str]) -> bool:
+    """Whether the config speaks of the head alone: that is quantised, and nothing else is."""
+    found = {name for name, info in checkpoint.tensors.items() if is_quantized(name, info)}
+    return head is not None and bool(found) and found <= own
 
 
 def _head(checkpoint: Checkpoint, head: FoundHead | None) -> HeadReport:

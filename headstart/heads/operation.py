@@ -23,6 +23,7 @@ class Operation:
     facts: Mapping[str, str]  # short label -> text, shown to the user in order
     changes: tuple[str, ...] = ()  # what is not carried over byte for byte
     details: Mapping[str, Any] = field(default_factory=dict)  # kept in provenance
+    measured: Mapping[str, Any] = field(default_factory=dict)  # for machines, by name
 
     def links(self) -> dict[str, dict[str, str]]:
         """By source folder, the links that are followed and where to; refused if outside it."""
@@ -52,6 +53,7 @@ class Operation:
                 "copied": sorted(self.plan.copies),
             },
             "links": self.links(),
+            **self.measured,
         }
 
     def write(

@@ -20,12 +20,11 @@ from headstart.families.registry import match_family
 from headstart.heads.ignore_lists import fused_lookups, lookups, with_unquantized
 
 Tensors = Mapping[str, TensorSource]
-_PROJECTIONS = (
+PROJECTIONS = (
     "q_proj", "k_proj", "v_proj", "o_proj", "qkv_proj", "q_a_proj", "q_b_proj",
     "kv_a_proj_with_mqa", "kv_b_proj", "gate_proj", "up_proj", "down_proj", "gate_up_proj",
     "in_proj_qkvz", "in_proj_qkv", "in_proj_z", "out_proj",
 )  # fmt: skip
-_GROUPS = (128, 64, 32)  # sizes that kernels of other engines have
 
 
 def quantized_copy(
@@ -36,12 +35,11 @@ def quantized_copy(
         raise ConfigError(f"--weights is {weights!r}; expected one of {', '.join(FORMATS)}.")
     form = FORMATS[weights]
     head, own = _head_names(config, tensors), {}
-    quantizes_head = weights.startswith("fp8")
     for name, source in tensors.items():
         module, _, parameter = name.rpartition(".")
-        is_projection = module.rpartition(".")[2] in _PROJECTIONS and parameter == "weight"
+        is_projection = module.rpartition(".")[2] in PROJECTIONS and parameter == "weight"
         fits = len(source.shape) == 2 and source.shape[0] % form.outputs == 0
-        if is_projection and fits and (quantizes_head or name not in head):
+        if is_projection and fits and (form.quantizes_head or name not in head):
             own[name] = source
     group = _group(own, form)
     result: dict[str, TensorSource] = {}
@@ -58,12 +56,13 @@ def quantized_copy(
 def _group(own: Tensors, form: WrittenFormat) -> int:
     if not own:
         raise ConfigError("--weights was given and no projection of the model can be quantised.")
-    fitting = [g for g in _GROUPS if all(s.shape[1] % g == 0 for s in own.values())]
-    if form.has_groups and not fitting:
-        odd = [name for name, s in own.items() if s.shape[1] % _GROUPS[-1]]
+    fitting = [g for g in form.groups if all(s.shape[1] % g == 0 for s in own.values())]
+    if form.groups and not fitting:
+        odd = [name for name, s in own.items() if s.shape[1] % form.groups[-1]]
         raise ConfigError(
             f"--weights: {some(odd)} has rows that are no whole number of groups of "
-            f"{', '.join(map(str, _GROUPS))}. Use --weights fp8-block or fp8-row, or other sizes."
+            f"{', '.join(map(str, form.groups))}. Use --weights fp8-block or fp8-row, or other "
+            "sizes."
         )
     return fitting[0] if fitting else 0
 

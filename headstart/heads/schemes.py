@@ -9,18 +9,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from headstart.checkpoint.config import Config, text_part
+from headstart.checkpoint.config import text_part
 from headstart.checkpoint.quantized.described import (
     MODELOPT_FILE,
     modelopt_document,
     quantization_of,
 )
-from headstart.checkpoint.quantized.names import PACKED, Typed, is_quantized, is_scale, scale_of
+from headstart.checkpoint.quantized.names import PACKED, Typed, is_quantized, scale_of
+from headstart.checkpoint.quantized.writing import compressed_config
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import CheckpointError, some
-from headstart.families.experts import is_fused_experts, split_name
 from headstart.families.names import Naming
-from headstart.heads.head import Head
+from headstart.heads.config_groups import modules_of, own_groups, trunk_patterns, with_groups
+from headstart.heads.head import Head, own_quantization
 from headstart.heads.ignore_lists import (
     has_list,
     is_listed,
@@ -38,6 +39,7 @@ _READERS = {
     "qweight": ("gptq", "awq", "auto-round"),
 }
 _FOUR_BITS = ("fp4", "int4", "w4a")  # in the names of formats and algorithms
+_MERGED = ("none", "compressed-tensors")  # configs that take the groups of a head's own
 _SAME = ("quant_method", "quant_algo", "format", "weight_block_size")
 
 
@@ -72,12 +74,12 @@ def check_scheme(head: Head, model: Checkpoint) -> None:
     """Refuse a quantised head that the model's config does not describe."""
     if not head.is_quantized or head.family.is_quantized_by_layout:
         return
-    config, origin = quantization_of(model), Config(dict(head.config)).quantization
+    config, origin = quantization_of(model), own_quantization(head)
     method = str(config.get("quant_method") or "none")
     marks = set(_marks(head))
     is_readable = all(method.startswith(_READERS.get(mark, ())) for mark in marks)
     others = [f for f in _SAME if f in origin and f in config and origin[f] != config[f]]
-    if is_readable and not others:
+    if (is_readable and not others) or (method in _MERGED and own_groups(head) is not None):
         return
     detail = "".join(f"; {f} is {origin[f]!r} there and {config[f]!r} here" for f in others)
     raise CheckpointError(
@@ -106,12 +108,19 @@ def relist(
         for field in _CONFIG_FIELDS:
             if not isinstance(part.get(field), dict):
                 continue
-            part[field] = _relisted(head, naming, part[field])
+            part[field] = with_groups(head, naming, _relisted(head, naming, part[field]))
             if not has_list(part[field]) and not head.is_quantized:
                 notes.append(
                     f"quantisation {part[field].get('quant_method')!r} keeps no list that is known "
                     "here: see that your engine leaves the head unquantised"
                 )
+    if head.is_quantized and not quantization_of(model):
+        found = own_groups(head, naming)
+        if found is not None:
+            plain, _ = modules_of(head)
+            ignored = [*trunk_patterns(head, naming), *lookups(head.family, naming, plain)]
+            config["quantization_config"] = {**compressed_config(*found), "ignore": ignored}
+            notes.append("the config says that the head alone is quantised (compressed-tensors)")
     documents: dict[str, Any] = {}
     path = model.folder / MODELOPT_FILE
     if path.is_file():
@@ -135,24 +144,3 @@ def _relisted(head: Head, naming: Naming, quantization: dict[str, Any]) -> dict[
             f"{some(excluded)}: engines would read quantised bytes as plain ones. Add --dequantize."
         )
     return with_unquantized(result, lookups(head.family, naming, plain))
-
-
-def modules_of(head: Head) -> tuple[list[str], list[str]]:
-    """The linear modules of a head under our names: those stored plain, those quantised."""
-    plain: list[str] = []
-    quantized: list[str] = []
-    for name, source in head.tensors.items():
-        module, _, parameter = name.rpartition(".")
-        if is_scale(name) or name.split(".")[2] in ("embed_tokens", "lm_head"):
-            continue
-        found = quantized if is_quantized(name, source) else plain
-        if is_fused_experts(name):
-            kinds = ("down",) if parameter == "down_proj" else ("gate", "up")
-            found += [
-                split_name(name, expert, kind).removesuffix(".weight")
-                for expert in range(source.shape[0])
-                for kind in kinds
-            ]
-        elif parameter in PACKED and (len(source.shape) == 2 or parameter != "weight"):
-            found.append(module)
-    return plain, quantized

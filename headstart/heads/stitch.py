@@ -44,7 +44,7 @@ from headstart.heads.experts import fuse_experts, has_fused_experts, split_exper
 from headstart.heads.formats.gguf import GgufModel, plan_gguf_restore, plan_gguf_stitch
 from headstart.heads.formats.mlx_layouts import plan_mlx_stitch, refuse_whole
 from headstart.heads.formats.mlx_model import is_mlx_model
-from headstart.heads.head import Head, dequantize
+from headstart.heads.head import Head, dequantize, without_draft_lm_head
 from headstart.heads.operation import Operation, counted, megabytes
 from headstart.heads.placement import placement
 from headstart.heads.schemes import check_scheme, relist
@@ -86,6 +86,7 @@ def plan_stitch(
     existing = find_head_of(model, owner)
     if dequantized:
         head = dequantize(head)
+    head = without_draft_lm_head(head, "inside a model engines use the trunk's")
     head = _same_experts(head, existing)
     head = _fresh_copies(head, model)
     _check_fit(head, model)

@@ -230,26 +230,43 @@ class PagedContext:
 
 
 def attend_chosen(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    allowed: torch.Tensor,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`attend_rows` over the entries that each row may see: allowed [rows, n]."""
     rows, length = allowed.shape
-    step = max(1, _MASK_VALUES // length)
+    step = max(1, _MASK_VALUES // (length if sinks is None else length * len(sinks)))
     if rows <= step:
-        return _attend_chosen(q, keys, values, allowed)
+        return _attend_chosen(q, keys, values, allowed, sinks)
     parts = []
     for at in range(0, rows, step):
         own, seen = slice(at, at + step), length - rows + at + step
-        parts.append(_attend_chosen(q[own], keys[:seen], values[:seen], allowed[own, :seen]))
+        near = allowed[own, :seen]
+        parts.append(_attend_chosen(q[own], keys[:seen], values[:seen], near, sinks))
     return torch.cat(parts)
 
 
 def _attend_chosen(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, allowed: torch.Tensor
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    allowed: torch.Tensor,
+    sinks: torch.Tensor | None,
 ) -> torch.Tensor:
+    mask = allowed
+    if sinks is not None:  # as in `_attend`
+        unseen = torch.zeros_like(allowed, dtype=q.dtype).masked_fill_(~allowed, -torch.inf)
+        by_head = sinks.to(q.dtype).view(-1, 1, 1).expand(-1, len(q), 1)
+        mask = torch.cat([unseen.expand(len(sinks), -1, -1), by_head], dim=-1)
+        keys, values = (
+            torch.cat([part, part.new_zeros(1, *part.shape[1:])]) for part in (keys, values)
+        )
     shape = (1, q.shape[1], len(keys), -1)
     k, v = (part.transpose(0, 1).unsqueeze(0).expand(shape) for part in (keys, values))
-    found = scaled_dot_product_attention(q.transpose(0, 1).unsqueeze(0), k, v, attn_mask=allowed)
+    found = scaled_dot_product_attention(q.transpose(0, 1).unsqueeze(0), k, v, attn_mask=mask)
     return found.squeeze(0).transpose(0, 1)
 
 

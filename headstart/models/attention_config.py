@@ -34,14 +34,18 @@ def sliding_shape(raw: Mapping[str, Any]) -> AttentionShape:
     """The geometry of sliding layers, where a family has one apart."""
     names = ("swa_num_attention_heads", "swa_num_key_value_heads", "swa_head_dim", "swa_v_head_dim")
     heads, kv_heads, dim, v_dim = (size(raw, name) for name in names)
-    partial = raw.get("swa_partial_rotary_factor")
-    rope = {"rope_theta": raw["swa_rope_theta"], "partial_rotary_factor": partial}
+    given = raw.get("swa_rope_parameters")  # what these layers have apart, as a whole
+    if given is not None:
+        rope = {**raw, "rope_parameters": given}
+    else:
+        partial = raw.get("swa_partial_rotary_factor")
+        rope = {"rope_theta": raw["swa_rope_theta"], "partial_rotary_factor": partial}
     return AttentionShape(
         heads=heads,
         kv_heads=kv_heads,
         dim=dim,
         v_dim=v_dim,
-        rope=rope_config(rope, dim, may_be_partial=True),
+        rope=rope_config(rope, dim, may_be_partial=given is None),
         window=size(raw, "swa_window"),
         has_sinks=bool(raw.get("add_swa_attention_sink_bias")),
     )

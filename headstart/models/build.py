@@ -79,11 +79,13 @@ def build(
     layout: Layout = "own",
     with_head: bool = True,
     holds: Callable[[LoadedModel], Held] | None = None,
+    draft_lm_head: bool = True,
 ) -> LoadedModel:
     """Load trunk and head onto a device.
 
     `holds` is asked, with modules that have no memory yet, which weights stay as they are stored;
-    the plain modules take them all.
+    the plain modules take them all. `draft_lm_head`: whether drafts go through the LM head that a
+    head may bring for them.
     """
     place = resolve_device(device)
     kind = resolve_dtype(dtype, place)
@@ -110,7 +112,9 @@ def build(
     notes += fill_trunk(trunk, tensors, loading, max_len, prefix, lm_head)
     if stored.head is not None and head is not None:
         loading = replace(loading, forms=held.head)
-        notes += load_stored_head(head, stored.head, config, loading, max_len)
+        notes += load_stored_head(
+            head, stored.head, config, loading, max_len, draft_lm_head=draft_lm_head
+        )
     return replace(model, notes=tuple(notes))
 
 
@@ -124,7 +128,7 @@ def plain_modules_hold(model: LoadedModel) -> Held:
 def _own_length(config: ModelConfig, dtype: torch.dtype, notes: list[str]) -> int:
     """The model's own, less where tables for it would take much memory unasked."""
     ropes = [config.rope] if config.sliding is None else [config.rope, config.sliding.rope]
-    most = _TABLE_BYTES // sum(table_bytes(rope, dtype) for rope in ropes)
+    most = _TABLE_BYTES // max(1, sum(table_bytes(rope, dtype) for rope in ropes))
     if config.max_positions <= most:
         return config.max_positions
     notes.append(

@@ -13,7 +13,7 @@ from math import prod
 from typing import Any, Literal
 
 from headstart.errors import BadConfig, UnsupportedFamily, some
-from headstart.families.base import Family
+from headstart.families.base import Family, HeadLayout
 from headstart.families.parameters import held_by
 from headstart.families.registry import family_of_trunk, runtimes
 from headstart.families.runtime import Runtime
@@ -24,21 +24,25 @@ from headstart.models.attention_config import (
     windows_by_layer,
 )
 from headstart.models.delta_config import DeltaConfig, delta_config
-from headstart.models.mla_config import MlaConfig, mla_config
-from headstart.models.moe_config import MoeConfig, moe_config
-from headstart.models.rope import RopeConfig, rope_config
+from headstart.models.mla_config import IndexConfig, MlaConfig, mean_index, mla_config
+from headstart.models.moe_config import Limit, MoeConfig, moe_config
+from headstart.models.ngram_embedding import NgramConfig, ngram_config
+from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
+from headstart.models.streams import StreamConfig, stream_config
 
 
 @dataclass(frozen=True)
 class LayerKind:
     """What a layer is made of."""
 
-    mixer: Literal["attention", "sliding", "latent", "delta"] = "attention"
+    mixer: Literal["attention", "indexed", "sliding", "latent", "delta"] = "attention"
     feed: Literal["dense", "moe"] = "dense"
     index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
     # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
-    limit: float | None = None
-    shared_limit: float | None = None
+    limit: Limit | None = None
+    shared_limit: Limit | None = None
+    has_streams: bool = False  # whether it reads and writes several residual streams
+    has_ngrams: bool = False  # whether it adds an embedding of several tokens to them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,10 +72,13 @@ class ModelConfig:
     moe: MoeConfig | None
     delta: DeltaConfig | None  # of the layers whose mixer it is
     mla: MlaConfig | None  # of latent attention
+    index: IndexConfig | None  # of layers with K/V heads that see a choice of tokens
     sliding: AttentionShape | None  # of layers that see a window, where they have their own
     v_scale: float  # of all values
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
+    streams: StreamConfig | None  # where there are several residual ones
+    ngrams: NgramConfig | None  # of the layer that has an embedding of several tokens
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
 
     @property
@@ -83,14 +90,29 @@ class ModelConfig:
         """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
         if kind.mixer == "latent":
             assert self.mla is not None
-            index = self.mla.index.dim if kind.index == "own" and self.mla.index else 0
+            index = self.mla.index.kept if kind.index == "own" and self.mla.index else 0
             return (self.mla.entry + index,), (0,)
         shape = self.shape(kind)
+        if kind.mixer == "indexed":
+            assert self.index is not None
+            return (shape.kv_heads * (shape.dim + shape.v_dim) + self.index.kept,), (0,)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
 
     def slot_values(self, kind: LayerKind) -> int:
         """Numbers that a layer keeps of a token; a recurrent one none."""
         return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in self.kept(kind))
+
+    def more_states(self, kind: LayerKind) -> tuple[tuple[int, int], ...]:
+        """Rows and channels of further states that a recurrent layer keeps."""
+        if not kind.has_ngrams:
+            return ()
+        assert self.ngrams is not None and self.streams is not None
+        return self.ngrams.kept(self.streams.count * self.hidden)
+
+    def state_size(self, layout: HeadLayout) -> int:
+        """Numbers in the state that a head with this layout is fed, and hands on."""
+        streams = self.streams if layout.trunk_hidden == "before_hc_head" else None
+        return self.hidden * (1 if streams is None else streams.count)
 
     def shape(self, kind: LayerKind) -> AttentionShape:
         """The geometry of a layer that attends."""
@@ -121,7 +143,9 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False))
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
-    delta = delta_config(raw, layers) if _has_delta_nets(owner, runtime) else None
+    by_channel = _has_layers_with(_KIMI, owner, runtime)
+    has_delta = by_channel or _has_layers_with(_DELTA, owner, runtime)
+    delta = delta_config(raw, layers, by_channel=by_channel) if has_delta else None
     held = _parameters(owner, runtime, raw, layers)
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
     made = [_kind(*each) for each in zip(held, slides, strict=True)]
@@ -130,9 +154,18 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     sliding = sliding_shape(raw) if any(slides) else None
     mla = None
     if head_kind.mixer == "latent":
-        mla = mla_config(raw, has_index=any(kind.index == "own" for kind in kinds))
+        has_index = any(kind.index == "own" for kind in kinds)
+        mla = mla_config(raw, held[-1], has_index=has_index, rotates=runtime.rotates)
     if mla is not None:
         head_dim = mla.qk_dim
+    rope = NO_ROTATION
+    if runtime.rotates:
+        rope = rope_config(
+            raw,
+            head_dim if mla is None else mla.rope_dim,
+            may_be_partial=runtime.partial_rotary,
+            is_interleaved=bool(raw.get("rope_interleave")),
+        )
     experts = next((names for names in held if _ROUTER in names), None)
     return ModelConfig(
         model_type=model_type,
@@ -145,12 +178,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         v_dim=int(raw.get("v_head_dim") or head_dim) if sliding is not None else head_dim,
         vocab=size(raw, "vocab_size"),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=rope_config(
-            raw,
-            head_dim if mla is None else mla.rope_dim,
-            may_be_partial=runtime.partial_rotary,
-            is_interleaved=bool(raw.get("rope_interleave")),
-        ),
+        rope=rope,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -163,9 +191,12 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         moe=None if experts is None else moe_config(raw, experts),
         delta=delta,
         mla=mla,
+        index=mean_index(raw, rope.dim) if head_kind.mixer == "indexed" else None,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
+        streams=_streams(raw, owner, runtime),
+        ngrams=ngram_config(raw) if any(_NGRAMS in names for names in held) else None,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         centred_norms=owner.layout.zero_centred_norms,
     )
@@ -197,12 +228,15 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
 # parameters that tell what a layer is made of
 _DELTA, _LATENT = "attention.conv", "attention.kv_up"
 _INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
+_KIMI, _MEANS = "attention.q_conv", "attention.indexer.qk.weight"
+_NGRAMS = "ngrams.key.weight"
+_STREAMS = ("attention_streams.shares.weight", "attention_streams.gates.down.weight")
 
 
-def _has_delta_nets(owner: Family, runtime: Runtime) -> bool:
-    """Whether layers of the family may keep a state."""
+def _has_layers_with(parameter: str, owner: Family, runtime: Runtime) -> bool:
+    """Whether some kind of the family's layers has a parameter, as those that keep a state do."""
     tables = owner.trunk.kinds.values()
-    return any(_DELTA in held_by({p.name for p in t}, runtime.parameters) for t in tables)
+    return any(parameter in held_by({p.name for p in t}, runtime.parameters) for t in tables)
 
 
 def _parameters(
@@ -210,7 +244,8 @@ def _parameters(
 ) -> list[frozenset[str]]:
     """Our parameters of every layer of the trunk and, last, of the block of its head."""
     trunk = owner.trunk
-    tables = [trunk.kinds[trunk.kind_of(raw, layer)] for layer in range(layers)]
+    kinds = trunk.layer_kinds(raw)
+    tables = [kinds[trunk.kind_of(raw, layer)] for layer in range(layers)]
     tables.append(owner.block(owner.fields_of_head(raw)))
     return [
         held_by({part.name for part in table if part.applies(raw)}, runtime.parameters)
@@ -219,19 +254,34 @@ def _parameters(
 
 
 def _kind(held: frozenset[str], slides: bool) -> LayerKind:
-    usual: Literal["sliding", "attention"] = "sliding" if slides else "attention"
+    usual: Literal["sliding", "indexed", "attention"] = "sliding" if slides else "attention"
+    if _MEANS in held:
+        usual = "indexed"
     return LayerKind(
-        mixer="delta" if _DELTA in held else "latent" if _LATENT in held else usual,
+        mixer="delta"
+        if _DELTA in held or _KIMI in held
+        else "latent"
+        if _LATENT in held
+        else usual,
         index="own" if _INDEXER in held else "none",
         feed="moe" if _ROUTER in held else "dense",
+        has_streams=not held.isdisjoint(_STREAMS),
+        has_ngrams=_NGRAMS in held,
     )
+
+
+def _streams(raw: Mapping[str, Any], owner: Family, runtime: Runtime) -> StreamConfig | None:
+    if runtime.streams is None:
+        return None
+    outside = held_by({part.name for part in owner.trunk.extras}, runtime.parameters)
+    return stream_config(raw, runtime.streams, outside)
 
 
 def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
     """Latent attention without an indexer uses that of an earlier layer, if there is any."""
     if all(kind.index == "none" for kind in kinds):
         return tuple(kinds)
-    if kinds[0].index == "none":
+    if next(kind for kind in kinds if kind.mixer == "latent").index == "none":
         raise BadConfig(
             "the first layer has no indexer, and there is none before it that it could share. "
             "Take the config.json of the model's release."
@@ -245,8 +295,10 @@ def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
 def _limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
     """With the limits of a layer, where a config lists them; 0 means none."""
     lists = [raw.get(name) or [] for name in ("swiglu_limits", "swiglu_limits_shared")]
+    is_before = bool(raw.get("limits_before_activation"))
     limit, shared = (
-        float(part[layer] or 0) or None if len(part) > layer else None for part in lists
+        Limit(float(part[layer]), is_before) if len(part) > layer and part[layer] else None
+        for part in lists
     )
     return replace(kind, limit=limit, shared_limit=shared)
 

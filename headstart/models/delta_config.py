@@ -1,10 +1,10 @@
-"""Sizes of a gated delta net (Qwen3-Next, Qwen3.5)."""
+"""Sizes of recurrent layers: what every kind keeps, and the gated delta net (Qwen3-Next, 3.5)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from headstart.errors import BadConfig, UnsupportedFamily, some
 from headstart.families.dims import positive_ints
@@ -17,7 +17,9 @@ _SIZES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class DeltaConfig:
+class RecurrentConfig:
+    """A layer that keeps, of each head, a memory from keys to values, and its last inputs."""
+
     k_heads: int  # of queries and keys; each serves several value heads
     v_heads: int
     k_dim: int
@@ -44,7 +46,16 @@ class DeltaConfig:
         return self.v_heads * self.k_dim * self.v_dim
 
 
-def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
+@dataclass(frozen=True, kw_only=True)
+class DeltaConfig(RecurrentConfig):
+    """A gated delta net, or one whose channels fade each by itself (Kimi's delta attention)."""
+
+    by_channel: bool = False
+    gate: Literal["silu", "sigmoid"] = "silu"  # of what the memory gives
+    least_log_decay: float | None = None  # of channels, where a sigmoid and no soft-plus gives it
+
+
+def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = False) -> DeltaConfig:
     """The recurrent layers of a config, or what is wrong with it."""
     sizes = positive_ints(raw, _SIZES)
     if sizes is None or sizes[1] % sizes[0]:
@@ -72,4 +83,19 @@ def delta_config(raw: Mapping[str, Any], layers: int) -> DeltaConfig:
             f"{raw.get('model_type')}, as its published implementation does."
         )
     k_heads, v_heads, k_dim, v_dim, kernel = sizes
-    return DeltaConfig(k_heads=k_heads, v_heads=v_heads, k_dim=k_dim, v_dim=v_dim, kernel=kernel)
+    gate = raw.get("output_gate_type") or "silu"
+    if gate not in ("silu", "swish", "sigmoid"):
+        raise UnsupportedFamily(
+            f"output_gate_type is {gate!r}; the engine computes 'silu' and 'sigmoid'."
+        )
+    least = raw.get("linear_lower_bound") if by_channel else None
+    return DeltaConfig(
+        k_heads=k_heads,
+        v_heads=v_heads,
+        k_dim=k_dim,
+        v_dim=v_dim,
+        kernel=kernel,
+        by_channel=by_channel,
+        gate="sigmoid" if gate == "sigmoid" else "silu",
+        least_log_decay=None if least is None else float(least),
+    )

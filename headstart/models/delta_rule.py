@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -41,21 +42,50 @@ class DeltaRows:
     def num_rows(self) -> int:
         return self.v.shape[0]
 
+    def step(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        memory = memory * self.log_decay.exp()[..., None, None]
+        known = (self.k[..., None, :] @ memory).squeeze(-2)
+        change = (self.v - known) * self.strength[..., None]
+        memory = memory + self.k[..., :, None] * change[..., None, :]
+        return (self.q[..., None, :] @ memory).squeeze(-2), memory
 
-def recur(rows: DeltaRows, memory: Tensor) -> tuple[Tensor, Tensor]:
+    def over_chunk(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        return _scan_chunk(self, memory)
+
+
+class Rows(Protocol):
+    """What a recurrence reads of each row; other rules than the delta rule are in other files."""
+
+    @property
+    def k(self) -> Tensor: ...
+
+    @property
+    def v(self) -> Tensor: ...
+
+    @property
+    def num_rows(self) -> int: ...
+
+    def __getitem__(self, rows: slice | Tensor) -> Self: ...
+
+    def step(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """One row each of B texts: memory [B, H, K, V] -> results [B, H, V], the memory after."""
+        ...
+
+    def over_chunk(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Some rows of one text: memory [H, K, V] -> results [T, H, V], the memory after them."""
+        ...
+
+
+def recur(rows: Rows, memory: Tensor) -> tuple[Tensor, Tensor]:
     """One row each of B texts: memory [B, H, K, V] -> results [B, H, V] and the memory after."""
-    memory = memory * rows.log_decay.exp()[..., None, None]
-    known = (rows.k[..., None, :] @ memory).squeeze(-2)
-    change = (rows.v - known) * rows.strength[..., None]
-    memory = memory + rows.k[..., :, None] * change[..., None, :]
-    return (rows.q[..., None, :] @ memory).squeeze(-2), memory
+    return rows.step(memory)
 
 
-def scan(rows: DeltaRows, memory: Tensor) -> tuple[Tensor, Tensor]:
+def scan(rows: Rows, memory: Tensor) -> tuple[Tensor, Tensor]:
     """All rows of one text: memory [H, K, V] -> results [T, H, V] and the memory after them."""
     results = []
     for start in range(0, rows.num_rows, CHUNK_ROWS):
-        part, memory = _scan_chunk(rows[start : start + CHUNK_ROWS], memory)
+        part, memory = rows[start : start + CHUNK_ROWS].over_chunk(memory)
         results.append(part)
     return torch.cat(results), memory
 

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 import torch
 
 from headstart.models.attention import Seen
-from headstart.models.delta_rule import DeltaRows, convolve, scan
+from headstart.models.delta_rule import Rows, convolve, scan
 from headstart.models.ragged import causal_attention, chained_attention
 
 
@@ -99,12 +99,12 @@ class Passage:
         self.entries = new
         return [Seen(rows, new[rows]) for rows in self.documents.slices]
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         before = rows.new_zeros(weight.shape[1] - 1, rows.shape[1])
         parts = torch.split(rows, list(self.documents.lengths))
         return torch.cat([convolve(part, before, weight)[0] for part in parts])
 
-    def recur(self, rows: DeltaRows) -> torch.Tensor:
+    def recur(self, rows: Rows) -> torch.Tensor:
         memory = rows.v.new_zeros(*rows.k.shape[1:], rows.v.shape[-1])
         return torch.cat([scan(rows[own], memory)[0] for own in self.documents.slices])
 

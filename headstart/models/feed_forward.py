@@ -15,13 +15,13 @@ from torch import nn
 from torch.nn.functional import linear, silu
 
 from headstart.models.linear import PRODUCTS, Linear, Stack
-from headstart.models.moe_config import MoeConfig
+from headstart.models.moe_config import Limit, MoeConfig
 
 
 class MLP(nn.Module):
     """SwiGLU with gate and up in one product."""
 
-    def __init__(self, hidden: int, width: int, *, bias: bool = False, limit: float | None = None):
+    def __init__(self, hidden: int, width: int, *, bias: bool = False, limit: Limit | None = None):
         super().__init__()
         self.limit = limit
         self.gate_up = Linear(hidden, 2 * width, bias=bias)
@@ -34,10 +34,13 @@ class MLP(nn.Module):
         return result
 
 
-def gated(gate: torch.Tensor, up: torch.Tensor, limit: float | None = None) -> torch.Tensor:
+def gated(gate: torch.Tensor, up: torch.Tensor, limit: Limit | None = None) -> torch.Tensor:
     """silu(gate) * up, without a third tensor where no gradient needs it; each within a limit."""
     if limit is not None:
-        return silu(gate).clamp(max=limit) * up.clamp(-limit, limit)
+        most, up = limit.most, up.clamp(-limit.most, limit.most)
+        if limit.is_before:
+            return silu(gate.clamp(max=most)) * up
+        return silu(gate).clamp(max=most) * up
     return silu(gate) * up if gate.requires_grad else silu(gate).mul_(up)
 
 
@@ -96,7 +99,7 @@ def _best_groups(scores: torch.Tensor, config: MoeConfig) -> torch.Tensor:
 class Experts(nn.Module):
     """The experts' matrices, and the rows of a batch through those that were chosen."""
 
-    def __init__(self, config: MoeConfig, hidden: int, limit: float | None = None):
+    def __init__(self, config: MoeConfig, hidden: int, limit: Limit | None = None):
         super().__init__()
         self.limit = limit
         self.gate_up = Stack(config.num_experts, hidden, 2 * config.width)
@@ -131,8 +134,8 @@ class MoE(nn.Module):
         self,
         config: MoeConfig,
         hidden: int,
-        limit: float | None = None,
-        shared_limit: float | None = None,
+        limit: Limit | None = None,
+        shared_limit: Limit | None = None,
     ):
         super().__init__()
         self.router = Router(config, hidden)

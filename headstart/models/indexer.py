@@ -20,7 +20,7 @@ from headstart.models.mla_config import LATENT_EPS, IndexConfig
 from headstart.models.rope import Rotation, in_halves, rotate
 
 # Scores of all heads at one time. Those of a long prompt would be many gigabytes.
-_SCORE_VALUES = 1 << 25
+SCORE_VALUES = 1 << 25
 
 
 class IndexRows(NamedTuple):
@@ -39,6 +39,7 @@ class Indexer(nn.Module):
         self.k_norm_weight = nn.Parameter(torch.empty(config.dim), requires_grad=False)
         self.k_norm_bias = nn.Parameter(torch.empty(config.dim), requires_grad=False)
         self.weights = Linear(hidden, config.heads)
+        self.one_by_one = False  # set by backends/torch/exact.py
 
     @torch.no_grad()
     def project(
@@ -51,8 +52,15 @@ class Indexer(nn.Module):
         k = layer_norm(self.k(x), (config.dim,), self.k_norm_weight, self.k_norm_bias, LATENT_EPS)
         wide = torch.promote_types(x.dtype, torch.float32)
         weights = self.weights(x).to(wide) * config.heads**-0.5
-        rows = IndexRows(rotate(q, *turn).to(wide) * config.dim**-0.5, weights)
-        return rows, rotate(k.unsqueeze(1), *turn).squeeze(1)
+        rows = IndexRows(self._turned(q, turn).to(wide) * config.dim**-0.5, weights)
+        return rows, self._turned(k.unsqueeze(1), turn).squeeze(1)
+
+    def _turned(self, x: torch.Tensor, turn: Rotation) -> torch.Tensor:
+        """x [T, heads, D] with its first or its last numbers rotated."""
+        if not self.config.rotates_last:
+            return rotate(x, *turn)
+        kept = x.shape[-1] - turn.cos.shape[-1]
+        return torch.cat([x[..., :kept], rotate(x[..., kept:], *turn)], dim=-1)
 
     @torch.no_grad()
     def choose(self, rows: IndexRows, part: Seen) -> torch.Tensor | None:
@@ -68,28 +76,28 @@ class Indexer(nn.Module):
         stored = part.stored[:, -size:].to(kind)
         own = None if part.own is None else part.own[..., -size:].to(kind)
         before = len(stored) - part.num_rows
-        step = max(1, _SCORE_VALUES // (self.config.heads * total))
+        step = max(1, SCORE_VALUES // (self.config.heads * total))
         chosen = torch.empty(part.num_rows, total, dtype=torch.bool, device=stored.device)
         for at in range(0, part.num_rows, step):
             here = slice(at, min(at + step, part.num_rows))
             some = IndexRows(*(each[part.rows][here] for each in rows))
-            scores = _scores(some, "md", stored)
+            scores = scores_of(some, "md", stored)
             last = torch.arange(before + here.start, before + here.stop, device=scores.device)
             ahead = torch.arange(len(stored), device=scores.device) > last[:, None]
             scores.masked_fill_(ahead, -torch.inf)
             if own is not None:
-                scores = torch.cat([scores, _scores(some, "mrd", own[:, here])], dim=1)
-            chosen[here] = _best(scores, self.config.top_k)
+                scores = torch.cat([scores, scores_of(some, "mrd", own[:, here])], dim=1)
+            chosen[here] = best_of(scores, self.config.top_k)
         return chosen
 
 
-def _scores(rows: IndexRows, axes: str, keys: torch.Tensor) -> torch.Tensor:
+def scores_of(rows: IndexRows, axes: str, keys: torch.Tensor) -> torch.Tensor:
     """[R, m] for keys with these axes."""
     by_head = torch.einsum(f"rhd,{axes}->rhm", rows.q, keys).relu_()
     return torch.einsum("rhm,rh->rm", by_head, rows.weights)
 
 
-def _best(scores: torch.Tensor, count: int) -> torch.Tensor:
+def best_of(scores: torch.Tensor, count: int) -> torch.Tensor:
     """Which of scores [R, m] are a row's best so many; never those that it cannot see."""
     best = scores.sort(dim=1, descending=True, stable=True).indices[:, :count]
     chosen = torch.zeros_like(scores, dtype=torch.bool).scatter_(1, best, True)

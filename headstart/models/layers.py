@@ -2,78 +2,28 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from headstart.models.attention import Context, EntryContext
-from headstart.models.attention_config import AttentionShape
 from headstart.models.config import LayerKind, ModelConfig
 from headstart.models.feed_forward import MLP, MoE
-from headstart.models.linear import Linear
+from headstart.models.gated_streams import GatedConnection, GatedJoin
+from headstart.models.grouped_attention import Attention, norm
+from headstart.models.indexed_attention import IndexedAttention
+from headstart.models.kimi_delta import KimiDeltaAttention
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
+from headstart.models.ngram_embedding import NgramEmbedding
 from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
-from headstart.models.rope import Rotation, rotate
+from headstart.models.rope import Rotation
+from headstart.models.streams import Connection, Joined
 
 # what the rows of a layer see, or go on from
 LayerContext = Context | EntryContext | Recurrence
-
-
-def norm(size: int, config: ModelConfig) -> Norm:
-    return Norm(size, config.eps, centred=config.centred_norms)
-
-
-class Attention(nn.Module):
-    """Grouped-query attention with q, k and v in one product, and q's gates beside each q."""
-
-    def __init__(self, config: ModelConfig, shape: AttentionShape):
-        super().__init__()
-        self.heads, self.kv_heads, self.dim = shape.heads, shape.kv_heads, shape.dim
-        self.v_dim, self.v_scale = shape.v_dim, config.v_scale
-        self.is_gated = config.gated_attention
-        self.sizes = [
-            ((1 + self.is_gated) * self.heads + self.kv_heads) * self.dim,
-            self.kv_heads * self.v_dim,
-        ]
-        self.qkv = Linear(config.hidden, sum(self.sizes), bias=config.qkv_bias)
-        self.o = Linear(self.heads * self.v_dim, config.hidden, bias=config.o_bias)
-        self.head_gate = Linear(config.hidden, self.heads) if config.head_gate else None
-        self.q_norm = norm(self.dim, config) if config.qk_norm else None
-        self.k_norm = norm(self.dim, config) if config.qk_norm else None
-        self.sinks = (
-            nn.Parameter(torch.empty(self.heads), requires_grad=False) if shape.has_sinks else None
-        )
-
-    def forward(
-        self,
-        x: torch.Tensor,
-        rotation: Rotation,
-        context: Context,
-        window: int | None,
-    ) -> torch.Tensor:
-        """x [T, hidden] -> [T, hidden]."""
-        both, v = torch.split(self.qkv(x), self.sizes, dim=-1)
-        rows = both.view(x.shape[0], -1, self.dim)
-        v = v.view(x.shape[0], -1, self.v_dim)
-        gate = None
-        if self.is_gated:  # of each head first its q, then its gate
-            queries = rows[:, : 2 * self.heads]
-            gate = queries[:, 1::2].flatten(1)
-            rows = torch.cat([queries[:, ::2], rows[:, 2 * self.heads :]], dim=1)
-        if self.q_norm is None or self.k_norm is None:
-            q, k = torch.split(rotate(rows, *rotation), [self.heads, self.kv_heads], dim=1)
-        else:
-            q, k = torch.split(rows, [self.heads, self.kv_heads], dim=1)
-            q, k = rotate(self.q_norm(q), *rotation), rotate(self.k_norm(k), *rotation)
-        if self.v_scale != 1:
-            v = v * self.v_scale
-        seen = context.attend(q, k, v, window, self.sinks)
-        if self.head_gate is not None:
-            gate = self.head_gate(x).repeat_interleave(self.v_dim, dim=1)
-        result = self.o(seen if gate is None else seen * gate.sigmoid())
-        assert isinstance(result, torch.Tensor)
-        return result
 
 
 def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
@@ -85,7 +35,29 @@ def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
     return MLP(config.hidden, config.intermediate, bias=bias, limit=limit)
 
 
-def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention | DeltaNet:
+def connection(config: ModelConfig, kind: LayerKind) -> Connection | GatedConnection | None:
+    """How half a layer reads and writes the residual streams, where there are several."""
+    if not kind.has_streams:
+        return None
+    assert config.streams is not None
+    if config.streams.kind == "gated":
+        return GatedConnection(config.streams, config.hidden)
+    return Connection(config.streams, config.hidden)
+
+
+def last_norm(config: ModelConfig) -> Norm | Joined | GatedJoin:
+    """What makes the row that the LM head reads of the residual stream, or of several."""
+    if config.streams is None:
+        return norm(config.hidden, config)
+    if config.streams.kind == "gated":
+        return GatedJoin(config.streams, config.hidden)
+    return Joined(config.streams, config.hidden, norm(config.hidden, config))
+
+
+Mixer = Attention | IndexedAttention | LatentAttention | DeltaNet | KimiDeltaAttention
+
+
+def mixer(config: ModelConfig, kind: LayerKind) -> Mixer:
     """What carries a row's context into it in a layer of this kind."""
     if kind.mixer == "latent":
         assert config.mla is not None
@@ -93,7 +65,10 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Attention | LatentAttention |
         return LatentAttention(config.hidden, config.num_heads, config.mla, has_indexer=has_indexer)
     if kind.mixer == "delta":
         assert config.delta is not None
-        return DeltaNet(config.hidden, config.delta, config.eps)
+        kind_of_net = KimiDeltaAttention if config.delta.by_channel else DeltaNet
+        return kind_of_net(config.hidden, config.delta, config.eps)
+    if kind.mixer == "indexed":
+        return IndexedAttention(config, kind)
     return Attention(config, config.shape(kind))
 
 
@@ -106,6 +81,9 @@ class DecoderLayer(nn.Module):
         self.attention = mixer(config, kind)
         self.mlp_norm = norm(config.hidden, config)
         self.mlp = feed_forward(config, kind)
+        # how each half reads and writes several residual streams
+        self.attention_streams = connection(config, kind)
+        self.mlp_streams = connection(config, kind)
 
     def forward(
         self,
@@ -114,6 +92,49 @@ class DecoderLayer(nn.Module):
         context: LayerContext,
         window: int | None = None,
     ) -> torch.Tensor:
-        x = x + self.attention(self.attention_norm(x), rotation, context, window)
-        x = x + self.mlp(self.mlp_norm(x))
-        return x
+        if self.attention_streams is None or self.mlp_streams is None:
+            x = x + self.attention(self.attention_norm(x), rotation, context, window)
+            x = x + self.mlp(self.mlp_norm(x))
+            return x
+
+        def attend(row: torch.Tensor) -> Any:
+            return self.attention(self.attention_norm(row), rotation, context, window)
+
+        x = self.attention_streams(x, attend)
+        result = self.mlp_streams(x, lambda row: self.mlp(self.mlp_norm(row)))
+        assert isinstance(result, torch.Tensor)
+        return result
+
+
+class GatedLayer(DecoderLayer):
+    """The same where gates over several streams norm what both halves read."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind):
+        nn.Module.__init__(self)
+        self.attention = mixer(config, kind)
+        self.mlp = feed_forward(config, kind)
+        self.attention_streams = connection(config, kind)
+        self.mlp_streams = connection(config, kind)
+        self.ngrams = None
+        if kind.has_ngrams and config.ngrams is not None and config.streams is not None:
+            self.ngrams = NgramEmbedding(config.ngrams, config.streams, config.hidden)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        context: LayerContext,
+        window: int | None = None,
+    ) -> torch.Tensor:
+        assert self.attention_streams is not None and self.mlp_streams is not None
+        x = self.attention_streams(x, lambda row: self.attention(row, rotation, context, window))
+        result = self.mlp_streams(x, self.mlp)
+        assert isinstance(result, torch.Tensor)
+        return result
+
+
+def layer_of(config: ModelConfig, kind: LayerKind) -> DecoderLayer:
+    """A layer of this kind."""
+    streams = config.streams if kind.has_streams else None
+    is_gated = streams is not None and streams.kind == "gated"
+    return GatedLayer(config, kind) if is_gated else DecoderLayer(config, kind)

@@ -53,7 +53,8 @@ class DeltaNet(nn.Module):
         mixed = silu(context.convolve(mixed, self.conv.squeeze(1)))
         result = context.recur(self._rows(mixed, b, a)).to(x.dtype)
         normed = rms_norm(result, (self.config.v_dim,), self.norm, self.eps).flatten(1)
-        result = self.out(normed * silu(gate))
+        opened = silu(gate) if self.config.gate == "silu" else gate.sigmoid()
+        result = self.out(normed * opened)
         assert isinstance(result, torch.Tensor)
         return result
 
@@ -64,7 +65,7 @@ class DeltaNet(nn.Module):
         q, k, v = torch.split(mixed.to(wide), [keys, keys, config.values], dim=-1)
         group = config.v_heads // config.k_heads
         q, k = (
-            _unit(part.reshape(count, config.k_heads, config.k_dim)).repeat_interleave(group, 1)
+            unit(part.reshape(count, config.k_heads, config.k_dim)).repeat_interleave(group, 1)
             for part in (q, k)
         )
         rate = softplus(a.to(wide) + self.dt_bias.to(wide))
@@ -77,5 +78,5 @@ class DeltaNet(nn.Module):
         )
 
 
-def _unit(x: torch.Tensor) -> torch.Tensor:
+def unit(x: torch.Tensor) -> torch.Tensor:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + _TINY)

@@ -26,11 +26,12 @@ from headstart.errors import (
     UnsupportedFamily,
     some,
 )
+from headstart.families.parameters import USUAL
 from headstart.models.as_stored import AsStored, Sources, fill_values, plan_as_stored
 from headstart.models.config import ModelConfig
 from headstart.models.mtp import MTPHead
 from headstart.models.trunk import Trunk
-from headstart.models.weight_map import Target, Targets, layer_targets
+from headstart.models.weight_map import Target, Targets, layer_targets, parameters_of
 
 _MOST_PACKED = 16  # values in one that is stored, of quantised weights
 _READERS = 8  # tensors on their way to a GPU at once
@@ -61,7 +62,7 @@ def fill_trunk(
     trunk.rotate_up_to(max_len, loading.dtype)
     trunk.to(loading.device)
     ignored = {lm_head} if trunk.config.is_tied else set()
-    _fill(trunk, tensors, targets, ignored, plan)
+    _fill(trunk, tensors, targets, ignored | _hashing(trunk.config, tensors), plan)
     _load_as_stored(trunk, plan, loading)
     return plan.notes(loading.dtype)
 
@@ -81,7 +82,25 @@ def load_trunk(
 ) -> None:
     """Fill a trunk from published tensors (the head's own must not be among them)."""
     ignored = {lm_head} if trunk.config.is_tied else set()
+    ignored |= _hashing(trunk.config, tensors)
     _fill(trunk, tensors, trunk_targets(trunk, tensors, prefix, lm_head), ignored, AsStored())
+
+
+def _hashing(config: ModelConfig, tensors: Sources) -> set[str]:
+    """Numbers by which n-grams are hashed, which some files hold; they must be the config's."""
+    if config.ngrams is None:
+        return set()
+    expected = config.ngrams.stored
+    found = {name: name.rpartition(".ple_embedding.")[2] for name in tensors}
+    known = {name for name, last in found.items() if last in expected}
+    for name in known:
+        source = tensors[name]
+        if not isinstance(source, TensorSource) or load(source).tolist() != expected[found[name]]:
+            raise ShapeMismatch(
+                f"{name} holds other numbers than follow from the config (seed, sizes of n-grams). "
+                "Config and weights do not belong together."
+            )
+    return known
 
 
 def trunk_targets(trunk: Trunk, tensors: Sources, prefix: str, lm_head: str) -> Targets:
@@ -89,8 +108,11 @@ def trunk_targets(trunk: Trunk, tensors: Sources, prefix: str, lm_head: str) -> 
     whole = {
         "embed": f"{prefix}embed_tokens.weight",
         "final_norm.weight": f"{prefix}norm.weight",
+        "final_norm.norm.weight": f"{prefix}norm.weight",  # behind several residual streams
         "lm_head.weight": lm_head,
     }
+    outside = {**USUAL, **parameters_of(trunk.config)}
+    whole |= {ours: prefix + outside[ours][0] for ours in outside if ours.startswith("final_norm.")}
     targets: Targets = []
     for ours in _parameters(trunk):
         if ours in whole and not (ours == "lm_head.weight" and trunk.config.is_tied):
@@ -125,7 +147,8 @@ def head_targets(
             inside = role.removeprefix("block.")
             targets += layer_targets(ours, at, inside, config, config.head_layer, stored)
         else:
-            targets.append((f"modules.{module}.{role}", Target(ours)))
+            stored_as = {**USUAL, **parameters_of(config)}.get(role, (role,))[0]
+            targets.append((f"modules.{module}.{stored_as}", Target(ours)))
     return targets
 
 

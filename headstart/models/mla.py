@@ -15,8 +15,9 @@ from torch.nn.functional import pad
 from headstart.models.attention import EntryContext, Seen, attend_chosen, attend_rows
 from headstart.models.indexer import Indexer, IndexRows
 from headstart.models.linear import Linear
-from headstart.models.mla_config import LATENT_EPS, MlaConfig
+from headstart.models.mla_config import MlaConfig
 from headstart.models.norm import Norm
+from headstart.models.pooled_indexer import PooledIndexer
 from headstart.models.ragged import causal_attention, chained_attention, chosen_attention
 from headstart.models.rope import Rotation, rotate
 
@@ -32,22 +33,26 @@ class LatentAttention(nn.Module):
         self.indexer = None
         if has_indexer:
             assert config.index is not None and config.q_rank is not None
-            self.indexer = Indexer(hidden, config.q_rank, config.index)
+            kind = Indexer if config.index.pool is None else PooledIndexer
+            self.indexer = kind(hidden, config.q_rank, config.index)
         self._chosen: list[Chosen] = []  # by the indexer, for layers that share it in this pass
         self._num_followers = 0
         self._leader: tuple[LatentAttention, ...] = ()
         self._place = 0  # among layers that share the same indexer, from 1
         queries = heads * config.qk_dim
         self.compress = Linear(hidden, (config.q_rank or queries) + config.entry)
-        self.q_latent_norm = Norm(config.q_rank, LATENT_EPS) if config.q_rank else None
+        self.q_latent_norm = Norm(config.q_rank, config.eps) if config.q_rank else None
         self.q_up = Linear(config.q_rank, queries) if config.q_rank else None
-        self.kv_latent_norm = Norm(config.kv_rank, LATENT_EPS)
+        self.kv_latent_norm = Norm(config.kv_rank, config.eps)
         # Of each head its rows for keys, then those for values. No `Linear`: absorbing needs the
         # matrix itself, in the model's own type.
         self.kv_up = nn.Parameter(
             torch.empty(heads * (config.nope_dim + config.v_dim), config.kv_rank),
             requires_grad=False,
         )
+        self.gate = Linear(hidden, heads * config.v_dim) if config.is_gated else None
+        sinks = torch.empty(heads) if config.has_sinks else None
+        self.sinks = None if sinks is None else nn.Parameter(sinks, requires_grad=False)
         self.o = Linear(heads * config.v_dim, hidden)
         self.one_by_one = False  # set by models/exact.py
 
@@ -63,7 +68,8 @@ class LatentAttention(nn.Module):
         for part, allowed in parts:
             if not self._is_few(part):
                 found[part.rows] = self._unfolded(q[part.rows], part, allowed)
-        result = self.o(found.flatten(1))
+        rows = found.flatten(1)
+        result = self.o(rows if self.gate is None else rows * self.gate(x).sigmoid())
         assert isinstance(result, torch.Tensor)
         return result
 
@@ -139,9 +145,9 @@ class LatentAttention(nn.Module):
             keys = part.stored.unsqueeze(1)
             values, mine = keys[..., : config.kv_rank], q[part.rows]
             if allowed is None:
-                gathered[part.rows] = attend_rows(mine, keys, values)
+                gathered[part.rows] = attend_rows(mine, keys, values, sinks=self.sinks)
             else:
-                gathered[part.rows] = attend_chosen(mine, keys, values, allowed)
+                gathered[part.rows] = attend_chosen(mine, keys, values, allowed, self.sinks)
         return self._by_head(gathered, for_values.transpose(1, 2))
 
     def _by_head(self, x: torch.Tensor, matrices: torch.Tensor) -> torch.Tensor:
@@ -154,18 +160,19 @@ class LatentAttention(nn.Module):
         wide = max(self.config.qk_dim, self.config.v_dim)
         q = pad(q * wide**0.5, (0, wide - q.shape[-1]))
         keys, values = self._unfold(part.stored)
+        sinks = self.sinks
         if part.own is not None:
             own = self._unfold(part.own)
             if allowed is None:
-                result = chained_attention(q, keys, values, *own, (len(q),))
+                result = chained_attention(q, keys, values, *own, (len(q),), sinks=sinks)
             else:
-                result = chosen_attention(q, keys, values, *own, allowed)
+                result = chosen_attention(q, keys, values, *own, allowed, sinks)
         elif allowed is not None:
-            result = attend_chosen(q, keys, values, allowed)
+            result = attend_chosen(q, keys, values, allowed, sinks)
         elif len(q) == len(keys):
-            result = causal_attention(q, keys, values, (len(q),))
+            result = causal_attention(q, keys, values, (len(q),), sinks=sinks)
         else:
-            result = attend_rows(q, keys, values)
+            result = attend_rows(q, keys, values, sinks=sinks)
         return result[..., : self.config.v_dim]
 
     def _unfold(self, entries: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.dims import dims
@@ -17,6 +17,13 @@ Scoring = Literal["softmax", "sigmoid"]
 _TOP_K = ("num_experts_per_tok", "moe_k")
 # How experts are chosen where scores are sigmoids; the only way that releases with heads use.
 _TOPK_METHOD = "noaux_tc"
+
+
+class Limit(NamedTuple):
+    """What the halves of an inner product are cut off at."""
+
+    most: float
+    is_before: bool = False  # the gate's half before its activation, not behind it
 
 
 @dataclass(frozen=True, kw_only=True)

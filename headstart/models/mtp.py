@@ -13,7 +13,8 @@ from torch import nn
 from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, LayerContext, norm
+from headstart.models.grouped_attention import norm
+from headstart.models.layers import LayerContext, last_norm, layer_of
 from headstart.models.linear import Linear
 from headstart.models.rope import RotaryTable
 
@@ -27,7 +28,7 @@ class MTPModule(nn.Module):
         self.embed_norm = norm(config.hidden, config)
         self.hidden_norm = norm(config.hidden, config)
         self.fuse = Linear(2 * config.hidden, config.hidden)
-        self.block = DecoderLayer(config, config.head_layer)
+        self.block = layer_of(config, config.head_layer)
         self.window = config.shape(config.head_layer).window
         self.out_norm = norm(config.hidden, config) if layout.out_norm == "own" else None
         shares_lm_head = "lm_head" in layout.shares
@@ -54,21 +55,59 @@ class MTPModule(nn.Module):
         return normed, recycled
 
 
+class StreamModule(MTPModule):
+    """A module that is fed all residual streams: one norm over them, a projection of each, and one
+    of the token's embedding, which is added to every stream. It hands the streams on."""
+
+    def __init__(self, config: ModelConfig, layout: HeadLayout):
+        nn.Module.__init__(self)
+        self.layout, self.hidden = layout, config.hidden
+        self.embed_norm = norm(config.hidden, config)
+        self.hidden_norm = norm(config.state_size(layout), config)
+        self.fuse_embed = Linear(config.hidden, config.hidden)
+        self.fuse_hidden = Linear(config.hidden, config.hidden)
+        self.block = layer_of(config, config.head_layer)
+        self.hc_head = last_norm(config)
+        self.out_norm, self.lm_head, self.rotary = None, None, None
+
+    def forward(
+        self,
+        embedded: torch.Tensor,
+        hidden: torch.Tensor,
+        positions: torch.Tensor,
+        rotary: RotaryTable,
+        context: LayerContext,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """embedded [T, D], hidden [T, streams * D]."""
+        if self.layout.zero_embed_at_position_0:
+            embedded = embedded.masked_fill((positions == 0)[:, None], 0)
+        token = self.fuse_embed(self.embed_norm(embedded))
+        streams = self.fuse_hidden(self.hidden_norm(hidden).view(-1, self.hidden))
+        x = (streams.view(len(hidden), -1, self.hidden) + token.unsqueeze(1)).flatten(1)
+        x = self.block(x, (self.rotary or rotary).at(positions), context)
+        return self.hc_head(x), x
+
+
 class MTPHead(nn.Module):
     """All modules of a head, with the LM head they share or have."""
 
     def __init__(self, config: ModelConfig, layout: HeadLayout, num_modules: int):
         super().__init__()
+        carried = (
+            layout.fuse_order == "summed",
+            layout.trunk_hidden == "before_hc_head",
+            layout.recycled_hidden == "streams",
+        )
+        has_gates = config.streams is not None and config.streams.kind == "gated"
         if (
-            layout.fuse_order == "summed"
-            or layout.zero_centred_norms != config.centred_norms
+            layout.zero_centred_norms != config.centred_norms
             or layout.out_norm == "shared"
-            or layout.trunk_hidden == "before_hc_head"
-            or layout.recycled_hidden == "streams"
+            or (any(carried) and not (all(carried) and has_gates and layout.out_norm == "none"))
         ):
             raise UnsupportedFamily("this kind of head is not run by the embedded engine yet.")
         self.layout, self.config = layout, config
-        self.modules_ = nn.ModuleList(MTPModule(config, layout) for _ in range(num_modules))
+        kind = StreamModule if any(carried) else MTPModule
+        self.modules_ = nn.ModuleList(kind(config, layout) for _ in range(num_modules))
 
     @property
     def num_modules(self) -> int:

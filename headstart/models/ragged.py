@@ -130,10 +130,11 @@ def _dense(
 
 
 def chosen_attention(
-    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, allowed: Tensor
-) -> Tensor:
+    q: Tensor, k: Tensor, v: Tensor, own_k: Tensor, own_v: Tensor, allowed: Tensor,
+    sinks: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """`chained_attention` of one document, where rows see a choice only: allowed [T, T + C]."""
-    return _dense(q, k, v, own_k, own_v, allowed=allowed)
+    return _dense(q, k, v, own_k, own_v, allowed=allowed, sinks=sinks)
 
 
 def _distance(rows: int, device: torch.device) -> Tensor:

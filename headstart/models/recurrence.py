@@ -13,8 +13,8 @@ from typing import Protocol
 
 import torch
 
-from headstart.models.delta_config import DeltaConfig
-from headstart.models.delta_rule import DeltaRows, Scan, convolve, recur, scan_texts
+from headstart.models.delta_config import RecurrentConfig
+from headstart.models.delta_rule import DeltaRows, Rows, Scan, convolve, recur, scan, scan_texts
 
 # Fewer rows than this are faster one by one, and verified rows come to the same bits as single.
 _FEW_ROWS = 24
@@ -23,12 +23,15 @@ _FEW_ROWS = 24
 class Recurrence(Protocol):
     """Where the states of one layer are."""
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """rows [T, C], weight [C, n]: each row's channels over its own last n rows."""
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
+        """rows [T, C], weight [C, n]: each row's channels over its own last n rows.
+
+        `state` numbers what a layer convolves, where it is more than what its mixer reads.
+        """
         ...
 
-    def recur(self, rows: DeltaRows) -> torch.Tensor:
-        """The delta rule over each text's rows: [T, H, V]."""
+    def recur(self, rows: Rows) -> torch.Tensor:
+        """The rule of these rows over each text's: [T, H, V]."""
         ...
 
 
@@ -82,19 +85,30 @@ def _short(spans: Sequence[StateSpan]) -> list[StateSpan]:
 
 @dataclass(frozen=True)
 class LayerStates:
-    """States of one layer by slot: conv [slots, n - 1, C], memory [slots, H, K, V]."""
+    """States of one layer by slot: conv [slots, n - 1, C], memory [slots, H, K, V].
+
+    `more` are further ones of convolutions, from number 1 on.
+    """
 
     conv: torch.Tensor
     memory: torch.Tensor
+    more: tuple[torch.Tensor, ...] = ()
 
 
 def empty_states(
-    config: DeltaConfig, slots: int, dtype: torch.dtype, device: torch.device
+    config: RecurrentConfig,
+    slots: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    more: Sequence[tuple[int, int]] = (),
 ) -> LayerStates:
+    """`more` are rows and channels of further convolutions' states."""
     wide = torch.promote_types(dtype, torch.float32)
     conv = torch.zeros(slots, config.kernel - 1, config.channels, dtype=dtype, device=device)
     shape = (slots, config.v_heads, config.k_dim, config.v_dim)
-    return LayerStates(conv, torch.zeros(shape, dtype=wide, device=device))
+    memory = torch.zeros(shape, dtype=wide, device=device)
+    further = (torch.zeros(slots, *own, dtype=dtype, device=device) for own in more)
+    return LayerStates(conv, memory, tuple(further))
 
 
 @dataclass(frozen=True)
@@ -109,11 +123,11 @@ class SlotRecurrence:
     one_by_one: bool = False
     # `first_rows` on the device. Equal in all layers; made by each of them if they are not given.
     starts: torch.Tensor | None = None
-    scan: Scan = scan_texts  # how long spans are computed
+    scan: Scan = scan_texts  # how long spans of the delta rule are computed
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         result = torch.zeros_like(rows)
-        conv = self.states.conv
+        conv = self.states.more[state - 1] if state else self.states.conv
         for span in self.spans:
             before = conv.new_zeros(conv.shape[1:]) if span.source is None else conv[span.source]
             own = slice(span.start, span.stop)
@@ -122,7 +136,7 @@ class SlotRecurrence:
                 conv[slot] = read[done : done + conv.shape[1]]
         return result
 
-    def recur(self, rows: DeltaRows) -> torch.Tensor:
+    def recur(self, rows: Rows) -> torch.Tensor:
         result = torch.zeros_like(rows.v)
         if self.one_by_one:
             for span in self.spans:
@@ -143,7 +157,7 @@ class SlotRecurrence:
         return memory.new_zeros(memory.shape[1:]) if span.source is None else memory[span.source]
 
     def _row_by_row(
-        self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor, starts: torch.Tensor
+        self, rows: Rows, spans: list[StateSpan], result: torch.Tensor, starts: torch.Tensor
     ) -> None:
         """The next row of every request at once, until the longest, which is first, is done.
 
@@ -159,16 +173,25 @@ class SlotRecurrence:
                     if count == done + 1:
                         self.states.memory[slot] = memory[index]
 
-    def _in_chunks(self, rows: DeltaRows, spans: list[StateSpan], result: torch.Tensor) -> None:
+    def _in_chunks(self, rows: Rows, spans: list[StateSpan], result: torch.Tensor) -> None:
         """Of every request the rows up to the next state that is kept, until all are done."""
         memories = [self._before(span) for span in spans]
         pieces = [span.pieces() for span in spans]
         for step in range(max(map(len, pieces))):
             active = [at for at, own in enumerate(pieces) if step < len(own)]
             texts = [rows[pieces[at][step][0]] for at in active]
-            found = self.scan(texts, [memories[at] for at in active])
+            found = self._scanned(texts, [memories[at] for at in active])
             for at, (part, memory) in zip(active, found, strict=True):
                 own, slots = pieces[at][step]
                 result[own], memories[at] = part, memory
                 for slot in slots:
                     self.states.memory[slot] = memory
+
+    def _scanned(
+        self, texts: list[Rows], memories: list[torch.Tensor]
+    ) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """By the library's way for the delta rule, which it alone is made for."""
+        delta = [text for text in texts if isinstance(text, DeltaRows)]
+        if len(delta) == len(texts):
+            return self.scan(delta, memories)
+        return [scan(text, memory) for text, memory in zip(texts, memories, strict=True)]

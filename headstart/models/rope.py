@@ -45,6 +45,9 @@ class RopeConfig:
     is_interleaved: bool = False  # pairs are neighbours, not halves apart
 
 
+NO_ROTATION = RopeConfig("none", 1.0, 0)
+
+
 def rope_config(
     raw: Mapping[str, Any],
     head_dim: int,
@@ -234,6 +237,8 @@ def rotate(
     Where fewer dimensions are rotated than a head has, the others pass as they are.
     """
     dim = cos.shape[-1]
+    if dim == 0:
+        return x
     if dim < x.shape[-1]:
         turned = rotate(x[..., :dim], cos, sin, is_interleaved)
         return torch.cat([turned, x[..., dim:]], dim=-1)

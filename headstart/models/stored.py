@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Literal
 
 import torch
+from torch import nn
 
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.quantized.described import quantization_of
@@ -14,13 +15,15 @@ from headstart.checkpoint.quantized.leftover import weights_among
 from headstart.checkpoint.quantized.names import packed_names
 from headstart.checkpoint.quantized.reading import quantized_weights
 from headstart.checkpoint.reader import Checkpoint
-from headstart.errors import ConfigError
+from headstart.errors import ConfigError, ShapeMismatch
 from headstart.families.base import Family
-from headstart.heads.head import Head, stored_weights
+from headstart.heads.head import Head, stored_draft_lm_head, stored_weights
 from headstart.models.as_stored import Sources
 from headstart.models.config import ModelConfig, model_config
+from headstart.models.linear import Linear
 from headstart.models.loading import Loading, fill_head
-from headstart.models.mtp import MTPHead
+from headstart.models.mtp import MTPHead, MTPModule
+from headstart.models.quantized import linear_of
 from headstart.models.rope import RotaryTable
 
 
@@ -66,15 +69,21 @@ def head_modules(head: Head, trunk: ModelConfig, run_as: Layout) -> MTPHead:
 
 
 def load_stored_head(
-    module: MTPHead, head: Head, trunk: ModelConfig, loading: Loading, max_len: int
-) -> list[str]:
-    """Load the weights of a head into modules without memory; notes about how they are held."""
+    module: MTPHead, head: Head, trunk: ModelConfig, loading: Loading, max_len: int,
+    *, draft_lm_head: bool = True,
+) -> list[str]:  # fmt: skip
+    """Load the weights of a head into modules without memory; notes about how they are held.
+
+    `draft_lm_head`: whether drafts go through the LM head that it may bring for them.
+    """
     notes: list[str] = []
     tensors, left = weights_among(head.tensors, stored_weights(head), notes)
     tensors.update({name: head.tensors[name] for name in left})  # refused by name below
     if module.num_modules < head.num_modules:
         tensors = {n: t for n, t in tensors.items() if n.startswith("modules.0.")}
     notes += fill_head(module, tensors, loading)
+    if draft_lm_head:
+        notes += _load_draft_lm_head(module, head, trunk, loading)
     rope = module.config.shape(module.config.head_layer).rope
     if module.layout.rotates_halves:
         rope = replace(rope, is_interleaved=False)
@@ -82,6 +91,32 @@ def load_stored_head(
         table = RotaryTable(rope, max_len, loading.dtype)
         module.rotate_by(table.to(loading.device))
     return [f"head: {note}" for note in notes]
+
+
+def _load_draft_lm_head(
+    module: MTPHead, head: Head, trunk: ModelConfig, loading: Loading
+) -> list[str]:
+    """Give modules that share the trunk's LM head the one that the head brings for drafts."""
+    stored = stored_draft_lm_head(head)
+    if stored is None:
+        return []
+    if stored.shape != (trunk.vocab, trunk.hidden):
+        raise ShapeMismatch(
+            f"{stored.name} is {stored.shape}; the model asks for {(trunk.vocab, trunk.hidden)}. "
+            "Quantise the head with this model."
+        )
+    is_held = stored.is_held_by(loading.forms)
+    made = Linear(0, 0)
+    if is_held:
+        made = linear_of(stored.quantized(), None, loading.dtype)
+    else:
+        made.weight = nn.Parameter(stored.values(loading.dtype), requires_grad=False)
+    made.to(loading.device)
+    for part in module.modules_:
+        if isinstance(part, MTPModule) and part.lm_head is None:
+            part.lm_head = made
+    how = "as stored" if is_held else f"dequantised at load: {loading.why_not}"
+    return [f"drafts go through an LM head of their own, {how} ({stored.words})"]
 
 
 def _as_stored(config: ModelConfig, head: Head) -> ModelConfig:

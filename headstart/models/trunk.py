@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from headstart.models.config import ModelConfig
-from headstart.models.layers import DecoderLayer, LayerContext, norm
+from headstart.models.layers import DecoderLayer, GatedLayer, LayerContext, last_norm, layer_of
 from headstart.models.linear import Linear
 from headstart.models.mla import LatentAttention
 from headstart.models.rope import RotaryTable
@@ -21,9 +21,9 @@ class Trunk(nn.Module):
         super().__init__()
         self.config = config
         self.embed = nn.Parameter(torch.empty(config.vocab, config.hidden), requires_grad=False)
-        self.layers = nn.ModuleList(DecoderLayer(config, kind) for kind in config.layers)
+        self.layers = nn.ModuleList(layer_of(config, kind) for kind in config.layers)
         self._share_indexers()
-        self.final_norm = norm(config.hidden, config)
+        self.final_norm = last_norm(config)
         self.lm_head = Linear(config.hidden, config.vocab)
         if config.is_tied:
             self.lm_head.weight = self.embed
@@ -52,15 +52,21 @@ class Trunk(nn.Module):
         positions: torch.Tensor,
         contexts: Sequence[LayerContext],
     ) -> torch.Tensor:
-        """ids and positions [T] -> the residual stream [T, hidden] before the final norm.
+        """ids and positions [T] -> the residual stream [T, hidden] before the final norm, or all
+        streams [T, streams * hidden] where there are several.
 
         One context per layer says what its rows attend to, or go on from.
         """
         x = self.embed[ids]
+        if self.config.streams is not None:
+            x = x.repeat(1, self.config.streams.count)
         config, rotation = self.config, self.rotary.at(positions)
         near = rotation if self.sliding_rotary is None else self.sliding_rotary.at(positions)
         rows = zip(self.layers, config.layers, contexts, config.windows, strict=True)
         for layer, kind, context, window in rows:
+            if kind.has_ngrams:
+                assert isinstance(layer, GatedLayer) and layer.ngrams is not None
+                x = x + layer.ngrams(x, ids, context)
             x = layer(x, near if kind.mixer == "sliding" else rotation, context, window)
         return x
 

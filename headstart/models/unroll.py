@@ -16,10 +16,11 @@ import torch
 from headstart.models.documents import Chain, Documents, Passage
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import RotaryTable
+from headstart.models.streams import Joined
 from headstart.models.trunk import Trunk
 
 ChainContext = Literal["prefix", "sequence"]
-StateKind = Literal["after_final_norm", "before_final_norm"]
+StateKind = Literal["after_final_norm", "before_final_norm", "before_hc_head"]
 
 
 def unroll(
@@ -34,7 +35,8 @@ def unroll(
 ) -> list[torch.Tensor]:
     """States for the LM head, [T, D] for each depth; rows past a document's end mean nothing.
 
-    embedded [T, D] are the rows' own tokens, states [T, D] what the head's layout asks for.
+    embedded [T, D] are the rows' own tokens, states [T, D], or of all streams, what the head's
+    layout asks for.
     """
     positions = documents.positions(states.device)
     last = rotary.num_positions - 1
@@ -65,10 +67,13 @@ def unroll(
 def trunk_states(
     trunk: Trunk, ids: torch.Tensor, documents: Documents, kind: StateKind
 ) -> torch.Tensor:
-    """The frozen trunk over whole documents: [T, D] of the state that a head's layout names."""
+    """The frozen trunk over whole documents: [T, D], or of all streams, of the state that a head's
+    layout names."""
     contexts = [Passage(documents) for _ in trunk.layers]
     stream = trunk(ids, documents.positions(ids.device), contexts)
     result = trunk.final_norm(stream) if kind == "after_final_norm" else stream
+    if kind == "before_final_norm" and isinstance(trunk.final_norm, Joined):
+        result = trunk.final_norm.joined(stream)
     assert isinstance(result, torch.Tensor)
     return result
 
@@ -76,6 +81,6 @@ def trunk_states(
 @torch.no_grad()
 def teacher_states(trunk: Trunk, states: torch.Tensor, kind: StateKind) -> torch.Tensor:
     """What the trunk's own LM head reads: the final norm is applied where it has not been."""
-    result = trunk.final_norm(states) if kind == "before_final_norm" else states
+    result = states if kind == "after_final_norm" else trunk.final_norm(states)
     assert isinstance(result, torch.Tensor)
     return result

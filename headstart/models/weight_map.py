@@ -7,8 +7,9 @@ Loading and saving both read this, so the two cannot drift apart. The names are 
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from itertools import count as count_from
 
 import torch
 
@@ -55,6 +56,8 @@ def layer_targets(
         if at + fused.name not in stored:
             return _by_expert(ours, [at + name for name in names], config)
         names = (fused.name,)
+    if "{shard}" in names[0]:
+        return _by_shard(ours, at + names[0], config, stored)
     if len(names) == 1:
         return [(at + names[0], Target(ours))]
     if role == "attention.inputs.weight" and len(names) == 2:
@@ -71,11 +74,16 @@ def _published(role: str, at: str, config: ModelConfig, stored: Collection[str])
     usual = USUAL.get(role, ())
     if role == "attention.compress.weight" and config.mla is not None and not config.mla.q_rank:
         usual = ("self_attn.q_proj.weight", *usual[1:])
-    runtime = runtimes().get(config.model_type)
-    own = runtime.parameters.get(role) if runtime is not None else None
+    own = parameters_of(config).get(role)
     if own is None or (at + own[0] not in stored and at + usual[0] in stored):
         return usual
     return own
+
+
+def parameters_of(config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
+    """Published tensors of parameters that the family does not call as usual."""
+    runtime = runtimes().get(config.model_type)
+    return {} if runtime is None else runtime.parameters
 
 
 def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
@@ -83,6 +91,8 @@ def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
     if role == "attention.inputs.weight":
         delta = config.delta
         assert delta is not None
+        if delta.by_channel:  # q, k, v, what decays and gates come from, and b
+            return [delta.values] * 3 + [delta.v_dim] * 2 + [delta.v_heads]
         return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
     if role == "attention.compress.weight":
         mla = config.mla
@@ -107,6 +117,16 @@ def _by_expert(ours: str, names: list[str], config: ModelConfig) -> Targets:
             cut = (number * width, (number + 1) * width) if len(names) > 1 else (0, -1)
             result.append((name.format(expert=expert), Target(ours, *cut, expert)))
     return result
+
+
+def _by_shard(ours: str, name: str, config: ModelConfig, stored: Collection[str]) -> Targets:
+    """A table that is stored in parts of equal size, as many as there are."""
+    assert config.ngrams is not None
+    count = next(n for n in count_from(0) if name.format(shard=n) not in stored)
+    size = config.ngrams.rows // max(1, count)
+    return [
+        (name.format(shard=n), Target(ours, n * size, (n + 1) * size)) for n in range(max(1, count))
+    ]
 
 
 def _by_key_head(ours: str, names: list[str], config: ModelConfig) -> Targets:

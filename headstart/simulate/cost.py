@@ -1,8 +1,8 @@
 """What a round costs, and the speed that this and an acceptance length come to.
 
-Costs are measured (`engine/cost.py`), or derived from sizes and memory bandwidth: for one request
-at a time, a pass costs the weights that it reads. Of those only experts depend on its number of
-rows: each row chooses its own.
+Costs are measured (`engine/auto/served_costs.py`), or derived from sizes and memory bandwidth: for
+one request at a time, a pass costs the weights that it reads. Of those only experts depend on its
+number of rows: each row chooses its own.
 """
 
 from __future__ import annotations
@@ -81,6 +81,10 @@ def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
     else:
         assert config.moe is not None
         feed = config.moe.num_experts + 3 * config.moe.shared_width
+    streams = config.streams if kind.has_streams else None
+    if streams is not None:  # both halves' shares
+        outputs = streams.count * (2 + streams.count * (streams.kind == "balanced"))
+        feed += 2 * streams.count * outputs
     return _mixer_weights(config, kind) + config.hidden * feed
 
 
@@ -95,8 +99,9 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         index = mla.index if kind.index == "own" else None
         if index is not None:
             up += (mla.q_rank or 0) * index.heads * index.dim
-            compressed += config.hidden * (index.dim + index.heads)
-        return compressed + up + config.num_heads * mla.v_dim * config.hidden
+            compressed += config.hidden * (index.kept + index.heads)
+        outputs = config.num_heads * mla.v_dim * (1 + mla.is_gated)
+        return compressed + up + outputs * config.hidden
     if kind.mixer == "delta":
         assert config.delta is not None
         # what is convolved, two gates of each head, the output's gate, and the output

@@ -133,6 +133,8 @@ def _report(subject: Subject, tokens: Tensor) -> ProbeReport:
         for state in _FIELDS["trunk_hidden"]
         for order in _FIELDS["fuse_order"]
     ]
+    if layout.trunk_hidden == "before_hc_head":  # its tensors fit no other contract
+        contracts = [own]
     choices = subject.choices(tokens)
     variants = _ranked([_measured(subject, tokens, choices, 1, c) for c in contracts], choices[1:])
     best = variants[0].contract

@@ -50,9 +50,7 @@ class FrozenModel:
     @property
     def kind(self) -> StateKind:
         """The trunk state that the head's contract names."""
-        kind = self.source.family.layout.trunk_hidden
-        assert kind != "before_hc_head", "such heads are refused when they are loaded"
-        return kind
+        return self.source.family.layout.trunk_hidden
 
     def master(self) -> MTPHead:
         """The stored head in at least fp32, trainable."""
@@ -72,7 +70,9 @@ def load_frozen_model(
     checkpoint: Checkpoint, head_folder: Path | None, *, device: str, dtype: str
 ) -> FrozenModel:
     """Load a model and the head to train: `head_folder`, else the checkpoint's own."""
-    built = build(checkpoint, head_folder, device=device, dtype=dtype, holds=_trunk_only)
+    built = build(
+        checkpoint, head_folder, device=device, dtype=dtype, holds=_trunk_only, draft_lm_head=False
+    )
     assert built.head is not None, "a plan without a head is refused"
     for module in (built.trunk, built.head):
         module.requires_grad_(False)

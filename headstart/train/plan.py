@@ -134,10 +134,11 @@ def plan(job: Job, watch: Watch) -> Plan:
         folders = _not_failed(folders, watch)
         check_together(folders, steps)
         job = replace(job, options={name: job.options[name] for name in folders})
+    state_size = config.state_size(head.family.layout)
     result = Plan(
         job=job, checkpoint=checkpoint, identity=identity, records=kept.records, tested=tested,
         steps_per_epoch=steps_per_epoch, num_steps=steps, folders=folders, vocabs=vocabs,
-        cache=_cache(options, identity, head, kept.records + tested, config.hidden),
+        cache=_cache(options, identity, head, kept.records + tested, state_size),
     )  # fmt: skip
     done = f"{result.num_steps} of " if result.num_steps < num_steps else ""
     watch.say(

@@ -135,7 +135,7 @@ def make_model(family: str, out: Path) -> Path:
     return with_changed(model, out.with_name("uncorrected"), without)
 
 
-def _questions(model: Path) -> list[list[int]]:
+def questions(model: Path) -> list[list[int]]:
     reader = PromptReader(Checkpoint.open(model))
     return [reader.read([{"role": "user", "content": text}]) for text in PROMPTS.values()]
 
@@ -144,7 +144,7 @@ def check(family: str, python: Path, work: Path, versions: dict[str, str]) -> Re
     result = Result(family, FAMILIES[family]["dtype"])
     model = make_model(family, work / "model")
     swapped = with_changed_head(model, work / "swapped", swap_fusion_halves)
-    prompts = _questions(model) if family == DEMO else None
+    prompts = questions(model) if family == DEMO else None
     plain = ours(model, 0, prompts).tokens
     with Vllm(python, work / "vllm.log", work) as vllm:
         versions.update(vllm.versions)

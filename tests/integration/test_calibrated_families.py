@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support.engine_runs import AGREEING, SIZES, VOCAB, checkpoint, greedy, run, start
+from support.long_runs import unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.calibrate.agreement import make_agreement, walk
@@ -15,6 +16,7 @@ from headstart.calibrate.tensors import EXACT
 FAMILIES = (
     "glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3",
     "glm4_moe_lite", "mimo_v2", "deepseek_v32", "glm_moe_dsa", "step3p5",
+    "mellum", "hy_v4", "glm5_next", "qwen4_exp",
 )  # fmt: skip
 
 
@@ -34,16 +36,22 @@ SMALL = "hidden=128,intermediate=96,heads=2,vocab=64"
 NAMED = {
     "qwen3.5-27b": ("layers=4,kv_heads=1,head_dim=16", ["delta"] * 3 + ["attention"]),
     "deepseek-v3": ("layers=4,experts=16", ["latent"] * 4),
-}
+    "glm-5.3-flash": ("layers=4,experts=16", ["delta"] * 3 + ["latent"]),
+    "hy4-preview": ("layers=3,experts=16", ["latent"] * 3),
+    "qwen3.8-flash-next": (
+        "layers=4,experts=16,kv_heads=1,head_dim=16", ["delta"] * 3 + ["indexed"],
+    ),
+    "mellum-2": ("layers=4,experts=16,kv_heads=1,head_dim=16", ["sliding"] * 3 + ["attention"]),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", unless_long(list(NAMED)[:2], list(NAMED)))
 def test_a_named_shape_of_fewer_layers_runs(name: str, tmp_path: Path) -> None:
     sizes, mixers = NAMED[name]
     write_calibrated(f"{name},{SMALL},{sizes}", 0.7, tmp_path / "out", dtype="F32")
     known = make_agreement(64, 128, rate=0.7, seed=0, active=62)
     engine = start(
-        tmp_path / "out", speculate=3, dtype="float32", kv_bytes=120_000_000, max_model_len=256
+        tmp_path / "out", speculate=3, dtype="float32", kv_bytes=400_000_000, max_model_len=256
     )
     assert [kind.mixer for kind in engine.model.config.layers] == mixers
     (result,) = run(engine, [[3, 9, 21]], greedy(30))

@@ -35,7 +35,9 @@ PAYS_FOR_FEW = RoundCosts(
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
     monkeypatch.setattr(core, "profile_host_rounds", lambda *_, **__: (PAYS_FOR_FEW, None))
-    monkeypatch.setattr("headstart.engine.auto.live_costs.Corrections.observe", lambda *_: None)
+    monkeypatch.setattr(
+        "headstart.engine.auto.corrections.HostCorrections.observe", lambda *_: None
+    )
 
 
 @pytest.mark.usefixtures("made_up_costs")

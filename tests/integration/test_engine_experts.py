@@ -38,6 +38,7 @@ REFUSED = {
     "glm_moe_dsa": "glm_moe_dsa models choose what a row sees by an indexer",
     "mimo_v2": "the head has 3 modules",
     "step3p5": "the model has sliding windows",
+    "mellum": "the model has sliding windows",
 }
 FAMILIES = ("glm4_moe", "ernie4_5_moe", "deepseek_v3", *REFUSED)
 # Most of what is tried below does not depend on how a layer attends.
@@ -155,7 +156,7 @@ def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int
 
 @pytest.mark.parametrize(
     "family",
-    unless_long(["glm4_moe", "deepseek_v32", "mimo_v2", "step3p5"], FAMILIES),
+    unless_long(["glm4_moe", "deepseek_v32", "mimo_v2", "step3p5", "mellum"], FAMILIES),
     indirect=True,
     scope="module",
 )

@@ -41,7 +41,7 @@ def test_drafts_change_no_text_where_plain_modules_round(family: str, way: str, 
     folder = checkpoint(tiny, family)
     params = greedy() if way == "greedy" else seeded(temperature=0.8)
     found = []
-    for drafts in (0, 1, 4):
+    for drafts in unless_long((0, 4), (0, 1, 2, 3, 4)):
         engine = start(folder, speculate=drafts, **FP8)
         results = run(engine, make_prompts(), params)
         found.append(ids_of(results))
@@ -63,16 +63,13 @@ def test_chunks_and_exact_change_no_text(tiny: Tiny) -> None:
 def test_rounding_shows(tiny: Tiny) -> None:
     """The control: log-probabilities differ from those of K/V as they are, and not by much."""
     folder = checkpoint(tiny)
-    params = greedy(max_tokens=1, logprobs=1)
+    params = greedy(max_tokens=1, logprobs=0)
     values = []
     for settings in ({}, FP8):
         (result,) = start(folder, speculate=0, **settings).generate(make_prompts()[-1:], params)
-        logprobs = result.outputs[0].logprobs
-        assert logprobs
-        values.append(
-            next(iter(logprobs[0].values())) if isinstance(logprobs[0], dict) else logprobs[0]
-        )
-    assert str(values[0]) != str(values[1])
+        assert result.outputs[0].logprobs
+        values.append(result.outputs[0].logprobs[0].logprob)
+    assert 1e-9 < abs(values[0] - values[1]) < 0.5
 
 
 @pytest.mark.usefixtures("quick_kernels")

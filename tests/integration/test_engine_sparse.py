@@ -44,18 +44,18 @@ def test_texts_are_the_same_where_rows_choose_in_parts(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = list[int]()
-    inner = indexer._scores
+    inner = indexer.scores_of
 
     def watched(rows: IndexRows, *rest: Any) -> torch.Tensor:
         calls.append(len(rows.q))
         return inner(rows, *rest)
 
-    monkeypatch.setattr(indexer, "_scores", watched)
+    monkeypatch.setattr(indexer, "scores_of", watched)
     wanted = run(start(folder, speculate=2), PROMPTS, greedy(12))
     assert_head_is_alive(wanted)
     assert max(calls) > 2
     calls.clear()
-    monkeypatch.setattr(indexer, "_SCORE_VALUES", 1)
+    monkeypatch.setattr(indexer, "SCORE_VALUES", 1)
     monkeypatch.setattr(attention, "_MASK_VALUES", 1)
     found = run(start(folder, speculate=2), PROMPTS, greedy(12))
     assert set(calls) == {1} and ids_of(found) == ids_of(wanted)

@@ -40,6 +40,10 @@ FAMILIES = {
     "glm_moe_dsa": ("xllm",),
     "mimo_v2": (),
     "step3p5": (),
+    "mellum": (),
+    "hy_v4": ("sglang",),
+    "glm5_next": ("sglang",),
+    "qwen4_exp": ("sglang",),
 }
 PARAMS = greedy(16)
 PROMPTS = [[a, (3 * a) % VOCAB, a + 1] for a in range(2, 34)]

@@ -57,6 +57,29 @@ STEP: dict[str, Any] = {
     "rope_theta": [5e6, 1e4, 1e4, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 1.0],
     "moe_router_scaling_factor": 1.5,
 }  # fmt: skip
+MELLUM: dict[str, Any] = {
+    "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"],
+    "sliding_window": 6,
+}  # fmt: skip
+# of models with several residual streams
+HY_V4: dict[str, Any] = {
+    **SPARSE, "n_group": 1, "indexer_types": ["full", "shared"], "swiglu_limit": 1.0, "hc_mult": 2,
+    "mlp_layer_types": ["dense", "sparse"],
+}  # fmt: skip
+GLM5_NEXT: dict[str, Any] = {
+    **SPARSE, "n_group": 1, "qk_rope_head_dim": 0, "head_dim": 0, "hc_mult": 2,
+    "layer_types": ["linear_attention", "indexed_attention"], "index_kpool": 4,
+    "mlp_layer_types": ["dense", "sparse"], "linear_num_heads": 2, "linear_head_dim": 12,
+    "swiglu_limit": 1.0, "max_position_embeddings": 1024,
+}  # fmt: skip
+QWEN4_EXP: dict[str, Any] = {
+    "layer_types": ["linear_attention", "indexed_attention"], "linear_key_head_dim": 16,
+    "linear_value_head_dim": 12, "hc_count": 2, "hc_lowrank": 8, "indexer_n_heads": 8,
+    "indexer_head_dim": 8, "indexer_budget": 8, "indexer_compress_ratio": 4,
+    "ple_layer_ids": [1], "ple_embed_dim": 16, "ngram_vocab_size_base": 50, "heads_per_ngram": 2,
+    "make_ngram_vocab_size_divisible_by": 8, "split_ngram_parts": 4, "ple_conv_kernel_size": 4,
+    "ngram_size": 3,
+}  # fmt: skip
 _LATENT = ("deepseek_v3", "glm4_moe_lite")
 _HYBRIDS = ("qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text")
 _LAYER_BYTES = 2 * 2 * 16 * 8  # of a token: K and V, heads, head_dim, float64
@@ -70,7 +93,8 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     if family in _LATENT:
         changes = {**LATENT, **changes}
     several = {
-        "mimo_v2": MIMO_V2, "step3p5": STEP, "deepseek_v32": SPARSE,
+        "mimo_v2": MIMO_V2, "step3p5": STEP, "mellum": MELLUM, "deepseek_v32": SPARSE,
+        "hy_v4": HY_V4, "glm5_next": GLM5_NEXT, "qwen4_exp": QWEN4_EXP,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}

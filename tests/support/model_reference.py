@@ -82,7 +82,7 @@ def sources(tensors: Mapping[str, Tensor]) -> dict[str, TensorSource]:
     """Tensors as a checkpoint would give them."""
 
     def source(tensor: Tensor) -> TensorSource:
-        kind = {torch.float32: "F32", torch.float64: "F64"}[tensor.dtype]
+        kind = {torch.float32: "F32", torch.float64: "F64", torch.int64: "I64"}[tensor.dtype]
         kept = tensor.detach().contiguous()
         return TensorSource(kind, tuple(kept.shape), lambda: (as_bytes(kept),), is_copy=False)
 
@@ -137,8 +137,10 @@ class PagedRun:
         ]
         self._done = [0] * num_texts
         self._states = [
-            None if config.delta is None else empty_states(config.delta, num_texts, dtype, device)
-            for _ in range(config.num_layers)
+            None
+            if config.delta is None
+            else empty_states(config.delta, num_texts, dtype, device, config.more_states(kind))
+            for kind in config.layers
         ]
 
     def step(self, chunks: Mapping[int, Sequence[int]]) -> dict[int, Tensor]:

@@ -50,21 +50,6 @@ def _asymmetric_int8(own: Tensors) -> None:
         own[f"{name}_zero_point"] = zeros.to(torch.int8)
 
 
-def _nvfp4(own: Tensors) -> None:
-    grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-    for name in [n for n in own if _is_projection(n)]:
-        values = own.pop(name).float()
-        whole = 448 * 6 / values.abs().amax().clamp(min=1e-6)
-        parts = values.view(len(values), -1, 16)
-        small = (parts.abs().amax(-1) / 6 * whole).clamp(min=2.0**-6).to(torch.float8_e4m3fn)
-        scaled = parts / (small.float() / whole)[..., None]
-        codes = (scaled.abs()[..., None] - grid).abs().argmin(-1) + 8 * (scaled < 0)
-        codes = codes.view_as(values).byte()
-        own[f"{name}_packed"] = codes[:, ::2] | codes[:, 1::2] << 4
-        own[f"{name}_scale"] = small
-        own[f"{name}_global_scale"] = whole.reshape(1)
-
-
 _INT8 = {"num_bits": 8, "type": "int", "symmetric": False, "strategy": "channel"}
 _MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
     "gptq-sorted": (
@@ -78,13 +63,9 @@ _MADE: dict[str, tuple[Callable[[Tensors], None], dict[str, Any]]] = {
          "config_groups": {"group_0": {"targets": ["Linear"], "weights": _INT8}},
          "ignore": ["lm_head", "re:.*mtp.*"]},
     ),
-    "nvfp4": (
-        _nvfp4,
-        {"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized",
-         "ignore": ["lm_head", "re:.*mtp.*"]},
-    ),
 }  # fmt: skip
 ALL = (*FORMATS, *_MADE)
+VALUES = ("nvfp4", "mxfp4")  # those that no backend computes with
 
 
 def quantized_model(tiny: Tiny, form: str, family: str = "mimo", **changes: Any) -> Path:

@@ -38,11 +38,13 @@ from headstart.backends.cuda.latent import (
 from headstart.backends.cuda.quantized import KernelFp8, KernelLinear, add_norm_for
 from headstart.models.attention import LayerCache
 from headstart.models.feed_forward import MLP, MoE
-from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.grouped_attention import Attention
+from headstart.models.layers import DecoderLayer
 from headstart.models.linear import Linear
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.mla import LatentAttention
 from headstart.models.mtp import MTPModule
+from headstart.models.norm import Norm
 from headstart.models.rope import RotaryTable
 from headstart.models.trunk import Trunk
 
@@ -142,6 +144,7 @@ class Kernels:
         layer has attended.
         """
         layers = [layer for layer in trunk.layers if isinstance(layer, DecoderLayer)]
+        assert isinstance(trunk.final_norm, Norm)
         norms = [*(layer.attention_norm for layer in layers[1:]), trunk.final_norm]
         readers = [*(_reader_of(layer) for layer in layers[1:]), None]
         normed: Tensor | Fp8Rows

@@ -67,8 +67,12 @@ def why_unsupported(config: ModelConfig) -> str | None:
     if config.v_dim != config.head_dim or config.v_scale != 1 or config.head_gate:
         return "the model's values have a size, a scale or a gate of their own"
     kinds = (*config.layers, config.head_layer)
+    if config.streams is not None:
+        return f"{config.model_type} models have several residual streams"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
+    if config.delta is not None and config.delta.by_channel:
+        return f"channels of {config.model_type} models' memories fade each by itself"
     if config.mla is not None:
         return _why_no_latents(config.mla, config.model_type)
     if config.head_dim % 2 or config.head_dim > 256:

@@ -22,7 +22,8 @@ from headstart.backends.numba.thread_pool import POOL, new_counters
 from headstart.backends.numba.vectors import LANES
 from headstart.models.attention import Span
 from headstart.models.feed_forward import MLP
-from headstart.models.layers import Attention, DecoderLayer
+from headstart.models.grouped_attention import Attention
+from headstart.models.layers import DecoderLayer
 from headstart.models.mtp import MTPModule
 from headstart.models.norm import Norm
 from headstart.models.rope import RotaryTable
@@ -113,7 +114,8 @@ class TrunkKernels:
     """A trunk's pass, with its LM head."""
 
     def __init__(self, trunk: Trunk, slots: int):
-        self._embed, self._final_norm = trunk.embed.numpy(), trunk.final_norm.factor.numpy()
+        final_norm = _checked(trunk.final_norm, Norm)
+        self._embed, self._final_norm = trunk.embed.numpy(), final_norm.factor.numpy()
         layers = [_checked(layer, DecoderLayer) for layer in trunk.layers]
         self._block = Block.of(layers, slots, trunk.rotary)
         self._trunk, self._lm_head = trunk, matrices([trunk.lm_head])

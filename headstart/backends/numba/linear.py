@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, TypeGuard
 
 import numpy as np
 import torch
@@ -72,6 +72,14 @@ class PackedLinear(Packed, Int8Linear):
         scales = (values.abs().amax(dim=1) / _LARGEST).clamp(min=1e-12)
         integers = (values / scales[:, None]).round().clamp(-_LARGEST, _LARGEST)
         self._hold(integers.to(torch.int8), scales, _bias(source, len(values)))
+
+    @classmethod
+    def of_rows(cls, source: GroupLinear) -> PackedLinear:
+        """8-bit integers as they are stored, with one scale per output."""
+        weight, result = source.quantized, cls()
+        integers = (weight.weight.to(torch.int16) - 128).to(torch.int8)
+        result._hold(integers, weight.scales[:, 0].float(), _bias(source, len(integers)))
+        return result
 
     def _hold(self, weight: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor) -> None:
         self.shape = (weight.shape[0], weight.shape[1])
@@ -154,8 +162,17 @@ class PackedGroups(Packed, Linear):
         return PackedGroups(chosen, self.group)
 
 
+def is_by_row(source: Linear) -> TypeGuard[GroupLinear]:
+    """Whether it is 8-bit integers around zero with one scale per output."""
+    if not isinstance(source, GroupLinear) or source.bits != 8 or source.zeros is not None:
+        return False
+    return source.scales.shape[-1] == 1 and source.inputs is None
+
+
 def packed_as_stored(source: Linear) -> Packed:
-    """The nearest form that the kernels have: 4 bits in groups as they are, others in float32."""
+    """As the kernels have it: 4 bits in groups and 8 bits by row as they are, others in float32."""
+    if is_by_row(source):
+        return PackedLinear.of_rows(source)
     if isinstance(source, GroupLinear) and source.bits == 4:
         group = group_products.packed_group(source.quantized.group_size)
         if group is not None:
@@ -186,9 +203,9 @@ FORMS: dict[str, WeightFormat] = {
 
 
 def packed_if_grouped(source: Linear) -> Linear | Packed:
-    """For plain modules: 4 bits in groups by the kernels, others as they are."""
+    """For plain modules: integers that the kernels have by them, others as they are."""
     is_grouped = isinstance(source, GroupLinear) and source.bits == 4
-    return packed_as_stored(source) if is_grouped else source
+    return packed_as_stored(source) if is_grouped or is_by_row(source) else source
 
 
 # The same for models that the kernels do not run as a whole.

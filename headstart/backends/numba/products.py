@@ -54,7 +54,8 @@ def unpack(packed: torch.Tensor, outputs: int, inputs: int) -> torch.Tensor:
 
 def most_levels(weight: torch.Tensor) -> int:
     """The largest integer that inputs may have: the largest sum then still fits."""
-    most = max(1, int(weight.abs().sum(dim=1, dtype=torch.int64).max()))
+    # Of -128 an int8 has no absolute value.
+    most = max(1, int(weight.to(torch.int16).abs().sum(dim=1, dtype=torch.int64).max()))
     return min(_LARGEST_INPUT, _LARGEST_SUM // most)
 
 

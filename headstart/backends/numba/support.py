@@ -39,6 +39,8 @@ def why_not_whole(model: LoadedModel) -> str | None:
 
 def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | None:
     """What in layers of these kinds the kernels cannot run, or None."""
+    if config.streams is not None:
+        return "the model has several residual streams"
     if any(kind.mixer != "attention" for kind in kinds):
         other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
         return f"the model has layers with {other} attention"

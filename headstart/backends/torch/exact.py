@@ -16,11 +16,13 @@ import torch
 
 from headstart.errors import ConfigError
 from headstart.models.attention import LayerCache, Seen, attend_rows
-from headstart.models.delta_rule import DeltaRows
+from headstart.models.delta_rule import Rows
 from headstart.models.feed_forward import Router
+from headstart.models.indexer import Indexer
 from headstart.models.linear import MAX_TUNED_ROWS, PRODUCTS, Linear, Stack
 from headstart.models.mla import LatentAttention
 from headstart.models.row_invariant import Slots
+from headstart.models.streams import Shares
 from headstart.models.trunk import Trunk
 
 BLOCK_ROWS = MAX_TUNED_ROWS
@@ -86,7 +88,7 @@ def make_exact(trunk: Trunk) -> dict[tuple[int, int], str]:
     chosen: dict[tuple[int, int], str] = {}
     for module in trunk.modules():
         # How many rows an expert gets is never constant, and heads have no `Linear` of their own.
-        if isinstance(module, Stack | Router | LatentAttention):
+        if isinstance(module, Stack | Router | LatentAttention | Indexer | Shares):
             module.one_by_one = True
         if not isinstance(module, Linear):
             continue
@@ -116,10 +118,10 @@ class _Alone:
     def seen(self, new: torch.Tensor) -> list[Seen]:
         return [Seen(slice(row, row + 1), new[row : row + 1]) for row in range(len(new))]
 
-    def convolve(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def convolve(self, rows: torch.Tensor, weight: torch.Tensor, state: int = 0) -> torch.Tensor:
         return rows * weight[:, -1]
 
-    def recur(self, rows: DeltaRows) -> torch.Tensor:
+    def recur(self, rows: Rows) -> torch.Tensor:
         return rows.v
 
 

@@ -35,9 +35,15 @@ class PagedMemory:
         return cls(
             [cache(config, kind) for kind in config.layers if kind.mixer != "delta"],
             [
-                empty_states(config.delta, sizes.num_states, model.dtype, model.device)
-                for _ in range(config.num_recurrent)
-                if config.delta is not None
+                empty_states(
+                    config.delta,
+                    sizes.num_states,
+                    model.dtype,
+                    model.device,
+                    config.more_states(kind),
+                )
+                for kind in config.layers
+                if kind.mixer == "delta" and config.delta is not None
             ],
             [cache(head.config, head.config.head_layer) for _ in range(head.num_modules)]
             if head is not None

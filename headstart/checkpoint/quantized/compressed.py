@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headstart.checkpoint.quantized.described import Described
@@ -102,11 +103,12 @@ def int8(module: str, tensors: Tensors, config: Described) -> StoredWeight:
 
     by = "one scale per row" if groups == 1 else f"in groups of {columns // groups}"
     names = ("weight", "weight_scale", "weight_zero_point", "weight_g_idx")
-    return stored(
+    found = stored(
         module, weight.shape, 8, groups, f"8-bit integers, {by}",
         tuple(f"{module}.{n}" for n in names if f"{module}.{n}" in tensors),
         lambda number: read(number).rows, scales.dtype,
     )  # fmt: skip
+    return replace(found, is_by_row=groups == 1 and zeros is None and order is None)
 
 
 def _scales(module: str, tensors: Tensors) -> TensorSource:

@@ -173,7 +173,7 @@ def _overrides(module: str, quantization: Mapping[str, Any]) -> Iterator[Mapping
             break
 
 
-def _of_group(module: str, quantization: Mapping[str, Any]) -> Described:
+def group_of(module: str, quantization: Mapping[str, Any]) -> Mapping[str, Any]:
     """The group of compressed-tensors whose targets name the module; classes of modules last."""
     groups = quantization.get("config_groups")
     named, by_class = None, None
@@ -184,7 +184,11 @@ def _of_group(module: str, quantization: Mapping[str, Any]) -> Described:
                 named = named or group
             elif "." not in str(target) and not str(target).startswith("re:"):
                 by_class = by_class or group
-    chosen = (named or by_class) or {}
+    return (named or by_class) or {}
+
+
+def _of_group(module: str, quantization: Mapping[str, Any]) -> Described:
+    chosen = group_of(module, quantization)
     stored_as = _stored_as(chosen.get("format") or quantization.get("format"))
     weights = chosen.get("weights")
     if not isinstance(weights, dict):

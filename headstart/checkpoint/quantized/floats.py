@@ -11,6 +11,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from headstart.checkpoint.quantized.described import Described
+from headstart.checkpoint.quantized.packing import E2M1, POWER_BIAS
 from headstart.checkpoint.quantized.stored import Rows, StoredWeight, load_scales
 from headstart.checkpoint.quantized.weights import FP8_BLOCK, Fp8Weight
 from headstart.checkpoint.source import TensorSource, reshaped, rows
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 Tensors = Mapping[str, TensorSource]
 POWERS = ("U8", "F8_E8M0")  # types of scales that are exponents of two
 _RANKS = (2, 4, 8, 16)  # numbers of devices that a fused qkv_proj is stored for
-_BIAS = 127  # of the exponents
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def fp8(name: str, scale_name: str, tensors: Tensors, config: Described) -> StoredWeight:
@@ -203,11 +202,11 @@ def _e2m1(packed: torch.Tensor) -> torch.Tensor:
     import torch
 
     codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2).long()
-    return torch.tensor([*_E2M1, *(-value for value in _E2M1)])[codes]
+    return torch.tensor([*E2M1, *(-value for value in E2M1)])[codes]
 
 
 def _powers(exponents: torch.Tensor) -> torch.Tensor:
     """2^(byte - 127)."""
     import torch
 
-    return torch.exp2(exponents.view(torch.uint8).float() - _BIAS)
+    return torch.exp2(exponents.view(torch.uint8).float() - POWER_BIAS)

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 WORD = 32
 AWQ_BITS = 4
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # magnitudes of 4-bit floats, by code
+POWER_BIAS = 127  # of scales that are exponents of two
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # which output lies at bits 4 j of a word
 _AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)  # where an output lies: the inverse
 

@@ -1,4 +1,4 @@
-"""Matrices rounded to nearest and laid down as published formats store them.
+"""Matrices rounded to nearest (`nearest.py`) and laid down as published formats store them.
 
 What is written here is read back by `reading.py` and by other engines. The tensors of a module are
 made together and its small ones are kept until they are written; a file has tensors of one size of
@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from headstart.checkpoint.dtypes import byte_size
-from headstart.checkpoint.quantized.packing import WORD, awq_pack, gptq_stored_zeros, pack
-from headstart.checkpoint.quantized.weights import FP8_BLOCK, fp8_rows
+from headstart.checkpoint.quantized import nearest
+from headstart.checkpoint.quantized.nearest import BITS
+from headstart.checkpoint.quantized.packing import WORD
+from headstart.checkpoint.quantized.weights import FP8_BLOCK
 from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes, load
@@ -24,9 +26,8 @@ if TYPE_CHECKING:
 
     Make = Callable[[torch.Tensor, int], dict[str, torch.Tensor]]
 Layout = dict[str, tuple[str, tuple[int, ...]]]  # suffix -> dtype and shape
-_BITS, _LARGEST_CODE, _MIDDLE = 4, 15, 8
-_PACKED = WORD // _BITS
-_LEAST_SCALE = 2.0**-14  # the smallest that FP16 has with all its bits
+_PACKED = WORD // BITS
+GROUPS = (128, 64, 32)  # sizes that kernels of other engines have
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class WrittenFormat:
     layout: Callable[[int, int, int], Layout]  # of a matrix [N, K] in groups of g
     make: Make  # values fp32 [N, K] and g -> tensors by suffix
     config: Callable[[int], dict[str, Any]]  # quantization_config, without its list of modules
-    has_groups: bool = True  # whether K has to be a whole number of groups
+    groups: tuple[int, ...] = GROUPS  # sizes that it may have, of which K is a whole number
     outputs: int = 1  # N has to be a multiple of: outputs that share a word
+    quantizes_head: bool = False  # whether releases quantise the head's block, too
 
 
 def stored_in(
@@ -76,91 +78,50 @@ def stored_in(
     }
 
 
-def _fp8_block(values: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
-    import torch
-    from torch.nn.functional import pad
-
-    rows, columns = values.shape
-    largest = torch.finfo(torch.float8_e4m3fn).max
-    padded = pad(values, (0, -columns % FP8_BLOCK, 0, -rows % FP8_BLOCK))
-    blocks = padded.view(padded.shape[0] // FP8_BLOCK, FP8_BLOCK, -1, FP8_BLOCK)
-    scales = (blocks.abs().amax(dim=(1, 3)) / largest).clamp(min=1e-12)
-    scaled = (blocks / scales[:, None, :, None]).clamp(-largest, largest).view_as(padded)
-    weight = scaled[:rows, :columns].to(torch.float8_e4m3fn)
-    return {"weight": weight, "weight_scale_inv": scales}
-
-
-def _fp8_row(values: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
-    made = fp8_rows(values)
-    return {"weight": made.weight, "weight_scale": made.scales.unsqueeze(1)}
-
-
-def _awq(values: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
-    import torch
-
-    parts = values.view(len(values), -1, group)
-    low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
-    scales = ((high - low) / _LARGEST_CODE).clamp(min=_LEAST_SCALE).half()
-    zeros = (-low / scales.float()).round().clamp(0, _LARGEST_CODE)
-    codes = (parts / scales.float().unsqueeze(-1)).round() + zeros.unsqueeze(-1)
-    codes = codes.clamp(0, _LARGEST_CODE).to(torch.uint8).view_as(values)
+def compressed_group(weights: Mapping[str, Any], activations: Any, form: str) -> dict[str, Any]:
+    """A group of a config of compressed-tensors, without its targets."""
     return {
-        "qweight": awq_pack(codes.t().contiguous()),
-        "qzeros": awq_pack(zeros.to(torch.uint8).t().contiguous()),
-        "scales": scales.t().contiguous(),
-    }
-
-
-def _symmetric(
-    values: torch.Tensor, group: int, dtype: torch.dtype
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Unsigned codes [N, K] around 8, and scales [N, K/g]."""
-    import torch
-
-    parts = values.view(len(values), -1, group)
-    scales = (parts.abs().amax(-1) / (_MIDDLE - 0.5)).clamp(min=_LEAST_SCALE).to(dtype)
-    codes = (parts / scales.float().unsqueeze(-1)).round() + _MIDDLE
-    return codes.clamp(0, _LARGEST_CODE).to(torch.uint8).view_as(values), scales
-
-
-def _gptq(values: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
-    import torch
-
-    codes, scales = _symmetric(values, group, torch.float16)
-    zeros = torch.full((scales.shape[1], len(values)), _MIDDLE, dtype=torch.uint8)
-    return {
-        "qweight": pack(codes, _BITS).t().contiguous(),
-        "qzeros": gptq_stored_zeros(pack(zeros, _BITS), _BITS),
-        "scales": scales.t().contiguous(),
-        "g_idx": (torch.arange(values.shape[1]) // group).to(torch.int32),
-    }
-
-
-def _packed(values: torch.Tensor, group: int) -> dict[str, torch.Tensor]:
-    import torch
-
-    codes, scales = _symmetric(values, group, torch.bfloat16)
-    shape = torch.tensor(values.shape, dtype=torch.int64)
-    return {"weight_packed": pack(codes, _BITS), "weight_scale": scales, "weight_shape": shape}
-
-
-def _compressed(weights: Mapping[str, Any], activations: Any, form: str) -> dict[str, Any]:
-    return {
-        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
-        "config_groups": {
-            "group_0": {
-                "targets": ["Linear"], "weights": dict(weights), "input_activations": activations,
-                "output_activations": None,
-            }
-        },
+        "weights": dict(weights), "input_activations": activations, "output_activations": None,
+        "format": form,
     }  # fmt: skip
 
 
-_FP8_WEIGHTS = {
-    "num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False,
-    "group_size": None, "observer": "minmax",
-}  # fmt: skip
-_FP8_ROWS = {**_FP8_WEIGHTS, "strategy": "token", "dynamic": True, "observer": None}
+def compressed_config(groups: Mapping[str, Any], form: str) -> dict[str, Any]:
+    return {
+        "quant_method": "compressed-tensors", "format": form, "quantization_status": "compressed",
+        "config_groups": dict(groups),
+    }  # fmt: skip
+
+
+def _compressed(group: Mapping[str, Any]) -> dict[str, Any]:
+    own = {"targets": ["Linear"], **group}
+    return compressed_config({"group_0": own}, str(own["format"]))
+
+
+def _weights(bits: int, kind: str, strategy: str, group: int | None = None) -> dict[str, Any]:
+    return {
+        "num_bits": bits, "type": kind, "symmetric": True, "strategy": strategy,
+        "group_size": group, "dynamic": False, "actorder": None, "observer": "minmax",
+    }  # fmt: skip
+
+
+def _rows_of(bits: int, kind: str) -> dict[str, Any]:
+    """Activations that are rounded row by row while a model runs."""
+    return {**_weights(bits, kind, "token"), "dynamic": True, "observer": None}
+
+
+# What `quantize` writes: groups of a config by the name of their number format.
+COMPRESSED_GROUPS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "4": lambda g: compressed_group(_weights(BITS, "int", "group", g), None, "pack-quantized"),
+    "8": lambda g: compressed_group(
+        _weights(8, "int", "channel"), _rows_of(8, "int"), "int-quantized"
+    ),
+    "fp8": lambda g: compressed_group(
+        _weights(8, "float", "channel"), _rows_of(8, "float"), "float-quantized"
+    ),
+}
+_NVFP4 = {**_weights(BITS, "float", "tensor_group", 16), "scale_dtype": "torch.float8_e4m3fn"}
+_MXFP4 = {**_weights(BITS, "float", "group", 32), "scale_dtype": "torch.uint8"}
 
 FORMATS: dict[str, WrittenFormat] = {
     "fp8-block": WrittenFormat(
@@ -168,27 +129,43 @@ FORMATS: dict[str, WrittenFormat] = {
             "weight": ("F8_E4M3", (n, k)),
             "weight_scale_inv": ("F32", (-(-n // FP8_BLOCK), -(-k // FP8_BLOCK))),
         },
-        _fp8_block,
+        nearest.fp8_block,
         lambda g: {
             "quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
             "weight_block_size": [FP8_BLOCK, FP8_BLOCK],
         },
-        has_groups=False,
+        groups=(), quantizes_head=True,
     ),
     "fp8-row": WrittenFormat(
         lambda n, k, g: {"weight": ("F8_E4M3", (n, k)), "weight_scale": ("F32", (n, 1))},
-        _fp8_row,
-        lambda g: _compressed(_FP8_WEIGHTS, _FP8_ROWS, "float-quantized"),
-        has_groups=False,
+        nearest.fp8_row,
+        lambda g: _compressed(COMPRESSED_GROUPS["fp8"](g)),
+        groups=(), quantizes_head=True,
+    ),
+    "fp8-tensor": WrittenFormat(
+        lambda n, k, g: {"weight": ("F8_E4M3", (n, k)), "weight_scale": ("F32", (1,))},
+        nearest.fp8_tensor,
+        lambda g: _compressed(
+            compressed_group(
+                _weights(8, "float", "tensor"), _rows_of(8, "float"), "float-quantized"
+            )
+        ),
+        groups=(), quantizes_head=True,
+    ),
+    "int8-row": WrittenFormat(
+        lambda n, k, g: {"weight": ("I8", (n, k)), "weight_scale": ("F32", (n, 1))},
+        nearest.int8_row,
+        lambda g: _compressed(COMPRESSED_GROUPS["8"](g)),
+        groups=(),
     ),
     "awq": WrittenFormat(
         lambda n, k, g: {
             "qweight": ("I32", (k, n // 8)), "qzeros": ("I32", (k // g, n // 8)),
             "scales": ("F16", (k // g, n)),
         },
-        _awq,
+        nearest.awq,
         lambda g: {
-            "quant_method": "awq", "bits": _BITS, "group_size": g, "zero_point": True,
+            "quant_method": "awq", "bits": BITS, "group_size": g, "zero_point": True,
             "version": "gemm",
         },
         outputs=_PACKED,
@@ -198,10 +175,22 @@ FORMATS: dict[str, WrittenFormat] = {
             "qweight": ("I32", (k // 8, n)), "qzeros": ("I32", (k // g, n // 8)),
             "scales": ("F16", (k // g, n)), "g_idx": ("I32", (k,)),
         },
-        _gptq,
+        nearest.gptq,
         lambda g: {
-            "quant_method": "gptq", "bits": _BITS, "group_size": g, "sym": True,
+            "quant_method": "gptq", "bits": BITS, "group_size": g, "sym": True,
             "desc_act": False, "lm_head": False, "checkpoint_format": "gptq",
+        },
+        outputs=_PACKED,
+    ),
+    "auto-round": WrittenFormat(
+        lambda n, k, g: {
+            "qweight": ("I32", (k // 8, n)), "qzeros": ("I32", (k // g, n // 8)),
+            "scales": ("F16", (k // g, n)),
+        },
+        nearest.auto_round,
+        lambda g: {
+            "quant_method": "auto-round", "bits": BITS, "group_size": g, "sym": True,
+            "data_type": "int", "packing_format": "auto_round:auto_gptq", "extra_config": {},
         },
         outputs=_PACKED,
     ),
@@ -210,14 +199,24 @@ FORMATS: dict[str, WrittenFormat] = {
             "weight_packed": ("I32", (n, k // 8)), "weight_scale": ("BF16", (n, k // g)),
             "weight_shape": ("I64", (2,)),
         },
-        _packed,
-        lambda g: _compressed(
-            {
-                "num_bits": _BITS, "type": "int", "symmetric": True, "strategy": "group",
-                "group_size": g, "dynamic": False, "actorder": None, "observer": "minmax",
-            },
-            None,
-            "pack-quantized",
-        ),
+        nearest.packed,
+        lambda g: _compressed(COMPRESSED_GROUPS["4"](g)),
+    ),
+    "nvfp4": WrittenFormat(
+        lambda n, k, g: {
+            "weight_packed": ("U8", (n, k // 2)), "weight_scale": ("F8_E4M3", (n, k // 16)),
+            "weight_global_scale": ("F32", (1,)),
+        },
+        nearest.nvfp4,
+        lambda g: _compressed(compressed_group(_NVFP4, None, "nvfp4-pack-quantized")),
+        groups=(16,),
+    ),
+    "mxfp4": WrittenFormat(
+        lambda n, k, g: {
+            "weight_packed": ("U8", (n, k // 2)), "weight_scale": ("U8", (n, k // 32)),
+        },
+        nearest.mxfp4,
+        lambda g: _compressed(compressed_group(_MXFP4, None, "mxfp4-pack-quantized")),
+        groups=(32,),
     ),
 }  # fmt: skip

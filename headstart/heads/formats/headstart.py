@@ -14,7 +14,7 @@ from headstart.errors import BadConfig, MissingTensor, UnexpectedTensor, some
 from headstart.families.base import Family, HeadLayout
 from headstart.families.registry import family
 from headstart.heads.formats import Export, count_modules, format_of
-from headstart.heads.head import Head
+from headstart.heads.head import DRAFT_LM_HEAD, Head
 
 FILE = None  # one file or many shards
 LOSES = ""
@@ -50,7 +50,9 @@ def plan(head: Head) -> Export:
         "layout": contract(head.family.layout),
         "trunk_config": dict(head.config),
     }
-    tensors = dict(sorted(head.tensors.items()))
+    if head.quantization:
+        config["quantization_config"] = dict(head.quantization)
+    tensors = dict(sorted({**head.tensors, **head.draft_lm_head}.items()))
     tensors |= {_TRUNK + name: source for name, source in _carried(head).items()}
     shards = split_shards(tensors, stem="head")
     documents: dict[str, Any] = {"config.json": config}
@@ -97,15 +99,16 @@ def read(checkpoint: Checkpoint) -> Head:
     check_fields(where, config, "trunk_config.")
     owner = family(str(raw.get("family")))
     _check_contract(checkpoint, owner.layout, raw.get("layout"))
-    names = checkpoint.tensors
+    names = [n for n in checkpoint.tensors if not n.startswith(f"{DRAFT_LM_HEAD}.")]
     tensors = {n: checkpoint.source(n) for n in names if not n.startswith(_TRUNK)}
     carried = {n.removeprefix(_TRUNK): checkpoint.source(n) for n in names if n not in tensors}
+    drafting = {n: checkpoint.source(n) for n in checkpoint.tensors if n not in names}
     unexpected = [n for n in tensors if not is_our_name(n)]
     if unexpected:
         raise UnexpectedTensor(
             f"{checkpoint.folder} holds {some(unexpected)}; expected names such as "
-            "modules.0.fuse.weight, or names that start with shared. or trunk. Remove what does "
-            "not belong to the head."
+            "modules.0.fuse.weight, or names that start with shared., trunk. or "
+            f"{DRAFT_LM_HEAD}. Remove what does not belong to the head."
         )
     found = count_modules(tensors)
     if found != modules:
@@ -116,7 +119,8 @@ def read(checkpoint: Checkpoint) -> Head:
     made = made_by_us(checkpoint.folder)
     return Head(
         owner, tensors, config, checkpoint, root, modules, carried, made.left_out,
-        lost_fields=made.lost_fields,
+        lost_fields=made.lost_fields, quantization=checkpoint.config.quantization,
+        draft_lm_head=drafting,
     )  # fmt: skip
 
 

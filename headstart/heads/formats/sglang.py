@@ -60,6 +60,8 @@ def plan(head: Head) -> Export:
             dropped[ours] = role
             continue
         tensors[head.family.keys.to_published(ours, naming)] = source
+    if head.quantization:
+        config["quantization_config"] = dict(head.quantization)
     if name in _RENUMBERED:
         config.update(num_hidden_layers=1, architectures=[_RENUMBERED[name]])
     documents: dict[str, Any] = {
@@ -85,6 +87,7 @@ def plan(head: Head) -> Export:
         "trunk_config": dict(head.config),
         "left_out": sorted({*dropped, *head.left_out}),
         "lost_fields": list(head.lost_fields),
+        "quantization": dict(head.quantization),
     }
     shard = Shard(tensors, metadata={})
     return Export(FolderPlan({FILE: shard}, head.side_files(), documents), tuple(changes), details)
@@ -120,7 +123,7 @@ def read(checkpoint: Checkpoint) -> Head:
         )
     return Head(
         owner, tensors, config, checkpoint, made.root or naming.root, count_modules(tensors),
-        left_out=made.left_out, lost_fields=lost,
+        left_out=made.left_out, lost_fields=lost, quantization=made.quantization,
     )  # fmt: skip
 
 

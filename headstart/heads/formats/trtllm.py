@@ -19,7 +19,7 @@ from headstart.families.engines import served_by
 from headstart.families.names import Naming
 from headstart.heads.detection import require_family
 from headstart.heads.formats import Export, count_modules
-from headstart.heads.head import Head, config_fields
+from headstart.heads.head import Head, config_fields, dequantize
 
 FILE = None
 LOSES = ""
@@ -42,6 +42,8 @@ def plan(head: Head) -> Export:
             f"{head.family.name} cannot be written for TensorRT-LLM: {reason}. Put the head into "
             "the model instead: headstart stitch."
         )
+    if head.quantization:  # of compressed-tensors, which TensorRT-LLM does not read
+        head = dequantize(head)
     naming = _naming(head.family, head.config)
     tensors = {head.family.keys.to_published(n, naming): s for n, s in head.tensors.items()}
     config = {**head.config, _COUNT: head.num_modules}

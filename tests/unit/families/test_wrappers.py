@@ -121,7 +121,7 @@ def test_a_wrapper_that_no_engine_reads_is_refused() -> None:
 @pytest.mark.parametrize(
     ("name", "others"),
     [
-        ("mellum", r"transformers 5\.22\.2 with generate"),
+        ("mellum", r"`headstart generate`; transformers 5\.22\.2 with generate"),
         ("motif", "Motif's own fork of vLLM"),
         ("openpangu_v2", r"omni-infer \(Ascend\); exllamav3; ik_llama"),
         ("qwen3", "`headstart generate`"),

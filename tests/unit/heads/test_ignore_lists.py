@@ -29,6 +29,7 @@ METHODS: list[dict[str, Any]] = [
     {"quant_method": "modelopt"},
     {"quant_method": "modelopt_fp4"},
     {"quant_method": "gptq"},
+    {"quant_method": "auto-round"},
 ]
 IDS = [method["quant_method"] for method in METHODS]
 
@@ -146,3 +147,18 @@ def test_gptq_rules_may_be_null() -> None:
 def test_a_pattern_that_would_never_end_is_refused(method: dict[str, Any]) -> None:
     with pytest.raises(BadConfig, match="a repetition inside of a repeated group"):
         is_listed(method, "model.layers.61.mlp.experts.120.gate_proj")
+
+
+def test_autoround_says_by_settings_and_blocks_what_is_plain() -> None:
+    """vLLM asks for a name, then for the ends of names, then for patterns."""
+    own: dict[str, Any] = {"quant_method": "auto-round", "bits": 4, "extra_config": {
+        "model.layers.3.mlp.gate": {"bits": 16}, "model.layers.4.mlp.down_proj": {"bits": 8},
+        "lm_head": {"bits": 16}, ".*shared_expert_gate.*": {"bits": 16},
+    }}  # fmt: skip
+    plain = ["model.layers.3.mlp.gate", "model.lm_head", "model.layers.1.mlp.shared_expert_gate"]
+    assert all(is_listed(own, name) for name in plain)
+    assert not is_listed(own, "model.layers.4.mlp.down_proj")
+    assert not is_listed(own, "model.layers.5.mlp.down_proj")
+    own["block_name_to_quantize"] = "model.layers,model.visual"
+    assert is_listed(own, "mtp.layers.0.mlp.down_proj")
+    assert not is_listed(own, "model.layers.5.mlp.down_proj")

@@ -77,6 +77,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "moe_layer_freq": [0, 1], "n_routed_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
     },
+    "mellum": {
+        "model_type": "mellum", "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "sliding_window": 4,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
     "step3p5": {
         "model_type": "step3p5", "use_head_wise_attn_gate": True, "sliding_window": 4,
         "attention_other_setting": {"num_attention_heads": 6, "num_attention_groups": 2,
@@ -328,6 +333,7 @@ OWN_LAYOUTS = {
     "deepseek_v32": family("deepseek_v32").layout,
     "glm_moe_dsa": family("glm_moe_dsa").layout,
     "mimo_v2_flash": family("mimo_v2").layout,
+    "mellum": family("mellum").layout,
     "step3p5": family("step3p5").layout,
     "deepseek_v3": family("deepseek_v3").layout,
     "deepseek_v3, as vllm": family("deepseek_v3").layout.as_("vllm"),

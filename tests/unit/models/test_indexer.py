@@ -72,19 +72,19 @@ def test_rows_in_parts_choose_what_they_would_choose_together(
     own = torch.randn(chain, rows, 6).double() if chain else None
     part = Seen(slice(2, 2 + rows), torch.randn(length, 6).double(), own)
     asking = IndexRows(torch.randn(12, heads, size).double(), torch.randn(12, heads).double())
-    sizes, inner = list[int](), indexer._scores
+    sizes, inner = list[int](), indexer.scores_of
 
     def watched(some: IndexRows, axes: str, keys: torch.Tensor) -> torch.Tensor:
         sizes.append(len(some.q))
         return inner(some, axes, keys)
 
-    monkeypatch.setattr(indexer, "_scores", watched)
+    monkeypatch.setattr(indexer, "scores_of", watched)
     together = Indexer(4, 4, config).choose(asking, part)
     assert together is not None and set(sizes) == {rows}
     assert 0 < together[-1].sum() < together.shape[1] == length + chain
     for at_once in (1, 3):
         sizes.clear()
-        monkeypatch.setattr(indexer, "_SCORE_VALUES", at_once * heads * (length + chain))
+        monkeypatch.setattr(indexer, "SCORE_VALUES", at_once * heads * (length + chain))
         found = Indexer(4, 4, config).choose(asking, part)
         assert found is not None and torch.equal(found, together)
         assert max(sizes) == at_once and sum(sizes) == rows * (2 if chain else 1)

@@ -15,7 +15,7 @@ from support.model_reference import (
     transformers_model,
 )
 
-from headstart.errors import UnsupportedFamily
+from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.config import model_config
 from headstart.models.rope import RotaryTable, rope_config
 
@@ -55,6 +55,11 @@ MIMO_V2 = {
     "add_swa_attention_sink_bias": True, "attention_value_scale": 0.707,
     "hybrid_layer_pattern": [0, 1, 1, 0], "moe_layer_freq": [0, 1, 0, 1],
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+}  # fmt: skip
+MELLUM = {
+    "model_type": "mellum", "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    "sliding_window": 5, "num_nextn_predict_layers": 1,
 }  # fmt: skip
 
 CASES: dict[str, dict[str, Any]] = {
@@ -159,6 +164,15 @@ CASES: dict[str, dict[str, Any]] = {
     "mimo_v2_flash, groups and scale": {
         **MIMO_V2, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7,
     },
+    "mellum": MELLUM,
+    "mellum, a dense layer, angles by kind": {
+        **MELLUM, "mlp_layer_types": ["sparse", "dense", "sparse"], "rope_parameters": {
+            "full_attention": {**YARN, "rope_theta": 5e4},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    },
+    "mellum, no layer slides": {**MELLUM, "layer_types": None},
+    "mellum, weights as they are": {**MELLUM, "norm_topk_prob": False},
     "glm4_moe_lite": {**DEEPSEEK, "model_type": "glm4_moe_lite", "n_group": 1, "topk_group": 1},
 }  # fmt: skip
 LENGTH = 40
@@ -256,8 +270,12 @@ IGNORED: dict[str, tuple[str, dict[str, Any]]] = {
     "more entries seen": ("deepseek_v32", {"index_topk": 8}),
     "neighbours rotated in the indexer": ("deepseek_v32", {"indexer_rope_interleave": True}),
     "halves rotated in the indexer": ("glm_moe_dsa", {"indexer_rope_interleave": False}),
+    "a wider window": ("mellum", {"sliding_window": 6}),
+    "one angle for all": ("mellum", {"rope_parameters": {
+        kind: {"rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")
+    }}),
     "groups of DeepSeek": ("deepseek_v3", {"n_group": 1, "topk_group": 1}),
-}
+}  # fmt: skip
 
 
 @torch.inference_mode()
@@ -302,6 +320,20 @@ def test_partial_rotation_is_refused() -> None:
 def test_biases_everywhere_are_refused() -> None:
     with pytest.raises(UnsupportedFamily, match="use_bias is true"):
         model_config({**SMALL, **ERNIE, "use_bias": True})
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"layer_types": ["full_attention"]}, "layer_types has 1 entries; expected one for each of 3"),
+     ({"mtp_layer_types": ["chunked_attention"]}, "holds chunked_attention"),
+     ({"sliding_window": 0}, "sliding_window is 0; expected a whole number above 0"),
+     ({"rope_parameters": {"full_attention": {}}}, "no entry for sliding_attention")],
+)  # fmt: skip
+def test_what_mellum_asks_for_and_is_not_computed_is_refused(
+    change: dict[str, Any], why: str
+) -> None:
+    with pytest.raises((BadConfig, UnsupportedFamily), match=why):
+        model_config({**SMALL, **MELLUM, **change})
 
 
 def test_another_activation_is_refused() -> None:

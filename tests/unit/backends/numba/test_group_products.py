@@ -174,3 +174,21 @@ def test_which_form_each_matrix_gets() -> None:
     for source in (*others, fp8):
         x = torch.randn(2, source.quantized.shape[1])
         torch.testing.assert_close(packed_as_stored(source)(x), source(x), rtol=1e-4, atol=1e-4)
+
+
+def test_8_bits_by_row_are_computed_as_stored_and_others_in_float32() -> None:
+    make = torch.Generator().manual_seed(0)
+    codes = torch.randint(0, 256, (70, 96), dtype=torch.uint8, generator=make)
+    codes[0] = 0  # -128 in every place: the largest sums that there are
+    scales = torch.rand(70, 1, generator=make) * 0.1 + 0.01
+    source = GroupLinear(GroupWeight(8, codes, scales), torch.randn(70, generator=make))
+    x = torch.randn(5, 96, generator=make)
+    packed = packed_as_stored(source)
+    assert isinstance(packed, PackedLinear)
+    torch.testing.assert_close(packed(x), source(x), rtol=1e-3, atol=0.02)
+    torch.testing.assert_close(packed.only_rows(torch.tensor([3, 0]))(x), packed(x)[:, [3, 0]])
+    zeros = torch.full((70, 1), 100, dtype=torch.uint8)
+    for weight in (
+        GroupWeight(8, codes, scales, zeros), GroupWeight(8, codes, scales.expand(70, 3)),
+    ):  # fmt: skip
+        assert isinstance(packed_as_stored(GroupLinear(weight)), PackedFloat)
