@@ -39,7 +39,7 @@ NAMING_MODELS: list[tuple[str, set[str] | None, str]] = [
     ("heads/formats/", None, "formats of other projects, which are defined by model type"),
     ("launch/", None, "options of other engines, which depend on the model type"),
     ("calibrate/tiny_", None, "configs for tests: one for each model type"),
-    ("calibrate/shapes.py", None, "configs of released sizes"),
+    ("calibrate/shapes", None, "configs of released sizes"),
     ("checkpoint/gguf/quantize_tool.py", {"llama"}, "keys of a file for llama.cpp's tool"),
     ("doctor/causes.py", {"llama"}, "issues of llama.cpp"),
     ("demo/", {"llama"}, "fields of GGUF files, which are llama.cpp's"),

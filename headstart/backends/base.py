@@ -159,11 +159,11 @@ class Backend(Chooser, ABC):
 
     def state_bytes(self) -> int:
         """One request's states in every recurrent layer; 0 where a model has none."""
-        delta, wide = self.config.delta, max(self.dtype.itemsize, 4)
-        if delta is None:
+        own, wide = self.config.recurrent, max(self.dtype.itemsize, 4)
+        if own is None:
             return 0
-        layer = delta.conv_values * self.dtype.itemsize + delta.memory_values * wide
-        more = (own for kind in self.config.layers for own in self.config.more_states(kind))
+        layer = own.conv_values * self.dtype.itemsize + own.memory_values * wide
+        more = (each for kind in self.config.layers for each in self.config.more_states(kind))
         further = sum(rows * channels for rows, channels in more) * self.dtype.itemsize
         return self.config.num_recurrent * layer + further
 

@@ -80,7 +80,7 @@ def activation_bytes(model: LoadedModel, rows: int) -> int:
     """Of so many rows in one layer; what the layer before took is free by then."""
     config, moe = model.config, model.config.moe
     itemsize, products = model.dtype.itemsize, _PRODUCTS
-    if config.delta is not None:  # such layers compute in fp32
+    if config.recurrent is not None:  # such layers compute in fp32
         itemsize, products = max(4, itemsize), _SCANNED_PRODUCTS
     result = rows * (products * _widest_product(model) + _STATES * config.hidden) * itemsize
     if moe is not None:  # every choice of a row leaves a term as wide as the model

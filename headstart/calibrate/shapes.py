@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-_BASE: dict[str, Any] = {
-    "rms_norm_eps": 1e-5,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,  # agreement needs an LM head of its own
-    "torch_dtype": "bfloat16",
-    "max_position_embeddings": 32768,
-    "bos_token_id": 0,
-    "eos_token_id": 1,
-}
+from headstart.calibrate.shapes_autumn import BASE, SHAPES_AUTUMN, mimo_v2, sizes_of
 
 
 def mimo(**sizes: Any) -> dict[str, Any]:
     from headstart.families.mimo import MIMO
 
     return {
-        **_BASE,
+        **BASE,
         "model_type": "mimo",
         "architectures": ["MiMoForCausalLM"],
         "auto_map": dict(MIMO.auto_map),
@@ -31,7 +23,7 @@ def mimo(**sizes: Any) -> dict[str, Any]:
 
 def _qwen3(**sizes: Any) -> dict[str, Any]:
     return {
-        **_BASE,
+        **BASE,
         "model_type": "qwen3",
         "architectures": ["Qwen3ForCausalLM"],
         "attention_bias": False,
@@ -42,7 +34,7 @@ def _qwen3(**sizes: Any) -> dict[str, Any]:
 
 def _glm4_moe(**sizes: Any) -> dict[str, Any]:
     return {
-        **_BASE,
+        **BASE,
         "model_type": "glm4_moe",
         "architectures": ["Glm4MoeForCausalLM"],
         "attention_bias": True,
@@ -58,7 +50,7 @@ def _glm4_moe(**sizes: Any) -> dict[str, Any]:
 def _latent(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
     """Heads have no size of their own there: what is compressed decides."""
     return {
-        **_BASE,
+        **BASE,
         "model_type": model_type,
         "architectures": [architecture],
         "attention_bias": False,
@@ -75,7 +67,7 @@ def _latent(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
 
 def _deepseek(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
     return _latent(
-        model_type, architecture, **_sizes(61, 7168, 18432, 128, 128, 129280, 1e4),
+        model_type, architecture, **sizes_of(61, 7168, 18432, 128, 128, 129280, 1e4),
         rms_norm_eps=1e-6, max_position_embeddings=163840, q_lora_rank=1536,
         qk_nope_head_dim=128, v_head_dim=128, n_routed_experts=256, num_experts_per_tok=8,
         moe_intermediate_size=2048, first_k_dense_replace=3, moe_layer_freq=1, n_group=8,
@@ -93,38 +85,11 @@ def _glm_latent(model_type: str, architecture: str, **sizes: Any) -> dict[str, A
     )  # fmt: skip
 
 
-def _mimo_v2(**sizes: Any) -> dict[str, Any]:
-    layers = sizes["num_hidden_layers"]
-    return {
-        **_BASE,
-        "model_type": "mimo_v2_flash",
-        "architectures": ["MiMoV2FlashForCausalLM"],
-        "layernorm_epsilon": 1e-5,
-        "attention_bias": False,
-        "attention_value_scale": 0.707,
-        "partial_rotary_factor": 0.334,
-        "v_head_dim": 128,
-        "swa_num_attention_heads": 64,
-        "swa_num_key_value_heads": 8,
-        "swa_head_dim": 192,
-        "swa_v_head_dim": 128,
-        "swa_rope_theta": 10000.0,
-        "sliding_window_size": 128,
-        "add_swa_attention_sink_bias": True,
-        "scoring_func": "sigmoid",
-        "norm_topk_prob": True,
-        # the first layer and every sixth see everything; the first has no experts
-        "hybrid_layer_pattern": [int(i > 0 and (i + 1) % 6 > 0) for i in range(layers)],
-        "moe_layer_freq": [int(i > 0) for i in range(layers)],
-        **sizes,
-    }
-
-
 def _step3p5(**sizes: Any) -> dict[str, Any]:
     layers, full, near = sizes["num_hidden_layers"], "full_attention", "sliding_attention"
     kinds = [near if i % 4 else full for i in range(layers)] + [near] * 3
     return {
-        **_BASE,
+        **BASE,
         "model_type": "step3p5",
         "architectures": ["Step3p5ForCausalLM"],
         "num_attention_groups": sizes["num_key_value_heads"],
@@ -145,7 +110,7 @@ def _mellum(**sizes: Any) -> dict[str, Any]:
     """How often a layer sees everything is not published: every fourth here."""
     layers, full, near = sizes["num_hidden_layers"], "full_attention", "sliding_attention"
     return {
-        **_BASE,
+        **BASE,
         "rms_norm_eps": 1e-6,
         "max_position_embeddings": 131072,
         "model_type": "mellum",
@@ -168,7 +133,7 @@ def _mellum(**sizes: Any) -> dict[str, Any]:
 
 def _ernie4_5_moe(**sizes: Any) -> dict[str, Any]:
     return {
-        **_BASE,
+        **BASE,
         "model_type": "ernie4_5_moe",
         "architectures": ["Ernie4_5_MoeForCausalLM"],
         "use_bias": False,
@@ -183,7 +148,7 @@ def _ernie4_5_moe(**sizes: Any) -> dict[str, Any]:
 def _qwen_hybrid(model_type: str, architecture: str, **sizes: Any) -> dict[str, Any]:
     """Three layers of four are recurrent, by `full_attention_interval`."""
     return {
-        **_BASE,
+        **BASE,
         "rms_norm_eps": 1e-6,
         "model_type": model_type,
         "architectures": [architecture],
@@ -221,33 +186,18 @@ def _qwen_experts(count: int, chosen: int) -> dict[str, Any]:
     }
 
 
-def _sizes(
-    layers: int, hidden: int, intermediate: int, heads: int, kv_heads: int, vocab: int, theta: float
-) -> dict[str, Any]:
-    return {
-        "num_hidden_layers": layers,
-        "hidden_size": hidden,
-        "intermediate_size": intermediate,
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": hidden // heads,
-        "vocab_size": vocab,
-        "rope_theta": theta,
-    }
-
-
 # Llama trunks are made in the mimo layout, which is what they become when a head is grafted.
 SHAPES: dict[str, dict[str, Any]] = {
-    "mimo-7b": mimo(**_sizes(36, 4096, 11008, 32, 8, 151680, 640000.0)),
-    "llama-8b": mimo(**_sizes(32, 4096, 14336, 32, 8, 128256, 500000.0)),
-    "llama-1b": mimo(**_sizes(16, 2048, 8192, 32, 8, 128256, 500000.0)),
-    "smollm2-135m": mimo(**_sizes(30, 576, 1536, 9, 3, 49152, 100000.0)),
-    "smollm2-1.7b": mimo(**_sizes(24, 2048, 8192, 32, 32, 49152, 130000.0)),
-    "qwen2-7b": mimo(**_sizes(28, 3584, 18944, 28, 4, 152064, 1000000.0)),
-    "qwen3-8b": _qwen3(**_sizes(36, 4096, 12288, 32, 8, 151936, 1000000.0)),
-    "qwen3-0.6b": _qwen3(**{**_sizes(28, 1024, 3072, 16, 8, 151936, 1000000.0), "head_dim": 128}),
+    "mimo-7b": mimo(**sizes_of(36, 4096, 11008, 32, 8, 151680, 640000.0)),
+    "llama-8b": mimo(**sizes_of(32, 4096, 14336, 32, 8, 128256, 500000.0)),
+    "llama-1b": mimo(**sizes_of(16, 2048, 8192, 32, 8, 128256, 500000.0)),
+    "smollm2-135m": mimo(**sizes_of(30, 576, 1536, 9, 3, 49152, 100000.0)),
+    "smollm2-1.7b": mimo(**sizes_of(24, 2048, 8192, 32, 32, 49152, 130000.0)),
+    "qwen2-7b": mimo(**sizes_of(28, 3584, 18944, 28, 4, 152064, 1000000.0)),
+    "qwen3-8b": _qwen3(**sizes_of(36, 4096, 12288, 32, 8, 151936, 1000000.0)),
+    "qwen3-0.6b": _qwen3(**{**sizes_of(28, 1024, 3072, 16, 8, 151936, 1000000.0), "head_dim": 128}),
     "glm-4.5-air": _glm4_moe(
-        **{**_sizes(46, 4096, 10944, 96, 8, 151552, 1000000.0), "head_dim": 128},
+        **{**sizes_of(46, 4096, 10944, 96, 8, 151552, 1000000.0), "head_dim": 128},
         n_routed_experts=128, num_experts_per_tok=8, n_shared_experts=1,
         moe_intermediate_size=1408, first_k_dense_replace=1, routed_scaling_factor=1.0,
         use_qk_norm=False,
@@ -259,20 +209,20 @@ SHAPES: dict[str, dict[str, Any]] = {
     ),
     "glm-4.7-flash": _glm_latent(
         "glm4_moe_lite", "Glm4MoeLiteForCausalLM", q_lora_rank=768,
-        **_sizes(47, 2048, 10240, 20, 20, 154880, 1e6), n_routed_experts=64,
+        **sizes_of(47, 2048, 10240, 20, 20, 154880, 1e6), n_routed_experts=64,
         num_experts_per_tok=4, moe_intermediate_size=1536, first_k_dense_replace=1,
         routed_scaling_factor=1.8,
     ),
     "glm-5": _glm_latent(
         "glm_moe_dsa", "GlmMoeDsaForCausalLM", q_lora_rank=2048,
-        **_sizes(78, 6144, 12288, 64, 64, 154880, 1e6), n_routed_experts=256,
+        **sizes_of(78, 6144, 12288, 64, 64, 154880, 1e6), n_routed_experts=256,
         num_experts_per_tok=8, moe_intermediate_size=2048, first_k_dense_replace=3,
         routed_scaling_factor=2.5, index_n_heads=32, index_head_dim=128, index_topk=2048,
         indexer_rope_interleave=True,
     ),
     "glm-5.3-flash": _latent(
         "glm5_next_text", "Glm5NextForConditionalGeneration",
-        **_sizes(45, 4096, 12288, 64, 64, 154880, 1e4), max_position_embeddings=1048576,
+        **sizes_of(45, 4096, 12288, 64, 64, 154880, 1e4), max_position_embeddings=1048576,
         q_lora_rank=1536, qk_nope_head_dim=256, qk_rope_head_dim=0, v_head_dim=256,
         n_routed_experts=288, num_experts_per_tok=8, moe_intermediate_size=2048, n_group=1,
         topk_group=1, routed_scaling_factor=2.5, swiglu_limit=10.0, index_n_heads=32,
@@ -284,7 +234,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         ],
     ),
     "hy4-preview": _latent(
-        "hy_v4", "HYV4ForCausalLM", **_sizes(78, 6144, 18432, 64, 64, 120832, 1e7),
+        "hy_v4", "HYV4ForCausalLM", **sizes_of(78, 6144, 18432, 64, 64, 120832, 1e7),
         max_position_embeddings=1048576, q_lora_rank=2048, qk_nope_head_dim=192, v_head_dim=256,
         n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048, n_group=1,
         topk_group=1, routed_scaling_factor=2.827, swiglu_limit=10.0, index_n_heads=32,
@@ -292,25 +242,26 @@ SHAPES: dict[str, dict[str, Any]] = {
         mlp_layer_types=["dense"] + ["sparse"] * 77, layer_types=["sparse_attention"] * 78,
         indexer_types=["shared" if i % 4 != 1 and i > 0 else "full" for i in range(78)],
     ),
-    "mimo-v2-flash": _mimo_v2(
-        **{**_sizes(48, 4096, 16384, 64, 4, 152576, 5e6), "head_dim": 192},
+    "mimo-v2-flash": mimo_v2(
+        **{**sizes_of(48, 4096, 16384, 64, 4, 152576, 5e6), "head_dim": 192},
         n_routed_experts=256, num_experts_per_tok=8, moe_intermediate_size=2048,
     ),
+    **SHAPES_AUTUMN,
     "step-3.5-flash": _step3p5(
-        **{**_sizes(45, 4096, 11264, 64, 8, 128815, 5e6), "head_dim": 128},
+        **{**sizes_of(45, 4096, 11264, 64, 8, 128815, 5e6), "head_dim": 128},
         moe_num_experts=288, moe_top_k=8, moe_intermediate_size=1280, share_expert_dim=1280,
     ),
     "mellum-2": _mellum(
-        **{**_sizes(28, 2304, 7168, 32, 4, 98304, 500000.0), "head_dim": 128}, num_experts=64,
+        **{**sizes_of(28, 2304, 7168, 32, 4, 98304, 500000.0), "head_dim": 128}, num_experts=64,
         num_experts_per_tok=8, moe_intermediate_size=896,
     ),
     "ernie-4.5-21b": _ernie4_5_moe(
-        **_sizes(28, 2560, 12288, 20, 4, 103424, 500000.0),
+        **sizes_of(28, 2560, 12288, 20, 4, 103424, 500000.0),
         moe_num_experts=64, moe_k=6, moe_num_shared_experts=2, moe_intermediate_size=1536,
     ),
     "qwen3-next-80b": _qwen_hybrid(
         "qwen3_next", "Qwen3NextForCausalLM", linear_num_value_heads=32, **_qwen_experts(512, 10),
-        **{**_sizes(48, 2048, 5120, 16, 2, 151936, 1e7), "head_dim": 256},
+        **{**sizes_of(48, 2048, 5120, 16, 2, 151936, 1e7), "head_dim": 256},
     ),
     # without the embedding of several tokens, whose table alone has 95 GiB
     "qwen3.8-flash-next": _qwen3_5(
@@ -320,16 +271,16 @@ SHAPES: dict[str, dict[str, Any]] = {
         **{**_qwen_experts(512, 10), "moe_intermediate_size": 640,
            "shared_expert_intermediate_size": 640},
         # no layer is dense: its width stands for nothing
-        **{**_sizes(48, 2560, 640, 24, 2, 248320, 1e7), "head_dim": 256},
+        **{**sizes_of(48, 2560, 640, 24, 2, 248320, 1e7), "head_dim": 256},
     ),
     "qwen3.5-27b": _qwen3_5(
         "qwen3_5_text", "Qwen3_5ForCausalLM", linear_num_value_heads=48,
-        **{**_sizes(64, 5120, 17408, 24, 4, 248320, 1e7), "head_dim": 256},
+        **{**sizes_of(64, 5120, 17408, 24, 4, 248320, 1e7), "head_dim": 256},
     ),
     "qwen3.5-35b": _qwen3_5(
         "qwen3_5_moe_text", "Qwen3_5MoeForCausalLM", linear_num_value_heads=32,
         **_qwen_experts(256, 8),
         # no layer is dense: its width stands for nothing
-        **{**_sizes(40, 2048, 512, 16, 2, 248320, 1e7), "head_dim": 256},
+        **{**sizes_of(40, 2048, 512, 16, 2, 248320, 1e7), "head_dim": 256},
     ),
 }  # fmt: skip

@@ -42,6 +42,8 @@ _OUTPUTS = (
     "input_mix_weight_up",
     "value_proj",
 )
+_OUT_NORMS = ("attention_out_norm.weight", "mlp_out_norm.weight")
+_AFTER_PROJECTION = 0.5  # about the size of what a part gives, for projections of size 1
 _FLOAT32 = (
     "A_log",
     "attn_sink",
@@ -176,6 +178,9 @@ class _Values:
         self._disturbance = disturbance
         trunk = owner.trunk
         self._embed = trunk.prefixes[0] + trunk.embed
+        # norms of what a part gives undo the size of its projection: they decide it
+        names = owner.runtime.parameters if owner.runtime is not None else {}
+        self._out_norms = tuple(n for role in _OUT_NORMS for n in names.get(role, ()))
 
     def trunk(self, name: str, shape: tuple[int, ...]) -> Parts:
         if name == self._embed:
@@ -218,7 +223,9 @@ class _Values:
             return torch.zeros(shape)
         generator = torch.Generator().manual_seed(zlib.crc32(name.encode()) + self._seed)
         noise = torch.randn(shape, generator=generator)
-        if name.endswith("norm.weight") or "layernorm" in module or module.endswith("norm"):
+        if name.endswith(self._out_norms):  # as large as what projections alone would give
+            return (noise * 0.01 + 1) * output_scale * _AFTER_PROJECTION
+        if "layernorm" in module or module.endswith(("norm", "norm_f")):
             centred = self._has_centred_norms and "linear_attn" not in name
             return noise * 0.01 + (0.0 if centred else 1.0)
         if module == "A_log":

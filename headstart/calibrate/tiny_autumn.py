@@ -55,7 +55,40 @@ _QWEN4_EXP: dict[str, Any] = {
 }  # fmt: skip
 _NOT_OF_LING = ("n_routed_experts", "q_lora_rank")
 
+_EXAONE: dict[str, Any] = {
+    **{name: value for name, value in COMMON.items() if name != "rope_theta"},
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    "sliding_window": 128,
+    "num_nextn_predict_layers": 1,
+    "pad_token_id": 0,
+}
+
 TINY_AUTUMN: dict[str, dict[str, Any]] = {
+    "exaone_moe": {
+        **_EXAONE,
+        "model_type": "exaone_moe",
+        "architectures": ["ExaoneMoeForCausalLM"],
+        "num_experts": 4,
+        "num_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 64,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 2.5,
+        "n_group": 1,
+        "topk_group": 1,
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "sliding_windows": [128, 128, 0],  # vLLM reads these, transformers sliding_window
+        "mtp_layer_types": ["full_attention"],
+        "mtp_sliding_windows": [0],
+    },
+    "exaone4_5": {
+        "model_type": "exaone4_5",
+        "architectures": ["Exaone4_5_ForConditionalGeneration"],
+        "tie_word_embeddings": False,
+        "text_config": {**_EXAONE, "model_type": "exaone4_5_text"},
+        "vision_config": {"model_type": "exaone4_5_vision"},
+    },
     "mellum": {
         **COMMON,
         "model_type": "mellum",

@@ -113,20 +113,27 @@ def markdown_table(rows: list[dict[str, Any]]) -> str:
 
 
 def short_table(rows: list[dict[str, Any]]) -> str:
-    """The README's table: the fully supported families that run here; the others by name."""
+    """The README's table: fully supported families with kernels for GPUs; the others by name."""
     lines = [
         "| family | models | head | runs here: CPU / GPU / training | served by |",
         "|---|---|---|---|---|",
     ]
-    for row in rows:
-        if row["files"] == "complete" and row["engine_cpu"] != "no":
+    complete = [row for row in rows if row["files"] == "complete"]
+    for row in complete:
+        if row["engine_gpu"] == "kernels":
             count = f"{row['modules']} module{'s' if row['modules'] > 1 else ''}"
             engines = ", ".join(row["engines"]) or "Headstart"
             here = f"{row['engine_cpu']} / {row['engine_gpu']} / {row['training']}"
             lines.append(f"| `{row['family']}` | {row['models']} | {count} | {here} | {engines} |")
-    complete = [row for row in rows if row["files"] == "complete" and row["engine_cpu"] == "no"]
-    others = "Files and launching only: " + ", ".join(f"`{row['family']}`" for row in complete)
-    return "\n".join([*lines, "", *wrap(others + ".", _WIDTH, break_on_hyphens=False)])
+    plain = [row for row in complete if row["engine_gpu"] == "plain"]
+    files = [row for row in complete if row["engine_cpu"] == "no"]
+    for start, named in (
+        ("The same, but plain PyTorch on GPUs", plain),
+        ("Files and launching only", files),
+    ):
+        names = ", ".join(f"`{row['family']}`" for row in named)
+        lines += ["", *wrap(f"{start}: {names}.", _WIDTH, break_on_hyphens=False)]
+    return "\n".join(lines)
 
 
 def _formats(row: dict[str, Any]) -> str:

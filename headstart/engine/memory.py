@@ -109,7 +109,7 @@ def round_sizes(
             max_requests=options.num_requests, max_drafts=0, num_drafts=0,
             max_tokens=max_tokens, max_rows=options.num_rows,
         )  # fmt: skip
-    most = MAX_DRAFTS if backend.config.delta is None else options.max_drafts
+    most = MAX_DRAFTS if backend.config.recurrent is None else options.max_drafts
     return RoundSizes(
         max_requests=options.num_requests, max_drafts=most, num_drafts=options.max_drafts,
         max_tokens=max_tokens, max_rows=options.num_rows, draft_vocab=draft_vocab,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, EXPERTS, MLA, NORMS, ROLES, SHARED_EXPERTS
 from headstart.families.deepseek import dense_then_moe
 from headstart.families.dims import Fields
 from headstart.families.keymaps import appended_layer
+from headstart.families.parameters import parameters
+from headstart.families.runtime import Runtime
 
 
 def _bailing_name(name: str) -> str:
@@ -91,6 +94,64 @@ def _v3_kind(fields: Fields, layer: int) -> str:
     return f"{attention}_{dense_then_moe(fields, layer)}"
 
 
+_V3_PARAMETERS = parameters("""
+    attention.compress.weight         attention.{q_proj,kv_a_proj_with_mqa}.weight
+    attention.kv_latent_norm.weight   attention.kv_a_layernorm.weight
+    attention.kv_up                   attention.kv_b_proj.weight
+    attention.gate.weight             attention.g_proj.weight
+    attention.o.weight                attention.dense.weight
+    attention.inputs.weight           attention.{q,k,v,f,g,b}_proj.weight
+    attention.q_conv                  attention.q_conv1d.weight
+    attention.k_conv                  attention.k_conv1d.weight
+    attention.v_conv                  attention.v_conv1d.weight
+    attention.a_log                   attention.A_log
+    attention.dt_bias                 attention.dt_bias
+    attention.norm                    attention.o_norm.weight
+    attention.out.weight              attention.dense.weight
+    mlp.router.correction             mlp.gate.expert_bias
+""")
+
+
+def _v3_normalised(fields: Fields) -> Fields:
+    """Recurrent layers have the heads of attention; which layers they are is a rule."""
+    if not fields["no_kda_lora"]:
+        raise UnsupportedFamily(
+            "no_kda_lora is false; the engine computes decays and gates of Ling's recurrent layers "
+            "by whole matrices, as its releases have them."
+        )
+    if fields.get("q_lora_rank"):
+        raise UnsupportedFamily(
+            f"q_lora_rank is {fields['q_lora_rank']}; the engine computes Ling-3.0 without a "
+            "latent of queries, as its releases are."
+        )
+    layers = int(fields.get("num_hidden_layers") or 0)
+    # transformers writes both apart, and another head_dim
+    heads = fields.get("linear_num_heads") or fields.get("num_attention_heads")
+    dim = fields.get("linear_head_dim") or fields.get("head_dim")
+    gates = str(fields.get("gated_attention_proj_granularity_type") or "head_wise")
+    if gates not in _GATES:
+        raise UnsupportedFamily(
+            f"gated_attention_proj_granularity_type is {gates!r}; the engine computes "
+            f"{' and '.join(_GATES)} gates."
+        )
+    attends = [_v3_kind(fields, layer).startswith("latent") for layer in range(layers)]
+    found = {
+        "layer_types": [f"{'full' if each else 'linear'}_attention" for each in attends],
+        "linear_num_key_heads": heads,
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": dim,
+        "linear_value_head_dim": dim,
+        "linear_conv_kernel_dim": fields.get("short_conv_kernel_size"),
+        "linear_lower_bound": fields.get("kda_lower_bound") if fields["kda_safe_gate"] else None,
+        "gates_heads": gates == "head_wise",
+    }
+    width = fields.get("moe_shared_expert_intermediate_size")
+    if isinstance(width, int):  # of one; what is stored holds all
+        count = int(fields.get("num_shared_experts") or 1)
+        found |= {"moe_shared_expert_intermediate_size": count * width, "num_shared_experts": 1}
+    return found
+
+
 _KEYS = appended_layer(out_norm="final_layernorm")
 _TRUNK = Trunk(embed="word_embeddings.weight", kind_of=dense_then_moe)
 _NORM_HEAD = "with norm_head SGLang normalises lm_head.weight while loading; it is stored raw"
@@ -121,6 +182,8 @@ V2 = Family(
         "bailing_moe_v2": "Ling 2.0",
         "bailing_hybrid": "Ling 2.5 and 2.6",
     },
+    lacks="Ling-2.0's fused query_key_value, and the linear attention of Ling-2.5 and 2.6, for "
+    "which transformers has no class to hold them to",
     notes=(
         "some checkpoints call mlp.gate.expert_bias mlp.gate.e_score_correction_bias",
         _NORM_HEAD,
@@ -159,7 +222,34 @@ V3 = Family(
     },
     variant_titles={"BailingMoeV3VLForConditionalGeneration": "Ling-3.0 with a vision part"},
     is_complete=True,
-    lacks="recurrent layers with a decay for each channel, and gates in latent attention",
+    runtime=Runtime(
+        defaults={
+            "no_kda_lora": True,
+            "kda_safe_gate": True,
+            "kda_lower_bound": -5.0,
+            "short_conv_kernel_size": 4,
+            "rope_theta": 6000000.0,
+            "rms_norm_eps": 1e-6,
+            "num_shared_experts": 1,
+            "routed_scaling_factor": 2.5,
+            "head_dim": 128,
+        },
+        fixed={"scoring_func": "sigmoid", "topk_method": "noaux_tc", "rope_interleave": True},
+        renamed={
+            "num_expert_group": "n_group",
+            "num_experts_per_token": "num_experts_per_tok",
+            "moe_renormalize": "norm_topk_prob",
+            "model_max_length": "max_position_embeddings",
+        },
+        normalise=_v3_normalised,
+        refused={
+            "norm_head": "the engine computes Ling-3.0 without a normalised LM head.",
+            "use_bias": "the engine computes Ling-3.0 without biases.",
+            "use_qkv_bias": "the engine computes Ling-3.0 without biases.",
+        },
+        parameters=_V3_PARAMETERS,
+        has_gpu_kernels=False,
+    ),
     notes=(
         "the fusion projection may be quantised",
         "gated_attention_proj_granularity_type: one gate for each head, or for each channel",

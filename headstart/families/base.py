@@ -84,11 +84,13 @@ class HeadLayout:
     rotates_halves: bool = False  # pairs are halves, even where the trunk's are neighbours
     topology: Topology = "recursive"
     out_norm: Literal["own", "shared", "none"] = "own"
+    out_norm_mean: Literal["kept", "subtracted"] = "kept"  # of what the out norm is given
     shares: tuple[str, ...] = ("embed_tokens", "lm_head")  # taken from the trunk when running
     # engine -> the fields in which that engine departs from the above
     deviations: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     # engine -> the first release without them, and further departures of those before it
     former: Mapping[str, tuple[str, Mapping[str, Any]]] = field(default_factory=dict)
+    unsettled: tuple[str, ...] = ()  # fields that engines disagree on: `inspect --probe` tries them
 
     def as_(self, engine: str, version: str = MAIN) -> HeadLayout:
         """The layout as `engine` runs it, to reproduce its acceptance counters."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from headstart.families.base import Family, HeadLayout, Trunk, parts
+from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import DENSE_MLP, EXPERTS, GQA, NORMS, QKV_BIAS, ROLES
 from headstart.families.dims import Fields
 from headstart.families.keymaps import mtp_layers
@@ -62,16 +62,42 @@ _SWA = parts("""
     self_attn.o_proj.weight              hidden                      swa_heads*swa_v_dim
     self_attn.attention_sink_bias        swa_heads                   if add_swa_attention_sink_bias
 """)
-_FULL_MOE = NORMS + GQA + EXPERTS + parts("mlp.gate.e_score_correction_bias experts")
-_SWA_MOE = NORMS + _SWA + EXPERTS + parts("mlp.gate.e_score_correction_bias experts")
-_V2_BLOCK = (
-    _SWA
-    + DENSE_MLP
-    + parts("""
+_V2_FEEDS = {
+    "dense": DENSE_MLP,
+    "moe": EXPERTS + parts("mlp.gate.e_score_correction_bias experts"),
+}
+_V2_HEAD_NORMS = parts("""
     input_layernorm.weight     hidden
     pre_mlp_layernorm.weight   hidden
 """)
-)
+# V2-Pro and V2.5: one tensor in the place of q, k and v
+_FUSED = {
+    "full": "heads*head_dim+kv_heads*head_dim+kv_heads*v_dim",
+    "swa": "swa_heads*swa_head_dim+swa_kv_heads*swa_head_dim+swa_kv_heads*swa_v_dim",
+}
+_APART = ("self_attn.q_proj.weight", "self_attn.k_proj.weight", "self_attn.v_proj.weight")
+
+
+def _v2_attention(fields: Fields) -> dict[str, tuple[Part, ...]]:
+    """Tensors of both kinds of attention; releases with a fused qkv_proj say so in the config."""
+    tables = {"full": GQA, "swa": _SWA}
+    if fields.get("attention_projection_layout") != "fused_qkv":
+        return tables
+    return {
+        kind: (
+            Part("self_attn.qkv_proj.weight", (_FUSED[kind], "hidden")),
+            *(part for part in table if part.name not in _APART),
+        )
+        for kind, table in tables.items()
+    }
+
+
+def _v2_kinds(fields: Fields) -> dict[str, tuple[Part, ...]]:
+    return {
+        f"{attends}_{feeds}": NORMS + table + _V2_FEEDS[feeds]
+        for attends, table in _v2_attention(fields).items()
+        for feeds in _V2_FEEDS
+    }
 
 
 def _v2_slides(fields: Fields, layer: int) -> bool:
@@ -130,14 +156,9 @@ V2 = Family(
         deviations={"vllm": {"topology": "recursive"}},  # runs module 0 for every depth
     ),
     head=ROLES,
-    block=lambda fields: _V2_BLOCK,
+    block=lambda fields: _v2_attention(fields)["swa"] + DENSE_MLP + _V2_HEAD_NORMS,
     trunk=Trunk(
-        kinds={
-            "full_dense": NORMS + GQA + DENSE_MLP,
-            "swa_dense": NORMS + _SWA + DENSE_MLP,
-            "full_moe": _FULL_MOE,
-            "swa_moe": _SWA_MOE,
-        },
+        kinds_of=_v2_kinds,
         kind_of=_v2_kind,
         slides=_v2_slides,
     ),
@@ -152,7 +173,7 @@ V2 = Family(
     variant_titles={"mimo_v2": "V2-Pro and V2.5"},
     is_complete=True,
     runtime=Runtime(
-        model_types=("mimo_v2_flash",),
+        model_types=("mimo_v2_flash", "mimo_v2"),
         defaults={
             "scoring_func": "sigmoid",
             "partial_rotary_factor": 0.334,
@@ -167,12 +188,13 @@ V2 = Family(
         refused=dict.fromkeys(("attention_bias", "add_full_attention_sink_bias"), _V2_WITHOUT),
         partial_rotary=True,
         parameters=parameters("mlp_norm.weight   pre_mlp_layernorm.weight"),  # of its heads
+        qkv_ranks="num_key_value_heads",
         has_gpu_kernels=False,
     ),
-    lacks="the fused qkv_proj of V2-Pro and V2.5, stored for several ranks",
+    lacks="the names of what V2.5-Omni (mimo_v2_omni) holds beside its text part",
     notes=(
         "V2.5 stores a fused qkv_proj in four chunks, V2.5-Pro in eight, one for each K/V head of "
-        "the trunk and rank: copied as it is",
+        "the trunk and rank: copied as it is, and put in order by our engine",
         "vLLM uses the first of the three modules only",
     ),
 )

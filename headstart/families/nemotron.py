@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from headstart.errors import BadConfig
+from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import ROLES
 from headstart.families.dims import Fields
 from headstart.families.names import KeyMap
+from headstart.families.parameters import parameters
+from headstart.families.runtime import Runtime
 
 _NORM = parts("norm.weight hidden")
 _ATTENTION = _NORM + parts("""
@@ -50,12 +52,14 @@ _MAMBA = _NORM + parts("""
 """)
 _KINDS = {"attention": _ATTENTION, "moe": _MOE, "mlp": _MLP, "mamba": _MAMBA}
 _LETTERS = {"*": "attention", "E": "moe", "-": "mlp", "M": "mamba"}
+# as transformers writes them
+_LISTED = {"full_attention": "attention", "linear_attention": "mamba"}
 
 
 def _head_pattern(fields: Fields) -> list[str]:
     listed = fields.get("mtp_layers_block_type")
     if isinstance(listed, list) and listed:
-        return [_known(str(kind).removeprefix("full_")) for kind in listed]
+        return [_known(_LISTED.get(str(kind), str(kind))) for kind in listed]
     letters = str(fields.get("mtp_hybrid_override_pattern") or "*E")
     return [_known(_LETTERS.get(letter, letter)) for letter in letters]
 
@@ -86,7 +90,60 @@ def _kind(fields: Fields, layer: int) -> str:
         raise BadConfig(
             f"the layer pattern has {len(listed)} entries, fewer than there are layers."
         )
-    return _known(str(listed[layer]).removeprefix("full_"))
+    return _known(_LISTED.get(str(listed[layer]), str(listed[layer])))
+
+
+# Of a layer, which has one part; and of a head's block, whose two parts are layers of their own.
+_PART = parameters("""
+    attention_norm.weight        norm.weight
+    attention.qkv.weight         mixer.{q,k,v}_proj.weight
+    attention.o.weight           mixer.o_proj.weight
+    attention.inputs.weight      mixer.in_proj.weight
+    attention.conv               mixer.conv1d.weight
+    attention.conv_bias          mixer.conv1d.bias
+    attention.a_log              mixer.A_log
+    attention.dt_bias            mixer.dt_bias
+    attention.skip               mixer.D
+    attention.norm               mixer.norm.weight
+    attention.out.weight         mixer.out_proj.weight
+    mlp_norm.weight              norm.weight
+    mlp.up.weight                mixer.up_proj.weight
+    mlp.down.weight              mixer.down_proj.weight
+    mlp.router.weight            mixer.gate.weight
+    mlp.router.correction        mixer.gate.e_score_correction_bias
+    mlp.experts.up.weight        mixer.experts.{expert}.up_proj.weight
+    mlp.experts.down.weight      mixer.experts.{expert}.down_proj.weight
+    mlp.shared.up.weight         mixer.shared_experts.up_proj.weight
+    mlp.shared.down.weight       mixer.shared_experts.down_proj.weight
+    mlp.latent_in.weight         mixer.fc1_latent_proj.weight
+    mlp.latent_out.weight        mixer.fc2_latent_proj.weight
+""")
+_HEAD_PARTS = {
+    ours: tuple(f"{int(ours.startswith('mlp'))}.{name}" for name in theirs)
+    for ours, theirs in _PART.items()
+}
+_RUN_HEADS = (["attention", "moe"], ["attention", "mlp"])
+
+
+def _normalised(fields: Fields) -> Fields:
+    """Refuse what is not computed; the width of all shared experts is that of one."""
+    if fields.get("mlp_hidden_act") != "relu2" or fields.get("mamba_hidden_act") != "silu":
+        raise UnsupportedFamily(
+            f"mlp_hidden_act is {fields.get('mlp_hidden_act')!r} and mamba_hidden_act "
+            f"{fields.get('mamba_hidden_act')!r}; the engine computes relu2 and silu for "
+            "Nemotron-H, as its releases have them."
+        )
+    pattern = _head_pattern(fields)
+    if pattern not in _RUN_HEADS:
+        raise UnsupportedFamily(
+            f"the head's layers are {', '.join(pattern)}; the engine runs one that attends and "
+            "one with experts or an MLP, as in all releases (mtp_hybrid_override_pattern *E)."
+        )
+    width = fields.get("moe_shared_expert_intermediate_size")
+    if not isinstance(width, int):
+        return {}
+    shared = int(fields.get("n_shared_experts") or 1)
+    return {"moe_shared_expert_intermediate_size": shared * width, "n_shared_experts": 1}
 
 
 FAMILY = Family(
@@ -111,7 +168,7 @@ FAMILY = Family(
         },
         roots=("", "language_model.", "llm."),
     ),
-    layout=HeadLayout(),
+    layout=HeadLayout(unsettled=("out_norm_mean",)),
     head=ROLES,
     block=_head_block,
     head_fields={"n_routed_experts": "mtp_n_routed_experts"},
@@ -158,10 +215,38 @@ FAMILY = Family(
         "Nemotron3_5TranscribeForConditionalGeneration": "Nemotron 3.5 Transcribe",
     },
     is_complete=True,
-    lacks="Mamba layers, and experts without gates in a latent space",
+    runtime=Runtime(
+        model_types=("nemotron_h",),
+        defaults={
+            "mlp_hidden_act": "relu2",
+            "mamba_hidden_act": "silu",
+            "layer_norm_epsilon": 1e-5,
+            "conv_kernel": 4,
+            "use_conv_bias": True,
+            "n_shared_experts": 1,
+        },
+        fixed={
+            "hidden_act": "silu",
+            "scoring_func": "sigmoid",
+            "topk_method": "noaux_tc",
+        },
+        renamed={"layer_norm_epsilon": "rms_norm_eps"},
+        normalise=_normalised,
+        rotates=False,
+        refused=dict.fromkeys(
+            ("attention_bias", "mlp_bias", "use_bias", "mamba_proj_bias"),
+            "the engine computes Nemotron-H without, as its releases are.",
+        ),
+        parameters=_PART,
+        head_parameters=_HEAD_PARTS,
+        has_gpu_kernels=False,
+    ),
+    lacks="layers of different widths (nemotron_h_puzzle)",
     disputed="the last norm (final_layernorm) is an RMS norm in vLLM and SGLang, and subtracts the "
     "mean in llama.cpp and gmlx",
     notes=(
+        "time steps of Mamba layers have no limits, as in vLLM; transformers raises those of "
+        "prompts to time_step_min, and not those of decoded tokens",
         "Transcribe: names begin with llm., NeMo's plugin counts in mtp.num_nextn_predict_layers",
         "llama.cpp has no latent projections in the head: Super and Ultra look unsupported there",
     ),

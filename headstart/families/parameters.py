@@ -112,6 +112,14 @@ USUAL = parameters("""
 """)
 
 
+# Parameters of layers that are called differently wherever they exist.
+UNUSUAL = frozenset({
+    "attention.conv_bias", "attention.skip", "mlp.up.weight", "mlp.experts.up.weight",
+    "mlp.shared.up.weight", "mlp.latent_in.weight", "mlp.latent_out.weight",
+    "attention_out_norm.weight", "mlp_out_norm.weight",
+})  # fmt: skip
+
+
 def held_by(tensors: Collection[str], own: Mapping[str, tuple[str, ...]]) -> frozenset[str]:
     """Our parameters that a layer with these published tensors has; `own` as in `Runtime`."""
     names = {**USUAL, **own}

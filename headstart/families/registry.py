@@ -120,9 +120,9 @@ def runtimes() -> dict[str, Runtime]:
     """Every model_type that the engine runs, and how."""
     result = {name: trunk.runtime for name, trunk in PLAIN_TRUNKS.items()}
     for candidate in families():
-        for name in candidate.model_types:
-            if candidate.runtime is not None and name in candidate.run_types:
-                result[name] = candidate.runtime
+        for name in candidate.run_types:
+            if candidate.runtime is not None:
+                result.setdefault(name, candidate.runtime)
     return result
 
 

@@ -34,6 +34,12 @@ class Runtime:
     has_windows: bool = True  # sliding_window and layer_types count, as Qwen reads them
     # our parameter -> its published tensors, where they differ from the usual (parameters.py)
     parameters: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    head_parameters: Mapping[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # of a head's block
+    # the field that counts the ranks for which q, k and v are stored one rank after another, where
+    # they are one tensor (FUSED_MODULES); empty: a fused one is not read
+    qkv_ranks: str = ""
     has_gpu_kernels: bool = True  # False: plain PyTorch on GPUs; held against the kernels by a test
 
     def complete(self, raw: Fields) -> dict[str, Any]:

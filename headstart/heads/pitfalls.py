@@ -256,7 +256,7 @@ def _family(checkpoint: Checkpoint, head: FoundHead, infos: dict[str, TensorInfo
             yield f"{head.num_modules} modules are stored; vLLM uses the first one for all depths."
     if head.family.disputed:
         how = "Compare acceptance in both before you rely on it."
-        if head.family.is_probed_apart:
+        if head.family.is_probed_apart or head.family.layout.unsettled:
             how = f"`headstart inspect {quoted(checkpoint.folder)} --probe` runs it both ways."
         yield (
             f"{head.family.disputed}; which one the weights were trained with is not settled. {how}"

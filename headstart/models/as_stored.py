@@ -24,7 +24,7 @@ from headstart.checkpoint.quantized.weights import (
 )
 from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
-from headstart.models.feed_forward import MoE
+from headstart.models.feed_forward import Mixture
 from headstart.models.linear import Linear, Stack
 from headstart.models.quantized import quantized_module
 from headstart.models.weight_map import Target, Targets
@@ -101,7 +101,7 @@ def plan_as_stored(
     `forms`: those that the backend computes with, and `experts`: in a mixture of experts, where it
     is not all of them; `why_not`: why not others.
     """
-    mixtures = tuple(f"{at}." for at, part in module.named_modules() if isinstance(part, MoE))
+    mixtures = tuple(f"{at}." for at, part in module.named_modules() if isinstance(part, Mixture))
     plan, filled = AsStored(), defaultdict(list)
     for name, target in targets:
         filled[target.parameter].append((tensors.get(name), target))

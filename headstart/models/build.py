@@ -22,7 +22,7 @@ from headstart.heads.formats import open_head
 from headstart.heads.head import Head, head_of
 from headstart.heads.sharing import trunk_prefix
 from headstart.models.config import ModelConfig, model_config
-from headstart.models.loading import Loading, check_size, fill_trunk
+from headstart.models.loading import Loading, TrunkNames, check_size, fill_trunk
 from headstart.models.mtp import MTPHead
 from headstart.models.rope import table_bytes
 from headstart.models.stored import Layout, head_modules, load_stored_head, trunk_tensors
@@ -99,8 +99,8 @@ def build(
             field="max_model_len",
         )
     stored = _find(checkpoint, head_folder, notes, with_head=with_head)
-    prefix, lm_head = _trunk_names(checkpoint, stored.family)
-    config = _tied_as_stored(config, checkpoint, lm_head)
+    names = _trunk_names(checkpoint, stored.family)
+    config = _tied_as_stored(config, checkpoint, names.lm_head)
     with torch.device("meta"):
         trunk = Trunk(config, 1, kind)
     tensors = trunk_tensors(checkpoint, stored.family, stored.head_names, notes)
@@ -109,7 +109,7 @@ def build(
     model = LoadedModel(checkpoint, config, trunk, head, kind, place, max_len, ())
     held = (holds or plain_modules_hold)(model)
     loading = Loading(place, kind, held.trunk, held.why_not, held.experts)
-    notes += fill_trunk(trunk, tensors, loading, max_len, prefix, lm_head)
+    notes += fill_trunk(trunk, tensors, loading, max_len, names)
     if stored.head is not None and head is not None:
         loading = replace(loading, forms=held.head)
         notes += load_stored_head(
@@ -164,7 +164,7 @@ def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
     head = open_head(folder, to_run=True)
     kind = checkpoint.config.model_type
     expected = GRAFTED_AS.get(kind, kind)
-    if expected not in (head.family.name, *head.family.model_types):
+    if expected not in (head.family.name, *head.family.model_types, *head.family.marked_types):
         raise UnsupportedFamily(
             f"{folder} holds a {head.family.name} head, the model is {kind}. A head only fits "
             "the model it was made for; compare both with `headstart inspect`."
@@ -182,12 +182,15 @@ def _given_head(checkpoint: Checkpoint, folder: Path) -> Head:
     return replace(head, config=checkpoint.config.raw)
 
 
-def _trunk_names(checkpoint: Checkpoint, family: Family | None) -> tuple[str, str]:
-    """The prefix of the trunk's tensors and the LM head's name, where releases differ."""
+def _trunk_names(checkpoint: Checkpoint, family: Family | None) -> TrunkNames:
     if family is None:
-        return "model.", "lm_head.weight"
-    heads = [name for name in family.trunk.lm_heads if name in checkpoint.tensors]
-    return trunk_prefix(checkpoint, family), heads[0] if heads else family.trunk.lm_heads[0]
+        return TrunkNames()
+    own, prefix = family.trunk, trunk_prefix(checkpoint, family)
+    heads = [name for name in own.lm_heads if name in checkpoint.tensors]
+    return TrunkNames(
+        prefix + own.embed, prefix + own.final_norm, (heads or own.lm_heads)[0],
+        prefix + own.layer, prefix,
+    )  # fmt: skip
 
 
 def _tied_as_stored(config: ModelConfig, checkpoint: Checkpoint, lm_head: str) -> ModelConfig:

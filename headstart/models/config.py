@@ -8,14 +8,14 @@ difference would only show as wrong text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal
+from typing import Any
 
-from headstart.errors import BadConfig, UnsupportedFamily, some
+from headstart.errors import UnsupportedFamily, some
 from headstart.families.base import Family, HeadLayout
 from headstart.families.parameters import held_by
-from headstart.families.registry import family_of_trunk, runtimes
+from headstart.families.registry import PLAIN_TRUNKS, family_of_trunk, runtimes
 from headstart.families.runtime import Runtime
 from headstart.models.attention_config import (
     AttentionShape,
@@ -23,26 +23,29 @@ from headstart.models.attention_config import (
     sliding_shape,
     windows_by_layer,
 )
-from headstart.models.delta_config import DeltaConfig, delta_config
+from headstart.models.delta_config import DeltaConfig, RecurrentConfig, delta_config
+from headstart.models.layer_kinds import (
+    DELTA,
+    KIMI,
+    MAMBA,
+    NGRAMS,
+    ROUTER,
+    UNGATED,
+    LayerKind,
+    has_layers_with,
+    kind_of,
+    limited,
+    parameters_by_layer,
+    with_shared_indexers,
+)
+from headstart.models.mamba_config import MambaConfig, mamba_config
 from headstart.models.mla_config import IndexConfig, MlaConfig, mean_index, mla_config
-from headstart.models.moe_config import Limit, MoeConfig, moe_config
+from headstart.models.moe_config import MoeConfig, moe_config
 from headstart.models.ngram_embedding import NgramConfig, ngram_config
 from headstart.models.rope import NO_ROTATION, RopeConfig, rope_config
 from headstart.models.streams import StreamConfig, stream_config
 
-
-@dataclass(frozen=True)
-class LayerKind:
-    """What a layer is made of."""
-
-    mixer: Literal["attention", "indexed", "sliding", "latent", "delta"] = "attention"
-    feed: Literal["dense", "moe"] = "dense"
-    index: Literal["none", "own", "shared"] = "none"  # which entries latent attention sees
-    # what the halves of an expert's inner product are cut off at; shared and dense ones' apart
-    limit: Limit | None = None
-    shared_limit: Limit | None = None
-    has_streams: bool = False  # whether it reads and writes several residual streams
-    has_ngrams: bool = False  # whether it adds an embedding of several tokens to them
+__all__ = ["LayerKind", "ModelConfig", "model_config"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,20 +74,29 @@ class ModelConfig:
     head_layer: LayerKind  # what the block of a head is
     moe: MoeConfig | None
     delta: DeltaConfig | None  # of the layers whose mixer it is
+    mamba: MambaConfig | None
     mla: MlaConfig | None  # of latent attention
     index: IndexConfig | None  # of layers with K/V heads that see a choice of tokens
     sliding: AttentionShape | None  # of layers that see a window, where they have their own
     v_scale: float  # of all values
     gated_attention: bool  # whether a sigmoid of the row scales what attention gives
     head_gate: bool  # whether a sigmoid of the row scales what each head gives
+    gated_mlp: bool  # silu of a gate times the rest; else the square of what is above 0
     streams: StreamConfig | None  # where there are several residual ones
     ngrams: NgramConfig | None  # of the layer that has an embedding of several tokens
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
+    head_rope: RopeConfig | None  # of a head that rotates where the trunk's layers do not
+    qkv_ranks: int  # for which a fused q, k, v is stored; 0 where none is read
+
+    @property
+    def recurrent(self) -> RecurrentConfig | None:
+        """What recurrent layers keep; a model has one kind of them."""
+        return self.delta or self.mamba
 
     @property
     def num_recurrent(self) -> int:
         """Layers that keep a state instead of keys and values."""
-        return sum(kind.mixer == "delta" for kind in self.layers)
+        return sum(kind.is_recurrent for kind in self.layers)
 
     def kept(self, kind: LayerKind) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of what a layer keeps of a token: K and V, or one entry and nothing."""
@@ -99,8 +111,13 @@ class ModelConfig:
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
 
     def slot_values(self, kind: LayerKind) -> int:
-        """Numbers that a layer keeps of a token; a recurrent one none."""
-        return 0 if kind.mixer == "delta" else sum(prod(shape) for shape in self.kept(kind))
+        """Numbers that a layer keeps of a token; one that does not attend none."""
+        return sum(prod(shape) for shape in self.kept(kind)) if kind.attends else 0
+
+    @property
+    def rope_of_head(self) -> RopeConfig:
+        """How the block of a head rotates."""
+        return self.head_rope or self.shape(self.head_layer).rope
 
     def more_states(self, kind: LayerKind) -> tuple[tuple[int, int], ...]:
         """Rows and channels of further states that a recurrent layer keeps."""
@@ -132,7 +149,8 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     """The config of a family that runs here, or UnsupportedFamily with what is in the way."""
     model_type = str(raw.get("model_type"))
     owner, runtime = family_of_trunk(raw, model_type), runtimes().get(model_type)
-    if owner is None or runtime is None:
+    runs = owner is not None and (model_type in PLAIN_TRUNKS or model_type in owner.run_types)
+    if owner is None or runtime is None or not runs:
         raise _does_not_run(model_type, owner)
     raw = runtime.complete(raw)
     _refuse_lists(raw)
@@ -143,30 +161,34 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
     attention_bias = bool(raw.get("attention_bias", False))
     layers = size(raw, "num_hidden_layers")
     head_dim = int(raw.get("head_dim") or size(raw, "hidden_size") // heads)
-    by_channel = _has_layers_with(_KIMI, owner, runtime)
-    has_delta = by_channel or _has_layers_with(_DELTA, owner, runtime)
-    delta = delta_config(raw, layers, by_channel=by_channel) if has_delta else None
-    held = _parameters(owner, runtime, raw, layers)
+    by_channel, has_delta, has_mamba = (
+        has_layers_with(parameter, owner, runtime, raw) for parameter in (KIMI, DELTA, MAMBA)
+    )
+    delta = None
+    if by_channel or (has_delta and not has_mamba):
+        delta = delta_config(raw, layers, by_channel=by_channel)
+    held = parameters_by_layer(owner, runtime, raw, layers)
+    rotates = runtime.rotates and bool(raw.get("attention_rotates", True))
     slides = [owner.trunk.slides(raw, layer) for layer in range(layers + 1)]
-    made = [_kind(*each) for each in zip(held, slides, strict=True)]
-    *trunk_kinds, head_kind = (_limited(kind, raw, i) for i, kind in enumerate(made))
-    kinds = _with_shared_indexers(trunk_kinds)
+    made = [kind_of(*each) for each in zip(held, slides, strict=True)]
+    *trunk_kinds, head_kind = (limited(kind, raw, i) for i, kind in enumerate(made))
+    kinds = with_shared_indexers(trunk_kinds)
     sliding = sliding_shape(raw) if any(slides) else None
     mla = None
     if head_kind.mixer == "latent":
         has_index = any(kind.index == "own" for kind in kinds)
-        mla = mla_config(raw, held[-1], has_index=has_index, rotates=runtime.rotates)
+        mla = mla_config(raw, held[-1], has_index=has_index, rotates=rotates)
     if mla is not None:
         head_dim = mla.qk_dim
     rope = NO_ROTATION
-    if runtime.rotates:
+    if rotates or raw.get("head_rotates"):
         rope = rope_config(
             raw,
             head_dim if mla is None else mla.rope_dim,
             may_be_partial=runtime.partial_rotary,
             is_interleaved=bool(raw.get("rope_interleave")),
         )
-    experts = next((names for names in held if _ROUTER in names), None)
+    experts = next((names for names in held if ROUTER in names), None)
     return ModelConfig(
         model_type=model_type,
         num_layers=layers,
@@ -178,7 +200,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         v_dim=int(raw.get("v_head_dim") or head_dim) if sliding is not None else head_dim,
         vocab=size(raw, "vocab_size"),
         eps=float(raw.get("rms_norm_eps", 1e-6)),
-        rope=rope,
+        rope=rope if rotates else NO_ROTATION,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
@@ -190,15 +212,19 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_layer=head_kind,
         moe=None if experts is None else moe_config(raw, experts),
         delta=delta,
+        mamba=mamba_config(raw) if any(MAMBA in names for names in held) else None,
         mla=mla,
         index=mean_index(raw, rope.dim) if head_kind.mixer == "indexed" else None,
         sliding=sliding,
         v_scale=float(raw.get("attention_value_scale") or 1.0),
         gated_attention=runtime.gated_attention,
         streams=_streams(raw, owner, runtime),
-        ngrams=ngram_config(raw) if any(_NGRAMS in names for names in held) else None,
+        ngrams=ngram_config(raw) if any(NGRAMS in names for names in held) else None,
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
+        gated_mlp=not any(names & UNGATED for names in held),
         centred_norms=owner.layout.zero_centred_norms,
+        head_rope=None if rotates or rope == NO_ROTATION else rope,
+        qkv_ranks=size(raw, runtime.qkv_ranks) if runtime.qkv_ranks else 0,
     )
 
 
@@ -225,84 +251,6 @@ def _refuse_lists(raw: Mapping[str, Any]) -> None:
         )
 
 
-# parameters that tell what a layer is made of
-_DELTA, _LATENT = "attention.conv", "attention.kv_up"
-_INDEXER, _ROUTER = "attention.indexer.k.weight", "mlp.router.weight"
-_KIMI, _MEANS = "attention.q_conv", "attention.indexer.qk.weight"
-_NGRAMS = "ngrams.key.weight"
-_STREAMS = ("attention_streams.shares.weight", "attention_streams.gates.down.weight")
-
-
-def _has_layers_with(parameter: str, owner: Family, runtime: Runtime) -> bool:
-    """Whether some kind of the family's layers has a parameter, as those that keep a state do."""
-    tables = owner.trunk.kinds.values()
-    return any(parameter in held_by({p.name for p in t}, runtime.parameters) for t in tables)
-
-
-def _parameters(
-    owner: Family, runtime: Runtime, raw: Mapping[str, Any], layers: int
-) -> list[frozenset[str]]:
-    """Our parameters of every layer of the trunk and, last, of the block of its head."""
-    trunk = owner.trunk
-    kinds = trunk.layer_kinds(raw)
-    tables = [kinds[trunk.kind_of(raw, layer)] for layer in range(layers)]
-    tables.append(owner.block(owner.fields_of_head(raw)))
-    return [
-        held_by({part.name for part in table if part.applies(raw)}, runtime.parameters)
-        for table in tables
-    ]
-
-
-def _kind(held: frozenset[str], slides: bool) -> LayerKind:
-    usual: Literal["sliding", "indexed", "attention"] = "sliding" if slides else "attention"
-    if _MEANS in held:
-        usual = "indexed"
-    return LayerKind(
-        mixer="delta"
-        if _DELTA in held or _KIMI in held
-        else "latent"
-        if _LATENT in held
-        else usual,
-        index="own" if _INDEXER in held else "none",
-        feed="moe" if _ROUTER in held else "dense",
-        has_streams=not held.isdisjoint(_STREAMS),
-        has_ngrams=_NGRAMS in held,
-    )
-
-
-def _streams(raw: Mapping[str, Any], owner: Family, runtime: Runtime) -> StreamConfig | None:
-    if runtime.streams is None:
-        return None
-    outside = held_by({part.name for part in owner.trunk.extras}, runtime.parameters)
-    return stream_config(raw, runtime.streams, outside)
-
-
-def _with_shared_indexers(kinds: list[LayerKind]) -> tuple[LayerKind, ...]:
-    """Latent attention without an indexer uses that of an earlier layer, if there is any."""
-    if all(kind.index == "none" for kind in kinds):
-        return tuple(kinds)
-    if next(kind for kind in kinds if kind.mixer == "latent").index == "none":
-        raise BadConfig(
-            "the first layer has no indexer, and there is none before it that it could share. "
-            "Take the config.json of the model's release."
-        )
-    return tuple(
-        replace(kind, index="shared") if (kind.mixer, kind.index) == ("latent", "none") else kind
-        for kind in kinds
-    )
-
-
-def _limited(kind: LayerKind, raw: Mapping[str, Any], layer: int) -> LayerKind:
-    """With the limits of a layer, where a config lists them; 0 means none."""
-    lists = [raw.get(name) or [] for name in ("swiglu_limits", "swiglu_limits_shared")]
-    is_before = bool(raw.get("limits_before_activation"))
-    limit, shared = (
-        Limit(float(part[layer]), is_before) if len(part) > layer and part[layer] else None
-        for part in lists
-    )
-    return replace(kind, limit=limit, shared_limit=shared)
-
-
 def _windows(
     raw: Mapping[str, Any],
     kinds: tuple[LayerKind, ...],
@@ -313,7 +261,7 @@ def _windows(
     if sliding is not None:
         return tuple(sliding.window if kind.mixer == "sliding" else None for kind in kinds)
     # layer_types mean something else there
-    if any(kind.mixer == "delta" or kind.index != "none" for kind in kinds):
+    if any(not kind.attends or kind.index != "none" for kind in kinds):
         return (None,) * len(kinds)
     return windows_by_layer(raw, len(kinds), has_windows=has_windows)
 
@@ -322,3 +270,10 @@ def _intermediate(raw: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> int:
     """The width of dense layers; a model without any need not say."""
     is_needed = any(kind.feed == "dense" for kind in kinds)
     return size(raw, "intermediate_size") if is_needed else 0
+
+
+def _streams(raw: Mapping[str, Any], owner: Family, runtime: Runtime) -> StreamConfig | None:
+    if runtime.streams is None:
+        return None
+    outside = held_by({part.name for part in owner.trunk.extras}, runtime.parameters)
+    return stream_config(raw, runtime.streams, outside)

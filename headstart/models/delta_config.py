@@ -53,6 +53,7 @@ class DeltaConfig(RecurrentConfig):
     by_channel: bool = False
     gate: Literal["silu", "sigmoid"] = "silu"  # of what the memory gives
     least_log_decay: float | None = None  # of channels, where a sigmoid and no soft-plus gives it
+    is_low_rank: bool = True  # channels' decays and gates come from a few numbers of the row
 
 
 def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = False) -> DeltaConfig:
@@ -98,4 +99,5 @@ def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = Fals
         by_channel=by_channel,
         gate="sigmoid" if gate == "sigmoid" else "silu",
         least_log_decay=None if least is None else float(least),
+        is_low_rank=not raw.get("no_kda_lora"),
     )

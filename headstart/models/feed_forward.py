@@ -105,6 +105,16 @@ class Experts(nn.Module):
         self.gate_up = Stack(config.num_experts, hidden, 2 * config.width)
         self.down = Stack(config.num_experts, config.width, hidden)
 
+    @property
+    def first(self) -> Stack:
+        """The matrices that rows meet first."""
+        return self.gate_up
+
+    def inner(self, x: torch.Tensor) -> torch.Tensor:
+        """What lies between the two products."""
+        gate, up = x.chunk(2, dim=-1)
+        return gated(gate, up, self.limit)
+
     def forward(self, x: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         """x [T, hidden], chosen and weights [T, k] -> the weighted sum [T, hidden]."""
         if x.shape[0] == 0:
@@ -113,13 +123,13 @@ class Experts(nn.Module):
         experts, order = chosen.flatten().sort(stable=True)
         sorted_rows = x[order // top_k]
         counts = torch.bincount(experts).tolist()
-        first, second = self.gate_up.product(), self.down.product()
+        first, second = self.first.product(), self.down.product()
         parts, start = [], 0
         for expert, count in enumerate(counts):
             if count == 0:
                 continue
-            gate, up = first(sorted_rows[start : start + count], expert).chunk(2, dim=-1)
-            parts.append(second(gated(gate, up, self.limit), expert))
+            inner = self.inner(first(sorted_rows[start : start + count], expert))
+            parts.append(second(inner, expert))
             start += count
         places = torch.empty_like(order)
         places[order] = torch.arange(len(order), device=order.device)
@@ -127,7 +137,11 @@ class Experts(nn.Module):
         return (said * weights.unsqueeze(-1)).sum(dim=1).to(x.dtype)
 
 
-class MoE(nn.Module):
+class Mixture(nn.Module):
+    """What all mixtures of experts are, whatever an expert is."""
+
+
+class MoE(Mixture):
     """Routed experts, and shared ones that every row passes through."""
 
     def __init__(

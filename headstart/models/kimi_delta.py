@@ -91,13 +91,14 @@ class KimiDeltaAttention(nn.Module):
         super().__init__()
         self.config, self.eps = config, eps
         wide, dim = config.values, config.v_dim
-        self.sizes = [config.channels, dim, dim, config.v_heads]
+        size = dim if config.is_low_rank else wide
+        self.sizes = [config.channels, size, size, config.v_heads]
         self.inputs = Linear(hidden, sum(self.sizes))
         self.q_conv, self.k_conv, self.v_conv = (
             nn.Parameter(torch.empty(wide, 1, config.kernel), requires_grad=False) for _ in "qkv"
         )
-        self.decay_up = Linear(dim, wide)
-        self.gate_up = Linear(dim, wide)
+        self.decay_up = Linear(dim, wide) if config.is_low_rank else None
+        self.gate_up = Linear(dim, wide) if config.is_low_rank else None
         self.a_log = nn.Parameter(torch.empty(config.v_heads), requires_grad=False)
         self.dt_bias = nn.Parameter(torch.empty(wide), requires_grad=False)
         self.norm = nn.Parameter(torch.empty(dim), requires_grad=False)
@@ -117,9 +118,11 @@ class KimiDeltaAttention(nn.Module):
         mixed, decay, gate, b = torch.split(self.inputs(x), self.sizes, dim=-1)
         conv = torch.cat([self.q_conv, self.k_conv, self.v_conv]).squeeze(1)
         mixed = silu(context.convolve(mixed, conv))
-        result = context.recur(self._rows(mixed, self.decay_up(decay), b)).to(x.dtype)
+        if self.decay_up is not None and self.gate_up is not None:
+            decay, gate = self.decay_up(decay), self.gate_up(gate)
+        result = context.recur(self._rows(mixed, decay, b)).to(x.dtype)
         normed = rms_norm(result, (self.config.v_dim,), self.norm, self.eps).flatten(1)
-        result = self.out(normed * self.gate_up(gate).sigmoid())
+        result = self.out(normed * gate.sigmoid())
         assert isinstance(result, Tensor)
         return result
 

@@ -1,4 +1,8 @@
-"""The decoder layer that trunks and their heads share: a mixer, and a feed-forward part."""
+"""The decoder layer that trunks and their heads share: a mixer, and a feed-forward part.
+
+Some models have both in layers of their own (`MixerLayer`, `FeedLayer`), or norm what the parts
+give and not what they read (`PostNormLayer`).
+"""
 
 from __future__ import annotations
 
@@ -15,22 +19,28 @@ from headstart.models.grouped_attention import Attention, norm
 from headstart.models.indexed_attention import IndexedAttention
 from headstart.models.kimi_delta import KimiDeltaAttention
 from headstart.models.linear_attention import DeltaNet
+from headstart.models.mamba import Mamba
 from headstart.models.mla import LatentAttention
 from headstart.models.ngram_embedding import NgramEmbedding
 from headstart.models.norm import Norm
 from headstart.models.recurrence import Recurrence
 from headstart.models.rope import Rotation
 from headstart.models.streams import Connection, Joined
+from headstart.models.ungated import UngatedMLP, UngatedMoE
 
-# what the rows of a layer see, or go on from
-LayerContext = Context | EntryContext | Recurrence
+# what the rows of a layer see, or go on from; None where it looks at nothing but the row
+LayerContext = Context | EntryContext | Recurrence | None
 
 
-def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE:
+def feed_forward(config: ModelConfig, kind: LayerKind) -> MLP | MoE | UngatedMLP | UngatedMoE:
     """What follows the mixer in a layer of this kind."""
     if kind.feed == "moe":
         assert config.moe is not None
+        if not config.gated_mlp:
+            return UngatedMoE(config.moe, config.hidden)
         return MoE(config.moe, config.hidden, kind.limit, kind.shared_limit)
+    if not config.gated_mlp:
+        return UngatedMLP(config.hidden, config.intermediate)
     bias, limit = config.mlp_bias, kind.shared_limit
     return MLP(config.hidden, config.intermediate, bias=bias, limit=limit)
 
@@ -54,7 +64,7 @@ def last_norm(config: ModelConfig) -> Norm | Joined | GatedJoin:
     return Joined(config.streams, config.hidden, norm(config.hidden, config))
 
 
-Mixer = Attention | IndexedAttention | LatentAttention | DeltaNet | KimiDeltaAttention
+Mixer = Attention | IndexedAttention | LatentAttention | DeltaNet | KimiDeltaAttention | Mamba
 
 
 def mixer(config: ModelConfig, kind: LayerKind) -> Mixer:
@@ -69,6 +79,9 @@ def mixer(config: ModelConfig, kind: LayerKind) -> Mixer:
         return kind_of_net(config.hidden, config.delta, config.eps)
     if kind.mixer == "indexed":
         return IndexedAttention(config, kind)
+    if kind.mixer == "mamba":
+        assert config.mamba is not None
+        return Mamba(config.hidden, config.mamba, config.eps)
     return Attention(config, config.shape(kind))
 
 
@@ -133,8 +146,64 @@ class GatedLayer(DecoderLayer):
         return result
 
 
-def layer_of(config: ModelConfig, kind: LayerKind) -> DecoderLayer:
+class MixerLayer(nn.Module):
+    """A mixer alone behind its norm."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind):
+        super().__init__()
+        self.attention_norm = norm(config.hidden, config)
+        self.attention = mixer(config, kind)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, context: LayerContext, window: int | None = None
+    ) -> torch.Tensor:
+        x = x + self.attention(self.attention_norm(x), rotation, context, window)
+        return x
+
+
+class FeedLayer(nn.Module):
+    """A feed-forward part alone behind its norm."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind):
+        super().__init__()
+        self.mlp_norm = norm(config.hidden, config)
+        self.mlp = feed_forward(config, kind)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, context: LayerContext, window: int | None = None
+    ) -> torch.Tensor:
+        x = x + self.mlp(self.mlp_norm(x))
+        return x
+
+
+class PostNormLayer(nn.Module):
+    """Both parts read the residual stream as it is; what they give is normed and added to it."""
+
+    def __init__(self, config: ModelConfig, kind: LayerKind):
+        super().__init__()
+        self.attention = mixer(config, kind)
+        self.attention_out_norm = norm(config.hidden, config)
+        self.mlp = feed_forward(config, kind)
+        self.mlp_out_norm = norm(config.hidden, config)
+
+    def forward(
+        self, x: torch.Tensor, rotation: Rotation, context: LayerContext, window: int | None = None
+    ) -> torch.Tensor:
+        x = x + self.attention_out_norm(self.attention(x, rotation, context, window))
+        x = x + self.mlp_out_norm(self.mlp(x))
+        return x
+
+
+AnyLayer = DecoderLayer | MixerLayer | FeedLayer | PostNormLayer
+
+
+def layer_of(config: ModelConfig, kind: LayerKind) -> AnyLayer:
     """A layer of this kind."""
     streams = config.streams if kind.has_streams else None
-    is_gated = streams is not None and streams.kind == "gated"
-    return GatedLayer(config, kind) if is_gated else DecoderLayer(config, kind)
+    if streams is not None and streams.kind == "gated":
+        return GatedLayer(config, kind)
+    if kind.norms == "after":
+        return PostNormLayer(config, kind)
+    if kind.mixer == "none":
+        return FeedLayer(config, kind)
+    return MixerLayer(config, kind) if kind.feed == "none" else DecoderLayer(config, kind)

@@ -50,18 +50,32 @@ class Loading:
     experts: Collection[str] | None = None  # of experts, where it is not all of these
 
 
+@dataclass(frozen=True)
+class TrunkNames:
+    """Published names of what a trunk has, where families and releases differ."""
+
+    embed: str = "model.embed_tokens.weight"
+    final_norm: str = "model.norm.weight"
+    lm_head: str = "lm_head.weight"
+    layer: str = "model.layers.{layer}."
+    prefix: str = "model."  # of what else lies outside of layers
+
+
+_USUAL_NAMES = TrunkNames()
+
+
 def fill_trunk(
-    trunk: Trunk, tensors: Sources, loading: Loading, max_len: int, prefix: str, lm_head: str
+    trunk: Trunk, tensors: Sources, loading: Loading, max_len: int, names: TrunkNames
 ) -> list[str]:
     """Give a trunk without memory its memory and its weights; notes about how they are held."""
-    targets = trunk_targets(trunk, tensors, prefix, lm_head)
+    targets = trunk_targets(trunk, tensors, names)
     plan = plan_as_stored(trunk, targets, tensors, loading.forms, loading.why_not, loading.experts)
     materialize(trunk, loading.device, loading.dtype)
     if trunk.config.is_tied:
         trunk.lm_head.weight = trunk.embed
     trunk.rotate_up_to(max_len, loading.dtype)
     trunk.to(loading.device)
-    ignored = {lm_head} if trunk.config.is_tied else set()
+    ignored = {names.lm_head} if trunk.config.is_tied else set()
     _fill(trunk, tensors, targets, ignored | _hashing(trunk.config, tensors), plan)
     _load_as_stored(trunk, plan, loading)
     return plan.notes(loading.dtype)
@@ -77,13 +91,11 @@ def fill_head(head: MTPHead, tensors: Sources, loading: Loading) -> list[str]:
     return plan.notes(loading.dtype)
 
 
-def load_trunk(
-    trunk: Trunk, tensors: Sources, *, prefix: str = "model.", lm_head: str = "lm_head.weight"
-) -> None:
+def load_trunk(trunk: Trunk, tensors: Sources, names: TrunkNames = _USUAL_NAMES) -> None:
     """Fill a trunk from published tensors (the head's own must not be among them)."""
-    ignored = {lm_head} if trunk.config.is_tied else set()
+    ignored = {names.lm_head} if trunk.config.is_tied else set()
     ignored |= _hashing(trunk.config, tensors)
-    _fill(trunk, tensors, trunk_targets(trunk, tensors, prefix, lm_head), ignored, AsStored())
+    _fill(trunk, tensors, trunk_targets(trunk, tensors, names), ignored, AsStored())
 
 
 def _hashing(config: ModelConfig, tensors: Sources) -> set[str]:
@@ -103,23 +115,25 @@ def _hashing(config: ModelConfig, tensors: Sources) -> set[str]:
     return known
 
 
-def trunk_targets(trunk: Trunk, tensors: Sources, prefix: str, lm_head: str) -> Targets:
+def trunk_targets(trunk: Trunk, tensors: Sources, names: TrunkNames) -> Targets:
     """Published names of a trunk's tensors, and what they fill."""
     whole = {
-        "embed": f"{prefix}embed_tokens.weight",
-        "final_norm.weight": f"{prefix}norm.weight",
-        "final_norm.norm.weight": f"{prefix}norm.weight",  # behind several residual streams
-        "lm_head.weight": lm_head,
+        "embed": names.embed,
+        "final_norm.weight": names.final_norm,
+        "final_norm.norm.weight": names.final_norm,  # behind several residual streams
+        "lm_head.weight": names.lm_head,
     }
     outside = {**USUAL, **parameters_of(trunk.config)}
-    whole |= {ours: prefix + outside[ours][0] for ours in outside if ours.startswith("final_norm.")}
+    whole |= {
+        ours: names.prefix + outside[ours][0] for ours in outside if ours.startswith("final_norm.")
+    }
     targets: Targets = []
     for ours in _parameters(trunk):
         if ours in whole and not (ours == "lm_head.weight" and trunk.config.is_tied):
             targets.append((whole[ours], Target(ours)))
         elif ours.startswith("layers."):
             _, layer, role = ours.split(".", 2)
-            at = f"{prefix}layers.{layer}."
+            at = names.layer.format(layer=layer)
             kind = trunk.config.layers[int(layer)]
             targets += layer_targets(ours, at, role, trunk.config, kind, tensors)
     return targets
@@ -257,15 +271,27 @@ def materialize(module: nn.Module, device: torch.device, dtype: torch.dtype) -> 
     return module.to_empty(device=device).to(dtype)
 
 
-def split_parameters(
+def parameter_parts(
     parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
 ) -> dict[str, torch.Tensor]:
-    """Our name -> values, with merged q, k, v and gate, up taken apart.
+    """Our name -> the part of a head's parameter that it fills, as the parameter holds it.
 
-    From a head's parameters by name, wherever they are kept. Where a part may be stored in several
-    ways, such as experts one by one or fused, `stored` names tell which.
+    Where a part may be stored in several ways, such as experts one by one or fused, `stored` names
+    tell which.
     """
     return {
         name: target.of(parameters[target.parameter]).detach()
         for name, target in head_targets(parameters, config, stored)
     }
+
+
+def split_parameters(
+    parameters: Mapping[str, torch.Tensor], config: ModelConfig, stored: Collection[str] = ()
+) -> dict[str, torch.Tensor]:
+    """The same as it is stored: where a tensor has an order of its own, its rows are copied."""
+    result = parameter_parts(parameters, config, stored)
+    for name, target in head_targets(parameters, config, stored):
+        if target.order:
+            rows = torch.tensor(target.order, device=result[name].device).argsort()
+            result[name] = result[name][rows]
+    return result

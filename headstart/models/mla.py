@@ -50,7 +50,7 @@ class LatentAttention(nn.Module):
             torch.empty(heads * (config.nope_dim + config.v_dim), config.kv_rank),
             requires_grad=False,
         )
-        self.gate = Linear(hidden, heads * config.v_dim) if config.is_gated else None
+        self.gate = Linear(hidden, heads * config.gate_dim) if config.is_gated else None
         sinks = torch.empty(heads) if config.has_sinks else None
         self.sinks = None if sinks is None else nn.Parameter(sinks, requires_grad=False)
         self.o = Linear(heads * config.v_dim, hidden)
@@ -68,8 +68,10 @@ class LatentAttention(nn.Module):
         for part, allowed in parts:
             if not self._is_few(part):
                 found[part.rows] = self._unfolded(q[part.rows], part, allowed)
-        rows = found.flatten(1)
-        result = self.o(rows if self.gate is None else rows * self.gate(x).sigmoid())
+        if self.gate is not None:
+            gates = self.gate(x).sigmoid().view(len(x), self.heads, self.config.gate_dim)
+            found = found * gates
+        result = self.o(found.flatten(1))
         assert isinstance(result, torch.Tensor)
         return result
 

@@ -43,6 +43,7 @@ class MlaConfig:
     scale: float  # of scores
     eps: float = LATENT_EPS  # of the norms of both latents
     is_gated: bool = False  # a sigmoid of the row scales what each head gives
+    gate_dim: int = 0  # gates of a head: one, or one for each number that it gives
     has_sinks: bool = False  # a score per head that takes part in soft-max and gives nothing
     index: IndexConfig | None = None  # where rows see a choice of entries only
 
@@ -98,6 +99,7 @@ def mla_config(
             "its releases are."
         )
     kv_rank, nope_dim, v_dim = sizes[:3]
+    is_gated = "attention.gate.weight" in parameters
     is_pooled = "attention.indexer.pool_gate" in parameters
     return MlaConfig(
         q_rank=q_rank,
@@ -107,7 +109,8 @@ def mla_config(
         v_dim=v_dim,
         scale=_scale(raw, nope_dim + rope_dim),
         eps=float(raw.get("latent_norm_eps") or LATENT_EPS),
-        is_gated="attention.gate.weight" in parameters,
+        is_gated=is_gated,
+        gate_dim=0 if not is_gated else 1 if raw.get("gates_heads") else v_dim,
         has_sinks="attention.sinks" in parameters,
         index=_index(raw, rope_dim, is_pooled=is_pooled) if has_index else None,
     )

@@ -40,6 +40,7 @@ class MoeConfig:
     renormalise: bool  # whether the chosen weights are divided by their sum
     least_sum: float  # that the sum counts as, at least
     scale: float
+    latent: int = 0  # size of the space that experts work in, where it is not the model's
 
 
 def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig:
@@ -80,4 +81,5 @@ def moe_config(raw: Mapping[str, Any], parameters: Collection[str]) -> MoeConfig
         renormalise=bool(raw.get("norm_topk_prob", True)),
         least_sum=float(raw.get("moe_norm_min") or 1e-20),
         scale=float(raw.get("routed_scaling_factor") or 1.0),
+        latent=known.get("latent", 0) if "mlp.latent_in.weight" in parameters else 0,
     )

@@ -14,7 +14,7 @@ from headstart.errors import UnsupportedFamily
 from headstart.families.base import HeadLayout
 from headstart.models.config import ModelConfig
 from headstart.models.grouped_attention import norm
-from headstart.models.layers import LayerContext, last_norm, layer_of
+from headstart.models.layers import DecoderLayer, LayerContext, last_norm, layer_of
 from headstart.models.linear import Linear
 from headstart.models.rope import RotaryTable
 
@@ -50,9 +50,20 @@ class MTPModule(nn.Module):
         first = self.layout.fuse_order == "embed_first"
         x = self.fuse(torch.cat((token, state) if first else (state, token), dim=-1))
         x = self.block(x, (self.rotary or rotary).at(positions), context, self.window)
-        normed = x if self.out_norm is None else self.out_norm(x)
+        normed = x if self.out_norm is None else self.out_norm(self._before_norm(x))
         recycled = normed if self.layout.recycled_hidden == "after_out_norm" else x
         return normed, recycled
+
+    @property
+    def decoder(self) -> DecoderLayer:
+        """Its block, where kernels run it: they know one kind of layer."""
+        assert isinstance(self.block, DecoderLayer)
+        return self.block
+
+    def _before_norm(self, x: torch.Tensor) -> torch.Tensor:
+        """What the out norm is given; without its mean an RMS norm is a layer norm."""
+        is_kept = self.layout.out_norm_mean == "kept"
+        return x if is_kept else x - x.mean(dim=-1, keepdim=True)
 
 
 class StreamModule(MTPModule):

@@ -84,7 +84,7 @@ def load_stored_head(
     notes += fill_head(module, tensors, loading)
     if draft_lm_head:
         notes += _load_draft_lm_head(module, head, trunk, loading)
-    rope = module.config.shape(module.config.head_layer).rope
+    rope = module.config.rope_of_head
     if module.layout.rotates_halves:
         rope = replace(rope, is_interleaved=False)
     if rope != trunk.rope:  # other head_dim, or other pairs

@@ -33,10 +33,12 @@ class Trunk(nn.Module):
         """A layer without an indexer sees what the last one before it chose."""
         leader = None
         for layer, kind in zip(self.layers, self.config.layers, strict=True):
+            if kind.index == "none":
+                continue
             assert isinstance(layer, DecoderLayer)
             if kind.index == "own":
                 leader = layer.attention
-            elif kind.index == "shared" and isinstance(leader, LatentAttention):
+            elif isinstance(leader, LatentAttention):
                 assert isinstance(layer.attention, LatentAttention)
                 layer.attention.follow(leader)
 

@@ -13,10 +13,13 @@ from itertools import count as count_from
 
 import torch
 
+from headstart.errors import BadConfig
 from headstart.families.experts import fused_slot
 from headstart.families.parameters import USUAL
 from headstart.families.registry import runtimes
 from headstart.models.config import LayerKind, ModelConfig
+
+_FUSED_QKV = "self_attn.qkv_proj.weight"
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ def layer_targets(
     names = _published(role, at, config, stored)
     if not names:
         return []
+    if role == "attention.qkv.weight" and config.qkv_ranks and at + _FUSED_QKV in stored:
+        return [(at + _FUSED_QKV, Target(ours, order=_by_rank(_sizes(role, config, kind), config)))]
     if "{expert}" in names[0]:
         fused = fused_slot(names[0].format(expert=0))
         assert fused is not None
@@ -74,16 +79,18 @@ def _published(role: str, at: str, config: ModelConfig, stored: Collection[str])
     usual = USUAL.get(role, ())
     if role == "attention.compress.weight" and config.mla is not None and not config.mla.q_rank:
         usual = ("self_attn.q_proj.weight", *usual[1:])
-    own = parameters_of(config).get(role)
-    if own is None or (at + own[0] not in stored and at + usual[0] in stored):
+    own = parameters_of(config, in_head=at.startswith("modules.")).get(role)
+    if own is None or (usual and at + own[0] not in stored and at + usual[0] in stored):
         return usual
     return own
 
 
-def parameters_of(config: ModelConfig) -> Mapping[str, tuple[str, ...]]:
+def parameters_of(config: ModelConfig, *, in_head: bool = False) -> Mapping[str, tuple[str, ...]]:
     """Published tensors of parameters that the family does not call as usual."""
     runtime = runtimes().get(config.model_type)
-    return {} if runtime is None else runtime.parameters
+    if runtime is None:
+        return {}
+    return (runtime.head_parameters if in_head else {}) or runtime.parameters
 
 
 def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
@@ -92,7 +99,8 @@ def _sizes(role: str, config: ModelConfig, kind: LayerKind) -> list[int]:
         delta = config.delta
         assert delta is not None
         if delta.by_channel:  # q, k, v, what decays and gates come from, and b
-            return [delta.values] * 3 + [delta.v_dim] * 2 + [delta.v_heads]
+            size = delta.v_dim if delta.is_low_rank else delta.values
+            return [delta.values] * 3 + [size] * 2 + [delta.v_heads]
         return [delta.channels, delta.values, delta.v_heads, delta.v_heads]
     if role == "attention.compress.weight":
         mla = config.mla
@@ -117,6 +125,19 @@ def _by_expert(ours: str, names: list[str], config: ModelConfig) -> Targets:
             cut = (number * width, (number + 1) * width) if len(names) > 1 else (0, -1)
             result.append((name.format(expert=expert), Target(ours, *cut, expert)))
     return result
+
+
+def _by_rank(sizes: list[int], config: ModelConfig) -> tuple[int, ...]:
+    """Where q, k and v lie that are stored rank after rank, each with its share of all three."""
+    ranks = config.qkv_ranks
+    if any(size % ranks for size in sizes):
+        raise BadConfig(
+            f"a fused qkv_proj is stored for {ranks} ranks, and q, k and v have {sizes} rows, "
+            "which cannot be shared out evenly. Take the config.json of the model's release."
+        )
+    rows = torch.arange(sum(sizes)).view(ranks, -1)
+    shares = torch.split(rows, [size // ranks for size in sizes], dim=1)
+    return tuple(torch.cat([share.flatten() for share in shares]).tolist())
 
 
 def _by_shard(ours: str, name: str, config: ModelConfig, stored: Collection[str]) -> Targets:

@@ -76,11 +76,12 @@ def from_bandwidth(
 
 def _layer_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of a decoder layer that every row needs; norms and biases are too small to matter."""
+    feed, matrices = 0, 2 + config.gated_mlp
     if kind.feed == "dense":
-        feed = 3 * config.intermediate
-    else:
+        feed = matrices * config.intermediate
+    elif kind.feed == "moe":
         assert config.moe is not None
-        feed = config.moe.num_experts + 3 * config.moe.shared_width
+        feed = config.moe.num_experts + matrices * config.moe.shared_width + 2 * config.moe.latent
     streams = config.streams if kind.has_streams else None
     if streams is not None:  # both halves' shares
         outputs = streams.count * (2 + streams.count * (streams.kind == "balanced"))
@@ -100,9 +101,15 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
         if index is not None:
             up += (mla.q_rank or 0) * index.heads * index.dim
             compressed += config.hidden * (index.kept + index.heads)
-        outputs = config.num_heads * mla.v_dim * (1 + mla.is_gated)
+        outputs = config.num_heads * (mla.v_dim + mla.gate_dim)
         return compressed + up + outputs * config.hidden
-    if kind.mixer == "delta":
+    if kind.mixer == "none":
+        return 0
+    if kind.mixer == "mamba":
+        assert config.mamba is not None
+        # what is convolved, the time steps, the output's gate, and the output
+        columns = config.mamba.channels + config.mamba.v_heads + 2 * config.mamba.values
+    elif kind.mixer == "delta":
         assert config.delta is not None
         # what is convolved, two gates of each head, the output's gate, and the output
         columns = config.delta.channels + 2 * config.delta.v_heads + 2 * config.delta.values
@@ -115,9 +122,10 @@ def _mixer_weights(config: ModelConfig, kind: LayerKind) -> int:
 
 def _expert_weights(config: ModelConfig, kind: LayerKind) -> int:
     """Weights of all routed experts of a layer."""
-    if kind.feed == "dense" or config.moe is None:
+    if kind.feed != "moe" or config.moe is None:
         return 0
-    return 3 * config.hidden * config.moe.width * config.moe.num_experts
+    size = config.moe.latent or config.hidden
+    return (2 + config.gated_mlp) * size * config.moe.width * config.moe.num_experts
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, Literal, cast
 
 import torch
@@ -34,6 +35,7 @@ _FIELDS = {
     "trunk_hidden": ("after_final_norm", "before_final_norm"),
     "fuse_order": ("embed_first", "hidden_first"),
 }
+_UNSETTLED = {"out_norm_mean": ("kept", "subtracted")}  # tried where a layout says so
 _RECYCLED = ("after_out_norm", "before_out_norm")
 _CONTINUED = 64  # tokens that the trunk adds to a text
 _MADE_UP = 32  # tokens to begin with where there is no text
@@ -58,7 +60,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        said = {"recycled_hidden": "recycled "}
+        said = {"recycled_hidden": "recycled ", "out_norm_mean": "mean before the out norm "}
         parts = (f"{said.get(field, '')}{value}" for field, value in self.contract.items())
         return ", ".join(parts).replace("_", " ")
 
@@ -127,12 +129,9 @@ def probe_stored(checkpoint: Checkpoint, text: Sequence[int] | None = None) -> P
 
 def _report(subject: Subject, tokens: Tensor) -> ProbeReport:
     layout = subject.layout
-    own = {field: str(getattr(layout, field)) for field in _FIELDS}
-    contracts = [
-        {"trunk_hidden": state, "fuse_order": order}
-        for state in _FIELDS["trunk_hidden"]
-        for order in _FIELDS["fuse_order"]
-    ]
+    tried = _FIELDS | {field: _UNSETTLED[field] for field in layout.unsettled}
+    own = {field: str(getattr(layout, field)) for field in tried}
+    contracts = [dict(zip(tried, values, strict=True)) for values in product(*tried.values())]
     if layout.trunk_hidden == "before_hc_head":  # its tensors fit no other contract
         contracts = [own]
     choices = subject.choices(tokens)

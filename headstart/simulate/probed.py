@@ -117,8 +117,8 @@ def continued(trunk: Trunk, ids: list[int], count: int, max_len: int) -> list[in
     config, device, dtype = trunk.config, trunk.embed.device, trunk.embed.dtype
     total = min(len(ids) + count, max_len)
     kept = [
-        empty_states(config.delta, 1, dtype, device, config.more_states(kind))
-        if kind.mixer == "delta" and config.delta is not None
+        empty_states(config.recurrent, 1, dtype, device, config.more_states(kind))
+        if kind.is_recurrent and config.recurrent is not None
         else empty_cache(config.kept(kind), total, dtype, device)
         for kind in config.layers
     ]

@@ -14,7 +14,7 @@ from headstart.checkpoint.reader import torch_dtype
 from headstart.checkpoint.source import TensorSource
 from headstart.checkpoint.values import as_bytes
 from headstart.heads.export import plan_export
-from headstart.models.loading import split_parameters
+from headstart.models.loading import parameter_parts, split_parameters
 from headstart.train.frozen_model import FrozenModel
 from headstart.train.learner import Learner
 
@@ -53,7 +53,7 @@ def as_written(frozen: FrozenModel, learner: Learner) -> Iterator[None]:
         return
     stored = frozen.source.tensors
     masters = {name: parameter.detach() for name, parameter in learner.parameters.items()}
-    parts = split_parameters(masters, frozen.head_config, stored)
+    parts = parameter_parts(masters, frozen.head_config, stored)
     dtypes = {name: torch_dtype(stored[name].dtype) for name in parts}
     if all(part.dtype == dtypes[name] for name, part in parts.items()):
         yield

@@ -58,6 +58,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"dtype": "BF16"},
     "qwen3_5_moe_text": {"dtype": "BF16"},
     "qwen3_next": {"dtype": "BF16"},
+    # Not Nemotron-H, whose experts have no gates, nor MiMo-V2, whose values have a size of their
+    # own: vLLM 0.32 has kernels of both for GPUs only.
+    "exaone_moe": {"dtype": "F32"},
     DEMO: {"dtype": "F32"},
 }
 # vLLM's CPU kernel for gated delta nets takes BF16 only; there its own counters differ by one or

@@ -16,6 +16,7 @@ from headstart.calibrate.tensors import EXACT
 FAMILIES = (
     "glm4_moe", "ernie4_5_moe", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "deepseek_v3",
     "glm4_moe_lite", "mimo_v2", "deepseek_v32", "glm_moe_dsa", "step3p5",
+    "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5",
     "mellum", "hy_v4", "glm5_next", "qwen4_exp",
 )  # fmt: skip
 
@@ -36,6 +37,7 @@ SMALL = "hidden=128,intermediate=96,heads=2,vocab=64"
 NAMED = {
     "qwen3.5-27b": ("layers=4,kv_heads=1,head_dim=16", ["delta"] * 3 + ["attention"]),
     "deepseek-v3": ("layers=4,experts=16", ["latent"] * 4),
+    "mimo-v2.5": ("layers=2,kv_heads=2,experts=8", ["attention", "sliding"]),
     "glm-5.3-flash": ("layers=4,experts=16", ["delta"] * 3 + ["latent"]),
     "hy4-preview": ("layers=3,experts=16", ["latent"] * 3),
     "qwen3.8-flash-next": (

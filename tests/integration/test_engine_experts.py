@@ -38,6 +38,8 @@ REFUSED = {
     "glm_moe_dsa": "glm_moe_dsa models choose what a row sees by an indexer",
     "mimo_v2": "the head has 3 modules",
     "step3p5": "the model has sliding windows",
+    "exaone_moe": "the model has sliding windows",
+    "exaone4_5": "the model has sliding windows",
     "mellum": "the model has sliding windows",
 }
 FAMILIES = ("glm4_moe", "ernie4_5_moe", "deepseek_v3", *REFUSED)
@@ -78,9 +80,9 @@ def said() -> Callable[[str, Path], list[list[int]]]:
 
 
 def _plain_text(family: str, folder: Path) -> list[list[int]]:
-    if family != "step3p5":
+    if family not in ("step3p5", "exaone4_5"):
         return published_greedy(folder, PROMPTS, 14)
-    # transformers reads it with pictures only; its trunk is compared in unit tests
+    # transformers reads them with pictures only; their trunks are compared in unit tests
     plain = start(folder, speculate=0, prefix_caching=False, slots=4000)
     return [ids_of(run(plain, [prompt], greedy(14)))[0] for prompt in PROMPTS]
 
@@ -156,7 +158,9 @@ def test_aborted_neighbours_change_nothing(folder: Path, expected: list[list[int
 
 @pytest.mark.parametrize(
     "family",
-    unless_long(["glm4_moe", "deepseek_v32", "mimo_v2", "step3p5", "mellum"], FAMILIES),
+    unless_long(
+        ["deepseek_v32", "mimo_v2", "step3p5", "mellum", "nemotron_h"], [*FAMILIES, "nemotron_h"]
+    ),
     indirect=True,
     scope="module",
 )

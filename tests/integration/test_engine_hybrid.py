@@ -14,6 +14,8 @@ import pytest
 import torch
 from support.engine_runs import (
     AGREEING,
+    LING,
+    NEMOTRON,
     assert_head_is_alive,
     greedy,
     ids_of,
@@ -24,6 +26,7 @@ from support.engine_runs import (
     start,
 )
 from support.head_edits import edited
+from support.long_runs import IS_LONG, unless_long
 from support.tiny_fixture import Tiny
 
 from headstart.backends.base import CacheSizes
@@ -32,6 +35,7 @@ from headstart.engine.engine import Engine
 from headstart.engine.kv_cache import extend_digests
 from headstart.engine.memory import Memory
 from headstart.engine.state_cache import StatePool
+from headstart.errors import ConfigError
 from headstart.models.documents import Documents, Passage
 from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
 from headstart.sampling.params import SamplingParams
@@ -41,7 +45,7 @@ SIZES: dict[str, Any] = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
 }  # fmt: skip
-FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+FAMILIES = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "nemotron_h", "bailing_moe_v3")
 # Every other K and shape is compared with the first of them, where states are.
 _WITH_TRANSFORMERS = ("K=0, few blocks", "K=3, all at once", "K=4, few blocks")
 PROMPTS = make_prompts()
@@ -57,7 +61,8 @@ SHAPES: dict[str, tuple[int, int, int, int, int]] = {
 
 
 def hybrid(tiny: Tiny, family: str) -> Path:
-    return tiny(family, **SIZES)
+    own = {"nemotron_h": NEMOTRON, "bailing_moe_v3": LING}.get(family)
+    return tiny(family, **(SIZES if own is None else AGREEING | own))
 
 
 def soft(tiny: Tiny, family: str) -> Path:
@@ -83,12 +88,12 @@ def shaped(folder: Path, shape: str, **settings: Any) -> Engine:
 def from_scratch(engine: Engine, tokens: list[int]) -> list[LayerStates]:
     """States of every recurrent layer after these tokens, row by row in one go."""
     trunk, config = engine.model.trunk, engine.model.config
-    assert config.delta is not None
+    assert config.recurrent is not None
     states, contexts = [], []
     span = StateSpan(0, len(tokens), None, ((len(tokens), 0),))
     for kind in config.layers:
-        if kind.mixer == "delta":
-            states.append(empty_states(config.delta, 1, torch.float64, torch.device("cpu")))
+        if kind.is_recurrent:
+            states.append(empty_states(config.recurrent, 1, torch.float64, torch.device("cpu")))
             contexts.append(SlotRecurrence(states[-1], [span], one_by_one=True))
         else:
             contexts.append(Passage(Documents((len(tokens),))))
@@ -169,26 +174,40 @@ def params_of(count: int) -> list[SamplingParams]:
 
 
 @pytest.fixture(scope="module")
-def sampled(tiny: Tiny) -> list[list[int]]:
+def sampled(tiny: Tiny) -> Callable[[str], list[list[int]]]:
     """One request at a time, without drafts and without hits."""
-    engine = start(soft(tiny, "qwen3_next"), speculate=0, kv_bytes=20_000_000, prefix_caching=False)
-    params = [p for p in params_of(len(PROMPTS))]
-    return [
-        ids_of(run(engine, [prompt], replace(own, speculate=None)))[0]
-        for prompt, own in zip(PROMPTS, params, strict=True)
-    ]
+
+    def text(family: str) -> list[list[int]]:
+        folder = soft(tiny, family)
+        engine = start(folder, speculate=0, kv_bytes=20_000_000, prefix_caching=False)
+        return [
+            ids_of(run(engine, [prompt], replace(own, speculate=None)))[0]
+            for prompt, own in zip(PROMPTS, params_of(len(PROMPTS)), strict=True)
+        ]
+
+    return cache(text)
 
 
-@pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape != "K=3, all at once"])
+_SHAPES = [shape for shape in SHAPES if shape != "K=3, all at once"]
+
+
+@pytest.mark.parametrize(
+    ("family", "shape"),
+    [
+        *(("qwen3_next", shape) for shape in _SHAPES),
+        *(("nemotron_h", shape) for shape in unless_long(_SHAPES[-1:], _SHAPES)),
+        *(("bailing_moe_v3", shape) for shape in unless_long([], _SHAPES)),
+    ],
+)
 def test_states_equal_a_recomputation_after_every_step(
-    shape: str, tiny: Tiny, sampled: list[list[int]]
+    family: str, shape: str, tiny: Tiny, sampled: Callable[[str], list[list[int]]]
 ) -> None:
     """Sampled text is the same for every K; aborts in between leave nothing behind."""
-    engine = shaped(soft(tiny, "qwen3_next"), shape)
+    said, engine = sampled(family), shaped(soft(tiny, family), shape)
     params = params_of(len(PROMPTS))
     if not SHAPES[shape][0]:
         params = [replace(own, speculate=None) for own in params]
-    checked, texts = 0, [[*p, *a] for p, a in zip(PROMPTS, sampled, strict=True)]
+    checked, texts = 0, [[*p, *a] for p, a in zip(PROMPTS, said, strict=True)]
     for order in (1, -1):
         ids = [engine.add(p, s) for p, s in zip(PROMPTS[::order], params[::order], strict=True)]
         doomed = [engine.add(p, seeded()) for p in PROMPTS[2:5]]
@@ -201,7 +220,7 @@ def test_states_equal_a_recomputation_after_every_step(
                 checked += check_running(engine)
             if step in (1, 4, 9):
                 engine.abort(doomed.pop())
-        assert [engine.collect(i).outputs[0].token_ids for i in ids] == sampled[::order]
+        assert [engine.collect(i).outputs[0].token_ids for i in ids] == said[::order]
     assert checked > 5
     assert states_of(engine).num_held == 0
     assert check_snapshots(engine, texts) > 0
@@ -244,9 +263,10 @@ def test_a_state_one_row_off_would_be_noticed(tiny: Tiny) -> None:
         assert_state(engine, request.states.slot, request.tokens[: request.num_computed - 1])
 
 
-def test_exact_mode_gives_the_same_bits_however_rows_are_cut(tiny: Tiny) -> None:
+@pytest.mark.parametrize("family", unless_long(["qwen3_next"], ["qwen3_next", "nemotron_h"]))
+def test_exact_mode_gives_the_same_bits_however_rows_are_cut(family: str, tiny: Tiny) -> None:
     """States and logits of a float32 engine, by chunks of another size, with and without drafts."""
-    folder = hybrid(tiny, "qwen3_next")
+    folder = hybrid(tiny, family)
     seen = []
     for k, rows in ((0, 64), (3, 64), (2, 5)):
         engine = start(
@@ -257,3 +277,19 @@ def test_exact_mode_gives_the_same_bits_however_rows_are_cut(tiny: Tiny) -> None
         outputs = [output for result in results for output in result.outputs]
         seen.append([[one.logprob for one in output.logprobs] for output in outputs])
     assert seen[0] == seen[1] == seen[2]
+
+
+def test_mamba_layers_are_refused_by_name_where_kernels_are_asked_for(tiny: Tiny) -> None:
+    with pytest.raises(ConfigError, match="nemotron_h models have Mamba layers"):
+        start(hybrid(tiny, "nemotron_h"), kernels="on", dtype="float32")
+
+
+@pytest.mark.skipif(not IS_LONG, reason="compiles products in 8 bits")
+def test_mamba_layers_run_in_int8(tiny: Tiny) -> None:
+    folder, said = hybrid(tiny, "nemotron_h"), []
+    for weights in ("as-dtype", "int8"):
+        engine = start(folder, speculate=3, dtype="float32", weights=weights, kv_bytes=9_000_000)
+        assert engine.backend.name == "torch"
+        said.append(ids_of(run(engine, PROMPTS, greedy(8))))
+    assert said[0] == said[1]
+    assert any("mamba attention" in note for note in engine.notes), engine.notes

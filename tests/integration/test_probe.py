@@ -24,7 +24,7 @@ from headstart.simulate.probe import continued, probe
 DOCUMENT = 32
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3"])
+@pytest.mark.parametrize("family", ["qwen3_next", "deepseek_v3", "nemotron_h"])
 def test_a_head_beyond_dense_is_probed(family: str, tiny: Tiny) -> None:
     """What a recurrent layer goes on from was once looked for in a cache of keys."""
     built = build(Checkpoint.open(checkpoint(tiny, family)), device="cpu", dtype="float64")
@@ -97,6 +97,23 @@ def test_norm_contract(folder: Path) -> None:
         "trunk_hidden": "before_final_norm", "fuse_order": "hidden_first",
     }  # fmt: skip
     assert "before final norm, hidden first" in before.said
+
+
+def test_a_disputed_norm_is_tried_both_ways(tiny: Tiny) -> None:
+    """Nemotron-H: rows of the block's output that have a mean tell one norm from the other."""
+    built = build(Checkpoint.open(checkpoint(tiny, "nemotron_h")), device="cpu", dtype="float32")
+    assert built.head is not None
+    module = built.head.module(1)
+    plain = probe(built)
+    assert len(plain.variants) == 8 and plain.registry["out_norm_mean"] == "kept"
+    with torch.inference_mode():
+        module.block.mlp.shared.down.weight += 0.5  # the same for every channel: a mean
+    shifted = probe(built)
+    best = shifted.variants[0]
+    assert best.contract["out_norm_mean"] == "subtracted" and best.agreement > 0.2
+    kept = [v for v in shifted.variants if v.contract == {**best.contract, "out_norm_mean": "kept"}]
+    assert kept[0].agreement < best.agreement / 2, "both norms do as well"
+    assert shifted.verdict == "other" and "mean before the out norm subtracted" in shifted.said
 
 
 def test_a_shuffled_head_is_dead_and_the_layout_is_put_back(tiny: Tiny) -> None:

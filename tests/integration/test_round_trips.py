@@ -67,8 +67,12 @@ REFUSED = {
         "gigachat3_5": "no loader",
         "openpangu_v2": "no loader",
         "bailing_moe_v3": "no loader",
+        "exaone_moe": "no loader",
+        "exaone4_5": "no loader",
     },
-    "sglang": dict.fromkeys(("qwen3", "mellum", "motif", "openpangu_v2"), "does not serve"),
+    "sglang": dict.fromkeys(
+        ("qwen3", "mellum", "motif", "openpangu_v2", "exaone4_5"), "does not serve"
+    ),
     "speculators": {
         "deepseek_v4": "one fusion matrix, and these heads add two",
         "mimo_v2": "one module, and there are 3",

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from headstart.calibrate.tensors import LIVELY, Disturbance
 from headstart.checkpoint.config import Config
 from headstart.engine.engine import Engine
 from headstart.engine.output import Result
@@ -57,6 +58,23 @@ STEP: dict[str, Any] = {
     "rope_theta": [5e6, 1e4, 1e4, 1e4, 1e4], "partial_rotary_factors": [0.5, 1.0, 1.0, 1.0, 1.0],
     "moe_router_scaling_factor": 1.5,
 }  # fmt: skip
+# of Nemotron-H: one layer of each kind, the last one recurrent
+NEMOTRON: dict[str, Any] = {
+    "num_hidden_layers": 5, "hybrid_override_pattern": "M*E-M", "mamba_num_heads": 4,
+    "mamba_head_dim": 12, "ssm_state_size": 16, "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 32,
+    # transformers cuts off time steps below it in prompts, and not where it decodes
+    "time_step_min": 1e-30,
+    # squares are larger than what gates leave
+    "disturbance": Disturbance(LIVELY.trunk, 1.0),
+}  # fmt: skip
+LING: dict[str, Any] = {
+    "layer_group_size": 2, "qk_nope_head_dim": 12, "qk_rope_head_dim": 16, "v_head_dim": 20,
+    "kv_lora_rank": 32, "n_group": 2, "topk_group": 1,
+}  # fmt: skip
+EXAONE: dict[str, Any] = {
+    "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 7,
+}  # fmt: skip
 MELLUM: dict[str, Any] = {
     "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["dense", "sparse"],
     "sliding_window": 6,
@@ -93,8 +111,11 @@ def checkpoint(tiny: Tiny, family: str = "mimo", **changes: Any) -> Path:
     if family in _LATENT:
         changes = {**LATENT, **changes}
     several = {
-        "mimo_v2": MIMO_V2, "step3p5": STEP, "mellum": MELLUM, "deepseek_v32": SPARSE,
-        "hy_v4": HY_V4, "glm5_next": GLM5_NEXT, "qwen4_exp": QWEN4_EXP,
+        "mimo_v2": MIMO_V2, "step3p5": STEP, "nemotron_h": NEMOTRON, "mellum": MELLUM,
+        "exaone4_5": EXAONE,
+        "exaone_moe": {**EXAONE, "mlp_layer_types": ["dense", "sparse"], "sliding_windows": [7, 0]},
+        "deepseek_v32": SPARSE, "hy_v4": HY_V4, "glm5_next": GLM5_NEXT, "qwen4_exp": QWEN4_EXP,
+        "bailing_moe_v3": LING,
         "glm_moe_dsa": {**SPARSE, "indexer_types": ["full", "shared"]},
     }  # fmt: skip
     changes = {**several.get(family, {}), **changes}
@@ -129,7 +150,7 @@ def start(folder: Path, *, slots: int = 1200, topology: Any = None, **settings: 
     """An fp64 engine with K/V memory for about `slots` tokens."""
     size = settings.setdefault("block_size", 4)
     fields = Config(json.loads((folder / "config.json").read_text())).fields
-    usual = 3 if fields["model_type"] == "mimo_v2_flash" else 1
+    usual = 3 if fields["model_type"].startswith("mimo_v2") else 1
     modules = fields.get("num_nextn_predict_layers", usual) if settings.get("speculate") != 0 else 0
     block = size * _LAYER_BYTES * (fields["num_hidden_layers"] + modules) + modules * _STATE_BYTES
     memory = max(1, slots // size) * block

@@ -138,8 +138,8 @@ class PagedRun:
         self._done = [0] * num_texts
         self._states = [
             None
-            if config.delta is None
-            else empty_states(config.delta, num_texts, dtype, device, config.more_states(kind))
+            if (own := config.recurrent) is None
+            else empty_states(own, num_texts, dtype, device, config.more_states(kind))
             for kind in config.layers
         ]
 
@@ -164,7 +164,7 @@ class PagedRun:
             for text, s in zip(chunks, spans, strict=True)
         ]  # fmt: skip
         contexts = [
-            PagedContext(cache, spans) if kind.mixer != "delta" or own is None
+            PagedContext(cache, spans) if not kind.is_recurrent or own is None
             else SlotRecurrence(own, states)
             for kind, cache, own in zip(
                 self.trunk.config.layers, self._caches, self._states, strict=True

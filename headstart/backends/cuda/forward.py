@@ -172,7 +172,7 @@ class Kernels:
         rotary: RotaryTable, cache: LayerCache,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """ids [B, R] and states [B, R, D] -> the state for the LM head and the recycled one."""
-        layout, block = module.layout, module.block
+        layout, block = module.layout, module.decoder
         stream, normed = self._enter_head(module, ids, states, rows, embed)
         mixed = self._attend(block, normed, rows, cache, module.rotary or rotary)
         partial = self._feed_after(block, stream, mixed, rows.kv_slots)
@@ -188,17 +188,17 @@ class Kernels:
     ) -> None:  # fmt: skip
         """Keys and values of the same rows, where no output of them is wanted."""
         _, normed = self._enter_head(module, ids, states, rows, embed)
-        attention, own = module.block.attention, module.rotary or rotary
+        attention, own = module.decoder.attention, module.rotary or rotary
         if isinstance(attention, LatentAttention):
             place_latents(self.product, attention, normed, _turn(own, rows), rows.kv_slots, cache)
         else:
-            self._place(module.block, normed, rows, cache, own)
+            self._place(module.decoder, normed, rows, cache, own)
 
     def _enter_head(
         self, module: MTPModule, ids: Tensor, states: Tensor, rows: Rows, embed: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The stream that token and state are fused to, and its norm."""
-        layout, block = module.layout, module.block
+        layout, block = module.layout, module.decoder
         pair = pair_rows(
             ids, states, embed, (module.embed_norm.factor, module.hidden_norm.factor),
             rows.positions, module.embed_norm.eps, embed_first=layout.fuse_order == "embed_first",
@@ -254,6 +254,7 @@ class Kernels:
     ) -> Tensor:
         """What the mixer gave is added to `stream`; what follows leaves its terms to the norm."""
         mlp, norm = layer.mlp, layer.mlp_norm
+        assert isinstance(mlp, MLP | MoE)
         if isinstance(mlp, MLP) and isinstance(mlp.gate_up, KernelFp8):
             normed = add_norm_for(mlp.gate_up, stream, mixed, norm.factor, norm.eps)
             if isinstance(mlp.down, KernelLinear):

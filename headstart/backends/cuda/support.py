@@ -50,7 +50,7 @@ def why_not(model: LoadedModel, options: BackendOptions) -> str | None:
         return "the GPU does not convert 8-bit floats (compute capability 8.9 or more does)"
     if options.exact and config.mla is not None:
         return f"{config.model_type} models have latent attention, whose kernels are inexact"
-    if options.exact and config.delta is not None:
+    if options.exact and config.recurrent is not None:
         return f"{config.model_type} models have recurrent layers, whose kernels are inexact"
     if head is not None and head.num_modules > 1 and head.layout.topology == "parallel":
         return f"the head has {head.num_modules} modules, which all read the trunk's states"
@@ -69,6 +69,14 @@ def why_unsupported(config: ModelConfig) -> str | None:
     kinds = (*config.layers, config.head_layer)
     if config.streams is not None:
         return f"{config.model_type} models have several residual streams"
+    if config.mamba is not None:
+        return f"{config.model_type} models have Mamba layers"
+    if not config.gated_mlp or any("none" in (kind.mixer, kind.feed) for kind in kinds):
+        return "the model has MLPs without gates, or layers that are a mixer or an MLP alone"
+    if any(kind.norms == "after" for kind in kinds):
+        return "the model norms what attention and MLPs give"
+    if config.rope.dim == 0:
+        return "the model's attention does not rotate"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
     if config.delta is not None and config.delta.by_channel:

@@ -216,7 +216,7 @@ class HeadKernels:
     def __init__(self, module: MTPModule, trunk: Trunk, slots: int):
         self._module, layout = module, module.layout
         self._embed, self._hides_first = trunk.embed.numpy(), layout.zero_embed_at_position_0
-        self._block = Block.of([module.block], slots, module.rotary or trunk.rotary)
+        self._block = Block.of([module.decoder], slots, module.rotary or trunk.rotary)
         swaps, both = layout.fuse_order != "embed_first", [module.embed_norm, module.hidden_norm]
         out = module.out_norm
         self._head = kernels.Head(

@@ -44,8 +44,12 @@ def why_unsupported(config: ModelConfig, kinds: Sequence[LayerKind]) -> str | No
     if any(kind.mixer != "attention" for kind in kinds):
         other = next(kind.mixer for kind in kinds if kind.mixer != "attention")
         return f"the model has layers with {other} attention"
+    if any(kind.norms == "after" for kind in kinds):
+        return "the model norms what attention and MLPs give"
     if any(kind.feed != "dense" for kind in kinds):
         return "the model has experts"
+    if not config.gated_mlp or config.rope.dim == 0:
+        return "the model has MLPs without gates, or attention that does not rotate"
     if any(kind.limit is not None or kind.shared_limit is not None for kind in kinds):
         return "the model cuts off inner products"
     if any(window is not None for window in config.windows):

@@ -138,9 +138,10 @@ class TorchBackend(Backend):
         """One for every layer: what its rows see, or the states that they go on from."""
         caches, states = iter(self.memory.trunk), iter(self.memory.states)
         return [
-            recur(next(states)) if kind.mixer == "delta" else attend(next(caches))
+            recur(next(states)) if kind.is_recurrent
+            else attend(next(caches)) if kind.attends else None
             for kind in self.config.layers
-        ]
+        ]  # fmt: skip
 
     def _run_head(self, module: int, batch: HeadBatch) -> tuple[Tensor, Tensor]:
         assert self.head is not None

@@ -33,17 +33,17 @@ class PagedMemory:
             return replace(made, rounds=kv == "rounded")
 
         return cls(
-            [cache(config, kind) for kind in config.layers if kind.mixer != "delta"],
+            [cache(config, kind) for kind in config.layers if kind.attends],
             [
                 empty_states(
-                    config.delta,
+                    config.recurrent,
                     sizes.num_states,
                     model.dtype,
                     model.device,
                     config.more_states(kind),
                 )
                 for kind in config.layers
-                if kind.mixer == "delta" and config.delta is not None
+                if kind.is_recurrent and config.recurrent is not None
             ],
             [cache(head.config, head.config.head_layer) for _ in range(head.num_modules)]
             if head is not None

@@ -22,7 +22,7 @@ FORMAT_VERSION = 1
 MODEL_TYPE = "headstart_head"
 _MAX_MODULES = 64
 # parts of the contract that heads of older releases do not state
-_LATER = ("zero_embed_at_position_0", "rotates_halves", "out_norm", "shares")
+_LATER = ("zero_embed_at_position_0", "rotates_halves", "out_norm", "out_norm_mean", "shares")
 _TRUNK = "trunk."  # tensors of the trunk that another format carried along
 
 
@@ -36,7 +36,7 @@ def contract(layout: HeadLayout) -> dict[str, Any]:
     return {
         name: list(value) if isinstance(value, tuple) else value
         for name, value in whole.items()
-        if name not in ("deviations", "former")
+        if name not in ("deviations", "former", "unsettled")
     }
 
 

@@ -66,6 +66,9 @@ def test_named_shapes_keep_the_rules_for_numbers(name: str) -> None:
         ("glm-5", 744),
         ("mimo-v2-flash", 309),
         ("step-3.5-flash", 196.8),
+        ("nemotron-3-super", 120.6),
+        ("k-exaone-236b", 236.57),
+        ("exaone-4.5-33b", 32.53),  # without the vision part
     ],
 )
 def test_shapes_beyond_dense_have_the_published_number_of_parameters(

@@ -22,6 +22,7 @@ from headstart.families.registry import family
 from headstart.models.attention_config import AttentionShape
 from headstart.models.config import LayerKind, model_config
 from headstart.models.linear_attention import DeltaNet
+from headstart.models.mamba import Mamba
 from headstart.models.mla import LatentAttention
 from headstart.models.mtp import MTPHead, MTPModule
 from headstart.models.rope import RopeConfig, RotaryTable
@@ -76,6 +77,28 @@ KINDS: dict[str, dict[str, Any]] = {
         "add_swa_attention_sink_bias": True, "hybrid_layer_pattern": [0, 1],
         "moe_layer_freq": [0, 1], "n_routed_experts": 8, "num_experts_per_tok": 3,
         "moe_intermediate_size": 24,
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h", "hybrid_override_pattern": "ME", "n_routed_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "moe_latent_size": 12,
+        "moe_shared_expert_intermediate_size": 20, "mamba_num_heads": 4, "mamba_head_dim": 5,
+        "n_groups": 2, "ssm_state_size": 6, "routed_scaling_factor": 1.5,
+    },
+    "bailing_moe_v3": {
+        "model_type": "bailing_moe_v3", "layer_group_size": 1, "kv_lora_rank": 16,
+        "qk_nope_head_dim": 10, "qk_rope_head_dim": 6, "v_head_dim": 12, "num_experts": 8,
+        "num_experts_per_tok": 3, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        "num_key_value_heads": 4,
+    },
+    "exaone_moe": {
+        "model_type": "exaone_moe", "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4, "num_experts": 8, "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24, "first_k_dense_replace": 1,
+        "mtp_layer_types": ["full_attention"],
+    },
+    "exaone4_5_text": {
+        "model_type": "exaone4_5_text", "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 4,
     },
     "mellum": {
         "model_type": "mellum", "num_experts": 8, "num_experts_per_tok": 3,
@@ -162,14 +185,22 @@ class Straight:
             x = token @ left.T + state @ right.T
         else:
             x = state @ left.T + token @ right.T
-        x = self._layer(module.block, self.head.config.head_layer, x)
+        config = self.head.config
+        x = self._layer(module.block, config.head_layer, x, config.rope_of_head)
         normed = x if module.out_norm is None else _rms(x, module.out_norm)
         return normed, normed if self.layout.recycled_hidden == "after_out_norm" else x
 
-    def _layer(self, layer: Any, kind: LayerKind, x: Tensor) -> Tensor:
+    def _layer(
+        self, layer: Any, kind: LayerKind, x: Tensor, rope: RopeConfig | None = None
+    ) -> Tensor:
         shape = self.trunk.config.shape(kind)
-        x = x + self._attention(layer.attention, _rms(x, layer.attention_norm), shape)
-        return x + self._feed(layer.mlp, _rms(x, layer.mlp_norm))
+        shape = shape if rope is None else replace(shape, rope=rope)
+        if kind.norms == "after":
+            x = x + _rms(self._attention(layer.attention, x, shape), layer.attention_out_norm)
+            return x + _rms(self._feed(layer.mlp, x), layer.mlp_out_norm)
+        if kind.mixer != "none":
+            x = x + self._attention(layer.attention, _rms(x, layer.attention_norm), shape)
+        return x if kind.feed == "none" else x + self._feed(layer.mlp, _rms(x, layer.mlp_norm))
 
     def _feed(self, mlp: Any, x: Tensor) -> Tensor:
         if hasattr(mlp, "gate_up"):
@@ -182,6 +213,9 @@ class Straight:
             steered = scores if mlp.router.correction is None else scores + mlp.router.correction
             order = steered.argsort(descending=True)[: config.top_k]
             total = torch.zeros_like(row)
+            if not self.trunk.config.gated_mlp:
+                result.append(_ungated_experts(mlp, row, scores, order, config.scale))
+                continue
             if mlp.shared is not None:
                 total = _swiglu(row, mlp.shared.gate_up.weight, mlp.shared.down.weight)
             if mlp.shared_gate is not None:
@@ -195,6 +229,8 @@ class Straight:
     def _attention(self, attention: Any, x: Tensor, shape: AttentionShape) -> Tensor:
         if isinstance(attention, DeltaNet):
             return _delta_net(attention, x)
+        if isinstance(attention, Mamba):
+            return _mamba(attention, x)
         if isinstance(attention, LatentAttention):
             return _latent_attention(attention, x, self.trunk.config.rope)
         heads, kv, dim, rope = shape.heads, shape.kv_heads, shape.dim, shape.rope
@@ -231,12 +267,15 @@ class Straight:
 def _latent_attention(mla: LatentAttention, x: Tensor, rope: RopeConfig) -> Tensor:
     """Head by head and row by row, every key and value written out."""
     sizes, count = mla.config, len(x)
-    assert mla.q_up is not None and sizes.q_rank is not None
+    rows = sizes.q_rank or mla.heads * sizes.qk_dim
     q, latent, key = (x @ mla.compress.weight.T).split(
-        [sizes.q_rank, sizes.kv_rank, sizes.rope_dim], dim=-1
+        [rows, sizes.kv_rank, sizes.rope_dim], dim=-1
     )
-    q_latent = _rms(q, mla.q_latent_norm)
-    q = (q_latent @ mla.q_up.weight.T).view(count, mla.heads, sizes.qk_dim)
+    q_latent = q
+    if mla.q_up is not None:
+        q_latent = _rms(q, mla.q_latent_norm)
+        q = q_latent @ mla.q_up.weight.T
+    q = q.view(count, mla.heads, sizes.qk_dim)
     key = torch.stack([_turn(key[t], t, rope) for t in range(count)])
     unfolded = (_rms(latent, mla.kv_latent_norm) @ mla.kv_up.T).view(count, mla.heads, -1)
     out = torch.zeros(count, mla.heads, sizes.v_dim, dtype=x.dtype)
@@ -248,6 +287,9 @@ def _latent_attention(mla: LatentAttention, x: Tensor, rope: RopeConfig) -> Tens
             query = torch.cat([q[t, head, : sizes.nope_dim], turned])
             shares = (keys[chosen[t]] @ query * sizes.scale).softmax(-1)
             out[t, head] = shares @ unfolded[chosen[t], head, sizes.nope_dim :]
+    if mla.gate is not None:  # one for each head
+        gates = (x @ mla.gate.weight.T).sigmoid()
+        out = torch.stack([out[:, head] * gates[:, [head]] for head in range(mla.heads)], dim=1)
     return out.flatten(1) @ mla.o.weight.T
 
 
@@ -303,6 +345,42 @@ def _delta_net(net: DeltaNet, x: Tensor) -> Tensor:
     return (normed.flatten(1) * gate * gate.sigmoid()) @ net.out.weight.T
 
 
+def _ungated_experts(moe: Any, row: Tensor, scores: Tensor, order: Tensor, scale: float) -> Tensor:
+    """The experts' sum in their own space, brought out of it, and the shared one."""
+    inner, total = moe.latent_in.weight @ row, torch.zeros_like(moe.latent_in.weight[:, 0])
+    for number in order.tolist():
+        above = (moe.experts.up.weight[number] @ inner).clamp(min=0)
+        said = moe.experts.down.weight[number] @ (above * above)
+        total = total + scale * scores[number] / scores[order].sum() * said
+    above = (moe.shared.up.weight @ row).clamp(min=0)
+    return moe.latent_out.weight @ total + moe.shared.down.weight @ (above * above)
+
+
+def _mamba(net: Mamba, x: Tensor) -> Tensor:
+    """Head by head and row by row, from the definition (`models/mamba.py`)."""
+    sizes = net.config
+    gate, mixed, steps = (x @ net.inputs.weight.T).split(net.sizes, dim=-1)
+    padded = torch.cat([torch.zeros(sizes.kernel - 1, sizes.channels, dtype=x.dtype), mixed])
+    weight = net.conv.squeeze(1).T
+    mixed = torch.stack([(padded[t : t + sizes.kernel] * weight).sum(0) for t in range(len(x))])
+    mixed = mixed + net.conv_bias
+    mixed = mixed * mixed.sigmoid()
+    groups = sizes.k_heads * sizes.k_dim
+    out = torch.zeros(len(x), sizes.v_heads, sizes.v_dim, dtype=x.dtype)
+    for head in range(sizes.v_heads):
+        memory = torch.zeros(sizes.k_dim, sizes.v_dim, dtype=x.dtype)
+        first = sizes.values + head // (sizes.v_heads // sizes.k_heads) * sizes.k_dim
+        for t, row in enumerate(mixed):
+            value = row[head * sizes.v_dim : (head + 1) * sizes.v_dim]
+            b, c = row[first : first + sizes.k_dim], row[groups + first :][: sizes.k_dim]
+            step = (steps[t] + net.dt_bias)[head].exp().log1p()
+            memory = memory * (-net.a_log[head].exp() * step).exp() + b[:, None] * value * step
+            out[t, head] = c @ memory + net.skip[head] * value
+    gated = (out.flatten(1) * gate * gate.sigmoid()).view(len(x), sizes.k_heads, -1)
+    normed = gated / (gated.square().mean(-1, keepdim=True) + net.eps).sqrt()
+    return (normed.flatten(1) * net.norm) @ net.out.weight.T
+
+
 def _rms(x: Tensor, norm: Any) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + norm.eps).sqrt() * (norm.centred + norm.weight)
 
@@ -313,6 +391,8 @@ def _swiglu(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
 
 
 def _turn(x: Tensor, position: int, rope: RopeConfig) -> Tensor:
+    if not rope.dim:
+        return x
     pairs, half = torch.arange(0, rope.dim, 2), rope.dim // 2
     # fp32 as published: see `frequencies`
     angle = position * (1 / rope.theta ** (pairs.float() / rope.dim)).double()
@@ -335,21 +415,29 @@ OWN_LAYOUTS = {
     "mimo_v2_flash": family("mimo_v2").layout,
     "mellum": family("mellum").layout,
     "step3p5": family("step3p5").layout,
+    "nemotron_h": family("nemotron_h").layout,
+    "bailing_moe_v3": family("bailing_moe_v3").layout,
+    "exaone_moe": family("exaone_moe").layout,
+    "exaone4_5_text": family("exaone4_5").layout,
     "deepseek_v3": family("deepseek_v3").layout,
     "deepseek_v3, as vllm": family("deepseek_v3").layout.as_("vllm"),
 }
 
 
+# other names in transformers, or no LM head: see test_step_trunks.py and its neighbours
+NAMED_APART = ("step3p5", "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5_text")
+
+
 def models(kind: str, layout: HeadLayout, modules: int) -> tuple[Trunk, MTPHead]:
     raw = {**SMALL, **KINDS[kind], "num_hidden_layers": 2}
-    if kind == "step3p5":  # a text model without an LM head there: see test_step_trunks.py
+    if kind in NAMED_APART:
         trunk = Trunk(model_config(raw), SMALL["max_position_embeddings"], torch.float64)
         randomised(trunk.double()).double()
     else:
         trunk = our_trunk(raw, transformers_model(raw), torch.float64)
     head = MTPHead(trunk.config, layout, modules).double()
     randomised(head, seed=3)
-    rope = trunk.config.shape(trunk.config.head_layer).rope
+    rope = trunk.config.rope_of_head
     if rope != trunk.config.rope and trunk.config.mla is None:
         head.rotate_by(RotaryTable(rope, SMALL["max_position_embeddings"], torch.float64))
     return trunk, head.double()

@@ -103,7 +103,9 @@ def test_a_packing_that_cannot_be_read_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "rows", "num_scales"), [(8, 3392, 216), (4, 256, 8), (1, 300, 3)]
+    ("ranks", "rows", "num_scales"),
+    # V2.5-Pro; V2.5, layers that see all and those with a window; ranks of whole blocks; no ranks
+    [(8, 3392, 216), (4, 3392, 108), (4, 3712, 116), (4, 256, 8), (1, 300, 3)],
 )
 def test_a_fused_qkv_has_blocks_of_its_own_for_each_rank(
     ranks: int, rows: int, num_scales: int

@@ -1,0 +1,102 @@
+"""Ling-3.0's trunk against transformers, from the files that transformers writes: recurrent layers
+whose channels fade each by itself, gated latent attention, groups of experts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.model_reference import PagedRun, in_steps, randomised
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.errors import UnsupportedFamily
+from headstart.models.build import build
+from headstart.models.config import model_config
+
+LING: dict[str, Any] = {
+    "model_type": "bailing_hybrid", "architectures": ["BailingMoeV3ForCausalLM"],
+    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "vocab_size": 61, "max_position_embeddings": 64, "head_dim": 8,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "kv_lora_rank": 16, "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6, "v_head_dim": 12, "num_experts": 8, "num_experts_per_tok": 3,
+    "num_shared_experts": 1, "moe_intermediate_size": 24, "n_group": 4, "topk_group": 2,
+    "routed_scaling_factor": 1.7, "first_k_dense_replace": 1, "layer_group_size": 2,
+    "short_conv_kernel_size": 4, "kda_safe_gate": True, "kda_lower_bound": -5.0,
+    "pad_token_id": 0, "eos_token_id": 1, "num_nextn_predict_layers": 0,
+}  # fmt: skip
+CASES: dict[str, dict[str, Any]] = {
+    "as released": {},
+    "decays by soft-plus": {"kda_safe_gate": False},
+    "one group of experts": {"n_group": 1, "topk_group": 1, "norm_topk_prob": False},
+    "layers listed": {
+        "layer_types": ["full_attention", "linear_attention", "linear_attention",
+                        "full_attention"],
+    },
+    "short convolution": {"short_conv_kernel_size": 2},
+}  # fmt: skip
+LENGTH = 40
+IDS, OTHER = (
+    torch.randint(0, 61, (n,), generator=torch.Generator().manual_seed(n)).tolist()
+    for n in (LENGTH, LENGTH - 11)
+)
+
+
+def written(changes: dict[str, Any], folder: Path) -> Any:
+    """Their model with random weights, which it has written to a folder."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    fields = {name: value for name, value in {**LING, **changes}.items() if name != "model_type"}
+    config = AutoConfig.for_model("bailing_hybrid", **fields)
+    model = randomised(AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval())
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changes", CASES.values(), ids=CASES)
+def test_logits_equal_those_of_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
+    theirs = written(changes, tmp_path)
+    trunk = build(Checkpoint.open(tmp_path), device="cpu", dtype="float32").trunk
+    expected, expected_other = (
+        theirs(torch.tensor([ids]), use_cache=False).logits[0] for ids in (IDS, OTHER)
+    )
+    whole = PagedRun(trunk, 1, block_size=16).step({0: IDS})[0]
+    torch.testing.assert_close(whole, expected, atol=1e-4, rtol=1e-4)
+    steps = ((26, 1), (1, 13), (1, 0), (1, 5), (1, 1), (1, 1), (4, 3), (5, 5))
+    found = in_steps(PagedRun(trunk, 2, block_size=3), (IDS, OTHER), steps)
+    torch.testing.assert_close(found[0], expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(found[1], expected_other, atol=1e-4, rtol=1e-4)
+
+
+@torch.inference_mode()
+def test_an_open_gate_would_show(tmp_path: Path) -> None:
+    theirs = written({}, tmp_path)
+    trunk = build(Checkpoint.open(tmp_path), device="cpu", dtype="float32").trunk
+    trunk.layers[1].attention.gate.weight.zero_()  # half open for every head
+    found = PagedRun(trunk, 1, block_size=16).step({0: IDS})[0]
+    assert (found - theirs(torch.tensor([IDS])).logits[0]).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"no_kda_lora": False}, "no_kda_lora is false; the engine computes"),
+        ({"q_lora_rank": 8}, "q_lora_rank is 8; the engine computes Ling-3.0 without"),
+        ({"norm_head": True}, "norm_head is true; the engine computes Ling-3.0 without"),
+        ({"gated_attention_proj_granularity_type": "row"}, "computes head_wise and element_wise"),
+    ],
+)
+def test_what_is_not_computed_is_refused(changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UnsupportedFamily, match=words):
+        model_config({**LING, **changes})
+
+
+def test_ling_2_5_is_not_taken_for_3_0() -> None:
+    marks = ("short_conv_kernel_size", "kda_safe_gate", "kda_lower_bound")
+    older = {name: value for name, value in LING.items() if name not in marks}
+    with pytest.raises(
+        UnsupportedFamily, match=r"'bailing_hybrid'.*the linear attention of Ling-2.5"
+    ):
+        model_config(older)
