@@ -65,7 +65,7 @@ from headstart.backends.cuda.kernels import moe as kernels
 from headstart.backends.cuda.kernels import moe_rows
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
-from headstart.backends.cuda.kernels.moe_fp8 import Fp8Experts
+from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts
 from headstart.backends.cuda.kernels.moe_groups import GroupExperts
 from headstart.backends.cuda.kernels.moe_vector import FEW_ROWS
 from headstart.backends.cuda.kernels.routing import choose_experts

@@ -69,8 +69,10 @@ def compared(
     differ = 0
     for number, prompt in enumerate([prompts[0], *prompts]):
         texts = set()
-        for name, engine in found.items():
-            speed, ids, length = timed(engine, prompt, given.tokens)
+        names = list(found)
+        turn = number % len(names)  # each is the first as often as others
+        for name in (*names[turn:], *names[:turn]):
+            speed, ids, length = timed(found[name], prompt, given.tokens)
             texts.add(tuple(ids))
             if number:  # the first round warms up
                 speeds[name].append(speed)

@@ -100,11 +100,10 @@ def _prepare(out: Path) -> None:
 
 
 def _facts(weights: str) -> dict[str, object]:
-    import platform
-
     import torch
 
     from headstart import __version__
+    from headstart.bench.environment import processor_name
     from headstart.demo.shipped import head_digest, shipped_head, shipped_vocab
 
     head = shipped_head()
@@ -114,7 +113,7 @@ def _facts(weights: str) -> dict[str, object]:
         "draft vocabulary": "as shipped" if shipped_vocab() else "all tokens",
         "weights": "fp32" if weights == "as-dtype" else weights,
         "threads": torch.get_num_threads(),
-        "processor": platform.processor() or platform.machine(),
+        "processor": processor_name(),
         "torch": torch.__version__,
         "python": sys.version.split()[0],
     }

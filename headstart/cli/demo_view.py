@@ -18,7 +18,7 @@ from rich.text import Text
 
 from headstart.cli.generate import Tint
 from headstart.cli.main import COMMANDS
-from headstart.demo.page import NAMES
+from headstart.demo.page import NAMES, by_depth
 from headstart.demo.race import SIDES, Race, Side, best_drafts, mean_speed_up
 from headstart.heads.operation import megabytes
 from headstart.report.terminal import Console, say
@@ -144,17 +144,18 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
         "tokens/s without",
         "with MTP",
         "speed-up",
-        "accepted per round, by depth",
+        "accepted by depth, where drafted",
         "length",
     ):
         table.add_column(name, justify="left" if not name else "right")
     for one in races:
-        depths = " / ".join(f"{rate:.2f}" for rate in one.acceptance.per_round) or "no drafts"
+        depths = " / ".join(by_depth(one.acceptance)) or "no drafts"
         rates = (f"{one.rates[side]:.1f}" for side in SIDES)
         length = f"{one.acceptance.length:.2f}"
         table.add_row(one.category, *rates, f"{one.speed_up:.2f}x", depths, length)
     console.print()
     console.print(table)
+    console.print("accepted  cumulative, of the rounds that drafted so deep; - below 5 rounds")
     console.print(f"best K    {best_drafts(races)}, chosen most often by auto")
     differing = [one for one in races if one.divergence is not None]
     if not differing:

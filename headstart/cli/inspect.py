@@ -40,6 +40,7 @@ def run(
     from headstart.cli.inspect_view import show, show_standalone
     from headstart.heads.formats import open_any
     from headstart.heads.inspection import inspect, inspect_standalone
+    from headstart.heads.predicted import with_predicted
     from headstart.launch import commands_for
 
     if not probe and (probe_text is not None or head is not None):
@@ -57,7 +58,7 @@ def run(
         else:
             show_standalone(standalone)
         return
-    report = inspect(checkpoint, model_type)
+    report = with_predicted(inspect(checkpoint, model_type))
     engines = commands_for(report)
     is_apart = report.family is not None and report.family.is_probed_apart
     if is_apart and head is not None:

@@ -93,8 +93,9 @@ def _watch(
     command: EngineCommand, options: LaunchOptions, report: Report, score: Path | None
 ) -> None:
     """Let `headstart doctor` look at the engine's first drafts; see doctor/watch.py."""
-    from headstart.doctor.verdict import SCORE_NAME, promise_of
+    from headstart.doctor.verdict import promise_of
     from headstart.doctor.watch import start_beside
+    from headstart.heads.predicted import SCORE_NAME
 
     beside = (options.head_path or report.path) / SCORE_NAME
     score = score or (beside if beside.is_file() else None)

@@ -34,13 +34,21 @@ def run(
     limit: Annotated[
         int | None, typer.Option("--limit", help="Score this many answers at most.")
     ] = None,
+    requests: Annotated[
+        int, typer.Option("--requests", help="Requests that will be served at once.")
+    ] = 1,
     bandwidth: Bandwidth = None,
+    bench: Annotated[
+        Path | None,
+        typer.Option("--bench", metavar="FILE", help="Costs from a report of `bench run`."),
+    ] = None,
     weights: TimedWeights = "as-dtype",
     device: Device = "auto",
     dtype: Dtype = "auto",
     json_output: Json = False,
 ) -> None:
     limit_spinning()
+    from headstart.bench.document import read_document
     from headstart.checkpoint.hub import local_folder
     from headstart.heads.formats import open_runnable
     from headstart.predict.options import PredictionOptions
@@ -48,17 +56,22 @@ def run(
 
     options = PredictionOptions(
         head=head, vocab=vocab or shipped_vocab_of(model, head),  # as the engine would draft
-        temperature=temperature, rule=rule, max_drafts=max_drafts, bandwidth=bandwidth,
-        weights=weights, device=device, dtype=dtype,
+        temperature=temperature, rule=rule, max_drafts=max_drafts, requests=requests,
+        bandwidth=bandwidth, bench=None if bench is None else read_document(bench),
+        bench_name="" if bench is None else str(bench), weights=weights, device=device,
+        dtype=dtype,
     )  # fmt: skip
     checkpoint = open_runnable(local_folder(model))
     records = open_records(data, split, checkpoint, limit)  # before torch is imported
 
     from headstart.cli.progress import counted_progress
     from headstart.cli.score_view import show
+    from headstart.engine.auto.served_costs import num_turns
+    from headstart.heads.predicted import keep_score
     from headstart.predict.head_speed import open_prediction
 
-    prediction = open_prediction(checkpoint, records, options)
+    with counted_progress("rounds timed, turns", num_turns() if options.is_timed else 0) as turn:
+        prediction = open_prediction(checkpoint, records, options, timing=turn)
     for note in prediction.notes:
         say(f"note: {note}", file=sys.stderr)
     with counted_progress("tokens", sum(len(record.ids) for record in records)) as advance:
@@ -67,6 +80,10 @@ def run(
         "model": str(checkpoint.folder), "head": None if head is None else str(head),
         "data": str(data), "split": split, **found,
     }  # fmt: skip
+    try:
+        keep_score(document, checkpoint.folder, head)
+    except OSError as error:
+        say(f"note: inspect and launch will not know this result: {error}", file=sys.stderr)
     if json_output:
         say(json.dumps(document))
     else:

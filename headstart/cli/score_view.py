@@ -15,7 +15,7 @@ _RULE_NAMES = {
     "greedy_drafts": "greedy drafts",
     "shared_noise": "match rule",
 }
-_PIPED_WIDTH = 110
+_PIPED_WIDTH = 140
 
 
 def show(document: dict[str, Any]) -> None:
@@ -38,10 +38,16 @@ def show(document: dict[str, Any]) -> None:
         fastest = result["speed"][result["best_drafts"]]
         console.print(
             f"best K: [bold]{fastest['drafts']}[/], {_speed_up(fastest)} times as fast as "
-            f"without drafts (one request at a time, costs {document['costs']}, "
-            f"{document['dtype'] if document['weights'] == 'as-dtype' else document['weights']})",
+            f"without drafts{_about_auto(result)}",
             soft_wrap=True,
         )
+    console.print(f"costs: {escape(document['costs'])}", soft_wrap=True)
+    console.print(f"acceptance: {escape(document['scored_by'])}", soft_wrap=True)
+
+
+def _about_auto(result: dict[str, Any]) -> str:
+    found = result.get("auto_speed_up")
+    return "" if found is None else f"; auto: {found:.2f}"
 
 
 def _replayed(console: Console, result: dict[str, Any]) -> None:
@@ -88,12 +94,21 @@ def _categories(console: Console, result: dict[str, Any], formula: str | None) -
     if not result["by_category"]:
         return
     best = result["best_drafts"] or 1
-    table = _table("category", "answers", f"acceptance length at K = {best}", "cumulative by depth")
+    table = _table(
+        "category", "answers", f"acceptance length at K = {best}", "cumulative by depth",
+        "speed-up", "best K, speed-up", "auto",
+    )  # fmt: skip
     for name, part in result["by_category"].items():
         found = part["walked"] if formula is None else part["formula"][formula]["row_average"]
         rates = " ".join(f"{rate:.2f}" for rate in found["cumulative_acceptance"][:4])
         length = _number(found["acceptance_length"], found["acceptance_length_interval"], best)
-        table.add_row(escape(name), str(part["answers"]), length, rates)
+        own = part["speed"][part["best_drafts"]]
+        auto = part.get("auto_speed_up")
+        table.add_row(
+            escape(name), str(part["answers"]), length, rates,
+            f"{part['speed'][best]['speed_up']:.2f}", f"{own['drafts']}, {own['speed_up']:.2f}",
+            "" if auto is None else f"{auto:.2f}",
+        )  # fmt: skip
     console.print(table)
 
 

@@ -7,7 +7,9 @@ from pathlib import Path
 
 from headstart.demo.race import SIDES, Race, best_drafts, mean_speed_up
 from headstart.report.page import Page
+from headstart.sampling.acceptance import Acceptance
 
+FEWEST_ROUNDS = 5  # that drafted so deep, for a rate
 NAMES = {"plain": "without MTP", "drafted": "with MTP"}
 
 
@@ -24,13 +26,17 @@ def write_page(path: Path, races: list[Race], facts: Mapping[str, object]) -> No
     categories = [one.category for one in races]
     speeds = {NAMES[side]: [one.rates[side] for one in races] for side in SIDES}
     page.bar_chart("Speed", categories, speeds, "tokens per second")
-    depths = max(len(one.acceptance.per_round) for one in races)
-    by_depth = {
-        one.category: [(k, rate) for k, rate in enumerate(one.acceptance.per_round, 1)]
-        for one in races
-    }
-    if depths:
-        page.line_chart("Acceptance", by_depth, "depth of the draft", "drafts accepted per round")
+    curves = {one.category: known_depths(one.acceptance) for one in races}
+    if any(curves.values()):
+        page.line_chart(
+            "Acceptance", {name: curve for name, curve in curves.items() if curve},
+            "depth of the draft", "accepted, of the rounds that drafted so deep",
+        )  # fmt: skip
+        page.table(
+            ["question", "rounds", "rounds that drafted so deep", "of them accepted"],
+            [_depths(one) for one in races],
+            f"By depth from 1. Depths that fewer than {FEWEST_ROUNDS} rounds tried have no rate.",
+        )
     page.table(
         ["question", "tokens", *NAMES.values(), "speed-up", "acceptance length", "texts"],
         [_row(one) for one in races],
@@ -41,6 +47,27 @@ def write_page(path: Path, races: list[Race], facts: Mapping[str, object]) -> No
         page.text(one.answers["drafted"].text)
     page.json("demo", {"facts": dict(facts), "races": [one.as_json() for one in races]})
     page.write(path)
+
+
+def known_depths(found: Acceptance) -> list[tuple[int, float]]:
+    """Depths that were tried often enough, with their cumulative acceptance there.
+
+    Of rounds that drafted less a deep draft cannot be accepted: they would make a depth that was
+    rarely tried look like a failure.
+    """
+    rates = zip(found.drafted, found.cumulative, strict=True)
+    return [(k, rate) for k, (tried, rate) in enumerate(rates, 1) if tried >= FEWEST_ROUNDS]
+
+
+def by_depth(found: Acceptance) -> list[str]:
+    """The same for a line of text, without the depths at the end that are not known."""
+    known = dict(known_depths(found))
+    return [f"{known[k]:.2f}" if k in known else "-" for k in range(1, max(known, default=0) + 1)]
+
+
+def _depths(one: Race) -> list[object]:
+    drafted = " / ".join(map(str, one.acceptance.drafted))
+    return [one.category, one.acceptance.rounds, drafted, " / ".join(by_depth(one.acceptance))]
 
 
 def _row(one: Race) -> list[object]:

@@ -10,13 +10,13 @@ from typing import Any, Literal
 from headstart.checkpoint.config import read_json_object
 from headstart.doctor.evidence import Evidence
 from headstart.errors import DataError
+from headstart.heads.predicted import SCORE_NAME
 
 Verdict = Literal["healthy", "below", "low", "dead", "few", "off", "unknown"]
 DEAD = 0.05  # acceptance at depth 1 that no head in use has
 LOW = 0.2  # and that no published head falls short of; stock heads have 0.5 and more
 FEWEST_ROUNDS = 60  # with none accepted of so many, 95 % sure of less than DEAD
 _SLACK = 0.05  # of a promise: rounds of one answer are not independent, texts differ
-SCORE_NAME = "score.json"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -40,10 +40,13 @@ class Loop:
         self.drafter, self.policy, self.rounds = drafter, policy, rounds
         self.stats = EngineStats()
         self._max_drafts = options.max_drafts
+        self._pass_seconds = 0.0  # of trunk and drafts together
+        self._is_decoding = False  # whether no request of the last pass read its prompt
 
     @torch.inference_mode()
     def step(self) -> list[Update]:
         """Advance every running request by one verified chunk."""
+        step_started, passes = time.perf_counter(), self._pass_seconds
         in_rounds = self.rounds.requests if self.rounds is not None else {}
         plan = self.scheduler.plan(in_rounds)  # which requests, how many rows each, which blocks
         self._forget_restarted()
@@ -72,6 +75,9 @@ class Loop:
         self._draft(decided)
         self._release_siblings(decided)
         self._retire()
+        if self._is_decoding and self.rounds is None and self.policy is not None:
+            seconds = time.perf_counter() - step_started
+            self.policy.observe_overhead(max(0.0, seconds - (self._pass_seconds - passes)))
         return updates
 
     def _decide(self, plan: Sequence[Work], logits: torch.Tensor) -> dict[str, Verdict]:
@@ -170,7 +176,9 @@ class Loop:
 
     def _time_trunk(self, plan: Sequence[Work], seconds: float) -> None:
         self.stats.trunk_seconds += seconds
-        if self.policy is not None and all(w.request.is_decoding for w in plan):
+        self._pass_seconds += seconds
+        self._is_decoding = all(work.request.is_decoding for work in plan)
+        if self.policy is not None and self._is_decoding:
             requests = [work.request for work in plan]
             self.policy.observe_verify(requests, sum(w.count for w in plan), seconds)
 
@@ -232,8 +240,10 @@ class Loop:
         is_usual = not self.drafter.is_behind(drafting, by=self._max_drafts + 1)
         drafting_started = time.perf_counter()
         self.drafter.propose(drafting)
+        seconds = time.perf_counter() - drafting_started
+        self._pass_seconds += seconds
         if is_usual:
-            self.policy.observe_drafts(drafting, time.perf_counter() - drafting_started)
+            self.policy.observe_drafts(drafting, seconds)
         self.drafter.catch_up([r for r in going if r not in drafting])
         self.stats.draft_reason = self.policy.reason
         self.stats.draft_seconds += time.perf_counter() - started

@@ -1,7 +1,7 @@
 """What K means, which K to use, what it costs in memory, and where the output is not exact.
 
-Numbers are published ones and carry their source; nothing here was measured by us; one's own
-text may behave differently.
+Where `headstart score` has predicted a head's best K here, that is the advice. Other numbers are
+published ones and carry their source; one's own text may behave differently.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from headstart.families.versions import is_at_least
 from headstart.heads.drafters import FoundDrafter
 from headstart.heads.formats.headstart import MODEL_TYPE as HEAD_MODEL_TYPE
 from headstart.heads.inspection import Report
+from headstart.heads.predicted import Predicted, find_predicted
 from headstart.launch.options import LaunchOptions
 
 _LOGIT_BYTES = 4  # engines verify in fp32
@@ -45,6 +46,11 @@ def advised_k(
     family: Family, report: Report, folder: Path, engine: str, modules: int
 ) -> tuple[int, str]:
     """K for the head in `folder` when the user names none, and one sentence that says why."""
+    predicted = _predicted(report, folder)
+    if predicted is not None and predicted.drafts and family.layout.topology == "recursive":
+        return predicted.drafts, (
+            f"K = {predicted.drafts}: predicted {predicted.describe()}; change it with --speculate"
+        )
     if family.layout.topology == "recursive" and (depths := _trained_depths(folder)):
         return depths, (
             f"K = {depths}: Headstart trained this head to draft so many tokens (headstart.json); "
@@ -69,6 +75,12 @@ def advised_k(
             k = min(k, modules)  # each module drafts one token
         return k, f"K = {k} ({source}); change it with --speculate"
     return modules, per_module
+
+
+def _predicted(report: Report, folder: Path) -> Predicted | None:
+    if report.format is not None:
+        return None
+    return find_predicted(report.path, None if folder == report.path else folder)
 
 
 def _trained_depths(folder: Path) -> int | None:

@@ -1,28 +1,85 @@
 """A head's acceptance on held-out answers, and the speed that it comes to on this device.
 
-Acceptance is simulated (`simulate/scoring.py`); what rounds cost is timed with the engine, and the
-engine's rule says which draft vocabulary a prompt takes.
+Acceptance is simulated (`simulate/scoring.py`), on a CPU by the very backend that serves; what
+rounds cost is timed with the engine; and the engine's rule says which draft vocabulary a prompt
+takes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
+from headstart.backends.base import Backend
+from headstart.backends.select import check_formats, create_backend, held_as_stored, select
 from headstart.backends.torch.threads import prepare
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
-from headstart.engine.auto.single_request import SingleRequestCosts, single_request_costs
+from headstart.engine.auto.served_costs import BandwidthCosts, ServedCosts, Serving, timed_costs
 from headstart.engine.draft_vocabs import DraftVocabs
+from headstart.engine.options import EngineOptions
 from headstart.errors import HeadNotFound
-from headstart.models.build import LoadedModel, build, has_head
+from headstart.models.build import (
+    LoadedModel,
+    build,
+    has_head,
+    resolve_device,
+    resolve_dtype,
+)
+from headstart.predict.auto_speed import auto_speed
+from headstart.predict.bench_costs import bench_costs
 from headstart.predict.options import PredictionOptions
 from headstart.simulate.cost import best, predict
 from headstart.simulate.plan import Plan, make_plan
-from headstart.simulate.scoring import WHOLE, Scores, VocabOf, score
+from headstart.simulate.scoring import (
+    WHOLE,
+    Scored,
+    Scores,
+    VocabOf,
+    is_served,
+    score,
+    score_served,
+)
 from headstart.vocab.draft_vocab import DraftVocab
+
+_LEAST_ANSWER = 64  # tokens of an answer whose rounds are timed
+_MOST_PROMPTS = 32
+_LEAST_LEN = 2048  # tokens that there is K/V memory for while rounds are timed
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A model that scores answers: with the backend that serves, or as plain modules."""
+
+    model: LoadedModel
+    backend: Backend | None = None  # None: plain modules
+
+    @property
+    def name(self) -> str:
+        """How it computes, in words."""
+        if self.backend is None:
+            return f"plain modules, {str(self.model.dtype).removeprefix('torch.')}"
+        weights = self.backend.options.weights
+        kind = str(self.model.dtype).removeprefix("torch.") if weights == "as-dtype" else weights
+        return f"backend {self.backend.name}, {kind}"
+
+    def score(
+        self, records: Sequence[Record], plan: Plan, *, max_drafts: int = 8,
+        vocabs: dict[str, VocabOf] | None = None, end_ids: frozenset[int] = frozenset(),
+        progress: Callable[[int], None] = lambda num_tokens: None,
+    ) -> dict[str, Scores]:  # fmt: skip
+        if self.backend is not None and is_served(self.backend, plan):
+            return score_served(
+                self.backend, records, plan, max_drafts=max_drafts, vocabs=vocabs,
+                end_ids=end_ids, progress=progress,
+            )  # fmt: skip
+        return score(
+            self.model, records, plan, max_drafts=max_drafts, vocabs=vocabs, end_ids=end_ids,
+            progress=progress,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -32,23 +89,19 @@ class HeadPrediction:
     records: Sequence[Record]
     options: PredictionOptions
     plan: Plan
-    built: LoadedModel
-    costs: SingleRequestCosts
+    scorer: Scorer
+    costs: ServedCosts
     maps: DraftVocabs
     prompts: PromptReader
-
-    @property
-    def notes(self) -> list[str]:
-        """What was decided at start, each thing once."""
-        return list(dict.fromkeys((*self.costs.notes, *self.built.notes)))
+    notes: list[str]  # what was decided at start, each thing once
 
     def run(self, progress: Callable[[int], None] = lambda num_tokens: None) -> dict[str, Any]:
         """The method and one result for each vocabulary, for JSON; `progress` gets tokens."""
         ways: dict[str, VocabOf] = {WHOLE: lambda record: None}
         if self.options.vocab is not None:
             ways[self.options.vocab.name] = self._map_of
-        found = score(
-            self.built, self.records, self.plan, max_drafts=self.options.max_drafts, vocabs=ways,
+        found = self.scorer.score(
+            self.records, self.plan, max_drafts=self.options.max_drafts, vocabs=ways,
             end_ids=self.prompts.end_ids, progress=progress,
         )  # fmt: skip
         return {**self._method(), "results": [self._result(*each) for each in found.items()]}
@@ -60,34 +113,43 @@ class HeadPrediction:
         return None if name is None else self.maps.by_name[name]
 
     def _method(self) -> dict[str, Any]:
-        plan, bandwidth = self.plan, self.options.bandwidth
+        plan, model = self.plan, self.scorer.model
         method = {
             "method": plan.method, "rule": plan.rule, "temperature": plan.params.temperature,
-            "explanation": plan.reason, "device": str(self.built.device),
-            "dtype": str(self.built.dtype).removeprefix("torch."),
-            "costs": "measured here" if bandwidth is None else f"from {bandwidth:g} GB/s",
-            "weights": self.options.weights,
+            "explanation": plan.reason, "device": str(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."), "costs": self.costs.origin,
+            "requests": self.options.requests, "weights": self.options.weights,
+            "scored_by": self.scorer.name,
         }  # fmt: skip
         return {**method, "formula": plan.formula} if plan.method == "formula" else method
 
     def _result(self, way: str, scores: Scores) -> dict[str, Any]:
-        is_greedy = self.plan.params.is_greedy and self.plan.rule == "match"
         size = None if way == WHOLE else largest_map(self.maps)
-        speeds = predict(
-            scores.overall.lengths, self.costs.of(self.built, size, is_greedy=is_greedy),
-            intervals=scores.overall.intervals,
-        )  # fmt: skip
         result = {"vocabulary": way, **scores.as_json()}
         if way != WHOLE:
             result["coverage"] = coverage(self.records, self._map_of)
-        result["speed"] = [speed.as_json() for speed in speeds]
-        return {**result, "best_drafts": best(speeds).drafts}
+        for name, part in scores.parts.items():
+            result["by_category"][name] |= self._speeds(part, size)
+        return {**result, **self._speeds(scores.overall, size)}
+
+    def _speeds(self, scored: Scored, size: int | None) -> dict[str, Any]:
+        """The speed of every K, of the best one, and of `auto`."""
+        costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
+        speeds = predict(scored.lengths, costs, requests, intervals=scored.intervals)
+        found = {"speed": [speed.as_json() for speed in speeds], "best_drafts": best(speeds).drafts}
+        if scored.matches:
+            found["auto_speed_up"] = auto_speed(scored.matches, costs, requests, len(speeds) - 1)
+        return found
 
 
 def open_prediction(
-    checkpoint: Checkpoint, records: Sequence[Record], options: PredictionOptions
-) -> HeadPrediction:
-    """Take costs and load the model; HeadNotFound where there is no head to score."""
+    checkpoint: Checkpoint, records: Sequence[Record], options: PredictionOptions, *,
+    timing: Callable[[int], None] = lambda turns: None,
+) -> HeadPrediction:  # fmt: skip
+    """Take costs and load the model; HeadNotFound where there is no head to score.
+
+    `timing` gets the turns in which rounds were timed.
+    """
     plan = make_plan(records, options.temperature, options.rule)
     maps = DraftVocabs.open(options.vocab, checkpoint)
     if not has_head(checkpoint, options.head):
@@ -95,15 +157,60 @@ def open_prediction(
             f"{checkpoint.folder} has no head to score. Give one with --head, or make one with "
             "`headstart graft`."
         )
-    # Before the model is loaded as scoring wants it: an engine holds it otherwise.
-    costs = single_request_costs(
-        checkpoint, options.head, dict.fromkeys((None, largest_map(maps))), device=options.device,
-        dtype=options.dtype, bandwidth=options.bandwidth, weights=options.weights,
+    prompts = PromptReader(checkpoint)
+    sizes = list(dict.fromkeys((None, largest_map(maps))))
+    costs, scorer, notes = open_scorer(
+        checkpoint, records, plan, options, prompts, sizes, timing=timing
+    )
+    return HeadPrediction(records, options, plan, scorer, costs, maps, prompts, notes)
+
+
+def open_scorer(
+    checkpoint: Checkpoint, records: Sequence[Record], plan: Plan, options: PredictionOptions,
+    prompts: PromptReader, sizes: Sequence[int | None], *,
+    timing: Callable[[int], None] = lambda turns: None,
+) -> tuple[ServedCosts, Scorer, list[str]]:  # fmt: skip
+    """Costs for draft vocabularies of these sizes, what scores answers, and notes.
+
+    The model is loaded as an engine holds it. Where plain modules score, which an engine's are not
+    any more, it is loaded once more.
+    """
+    place = resolve_device(options.device)
+    own = EngineOptions(weights=options.weights).resolved(place.type).backend
+    check_formats(place, resolve_dtype(options.dtype, place), own)
+    costs: ServedCosts | None = None
+    if options.bandwidth is not None:
+        costs = BandwidthCosts(options.bandwidth, options.weights)
+    elif options.bench is not None:
+        costs = bench_costs(options.bench, options.bench_name, options.requests)
+    load = partial(build, checkpoint, options.head, device=options.device, dtype=options.dtype)
+    served = load(holds=partial(held_as_stored, options=own))
+    notes = list(served.notes)
+    backend = None
+    if costs is None or select(served, own).name == "numba":
+        serving = _serving(records, plan, options)
+        longest = max(_LEAST_LEN, serving.num_tokens + 1, *(len(r.ids) for r in records))
+        backend = create_backend(replace(served, max_len=min(served.max_len, longest)), own)
+        if costs is None:
+            costs = timed_costs(backend, prompts, sizes, serving, progress=timing)
+        notes += backend.notes
+        if is_served(backend, plan):
+            return costs, Scorer(backend.model, backend), list(dict.fromkeys(notes))
+    assert costs is not None
+    del served, backend
+    model = load()
+    notes += prepare(model, chooses_threads=options.is_timed)
+    return costs, Scorer(model), list(dict.fromkeys((*notes, *model.notes)))
+
+
+def _serving(records: Sequence[Record], plan: Plan, options: PredictionOptions) -> Serving:
+    """What will be served, as the answers show it."""
+    prompts = [record.ids[: record.num_prompt].tolist() for record in records[:_MOST_PROMPTS]]
+    mean = sum(int(record.mask.sum()) for record in records) // len(records)
+    return Serving(
+        replace(plan.params, acceptance=plan.rule), [ids for ids in prompts if ids] or [[0]],
+        max(_LEAST_ANSWER, mean), options.requests, options.max_drafts,
     )  # fmt: skip
-    built = build(checkpoint, options.head, device=options.device, dtype=options.dtype)
-    notes = prepare(built, chooses_threads=options.bandwidth is None)
-    built = replace(built, notes=(*built.notes, *notes))
-    return HeadPrediction(records, options, plan, built, costs, maps, PromptReader(checkpoint))
 
 
 def largest_map(maps: DraftVocabs) -> int | None:

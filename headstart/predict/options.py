@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import ConfigError
 
 if TYPE_CHECKING:
     from headstart.backends.options import Weights
+
+MAX_REQUESTS = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,10 @@ class PredictionOptions:
     temperature: float | None = None  # None: that of the answers
     rule: str = "match"
     max_drafts: int = 8
-    bandwidth: float | None = None  # GB/s: costs from sizes; None: timed here
+    requests: int = 1  # served at once
+    bandwidth: float | None = None  # GB/s: costs from sizes
+    bench: Mapping[str, Any] | None = None  # a report of `headstart bench`: costs from it
+    bench_name: str = ""  # the report's file
     weights: Weights = "as-dtype"
     device: str = "auto"
     dtype: str = "auto"
@@ -32,3 +38,14 @@ class PredictionOptions:
             raise ConfigError(
                 f"--max-drafts is {self.max_drafts}; give a number from 1 to {MAX_DRAFTS}."
             )
+        if not 1 <= self.requests <= MAX_REQUESTS:
+            raise ConfigError(
+                f"--requests is {self.requests}; give a number from 1 to {MAX_REQUESTS}."
+            )
+        if self.bandwidth is not None and self.bench is not None:
+            raise ConfigError("--bandwidth and --bench both say what rounds cost. Drop one.")
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether rounds of the engine are timed here."""
+        return self.bandwidth is None and self.bench is None

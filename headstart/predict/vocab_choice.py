@@ -92,7 +92,7 @@ def make_maps(
         ranking.merged(*counts), heldout, group_of, min_tokens=options.min_tokens
     )
     chosen = only_named(groups, options.only)
-    simulate = _predictor(checkpoint, options, sizes) if heldout else None
+    simulate = _predictor(checkpoint, options, sizes, heldout) if heldout else None
     made, more = making.make_all(chosen, groups, model, sizes, simulate)
     return made, [*notes, *more, *(each.note for each in made if each.note is not None)]
 
@@ -119,13 +119,13 @@ def converted(source: Path, checkpoint: Checkpoint) -> list[DraftVocab]:
 
 
 def _predictor(
-    checkpoint: Checkpoint, options: VocabOptions, sizes: Sequence[int]
+    checkpoint: Checkpoint, options: VocabOptions, sizes: Sequence[int], heldout: Sequence[Record]
 ) -> making.Simulate | None:
     from headstart.predict.vocab_speed import predictor_of  # imports torch
 
     return predictor_of(
         checkpoint, options.head, options.device, options.dtype, options.bandwidth,
-        options.weights, sizes,
+        options.weights, sizes, heldout,
     )  # fmt: skip
 
 

@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from headstart.backends.options import Weights
-from headstart.backends.torch.threads import prepare
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
-from headstart.data.records import spread
-from headstart.engine.auto.single_request import single_request_costs
-from headstart.models.build import build, has_head
+from headstart.data.records import Record, spread
+from headstart.models.build import has_head
+from headstart.predict.head_speed import open_scorer
+from headstart.predict.options import PredictionOptions
 from headstart.simulate.cost import best, predict
 from headstart.simulate.plan import make_plan
-from headstart.simulate.scoring import score
 from headstart.vocab.draft_vocab import DraftVocab
 from headstart.vocab.making import Prediction, Simulate
 
@@ -24,7 +23,7 @@ _MAX_ANSWERS = 128  # held-out answers that each size is tried on
 
 def predictor_of(
     checkpoint: Checkpoint, head: Path | None, device: str, dtype: str, bandwidth: float | None,
-    weights: Weights, sizes: Sequence[int],
+    weights: Weights, sizes: Sequence[int], heldout: Sequence[Record],
 ) -> Simulate | None:  # fmt: skip
     """Predicts acceptance length and speed of a vocabulary of one of these sizes.
 
@@ -32,22 +31,22 @@ def predictor_of(
     """
     if not has_head(checkpoint, head):
         return None
-    # Before the model is loaded as scoring wants it: an engine holds it otherwise.
-    costs = single_request_costs(
-        checkpoint, head, sizes, device=device, dtype=dtype, bandwidth=bandwidth,
-        weights=weights,
-    )  # fmt: skip
-    built = build(checkpoint, head, device=device, dtype=dtype)
-    prepare(built, chooses_threads=bandwidth is None)
-    end_ids = PromptReader(checkpoint).end_ids
+    prompts = PromptReader(checkpoint)
+    options = PredictionOptions(
+        head=head, bandwidth=bandwidth, weights=weights, device=device, dtype=dtype
+    )
+    some = spread(list(heldout), _MAX_ANSWERS)
+    costs, scorer, _ = open_scorer(
+        checkpoint, some, make_plan(some, None, "match"), options, prompts, sizes
+    )
 
     def simulate(vocab: DraftVocab, answers: Any) -> Prediction:
         records = spread(list(answers), _MAX_ANSWERS)
         plan = make_plan(records, None, "match")
-        found = score(
-            built, records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=end_ids
+        found = scorer.score(
+            records, plan, vocabs={vocab.name: lambda record: vocab}, end_ids=prompts.end_ids
         )[vocab.name]  # fmt: skip
-        own = costs.of(built, len(vocab.ids), is_greedy=plan.params.is_greedy)
+        own = costs.of(scorer.model, len(vocab.ids))
         fastest = best(predict(found.overall.lengths, own))
         return Prediction(fastest.acceptance_length, fastest.speed_up, fastest.drafts)
 

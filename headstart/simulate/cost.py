@@ -1,8 +1,8 @@
 """What a round costs, and the speed that this and an acceptance length come to.
 
-Costs are measured (`engine/cost.py`), or derived from sizes and memory bandwidth: for one request
-at a time, a pass costs the weights that it reads. Of those only experts depend on its number of
-rows: each row chooses its own.
+Costs are measured (`engine/auto/served_costs.py`), or derived from sizes and memory bandwidth: for
+one request at a time, a pass costs the weights that it reads. Of those only experts depend on its
+number of rows: each row chooses its own.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class Targets:
             if answer.params.is_plain_greedy:
                 result += [_GREEDY_ROW] * max(0, high - low)
             else:
-                result += [_row(answer, at - begin + 1) for at in range(low, high)]
+                result += [sampling_row(answer, at - begin + 1) for at in range(low, high)]
             begin += size
         return result
 
@@ -111,14 +111,15 @@ class Targets:
         return list(torch.split(values, self.sizes))
 
 
-def _row(answer: Answer, place: int) -> Row:
+def sampling_row(answer: Answer, place: int) -> Row:
+    """How the engine chooses (and drafts) a_place; penalties are not included."""
     return Row(
         params=answer.params, seed=answer.seed, position=answer.start + place, num_output=place,
         end_ids=answer.end_ids,
     )  # fmt: skip
 
 
-_GREEDY_ROW = _row(Answer(record_id="", prompt_id="", start=1, stop=1), 0)
+_GREEDY_ROW = sampling_row(Answer(record_id="", prompt_id="", start=1, stop=1), 0)
 
 
 def unrolled(

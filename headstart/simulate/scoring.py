@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headstart.backends.base import Backend
 from headstart.errors import DataError, HeadNotFound
 from headstart.models.build import LoadedModel
 from headstart.models.documents import Documents
@@ -17,6 +18,7 @@ from headstart.simulate.expected import Expected, expectations
 from headstart.simulate.matches import DraftLogits, Matches, answer_matches, unrolled
 from headstart.simulate.plan import Plan
 from headstart.simulate.rates import FormulaRates, Interval, Rates, formula_rates, rates
+from headstart.simulate.served import ServedMatches, Text
 
 if TYPE_CHECKING:
     from headstart.data.records import Record
@@ -27,6 +29,7 @@ _STATE_BYTES = 1 << 28  # of the unrolled head, per batch
 
 # What a record's drafts are chosen from; None: the whole vocabulary.
 VocabOf = Callable[["Record"], "DraftVocab | None"]
+VocabName = Callable[[Answer], str | None]  # the same by a vocabulary's name at a backend
 Read = tuple[list["Record"], Batch]  # records, and the trunk's states of their rows
 
 
@@ -36,6 +39,7 @@ class Scored:
 
     plan: Plan
     found: Rates | Mapping[str, FormulaRates]
+    matches: tuple[Matches, ...] = ()  # what was replayed
 
     @property
     def lengths(self) -> list[float]:
@@ -109,6 +113,69 @@ def score(
     return {name: _summary(found, plan, max_drafts) for name, found in kept.items()}
 
 
+def is_served(backend: Backend, plan: Plan) -> bool:
+    """Whether answers can be scored by a backend's own passes: one call each, so on a CPU."""
+    return backend.drafts_chains and plan.method == "replay"
+
+
+def score_served(
+    backend: Backend,
+    records: Sequence[Record],
+    plan: Plan,
+    *,
+    max_drafts: int = 8,
+    vocabs: Mapping[str, VocabOf] | None = None,
+    end_ids: frozenset[int] = frozenset(),
+    progress: Callable[[int], None] = lambda num_tokens: None,
+) -> dict[str, Scores]:
+    """The same as `score`, by the passes of the backend that serves: see `is_served`.
+
+    It takes the backend's K/V memory, and forgets its draft vocabularies.
+    """
+    ways = vocabs or {WHOLE: lambda record: None}
+    longest = max(len(record.ids) for record in records)
+    _check_length(backend.model, records)
+    scorer = ServedMatches(backend, max_drafts, longest)
+    kept: dict[str, list[Matches | Expected]] = {name: [] for name in ways}
+    for chunk in grouped(records, scorer.max_rows):
+        by_id = {record.id: record for record in chunk}
+        for vocab_of in ways.values():
+            for record in chunk:
+                vocab = vocab_of(record)
+                if vocab is not None and vocab.name not in backend.draft_vocabs:
+                    backend.add_draft_vocab(vocab.name, vocab.ids)
+
+        def name_of(vocab_of: VocabOf, known: dict[str, Record] = by_id) -> VocabName:
+            def find(answer: Answer) -> str | None:
+                vocab = vocab_of(known[answer.record_id])
+                return None if vocab is None else vocab.name
+
+            return find
+
+        texts, slot = [], 0
+        for index, record in enumerate(chunk):
+            answers = answers_of(
+                record, document=index, max_len=backend.model.max_len, params=plan.params,
+                end_ids=end_ids,
+            )  # fmt: skip
+            texts.append(Text([int(token) for token in record.ids], answers, slot))
+            slot += len(record.ids)
+        found = scorer.matches(texts, {name: name_of(own) for name, own in ways.items()})
+        for name, matches in found.items():
+            kept[name] += matches
+        progress(slot)
+    return {name: _summary(found, plan, max_drafts) for name, found in kept.items()}
+
+
+def _check_length(model: LoadedModel, records: Sequence[Record]) -> None:
+    longest = max(records, key=lambda record: len(record.ids))
+    if len(longest.ids) > model.max_len:
+        raise DataError(
+            f"record {longest.id} has {len(longest.ids)} tokens; the model has positions for "
+            f"{model.max_len}. Make the data with this model."
+        )
+
+
 def _found(
     built: LoadedModel,
     depths: Sequence[torch.Tensor],
@@ -134,12 +201,7 @@ def batches(
     trunk, kind = built.trunk, _head(built).layout.trunk_hidden
     size = built.config.state_size(_head(built).layout) * built.dtype.itemsize * max(1, depths)
     for chunk in grouped(records, max(1, _STATE_BYTES // size)):
-        longest = max(chunk, key=lambda record: len(record.ids))
-        if len(longest.ids) > built.max_len:
-            raise DataError(
-                f"record {longest.id} has {len(longest.ids)} tokens; the model has positions for "
-                f"{built.max_len}. Make the data with this model."
-            )
+        _check_length(built, chunk)
         documents = Documents(tuple(len(record.ids) for record in chunk))
         joined = [int(token) for record in chunk for token in record.ids]
         ids = torch.tensor(joined, device=built.device)
@@ -207,7 +269,6 @@ def _has_drafts(found: Sequence[Matches | Expected]) -> bool:
 
 def _scored(found: Sequence[Matches | Expected], plan: Plan, max_drafts: int) -> Scored:
     if plan.method == "replay":
-        return Scored(
-            plan, rates([each for each in found if isinstance(each, Matches)], max_drafts)
-        )
+        replayed = tuple(each for each in found if isinstance(each, Matches))
+        return Scored(plan, rates(replayed, max_drafts), replayed)
     return Scored(plan, formula_rates([each for each in found if isinstance(each, Expected)]))

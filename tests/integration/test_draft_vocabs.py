@@ -28,7 +28,7 @@ from headstart.cli.main import main
 from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import tokenizer_sha
 from headstart.data.records import Record
-from headstart.engine.auto import single_request
+from headstart.engine.auto import served_costs
 from headstart.engine.engine import Engine
 from headstart.errors import ConfigError, DataError, RequestError
 from headstart.heads.digest import trunk_digest
@@ -335,19 +335,21 @@ def test_rounds_of_the_sizes_that_nobody_gave_are_timed(
     model: Path, data: Path, vocab: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended with a KeyError."""
-    asked: list[tuple[int | None, bool]] = []
-    of = single_request.EngineCosts.of
+    asked: list[int | None] = []
+    of = served_costs.EngineCosts.of
 
-    def watched(costs: Any, built: Any, size: int | None, *, is_greedy: bool) -> Any:
-        asked.append((size, is_greedy))
-        return of(costs, built, size, is_greedy=is_greedy)
+    def watched(costs: Any, built: Any, size: int | None) -> Any:
+        asked.append(size)
+        assert ", greedy, " in costs.origin, "as the answers are"
+        return of(costs, built, size)
 
-    monkeypatch.setattr(single_request.EngineCosts, "of", watched)
+    monkeypatch.setattr(served_costs.EngineCosts, "of", watched)
+    monkeypatch.setattr(served_costs, "_TURNS", (1, 1))
     code, printed, errors = vocab(model, "--data", data, "--by", "none", "--json", "--dry-run")
     assert code == 0, errors
     (said,) = json.loads(printed)["maps"]
     sizes = [one["size"] for one in said["candidates"]]
-    assert len(sizes) > 1 and asked == [(size, True) for size in sizes], "answers are greedy"
+    assert len(sizes) > 1 and asked == sizes
 
 
 def test_a_label_without_held_out_answers_takes_the_size_of_all(

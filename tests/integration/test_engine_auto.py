@@ -35,7 +35,9 @@ PAYS_FOR_FEW = RoundCosts(
 def made_up_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock of a test machine decides nothing here."""
     monkeypatch.setattr(core, "profile_host_rounds", lambda *_, **__: (PAYS_FOR_FEW, None))
-    monkeypatch.setattr("headstart.engine.auto.live_costs.Corrections.observe", lambda *_: None)
+    monkeypatch.setattr(
+        "headstart.engine.auto.corrections.HostCorrections.observe", lambda *_: None
+    )
 
 
 @pytest.mark.usefixtures("made_up_costs")
@@ -50,7 +52,7 @@ def test_text_is_the_same_while_k_rises_and_falls(slots: int, heat: float, tiny:
     assert ids_of(results) == expected
     chosen = engine.stats.chosen_drafts
     assert chosen[0] > 20
-    assert sum(rounds for drafts, rounds in chosen.items() if drafts > 1) > 5
+    assert sum(rounds for drafts, rounds in chosen.items() if drafts > 1) > 2
     assert {"accepted", "recovered"} <= {o for r in results for o in r.outputs[0].origins}
 
 

@@ -41,7 +41,7 @@ def test_drafts_change_no_text_where_plain_modules_round(family: str, way: str, 
     folder = checkpoint(tiny, family)
     params = greedy() if way == "greedy" else seeded(temperature=0.8)
     found = []
-    for drafts in (0, 1, 4):
+    for drafts in unless_long((0, 4), (0, 1, 2, 3, 4)):
         engine = start(folder, speculate=drafts, **FP8)
         results = run(engine, make_prompts(), params)
         found.append(ids_of(results))

@@ -31,6 +31,8 @@ from headstart.engine.engine import Engine
 from headstart.engine.memory import Memory
 from headstart.errors import ConfigError
 from headstart.models.build import build
+from headstart.models.documents import Documents, Passage
+from headstart.models.recurrence import LayerStates, SlotRecurrence, StateSpan, empty_states
 from headstart.simulate.probe import probe
 
 FAMILIES = ("hy_v4", "glm5_next", "qwen4_exp")
@@ -171,3 +173,47 @@ def test_the_probe_tries_the_states_that_streams_have(folder: Path) -> None:
 def test_entries_are_not_said_to_be_8_bit_floats(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"kv_dtype fp8 was asked for and .* models keep "):
         start(folder, kv_dtype="fp8", dtype="float32")
+
+
+@torch.inference_mode()
+def from_scratch(engine: Engine, tokens: list[int]) -> list[LayerStates]:
+    """States of every recurrent layer after these tokens, row by row in one go."""
+    trunk, config = engine.model.trunk, engine.model.config
+    span = StateSpan(0, len(tokens), None, ((len(tokens), 0),))
+    states, contexts = [], list[Any]()
+    for kind in config.layers:
+        if kind.mixer == "delta" and config.delta is not None:
+            more = config.more_states(kind)
+            states.append(empty_states(config.delta, 1, torch.float64, torch.device("cpu"), more))
+            contexts.append(SlotRecurrence(states[-1], [span], one_by_one=True))
+        else:
+            contexts.append(Passage(Documents((len(tokens),))))
+    trunk(torch.tensor(tokens), torch.arange(len(tokens)), contexts)
+    return states
+
+
+@pytest.mark.parametrize(
+    "family", unless_long(FAMILIES[-1:], FAMILIES[-2:]), indirect=True, scope="module"
+)
+def test_states_equal_a_recomputation_after_rejections_and_hits(folder: Path) -> None:
+    """The memory of channels, and what an embedding of several tokens looks back at."""
+    engine, checked = shaped(folder, "K=4, little memory"), 0
+    for prompt in PROMPTS:
+        engine.add(prompt, greedy(14))
+    for step in range(1000):
+        if not engine.has_work:
+            break
+        engine.step()
+        for request in engine.scheduler.running if step % 7 == 3 else ():
+            slot = request.states.slot
+            if not request.num_computed or slot is None:
+                continue
+            expected = from_scratch(engine, request.tokens[: request.num_computed])
+            for own, other in zip(engine.backend.memory.states, expected, strict=True):
+                parts = zip(
+                    (own.conv, own.memory, *own.more), (other.conv, other.memory, *other.more),
+                    strict=True,
+                )  # fmt: skip
+                assert max((a[slot] - b[0]).abs().max() for a, b in parts) < 1e-10
+            checked += 1
+    assert checked > 5 and engine.stats.cached_tokens > 0

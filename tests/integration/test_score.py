@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from support.commands import headstart
 from support.engine_records import records
 from support.engine_runs import (
@@ -32,10 +31,9 @@ from headstart.data.dataset import Header, write_dataset
 from headstart.data.fingerprints import template_sha, tokenizer_sha
 from headstart.data.records import Record
 from headstart.engine import core
-from headstart.engine.auto import single_request as costs_module
-from headstart.engine.auto.costs import RoundCosts
-from headstart.engine.auto.single_request import single_request_costs
+from headstart.engine.auto import served_costs
 from headstart.errors import ConfigError, DataError, HeadNotFound
+from headstart.heads import predicted
 from headstart.heads.digest import trunk_digest
 from headstart.sampling.acceptance import Acceptance
 from headstart.sampling.params import SamplingParams
@@ -59,6 +57,12 @@ def dataset(model: Path, out: Path, heldout: list[Record], **changes: Any) -> Pa
     out.mkdir()
     write_dataset(out, Header(**{**fields, **changes}), {"heldout": heldout})
     return out
+
+
+@pytest.fixture(autouse=True)
+def own_scores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept for `inspect` and `launch` is not the user's."""
+    monkeypatch.setattr(predicted, "cache_folder", lambda: tmp_path / "cache")
 
 
 @pytest.fixture(scope="module")
@@ -219,95 +223,183 @@ def test_each_reduced_lm_head_is_made_once(
     assert len(made) == 6 and sorted(v.name for v in built) == ["every 2", "every 3"]
 
 
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rounds are timed: what they take is not looked at."""
+    monkeypatch.setattr(served_costs, "_TURNS", (1, 1))
+    monkeypatch.setattr(served_costs, "_ROUNDS", 1)
+
+
+@pytest.mark.usefixtures("quick")
 def test_costs_are_measured_here_unless_a_bandwidth_is_given(
     model: Path, answered: Any, scored: Any, tmp_path: Path
 ) -> None:
     data = dataset(model, tmp_path / "data", answered[0.0][0])
     document = scored(model, data, bandwidth=None, limit=2, max_drafts=3)
-    assert document["costs"] == "measured here"
+    assert document["costs"] == (
+        "rounds of this engine, timed in turns here: backend torch, float64, greedy, requests at "
+        "once: 1"
+    )
     (result,) = document["results"]
     assert result["overall"]["answers"] == 2
-    seconds = [speed["round_seconds"] for speed in result["speed"]]
-    assert len(seconds) == 4 and 0 < seconds[0] < seconds[3]
+    assert [speed["round_seconds"] > 0 for speed in result["speed"]] == [True] * 4
+    assert scored(model, data, limit=2)["costs"] == "from bytes read at 100 GB/s"
 
 
-def test_the_engine_that_was_timed_is_given_up(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Clock:
+    """Every look at the clock while rounds are timed: a step takes as long as its rows say."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch):
+        self.now, self.backends = 0.0, list[Any]()
+        self.requests, self.vocabs = set[int](), set[int]()
+        real = core.EngineCore.create
+
+        def create(backend: Any, options: Any, vocabs: Any) -> Any:
+            made = real(backend, options, vocabs)
+            self.backends.append(backend)
+            step = made.loop.step
+
+            def timed() -> Any:
+                running = [r for r in made.scheduler.running if r.is_decoding]
+                self.now += 1 + sum(0.1 * len(r.drafts) for r in running)
+                self.requests.add(len(running))
+                for request in running:
+                    vocab = backend.draft_vocabs.get(request.draft_vocab)
+                    self.vocabs.add(VOCAB if vocab is None else len(vocab.ids))
+                return step()
+
+            made.loop.step = timed
+            return made
+
+        monkeypatch.setattr(core.EngineCore, "create", create)
+        monkeypatch.setattr(served_costs.time, "perf_counter", lambda: self.now)
+
+
+@pytest.mark.parametrize("requests", [1, 3])
+def test_timed_rounds_are_those_that_will_be_served(
+    requests: int, model: Path, answered: Any, scored: Any, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Backend, weights, draft vocabulary and requests; a row of drafts takes a tenth more."""
     pytest.importorskip("numba")
-    monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
+    data = dataset(model, tmp_path / "data", answered[0.0][0])
+    vocab = tmp_path / "vocab.json"
+    write([DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="half", vocab_size=VOCAB)], vocab)
+    with monkeypatch.context() as patches:
+        clock = Clock(patches)
+        document = scored(
+            model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", vocab=vocab,
+            weights="int8", requests=requests,
+        )  # fmt: skip
+    (backend,) = clock.backends
+    assert (backend.name, backend.options.weights) == ("numba", "int8")
+    assert clock.vocabs == {VOCAB, VOCAB // 2} and max(clock.requests) == requests
+    assert f"backend numba, int8, greedy, requests at once: {requests}" in document["costs"]
+    assert document["scored_by"] == "backend numba, int8"
+    for result in document["results"]:
+        seconds = [speed["round_seconds"] for speed in result["speed"]]
+        assert seconds == pytest.approx([1 + 0.1 * k * requests for k in range(3)])
+        assert result["auto_speed_up"] > 0
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("temperature", [0.6, 0.0])
+def test_the_serving_backend_scores_as_plain_modules_do(
+    temperature: float, model: Path, answered: Any, scored: Any, tmp_path: Path
+) -> None:
+    """In fp32 by compiled kernels, in fp64 by plain modules; at every depth, for every K."""
+    pytest.importorskip("numba")
+    made, counters = answered[temperature]
+    data = dataset(model, tmp_path / "data", made)
+    vocab = tmp_path / "vocab.json"
+    write([DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="half", vocab_size=VOCAB)], vocab)
+    plain, served = (
+        scored(model, data, dtype=dtype, vocab=vocab) for dtype in ("float64", "float32")
+    )
+    assert served["scored_by"] == "backend numba, float32"
+    assert plain["scored_by"] == "plain modules, float64"
+    for one, other in zip(plain["results"], served["results"], strict=True):
+        assert one["overall"]["walked"]["counters"] == other["overall"]["walked"]["counters"]
+        assert one["overall"]["row_average"] == other["overall"]["row_average"]
+        assert list(one["by_category"]) == list(other["by_category"])
+    assert served["results"][0]["overall"]["walked"]["counters"][3]["accepted"] == counters.accepted
+    assert served["results"][0]["overall"] != served["results"][1]["overall"]
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_model_that_was_timed_and_cannot_score_is_given_up(
+    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By formula plain modules score: the engine's own model is dropped before they are loaded."""
+    pytest.importorskip("numba")
     held: list[Any] = []
     create = core.EngineCore.create
 
     def watched(backend: Any, options: Any, vocabs: Any) -> Any:
         made = create(backend, options, vocabs)
         held.extend(map(weakref.ref, (made, backend, backend.trunk)))
-        assert backend.model.max_len <= 2048 and backend.name == "numba"
         return made
 
     monkeypatch.setattr(core.EngineCore, "create", watched)
-    threads = torch.get_num_threads()
-    single_request_costs(
-        Checkpoint.open(model), None, (None, 20), device="cpu", dtype="float32", bandwidth=None
+    data = dataset(model, tmp_path / "data", answered[0.6][0])
+    document = scored(
+        model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", rule="rejection"
     )
-    assert len(held) == 6 and not any(each() for each in held)
-    assert torch.get_num_threads() == threads
+    assert document["scored_by"] == "plain modules, float32"
+    assert len(held) == 3 and not any(each() for each in held)
 
 
-def test_measured_costs_are_those_of_the_engine(
-    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def report(*cells: tuple[int | str, int, float, float]) -> dict[str, Any]:
+    """As `headstart bench run` writes it, as far as costs go."""
+    names = dict.fromkeys(drafts for drafts, *_ in cells)
+    return {
+        "format": "headstart-bench", "version": 1, "environment": {}, "workload": {},
+        "is_valid": True, "variants": [{"name": f"K={k}", "drafts": k} for k in names],
+        "cells": [
+            {"variant": f"K={drafts}", "task": None, "concurrency": count, "rate": None,
+             "measures": {"output_tokens_per_second": 1.0, "tpot_seconds": {"mean": seconds},
+                          "ttft_seconds": None},
+             "speculation": {"acceptance_length": length}, "requests": []}
+            for drafts, count, seconds, length in cells
+        ],
+    }  # fmt: skip
+
+
+def test_costs_from_a_report_of_bench(
+    model: Path, answered: Any, scored: Any, tmp_path: Path
 ) -> None:
-    pytest.importorskip("numba")
     data = dataset(model, tmp_path / "data", answered[0.0][0])
-    timed: list[tuple[str, float]] = []
-
-    def made_up(passes: Any, **_: Any) -> tuple[RoundCosts, RoundCosts]:
-        backend = passes.backend
-        rows = max((len(vocab.ids) for vocab in backend.draft_vocabs.values()), default=VOCAB)
-        timed.append((backend.name, rows))
-        costs = [RoundCosts(((1, ((0, 1.0), (8, 1.0))),), ((1, each * rows),)) for each in (9, 1)]
-        return costs[0], costs[1]  # a draft takes as many seconds as it has tokens, or nine times
-
-    monkeypatch.setattr(core, "profile_host_rounds", made_up)
-    vocab = tmp_path / "vocab.json"
-    write([DraftVocab(ids=tuple(range(0, VOCAB, 2)), name="half", vocab_size=VOCAB)], vocab)
-    whole, half = scored(
-        model, data, bandwidth=None, limit=2, max_drafts=2, dtype="float32", vocab=vocab
-    )["results"]
-    assert timed == [("numba", VOCAB), ("numba", VOCAB // 2)] * 3, "in turn"
-    for result, rows in ((whole, VOCAB), (half, VOCAB // 2)):  # greedy answers, greedy costs
-        assert [s["round_seconds"] for s in result["speed"]] == [1, 1 + rows, 1 + 2 * rows]
+    file = tmp_path / "bench.json"
+    cells = [(0, 4, 0.02, 1.0), (3, 4, 0.013, 2.0), ("auto", 4, 0.01, 2.0), (3, 1, 0.9, 2.0)]
+    file.write_text(json.dumps(report(*cells)))
+    document = scored(model, data, bandwidth=None, bench=file, requests=4, max_drafts=3)
+    assert document["costs"] == f"from {file}, which has K = 0, 3; requests at once: 4"
+    seconds = [speed["round_seconds"] for speed in document["results"][0]["speed"]]
+    assert seconds == pytest.approx([0.02, 0.022, 0.024, 0.026])
+    with pytest.raises(DataError, match=r"rounds of 2 request\(s\).*loads of 1, 4.*--requests"):
+        scored(model, data, bandwidth=None, bench=file, requests=2)
+    with pytest.raises(ConfigError, match="both say what rounds cost"):
+        scored(model, data, bench=file)
 
 
-def test_costs_of_an_engine_with_int8_weights(
-    model: Path, answered: Any, scored: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_inspect_and_launch_advise_what_score_predicted(
+    model: Path, answered: Any, scored: Any, tiny: Tiny, tmp_path: Path
 ) -> None:
-    pytest.importorskip("numba")
-    monkeypatch.setattr(costs_module, "_PASSES", {"cpu": 1})
+    assert "predicted" not in headstart("inspect", str(model)).stdout
     data = dataset(model, tmp_path / "data", answered[0.0][0])
-    held: list[str] = []
-    create = core.EngineCore.create
-
-    def watched(backend: Any, *rest: Any) -> Any:
-        held.append(type(backend.trunk.lm_head).__name__)
-        return create(backend, *rest)
-
-    monkeypatch.setattr(core.EngineCore, "create", watched)
-    options = {"limit": 2, "max_drafts": 2, "dtype": "float32"}
-    documents = [
-        scored(model, data, bandwidth=None, weights=weights, **options)
-        for weights in ("as-dtype", "int8")
-    ]
-    assert held == ["PackedFloat", "PackedLinear"]
-    assert [document["weights"] for document in documents] == ["as-dtype", "int8"]
-    lengths = [[s["acceptance_length"] for s in d["results"][0]["speed"]] for d in documents]
-    assert lengths[0] == lengths[1], "texts are scored with the weights as they are"
-    whole, quarter = (
-        scored(model, data, weights=weights, **options)["results"][0]["speed"]
-        for weights in ("as-dtype", "int8")
-    )
-    for one, other in zip(whole, quarter, strict=True):
-        assert other["round_seconds"] == pytest.approx(one["round_seconds"] / 4)
+    file = tmp_path / "bench.json"
+    file.write_text(json.dumps(report((0, 1, 0.02, 1.0), (3, 1, 0.0101, 2.0))))
+    result = scored(model, data, bandwidth=None, bench=file)["results"][0]
+    best = result["speed"][result["best_drafts"]]
+    assert best["drafts"] not in (0, 1), "the advice without it would be 1"
+    said = f"{best['speed_up']:.2f}x with K = {best['drafts']}"
+    assert f"{said}, acceptance length" in headstart("inspect", str(model)).stdout
+    launched = headstart("launch", str(model), "--engine", "vllm", "--json")
+    document = json.loads(launched.stdout)
+    assert document["speculate"] == best["drafts"]
+    assert any(said in note and f"from {file}" in note for note in document["notes"])
+    other = checkpoint(tiny, "mimo", seed=7)
+    assert "predicted" not in headstart("inspect", str(other)).stdout, "another head"
 
 
 def test_the_table_is_plain_text_when_piped(model: Path, answered: Any, tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ OWN = {
 
 
 def _template_sha(path: Path) -> str:
-    checkpoint: Any = SimpleNamespace(folder=path.parent)
+    checkpoint: Any = SimpleNamespace(folder=path.parent, tokenizer_documents=dict)
     return template_sha(checkpoint)
 
 

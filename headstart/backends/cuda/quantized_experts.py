@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from headstart.backends.cuda.kernels.eight_bits import GROUP
 from headstart.backends.cuda.kernels.groups import PackedGroups, half_for, planar
 from headstart.backends.cuda.kernels.moe import ExpertWeights
-from headstart.backends.cuda.kernels.moe_fp8 import Fp8Experts, Fp8Matrices
+from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts, Fp8Matrices
 from headstart.backends.cuda.kernels.moe_groups import GroupExperts
 from headstart.backends.cuda.quantized import KernelFp8, KernelGroups
 from headstart.checkpoint.quantized.weights import fp8_rows

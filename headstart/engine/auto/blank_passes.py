@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -19,7 +21,15 @@ from headstart.engine.verifier import verify
 from headstart.sampling.params import SamplingParams
 
 _CONTEXT = 32  # tokens of context of a pass, where there is room for them
-_REPEATS = 3
+_REPEATS = 4
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A run that is timed; what comes before it only leaves caches as they are in a round."""
+
+    run: Callable[[], None]
+    before: Callable[[], torch.Tensor] | None = None
 
 
 class BlankPasses:
@@ -43,29 +53,36 @@ class BlankPasses:
             and batch * (drafts + 1) <= self._max_rows
         )
 
-    def verify_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
-        works = self._works(self._blank(batch, drafts, params), drafts)
+    def verify_seconds(
+        self, batch: int, counts: Sequence[int], params: SamplingParams
+    ) -> list[float]:
+        """Of each number of drafts, timed in turns: a bad spell of the machine hits all alike."""
+        each = [self._works(self._blank(batch, drafts, params), drafts) for drafts in counts]
 
-        def check() -> None:
-            logits = self._trunk(works)
-            verify(works, logits, chooser=self.backend)
+        def check(works: Sequence[Work]) -> None:
+            verify(works, self._trunk(works), chooser=self.backend)
 
-        return self._seconds(check)
+        return self._seconds([_Timed(partial(check, works)) for works in each])
 
-    def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
-        requests = self._blank(batch, drafts, params)
+    def draft_seconds(
+        self, batch: int, counts: Sequence[int], params: SamplingParams
+    ) -> list[float]:
+        """The same of drafting."""
         vocabs = {name: len(vocab.ids) for name, vocab in self.backend.draft_vocabs.items()}
         largest = max(vocabs, key=lambda name: vocabs[name], default=None)
+        each = [(drafts, self._blank(batch, drafts, params)) for drafts in counts]
 
-        def draft() -> None:
+        def draft(drafts: int, requests: Sequence[Request]) -> None:
             for request in requests:
                 request.draft_vocab = largest  # what a draft costs at most
                 self._drafter.resume(request, at=self._context)
             self._drafter.propose(dict.fromkeys(requests, drafts))
 
-        works = self._works(requests, 0)
-        seconds = self._seconds(draft, before=lambda: self._trunk(works))
-        for request in requests:
+        seconds = self._seconds(
+            [_Timed(partial(draft, *own), partial(self._trunk, self._works(own[1], 0)))
+             for own in each]
+        )  # fmt: skip
+        for request in (request for _, requests in each for request in requests):
             self._drafter.forget(request)
         return seconds
 
@@ -90,20 +107,19 @@ class BlankPasses:
             requests.append(request)
         return requests
 
-    def _seconds(
-        self, run: Callable[[], None], before: Callable[[], torch.Tensor] | None = None
-    ) -> float:
-        """`before` is not timed, but leaves the caches of the processor as they are in a round."""
-        times = []
+    def _seconds(self, runs: Sequence[_Timed]) -> list[float]:
+        """The quickest of some times each, all in turns; the first turn warms up."""
+        times: list[list[float]] = [[] for _ in runs]
         for _ in range(1 + _REPEATS):
-            if before is not None:
-                before()
+            for timed, own in zip(runs, times, strict=True):
+                if timed.before is not None:
+                    timed.before()
+                    self._wait()
+                started = time.perf_counter()
+                timed.run()
                 self._wait()
-            started = time.perf_counter()
-            run()
-            self._wait()
-            times.append(time.perf_counter() - started)
-        return min(times[1:])
+                own.append(time.perf_counter() - started)
+        return [min(own[1:]) for own in times]
 
     def _wait(self) -> None:
         if self.backend.device.type == "cuda":

@@ -1,7 +1,9 @@
 """Now and then a round does what was not chosen: otherwise its worth would never be known.
 
-Requests that do not draft try one draft, requests that do draft none, or one more. Old rates and
-old corrections of costs fade on such occasions, so that no choice stays for ever.
+Requests that do not draft try one draft, requests that do draft none, or one more or less. Tries
+of one more or less have an allowance: a small share of all rounds, which a try spends by what it
+is expected to lose. So what promises nearly as much is tried often, and what seems hopeless still
+comes to its turn, and no wrong cost stays for ever.
 """
 
 from __future__ import annotations
@@ -13,11 +15,14 @@ from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.request import Request
 
 _PROBE_EVERY = 64  # rounds in which a request does not draft, until one draft is tried
-_PROBE_SOON = 8  # the same after a try that paid,
+_PROBE_SOON = 8  # the same after a try that paid, or where requests have just stopped drafting,
+_STEADY = 4  # rounds with drafts before; pauses between tries double from there on
 _QUICK_PROBES = 8  # this often in a row: more would not be news
 _PLAIN_EVERY = 256  # rounds with drafts until one without is timed
-_DEEPER_EVERY = 16  # rounds until one draft more is tried, where it promises half of its cost,
-_HOPELESS_EVERY = 256  # and until it is tried whatever it promises
+_ALLOWANCE = 0.002  # of every round, that tries of one draft more may lose, and of one less,
+_MOST_SAVED = 0.5  # up to this share of a round;
+_LEAST_LOSS = 0.02  # what a try is counted for at least,
+_BETWEEN = 6  # and rounds between two tries
 
 Drafts = dict[Request, int]
 
@@ -28,9 +33,11 @@ class Exploration:
     def __init__(self, rates: AcceptanceRates, max_drafts: int):
         self._rates, self._max_drafts = rates, max_drafts
         self._rounds_idle = 0  # rounds in which a request did not draft, since the last try
+        self._pause = _PROBE_SOON  # such rounds until the next try, where each has its own K
+        self._rounds_steady = 0  # rounds in a row in which all requests drafted
         self._rounds_drafting = 0  # rounds with drafts, since the last without
-        self._rounds_shallow = 0  # rounds in which a request could draft more, since a try
-        self._rounds_hopeless = 0  # and since a try of all requests
+        self._saved = {1: 0.0, -1: 0.0}  # of the allowances of one more and one less, in rounds
+        self._rounds_kept = 0  # rounds since either was tried
         self._quick_probes = 0  # in a row
         self._probes_soon = False
         self._probing: set[str] = set()  # requests whose tried draft is not verified yet
@@ -49,7 +56,7 @@ class Exploration:
         return (
             self._one_draft(chosen, rooms, costs)
             or self._no_drafts(chosen, costs)
-            or self._one_more(chosen, rooms, costs)
+            or self._neighbour(chosen, rooms, costs)
             or chosen
         )
 
@@ -76,12 +83,18 @@ class Exploration:
         """One draft for each request that has none."""
         idle = [request for request, drafts in chosen.items() if not drafts and rooms[request]]
         if not idle:
+            self._rounds_steady += 1
+            if self._rounds_steady >= _STEADY:
+                self._pause = _PROBE_SOON  # a hard passage may be short
             return None
+        self._rounds_steady = 0
         self._rounds_idle += 1
-        if self._rounds_idle < (_PROBE_SOON if self._probes_soon else _PROBE_EVERY):
+        pause = _PROBE_EVERY if costs.uniform else self._pause
+        if self._rounds_idle < (_PROBE_SOON if self._probes_soon else pause):
             return None
         if not self._probes_soon:
             costs.fade()
+            self._pause = min(2 * self._pause, _PROBE_EVERY)
         self._probing, self._probed = {request.id for request in idle}, []
         self._rates.fade(self._probing)
         self._rounds_idle, self._probes_soon = 0, False
@@ -98,31 +111,38 @@ class Exploration:
         costs.fade()
         return dict.fromkeys(chosen, 0)
 
-    def _one_more(
+    def _neighbour(
         self, chosen: Drafts, rooms: Mapping[Request, int], costs: LiveCosts
     ) -> Drafts | None:
-        """One draft more: how often the draft after the last one is right is only known by it.
+        """One draft more or less for all requests that draft, where the allowance covers it.
 
-        Only where each request has its own K.
+        How often the draft after the last one is right, and what a round with another K costs, is
+        only known by it. Only where each request has its own K.
         """
-        most = self._max_drafts
-        able = {r: k + 1 for r, k in chosen.items() if 0 < k < min(rooms[r], most)}
-        if costs.uniform or not able:
+        if costs.uniform or not any(chosen.values()):
             return None
-        self._rounds_shallow += 1
-        self._rounds_hopeless += 1
-        if self._rounds_shallow < _DEEPER_EVERY:
+        for way, saved in self._saved.items():
+            self._saved[way] = min(_MOST_SAVED, saved + _ALLOWANCE)
+        self._rounds_kept += 1
+        if self._rounds_kept < _BETWEEN:
             return None
-        self._rounds_shallow = 0
-        if self._rounds_hopeless >= _HOPELESS_EVERY:
-            self._rounds_hopeless = 0
-            return {**chosen, **able}
-        priors, batch = self._rates.overall.priors(most), len(chosen)
-        seconds = [costs.seconds(batch, drafts) for drafts in range(max(able.values()) + 1)]
-        worthwhile = {
-            request: drafts
-            for request, drafts in able.items()
-            if self._rates.gains(request.id, priors[:drafts])[-1]
-            > (seconds[drafts] - seconds[drafts - 1]) / seconds[0] / 2
-        }
-        return {**chosen, **worthwhile}
+        for way in sorted(self._saved, key=lambda way: -self._saved[way]):
+            tried = {r: self._moved(k, way, rooms[r]) for r, k in chosen.items()}
+            if self._saved[way] < _LEAST_LOSS or tried == chosen:
+                continue
+            loss = max(_LEAST_LOSS, 1 - self._speed(tried, costs) / self._speed(chosen, costs))
+            if loss <= self._saved[way]:
+                self._saved[way] -= loss
+                self._rounds_kept = 0
+                return tried
+        return None
+
+    def _moved(self, drafts: int, way: int, room: int) -> int:
+        """A number of drafts that is tried instead; none stay none."""
+        return max(1, min(drafts + way, room, self._max_drafts)) if drafts else 0
+
+    def _speed(self, drafts: Drafts, costs: LiveCosts) -> float:
+        """Expected tokens per second."""
+        priors = self._rates.overall.priors(max(drafts.values()))
+        gained = sum(sum(self._rates.gains(r.id, priors[:k])) for r, k in drafts.items())
+        return (len(drafts) + gained) / costs.seconds_of(list(drafts.values()))

@@ -4,73 +4,22 @@ Drafts are chosen in one of two ways. Where the host drives rounds, each request
 and every row and draft step costs something. A captured round has one K for all requests, from a
 menu: requests that draft less are masked inside it, which saves nothing.
 
-A correction is a factor by what was predicted. What has not been seen is taken to be as wrong as
-the rest: a busy machine makes everything slower, and that changes no decision.
+`corrections.py` says how profiled seconds are corrected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from headstart.engine.auto.corrections import DeviceCorrections, HostCorrections
 from headstart.engine.auto.costs import RoundCosts
-
-_COMMON_SHARE = 0.05  # of a new observation, in what all have in common
-_OWN_SHARE = 0.1  # in what one batch size and K has of its own; the first ones count for more
-_MOST = 2.0  # times what was expected: a pause of the machine is not a cost
-_WELL_KNOWN = 10  # observations after which a change is taken to be one of the whole machine,
-_TOGETHER = 0.8  # to this power: a small part is still its own
-
-
-@dataclass
-class _Factor:
-    """Seconds over predicted seconds, and from how many observations."""
-
-    value: float
-    count: int = 0
-
-
-class Corrections:
-    """A factor for everything that is predicted."""
-
-    def __init__(self, *, doubt: int, fading: float):
-        """`doubt`: 1 takes a first observation as it is, more counts it for less.
-
-        `fading` is what is left of a correction that has not been seen again for a while.
-        """
-        self._doubt, self._fading, self._common = doubt, fading, 1.0
-        self._own: dict[Hashable, _Factor] = {}
-        self._fresh: set[Hashable] = set()  # seen since the last fading
-
-    def factor(self, key: Hashable) -> float:
-        own = self._own.get(key)
-        return self._common if own is None else own.value
-
-    def observe(self, key: Hashable, ratio: float) -> None:
-        """Something took `ratio` times as long as predicted."""
-        own = self._own.setdefault(key, _Factor(self._common))
-        ratio, before = min(ratio, _MOST * own.value), own.value
-        own.value += max(_OWN_SHARE, 1 / (self._doubt + own.count)) * (ratio - own.value)
-        own.count += 1
-        self._common += _COMMON_SHARE * (ratio - self._common)
-        self._fresh.add(key)
-        if own.count > _WELL_KNOWN:
-            # What is well known does not change by itself: the machine does, for all keys.
-            change = (own.value / before) ** _TOGETHER
-            for other in self._own.values():
-                other.value *= change if other is not own else 1.0
-
-    def fade(self) -> None:
-        """What was not seen again loses its own factor: a bad spell must not rule a K out."""
-        for key in self._own.keys() - self._fresh:
-            own = self._own[key].value
-            self._own[key] = _Factor(self._common + (own - self._common) * self._fading)
-        self._fresh.clear()
-
 
 Gains = Sequence[Sequence[float]]  # by request: expected tokens of its drafts, by depth
 
+_OVERHEAD_SHARE = 0.05  # of a new observation of what a round takes besides its passes,
+_MOST_OVERHEAD = 3.0  # times what was known: a pause of the machine is not a cost
 _STAYING = 0.02  # of the speed, that another K must promise more than that of the last round
 
 
@@ -113,9 +62,11 @@ class LiveCosts:
         self.table, self.uniform = table, uniform
         self._captured_size = captured_size
         # A device's own clock can be trusted; that of the host has bad spells.
-        self._corrections = (
-            Corrections(doubt=1, fading=0.95) if uniform else Corrections(doubt=3, fading=0.7)
+        self._corrections: DeviceCorrections | HostCorrections = (
+            DeviceCorrections() if uniform else HostCorrections()
         )
+        self._looked_up: dict[tuple[int, int, int], float] = {}
+        self._overhead = 0.0  # seconds of a round besides its passes, where the host drives it
         # A draft that was not made must promise this much more, one that was this much less. With
         # one K for all it is the K that stays, by the speed of whole rounds.
         self.hysteresis = 0.0 if uniform else 0.05
@@ -129,12 +80,24 @@ class LiveCosts:
         size = self._captured_size(batch)
         seconds = self.verify_seconds(size, size * (num_drafts + 1), context)
         if not num_drafts:
-            return seconds + self.table.catch_up_seconds(size)
-        return seconds + self._drafting([size] * num_drafts)
+            return seconds + self.table.catch_up_seconds(size) + self._overhead
+        return seconds + self._drafting([size] * num_drafts) + self._overhead
+
+    def seconds_of(self, drafts: Sequence[int], context: int = 0) -> float:
+        """A round in which each request has its own number of drafts."""
+        if self.uniform:
+            return self.seconds(len(drafts), max(drafts), context)
+        verification = self.verify_seconds(len(drafts), len(drafts) + sum(drafts), context)
+        return verification + self._drafting(_active(drafts)) + self._overhead
 
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:
         factor = self._corrections.factor(self._verify_key(batch, rows))
-        return self.table.verify_seconds(batch, rows, context) * factor
+        if self.table.context:
+            return self.table.verify_seconds(batch, rows, context) * factor
+        key = (id(self.table), batch, rows)  # every round asks for many of the same
+        if key not in self._looked_up:
+            self._looked_up[key] = self.table.verify_seconds(batch, rows)
+        return self._looked_up[key] * factor
 
     def draft_seconds(self, batch: int) -> float:
         return self.table.draft_seconds(batch) * self._corrections.factor(self._draft_key(batch))
@@ -161,6 +124,12 @@ class LiveCosts:
         start = self.table.start_seconds(active[0])
         predicted = start + sum(self.table.draft_seconds(batch) for batch in active)
         self._corrections.observe(self._draft_key(active[0]), seconds / predicted)
+
+    def observe_overhead(self, seconds: float) -> None:
+        """What a round took that the host drove, besides verification and drafting."""
+        share = _OVERHEAD_SHARE if self._overhead else 1.0
+        least = min(seconds, _MOST_OVERHEAD * self._overhead) if self._overhead else seconds
+        self._overhead += share * (least - self._overhead)
 
     def fade(self) -> None:
         """Corrections that have not been seen again for a while count for less."""
@@ -211,14 +180,17 @@ class LiveCosts:
         deepest = max([*map(len, fixed), *(depth + 1 for _, depth, _ in ranked)], default=0)
         active = [sum(len(chain) > depth for chain in fixed) for depth in range(deepest)]
         tokens, drafting = float(num_free), self._drafting(active)
-        rounds = [_Expected(tokens, self.verify_seconds(batch, rows, context) + drafting)]
+        fixed_part = self._overhead
+        rounds = [
+            _Expected(tokens, self.verify_seconds(batch, rows, context) + drafting + fixed_part)
+        ]
         for gain, depth, _ in ranked:
             tokens += gain
             rows += 1
             drafting -= self._step(active, depth)
             active[depth] += 1
             drafting += self._step(active, depth)
-            seconds = self.verify_seconds(batch, rows, context) + drafting
+            seconds = self.verify_seconds(batch, rows, context) + drafting + fixed_part
             rounds.append(_Expected(tokens, seconds))
         return rounds
 
@@ -243,6 +215,11 @@ class LiveCosts:
             best = last
         self._last_k = menu[best]
         return best
+
+
+def _active(drafts: Sequence[int]) -> list[int]:
+    """How many requests draft at each depth."""
+    return [sum(k > depth for k in drafts) for depth in range(max(drafts, default=0))]
 
 
 def _fastest(rounds: Sequence[_Expected]) -> int:

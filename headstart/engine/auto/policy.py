@@ -18,6 +18,7 @@ from headstart.engine.options import EngineOptions, Speculate
 from headstart.engine.request import Request
 
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
+_NEW_SHARE = 0.01  # of a round in the speed-up that is expected, about the last hundred of them
 
 DecidedBy = Literal["fixed", "fastest", "off_above"]
 
@@ -40,6 +41,7 @@ class DraftPolicy:
         self._costs = LiveCosts(costs) if costs is not None else None
         self._greedy_costs = self._costs if greedy_costs is None else LiveCosts(greedy_costs)
         self.uniform_costs: LiveCosts | None = None  # of rounds that have one K for all requests
+        self._used_costs = self._greedy_costs  # of the rounds that ran last
         self.reset()
 
     def reset(self) -> None:
@@ -50,7 +52,8 @@ class DraftPolicy:
         self._typical_k = 0  # that of most requests in the last round, where a new request begins
         self.reason = ""
         self.decided_by: DecidedBy = "fastest" if self._options.speculate == "auto" else "fixed"
-        self.expected_speedup: float | None = None  # over no drafts, where `auto` chose last
+        # over no drafts, as `auto` chose in about a hundred rounds: one round says little
+        self.expected_speedup: float | None = None
 
     def use_rounds(self, costs: RoundCosts, captured_size: Callable[[int], int]) -> None:
         """Decide for requests in device rounds by these costs from now on."""
@@ -83,6 +86,7 @@ class DraftPolicy:
             return fixed
         costs = (self.uniform_costs if uniform else None) or self._host_costs(requests)
         assert costs is not None, "`auto` needs costs"
+        self._used_costs = costs
         choice = self._fastest(automatic, fixed, costs)
         best = {
             request: min(drafts, room)
@@ -106,14 +110,16 @@ class DraftPolicy:
         """The drafts that give the most tokens per second, by what they promise and cost."""
         priors = self.rates.overall.priors(self._options.max_drafts)
         longest = self.rates.overall.priors(max(fixed.values(), default=0))
+        gains = {r: self.rates.gains(r.id, priors[:room]) for r, room in rooms.items()}
+        context = sum(len(request.tokens) for request in [*rooms, *fixed])
         choice = costs.best(
-            [self._biased(r, self.rates.gains(r.id, priors[:room]), costs.hysteresis)
-             for r, room in rooms.items()],
+            [self._biased(r, own, costs.hysteresis) for r, own in gains.items()],
             [self.rates.gains(r.id, longest[:drafts]) for r, drafts in fixed.items()],
-            sum(len(request.tokens) for request in [*rooms, *fixed]),
+            context,
         )  # fmt: skip
-        self.expected_speedup = choice.speed / choice.plain_speed
         if any(rooms.values()):
+            if not fixed:
+                self._expect(choice.drafts, list(gains.values()), costs, context)
             self.reason = (
                 f"{sum(choice.drafts)} drafts for {len(rooms)} request(s), "
                 f"K up to {max(choice.drafts)}, promise {choice.speed:.1f} tokens/s; "
@@ -121,6 +127,17 @@ class DraftPolicy:
             )
             self.decided_by = "fastest"
         return choice
+
+    def _expect(
+        self, drafts: Sequence[int], gains: Sequence[Sequence[float]], costs: LiveCosts,
+        context: int,
+    ) -> None:  # fmt: skip
+        """What the chosen drafts bring, without the bias towards the last K."""
+        tokens = sum(1 + sum(own[:k]) for k, own in zip(drafts, gains, strict=True))
+        plain = costs.seconds_of([0] * len(drafts), context)
+        found = tokens / len(drafts) * plain / costs.seconds_of(drafts, context)
+        known = found if self.expected_speedup is None else self.expected_speedup
+        self.expected_speedup = known + _NEW_SHARE * (found - known)
 
     def _biased(self, request: Request, gains: Sequence[float], hysteresis: float) -> list[float]:
         """Expected tokens with a bias towards the last K, as far as drafts are worth something."""
@@ -148,7 +165,13 @@ class DraftPolicy:
     def observe_verify(self, requests: Sequence[Request], rows: int, seconds: float) -> None:
         """How long a verification took in which no request read its prompt."""
         if (costs := self._host_costs(requests)) is not None:
+            self._used_costs = costs
             costs.observe_verify(len(requests), rows, seconds)
+
+    def observe_overhead(self, seconds: float) -> None:
+        """How long such a step took besides verification and drafting."""
+        if self._used_costs is not None and not self._used_costs.uniform:
+            self._used_costs.observe_overhead(seconds)
 
     def observe_drafts(self, drafts: Mapping[Request, int], seconds: float) -> None:
         """How long drafting took; `drafts` are the numbers of the requests that drafted."""
@@ -169,11 +192,12 @@ class DraftPolicy:
         is_greedy = all(request.takes_most_likely for request in requests)
         return self._greedy_costs if is_greedy else self._costs
 
-    def round_seconds(
-        self, batch: int, num_drafts: int, *, is_greedy: bool = False
-    ) -> float | None:
-        """What a round costs in which all requests draft as much; None: nothing was profiled."""
-        costs = self.uniform_costs or (self._greedy_costs if is_greedy else self._costs)
+    def round_seconds(self, batch: int, num_drafts: int) -> float | None:
+        """What a round costs in which all requests draft as much; None: nothing was profiled.
+
+        Of requests as they ran last: greedy ones where all were.
+        """
+        costs = self.uniform_costs or self._used_costs
         return costs.seconds(batch, num_drafts) if costs is not None else None
 
     def forget(self, request: Request) -> None:

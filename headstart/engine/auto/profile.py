@@ -8,6 +8,7 @@ longer than a row. `blank_passes.py` runs the host's rounds, the backend runs de
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Protocol
 
 from headstart.backends.base import DeviceRounds
@@ -35,9 +36,15 @@ class PassTimer(Protocol):
         """Whether there is memory for such a round."""
         ...
 
-    def verify_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float: ...
+    def verify_seconds(
+        self, batch: int, counts: Sequence[int], params: SamplingParams
+    ) -> list[float]:
+        """Of each number of drafts, timed in turns: a bad spell of the machine hits all alike."""
+        ...
 
-    def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float: ...
+    def draft_seconds(
+        self, batch: int, counts: Sequence[int], params: SamplingParams
+    ) -> list[float]: ...
 
 
 def profile_host_rounds(
@@ -66,9 +73,9 @@ def profile_passes(timer: PassTimer, max_batch: int, params: SamplingParams) -> 
         if drafts in ([], [0]):
             break
         started = time.perf_counter()
-        curve = [(count, timer.verify_seconds(batch, count, params)) for count in drafts]
-        verification.append((batch, tuple(curve)))
-        one, several = (timer.draft_seconds(batch, count, params) for count in (1, drafts[-1]))
+        seconds = timer.verify_seconds(batch, drafts, params)
+        verification.append((batch, tuple(zip(drafts, seconds, strict=True))))
+        one, several = timer.draft_seconds(batch, (1, drafts[-1]), params)
         first.append((batch, one))
         more = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
         step.append((batch, more))

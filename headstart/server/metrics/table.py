@@ -118,9 +118,11 @@ SPECULATION = (
            "1 for what decides K now: fixed, fastest (auto), off_above or none (no head)",
            Label("reason", ("fixed", "fastest", "off_above", "none"))),
     _gauge("spec_decode_expected_speedup",
-           "tokens/s of the chosen drafts over tokens/s without, as auto predicts it"),
+           "tokens/s of the chosen drafts over tokens/s without, as auto expects it, mean of about "
+           "a hundred rounds"),
     _gauge("round_cost_seconds",
-           "what auto thinks a round costs at the current batch size, by drafts per request",
+           "what auto thinks a round costs at the current batch size, by drafts per request; of "
+           "greedy requests where those ran last",
            _DRAFTS),
     _counter("trunk_seconds", "seconds in the trunk: prompts and verification"),
     _counter("draft_seconds", "seconds in drafting, choosing K included"),

@@ -33,7 +33,10 @@ def folder_with(folder: Path, part: str) -> Path:
 def reader(folder: Path) -> PromptReader:
     """A reader of prompts, with as much of a checkpoint as it needs."""
     checkpoint: Any = SimpleNamespace(
-        folder=folder, config=SimpleNamespace(fields={}), generation_config={}
+        folder=folder,
+        config=SimpleNamespace(fields={}),
+        generation_config={},
+        tokenizer_documents=dict,
     )
     return PromptReader(checkpoint)
 

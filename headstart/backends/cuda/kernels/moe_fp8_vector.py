@@ -14,7 +14,7 @@ from torch import Tensor
 from headstart.backends.cuda.kernels.eight_bits import GROUP, fp8_rows, to_fp8
 from headstart.backends.cuda.kernels.jit import jit
 from headstart.backends.cuda.kernels.linear import Shape
-from headstart.backends.cuda.kernels.moe_fp8 import Fp8Experts, first_matrix, second_matrix
+from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts, first_matrix, second_matrix
 
 CUTS = (Shape(outputs=2, inputs=1024, warps=2), Shape(outputs=8, inputs=512, warps=2))
 _GROUP = tl.constexpr(GROUP)

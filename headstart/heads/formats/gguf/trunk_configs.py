@@ -19,8 +19,8 @@ _GATING = {1: "softmax", 2: "sigmoid"}
 
 def common(keys: Keys) -> Config:
     """What every architecture has."""
-    heads, hidden = keys.each("attention.head_count", 0)[0], keys.number("embedding_length")
-    if heads < 1:
+    heads, hidden = keys.each("attention.head_count")[0], keys.number("embedding_length")
+    if heads is None or heads < 1:
         raise BadConfig(
             f"{keys.model.folder}: {keys.model.arch_name}.attention.head_count is "
             f"{str(heads)[:40]}; expected a whole number above 0. Convert the model again."

@@ -21,8 +21,9 @@ from headstart.backends.cuda.forward import Kernels
 from headstart.backends.cuda.kernels import moe_groups, moe_rows
 from headstart.backends.cuda.kernels.linear import Shape
 from headstart.backends.cuda.kernels.moe import ExpertWeights
-from headstart.backends.cuda.kernels.moe_fp8 import Fp8Experts, Fp8Matrices, fp8_terms
+from headstart.backends.cuda.kernels.moe_fp8 import fp8_terms
 from headstart.backends.cuda.kernels.moe_fp8_vector import fp8_vector_terms
+from headstart.backends.cuda.kernels.moe_fp8_weights import Fp8Experts, Fp8Matrices
 from headstart.backends.cuda.kernels.moe_groups import GroupExperts
 from headstart.backends.cuda.kernels.sorting import sort_plainly
 from headstart.backends.cuda.quantized import KernelFp8, hold_for_kernels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -28,13 +29,17 @@ class Passes:
     def has_room(self, batch: int, drafts: int) -> bool:
         return batch * (drafts + 1) <= self.memory
 
-    def verify_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
+    def verify_seconds(
+        self, batch: int, counts: Sequence[int], params: SamplingParams
+    ) -> list[float]:
         seconds = self.seconds * (1 + batch / 16)
-        self.now += 4 * seconds
-        return seconds + self.sampling * (params.temperature > 0)
+        self.now += 4 * seconds * len(counts)
+        return [seconds + self.sampling * (params.temperature > 0)] * len(counts)
 
-    def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
-        return self.seconds / 10 * drafts
+    def draft_seconds(
+        self, batch: int, counts: Sequence[int], params: SamplingParams
+    ) -> list[float]:
+        return [self.seconds / 10 * drafts for drafts in counts]
 
 
 @pytest.mark.parametrize(
@@ -67,8 +72,10 @@ def test_noise_makes_no_draft_free() -> None:
     """
 
     class Noisy(Passes):
-        def draft_seconds(self, batch: int, drafts: int, params: SamplingParams) -> float:
-            return 0.1 if batch == 1 else 0.1 * drafts
+        def draft_seconds(
+            self, batch: int, counts: Sequence[int], params: SamplingParams
+        ) -> list[float]:
+            return [0.1 if batch == 1 else 0.1 * drafts for drafts in counts]
 
     table, _ = profile_host_rounds(Noisy(0.2), max_batch=2)
     assert table.start_seconds(1) + table.draft_seconds(1) == pytest.approx(0.1)

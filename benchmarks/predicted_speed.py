@@ -1,0 +1,206 @@
+"""Predicted and then measured speed-up of the demo's head, by category of MT-Bench.
+
+    python benchmarks/predicted_speed.py mt_bench.jsonl --out result.json
+
+For every format of weights and number of requests at once: an engine answers the questions without
+drafts, which gives the texts; `score`'s own code predicts the speed of K = 1 to 4 and of `auto`
+from those texts and from rounds that it times; then the engine answers the same questions with
+each K and with `auto`, in an order that changes from category to category. Steps in which all
+requests decode count, as many requests as are asked for: what is predicted is decoding at that
+load. Greedy, the draft vocabulary that ships.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import platform
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from headstart.checkpoint.reader import Checkpoint
+from headstart.data.conversations import Conversation, read_conversations
+from headstart.data.records import Record
+from headstart.demo.shipped import head_digest, shipped_head, shipped_vocab
+from headstart.demo.unpacked import ready
+from headstart.engine.engine import Engine
+from headstart.engine.options import EngineOptions
+from headstart.engine.output import Result
+from headstart.predict.head_speed import open_prediction
+from headstart.predict.options import PredictionOptions
+from headstart.sampling.params import SamplingParams
+
+WEIGHTS: dict[str, Literal["int8", "as-dtype"]] = {"int8": "int8", "fp32": "as-dtype"}
+DRAFTS = (1, 2, 3, 4)
+AUTO: Literal["auto"] = "auto"
+ALL = "all"
+
+
+@dataclass
+class Speed:
+    """Steps in which as many requests decoded as were asked for."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: Speed) -> None:
+        self.tokens += other.tokens
+        self.seconds += other.seconds
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds if self.seconds else 0.0
+
+
+def ask(
+    engine: Engine, questions: Sequence[Conversation], params: SamplingParams, requests: int
+) -> tuple[Speed, list[Result]]:
+    """All questions, so many at a time; the next one starts when one has ended."""
+    waiting, ids, speed = list(questions), list[str](), Speed()
+    while waiting or engine.has_work:
+        running = engine.scheduler.running
+        while waiting and len(running) + len(engine.scheduler.waiting) < requests:
+            ids.append(engine.add([waiting.pop(0).messages[0]], params))
+        is_whole = len(running) == requests and all(r.is_decoding for r in running)
+        is_whole = is_whole and not engine.scheduler.waiting
+        started = time.perf_counter()
+        updates = engine.step()
+        if is_whole:
+            speed.seconds += time.perf_counter() - started
+            speed.tokens += sum(len(update.token_ids) for update in updates)
+    return speed, [engine.collect(name) for name in ids]
+
+
+def record(result: Result, question: Conversation, number: int, params: SamplingParams) -> Record:
+    """An answer as `distill` would have written it."""
+    output = result.outputs[0]
+    ids = np.array([*result.prompt_token_ids, *output.token_ids])
+    num_prompt = len(result.prompt_token_ids)
+    return Record(
+        id=f"r{number}", prompt_id=question.id, category=question.category, turn=0, sample=0,
+        ids=ids, mask=np.arange(len(ids)) >= num_prompt, seed=output.stats.seed,
+        sampling={"temperature": 0.0, "max_tokens": params.max_tokens},
+        finish_reason=output.finish_reason or "", exact_ids=True, num_prompt=num_prompt,
+    )  # fmt: skip
+
+
+def compare(
+    folder: Path, weights: str, requests: int, groups: dict[str, list[Conversation]],
+    arguments: argparse.Namespace,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """One row for each category and way of drafting, and for all categories together."""
+    engine = Engine(
+        folder, draft_vocab=shipped_vocab(), options=EngineOptions(
+            speculate=AUTO, weights=WEIGHTS[weights], max_running_requests=requests,
+            max_model_len=2048, prefix_caching=False, kv_bytes=1 << 28,
+        ),
+    )  # fmt: skip
+    plain = engine.prompts.default_params(
+        temperature=0.0, max_tokens=arguments.max_tokens, speculate=0, ignore_eos=True
+    )
+    records: list[Record] = []
+    for questions in groups.values():
+        _, results = ask(engine, questions, plain, requests)
+        for result, question in zip(results, questions, strict=True):
+            records.append(record(result, question, len(records), plain))
+    started = time.perf_counter()
+    found = open_prediction(
+        Checkpoint.open(folder), records,
+        PredictionOptions(
+            vocab=shipped_vocab(), max_drafts=max(DRAFTS), requests=requests,
+            weights=WEIGHTS[weights],
+        ),
+    ).run()  # fmt: skip
+    seconds = time.perf_counter() - started
+    predicted = found["results"][-1]
+    gc.collect()
+    speeds = measured(engine, groups, plain, requests)
+    rows = []
+    for name, own in speeds.items():
+        part = predicted if name == ALL else predicted["by_category"][name]
+        for way in (*map(str, DRAFTS), AUTO):
+            said = part["auto_speed_up"] if way == AUTO else part["speed"][int(way)]["speed_up"]
+            real = own[way].rate / own["0"].rate
+            rows.append({
+                "weights": weights, "requests": requests, "category": name, "drafts": way,
+                "predicted": said, "measured": real, "off": said / real - 1,
+                "tokens_per_second": own[way].rate, "plain": own["0"].rate,
+            })  # fmt: skip
+    print(f"{weights}, requests at once: {requests}; predicted in {seconds:.0f} s")
+    print(f"  costs: {found['costs']}")
+    show(rows)
+    return rows
+
+
+def measured(
+    engine: Engine, groups: dict[str, list[Conversation]], plain: SamplingParams, requests: int
+) -> dict[str, dict[str, Speed]]:
+    """Speeds by category and way of drafting, and of all together."""
+    ways: list[Any] = [0, *DRAFTS, AUTO]
+    speeds = {name: {str(way): Speed() for way in ways} for name in (ALL, *groups)}
+    for place, (name, questions) in enumerate(groups.items()):
+        turn = place % len(ways)
+        for way in ways[turn:] + ways[:turn]:
+            speed, _ = ask(engine, questions, replace(plain, speculate=way), requests)
+            speeds[name][str(way)].add(speed)
+            speeds[ALL][str(way)].add(speed)
+    return speeds
+
+
+def show(rows: Sequence[dict[str, Any]]) -> None:
+    for name in dict.fromkeys(row["category"] for row in rows):
+        said = "  ".join(
+            f"{row['drafts']}: {row['predicted']:.2f} {row['measured']:.2f} ({row['off']:+.1%})"
+            for row in rows
+            if row["category"] == name
+        )
+        print(f"  {name:<12} {said}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("questions", type=Path, help="MT-Bench's question file (JSONL)")
+    parser.add_argument("--weights", nargs="*", choices=list(WEIGHTS), default=list(WEIGHTS))
+    parser.add_argument("--requests", nargs="*", type=int, default=[1, 4])
+    parser.add_argument("--each", type=int, default=4, help="questions of each category")
+    parser.add_argument("--max-tokens", type=int, default=96, help="every answer has so many")
+    parser.add_argument("--out", type=Path, help="all rows, as JSON")
+    arguments = parser.parse_args()
+    groups: dict[str, list[Conversation]] = {}
+    for question in read_conversations(arguments.questions):
+        own = groups.setdefault(question.category, [])
+        if len(own) < arguments.each:
+            own.append(question)
+    folder = ready()
+    rows = [
+        row
+        for weights in arguments.weights
+        for requests in arguments.requests
+        for row in compare(folder, weights, requests, groups, arguments)
+    ]
+    off = [abs(row["off"]) for row in rows]
+    within = sum(each <= 0.05 for each in off)
+    print(f"within 5 %: {within} of {len(rows)}; mean {np.mean(off):.1%}, most {max(off):.1%}")
+    if arguments.out:
+        head = shipped_head()
+        document = {
+            "rows": rows, "max_tokens": arguments.max_tokens, "each": arguments.each,
+            "head": head_digest(head) if head else None, "torch": torch.__version__,
+            "threads": torch.get_num_threads(), "python": platform.python_version(),
+            "load_average": os.getloadavg(),
+        }  # fmt: skip
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

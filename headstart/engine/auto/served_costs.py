@@ -1,0 +1,255 @@
+"""What rounds cost as they will be served, for predictions of speed by `score` and `vocab`.
+
+They are whole steps of an engine on this device, with the same backend, weights, draft vocabulary,
+sampling and number of requests, over prompts that will be answered; or they come from sizes and
+bandwidth. All numbers of drafts are timed in turns, a few rounds each, so that a machine that is
+slow for a while is slow for all of them.
+"""
+
+from __future__ import annotations
+
+import gc
+import statistics
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count, cycle
+from typing import Protocol
+
+import torch
+
+from headstart.backends.base import Backend, Weights
+from headstart.data.prompt_reader import PromptReader
+from headstart.engine.core import EngineCore
+from headstart.engine.options import EngineOptions
+from headstart.engine.request import Admission, Request
+from headstart.models.build import LoadedModel
+from headstart.sampling.params import SamplingParams
+from headstart.simulate.cost import Costs, from_bandwidth
+from headstart.vocab.draft_vocab import DraftVocab
+
+_SECONDS = 8.0  # that rounds of one draft vocabulary are timed for,
+_TURNS = (5, 40)  # in at least and at most so many turns
+_ROUNDS = 4  # of one number of drafts in a turn,
+_MOST_STEPS = 100  # until then,
+_SETTLING = 2  # after some that are not counted: the head has to catch up, requests to begin
+_VOCAB = "timed {}"
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What will be served: its sampling, how many requests at once, and some of them."""
+
+    params: SamplingParams
+    prompts: Sequence[list[int]]
+    answer_tokens: int
+    requests: int = 1
+    max_drafts: int = 8
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the longest prompt and its answer."""
+        return max(map(len, self.prompts)) + self.answer_tokens
+
+
+class ServedCosts(Protocol):
+    """Costs by size of the draft vocabulary."""
+
+    @property
+    def origin(self) -> str:
+        """Where they come from, in words."""
+        ...
+
+    def of(self, model: LoadedModel, size: int | None) -> Costs:
+        """Of a model with a draft vocabulary of so many tokens; None: with all of them."""
+        ...
+
+
+@dataclass(frozen=True)
+class RoundTimes:
+    """Seconds of a round of so many requests, by drafts."""
+
+    seconds: tuple[float, ...]
+    requests: int = 1
+
+    def round_seconds(self, batch: int, drafts: int) -> float:
+        assert batch == self.requests
+        return self.seconds[drafts]
+
+
+@dataclass(frozen=True)
+class EngineCosts:
+    """Rounds of the engine, timed on this device, for the sizes that were asked for."""
+
+    times: Mapping[int | None, RoundTimes]
+    origin: str
+
+    def of(self, model: LoadedModel, size: int | None) -> Costs:
+        return self.times[size]
+
+
+@dataclass(frozen=True)
+class BandwidthCosts:
+    """Bytes that are read, at so many GB/s."""
+
+    bandwidth: float
+    weights: Weights = "as-dtype"
+
+    @property
+    def origin(self) -> str:
+        return f"from bytes read at {self.bandwidth:g} GB/s"
+
+    def of(self, model: LoadedModel, size: int | None) -> Costs:
+        assert model.head is not None
+        each = model.dtype.itemsize if self.weights == "as-dtype" else 1
+        return from_bandwidth(
+            model.config, bytes_per_weight=each, bandwidth=self.bandwidth * 1e9,
+            draft_tokens=size, head=model.head.config,
+        )  # fmt: skip
+
+
+def timed_costs(
+    backend: Backend, prompts: PromptReader, sizes: Collection[int | None], serving: Serving, *,
+    progress: Callable[[int], None] = lambda rounds: None,
+) -> EngineCosts:  # fmt: skip
+    """Rounds of an engine that is made of the backend and given up again.
+
+    Time does not depend on which tokens a draft vocabulary holds.
+    """
+    is_gpu = backend.device.type == "cuda"
+    options = EngineOptions(
+        speculate="auto" if is_gpu else serving.max_drafts, max_running_requests=serving.requests,
+        prefix_caching=False, weights=backend.options.weights, threads=backend.options.threads,
+        max_model_len=backend.model.max_len,
+    ).resolved(backend.device.type)  # fmt: skip
+    vocabs = {
+        _VOCAB.format(size): DraftVocab(ids=tuple(range(size)), name=_VOCAB.format(size))
+        for size in sizes
+        if size is not None
+    }
+    times = _device_times if is_gpu else _host_times
+    found = times(backend, prompts, options, vocabs, sizes, serving, progress)
+    gc.collect()  # a core may hold itself,
+    if is_gpu:
+        torch.cuda.empty_cache()  # and memory that is only cached would count as taken
+    kind = "greedy" if serving.params.is_greedy else "sampled"
+    how = "captured and timed alone" if is_gpu else "timed in turns here"
+    weights = backend.options.weights
+    origin = (
+        f"rounds of this engine, {how}: backend {backend.name}, "
+        f"{str(backend.dtype).removeprefix('torch.') if weights == 'as-dtype' else weights}, "
+        f"{kind}, requests at once: {serving.requests}"
+    )
+    return EngineCosts(found, origin)
+
+
+def _device_times(
+    backend: Backend, prompts: PromptReader, options: EngineOptions,
+    vocabs: Mapping[str, DraftVocab], sizes: Collection[int | None], serving: Serving,
+    progress: Callable[[int], None],
+) -> dict[int | None, RoundTimes]:  # fmt: skip
+    """As `auto` times captured rounds; a device's clock has little noise."""
+    found = {}
+    for size in sizes:
+        own = {} if size is None else {_VOCAB.format(size): vocabs[_VOCAB.format(size)]}
+        policy = EngineCore.create(backend, options, own).policy
+        assert policy is not None
+        seconds = [
+            policy.round_seconds(serving.requests, drafts)
+            for drafts in range(serving.max_drafts + 1)
+        ]
+        known = tuple(number for number in seconds if number is not None)
+        assert len(known) == len(seconds), "`auto` times every number of drafts"
+        found[size] = RoundTimes(known, serving.requests)
+        del policy
+        gc.collect()
+        torch.cuda.empty_cache()
+    return found
+
+
+def _host_times(
+    backend: Backend, prompts: PromptReader, options: EngineOptions,
+    vocabs: Mapping[str, DraftVocab], sizes: Collection[int | None], serving: Serving,
+    progress: Callable[[int], None],
+) -> dict[int | None, RoundTimes]:  # fmt: skip
+    core = EngineCore.create(backend, options, vocabs)
+    timer = _HostTimer(core, prompts, serving)
+    names = {size: None if size is None else _VOCAB.format(size) for size in sizes}
+    cells: list[tuple[str | None, int]] = [(None, 0)]
+    cells += [(name, k) for name in names.values() for k in range(1, serving.max_drafts + 1)]
+    seconds: dict[tuple[str | None, int], list[float]] = {cell: [] for cell in cells}
+    started, (least, most) = time.perf_counter(), _TURNS
+    for turn in range(most):
+        if turn >= least and time.perf_counter() - started > _SECONDS * len(names):
+            break
+        for cell in cells if turn % 2 else reversed(cells):  # neighbours in time both ways
+            seconds[cell] += timer.rounds(*cell)
+        progress(1)
+    middle = {cell: statistics.median(own) for cell, own in seconds.items()}
+    plain = middle[None, 0]
+    every_k = range(1, serving.max_drafts + 1)
+    return {
+        size: RoundTimes((plain, *(middle[name, k] for k in every_k)), serving.requests)
+        for size, name in names.items()
+    }
+
+
+def num_turns() -> int:
+    """How often `progress` is called at most."""
+    return _TURNS[1]
+
+
+@dataclass
+class _HostTimer:
+    """Keeps as many requests running as will be served, and times their steps."""
+
+    core: EngineCore
+    prompts: PromptReader
+    serving: Serving
+    _numbers: Iterator[int] = field(default_factory=count)
+    _settling: int = _SETTLING
+
+    def __post_init__(self) -> None:
+        pool = self.core.scheduler.pool
+        self._admission = Admission(
+            self.core.backend.model, self.prompts, self.core.options, num_slots=pool.num_slots
+        )
+        self._asked = cycle(self.serving.prompts)
+        # Nothing may end an answer early: every request is to run for as long as planned.
+        self._params = replace(
+            self.serving.params, max_tokens=self.serving.answer_tokens, ignore_eos=True, stop=(),
+            stop_token_ids=(), min_tokens=0, logprobs=None, n=1,
+        )  # fmt: skip
+
+    def rounds(self, vocab: str | None, drafts: int) -> list[float]:
+        """Seconds of some rounds in which all requests draft as much."""
+        scheduler, loop = self.core.scheduler, self.core.loop
+        seconds: list[float] = []
+        took, self._settling = 0.0, _SETTLING
+        for _ in range(_MOST_STEPS):
+            if len(seconds) == _ROUNDS:
+                break
+            while len(scheduler.running) + len(scheduler.waiting) < self.serving.requests:
+                scheduler.add(self._request(), [])
+                self._settling = _SETTLING
+            for request in [*scheduler.running, *scheduler.waiting]:
+                request.params = replace(self._params, speculate=drafts)
+                request.draft_vocab = vocab
+            # Less is drafted where an answer is about to end.
+            is_whole = all(request.room > drafts + 1 for request in scheduler.running)
+            started = time.perf_counter()
+            loop.step()
+            took = time.perf_counter() - started
+            if self._settling:
+                self._settling -= 1
+            elif is_whole and len(scheduler.running) == self.serving.requests:
+                seconds.append(took)
+        return seconds or [took]  # where there is no room for so many drafts
+
+    def _request(self) -> Request:
+        number = next(self._numbers)
+        name = f"cost/{number}"
+        return self._admission.request(
+            name, 0, next(self._asked), self._params, seed=number, priority=0, grammar=None,
+            arrival=number,
+        )  # fmt: skip
