@@ -174,7 +174,7 @@ def test_a_backend_gives_what_the_reference_does(case: str, family: str, tiny: T
 
 # How near numbers are to plain products with the same weights: rows are rounded to 8-bit floats, or
 # to pairs of integers, which together are finer than bf16.
-QUANTIZED = {"fp8-row": 0.08, "fp8-block": 0.08, "awq": 1e-3}
+QUANTIZED = {"fp8-row": 0.09, "fp8-block": 0.09, "awq": 1e-3}
 # Parts of merged matrices end with blocks of 128.
 _BLOCKS = {**SIZES, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 128}
 

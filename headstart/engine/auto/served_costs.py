@@ -119,7 +119,8 @@ def timed_costs(
     is_captured = backend.has_rounds and backend.device.type == "cuda"
     options = EngineOptions(
         speculate="auto" if is_captured else serving.max_drafts,
-        max_running_requests=serving.requests, prefix_caching=False, weights=backend.options.weights, threads=backend.options.threads,
+        max_running_requests=serving.requests, prefix_caching=False,
+        weights=backend.options.weights, threads=backend.options.threads,
         max_model_len=backend.model.max_len,
     ).resolved(backend.device.type)  # fmt: skip
     vocabs = {
