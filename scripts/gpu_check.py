@@ -25,6 +25,8 @@ from headstart.sampling.params import SamplingParams
 VARIANTS = (
     "mimo", "mimo*3", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next",
     "deepseek_v3", "glm4_moe_lite",
+    # plain modules on GPUs
+    "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5", "mimo_v2",
 )  # fmt: skip
 FIRST = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 WARM: dict[str, Any] = {"temperature": 0.8, "seed": 7}

@@ -90,11 +90,11 @@ KINDS = _table(
         mamba_num_heads n_groups ssm_state_size ffn_hidden_size
         swa_q_lora_rank swa_kv_lora_rank indexer_n_heads indexer_kv_heads index_kpool
         num_noise_heads param_sink_number hc_count hc_lowrank linear_num_heads
-        mhc_num_stream mhc_recur_norm hc_sinkhorn_iters
-        ple_embed_dim ngram_size heads_per_ngram
+        mhc_num_stream
     """),
     (SIZE, """
         num_experts_per_tok moe_k moe_top_k n_group topk_group sliding_window sliding_window_size
+        ple_embed_dim
     """),
     (_either(HEAD_SIZE, _PER_LAYER), """
         head_dim attention_head_dim v_head_dim qk_nope_head_dim qk_rope_head_dim index_head_dim
@@ -113,9 +113,11 @@ KINDS = _table(
         index_skip_topk_offset layer_group_size
     """),
     (_whole(-1, 10_000), "moe_layer_end_index"),  # -1: up to the last layer
-    (_whole(1, 2**31), """
-        ngram_vocab_size_base make_ngram_vocab_size_divisible_by split_ngram_parts
-    """),
+    (_whole(1, 2**31), "ngram_vocab_size_base make_ngram_vocab_size_divisible_by"),
+    (_whole(2, 16), "ngram_size"),
+    (_whole(1, 64), "heads_per_ngram"),
+    (_whole(1, 10_000), "split_ngram_parts"),
+    (_whole(0, 1000), "hc_sinkhorn_iters mhc_recur_norm"),
     (POSITIONS, "max_position_embeddings original_max_position_embeddings"),
     (_either(NOT_NEGATIVE, _NUMBERS), "rope_theta partial_rotary_factors"),
     (NOT_NEGATIVE, """
@@ -124,7 +126,7 @@ KINDS = _table(
         attention_value_scale moe_norm_min factor low_freq_factor high_freq_factor beta_fast
         beta_slow mscale mscale_all_dim attention_factor hc_eps hc_magnitude
     """),
-    (NUMBER, "swiglu_limit linear_lower_bound gate_lower_bound"),
+    (NUMBER, "swiglu_limit linear_lower_bound gate_lower_bound kda_lower_bound"),
     (_NUMBERS, """
         swiglu_limits swiglu_limits_shared expert_swiglu_limit_list share_expert_swiglu_limit_list
     """),
@@ -172,7 +174,7 @@ SAMPLING = _table(
     (_TOKENS, "eos_token_id"),
 )
 _INSIDE = ("text_config", "llm_config", "mtp_config", "attention_other_setting", "rope_parameters",
-           "rope_scaling")  # fmt: skip
+           "rope_scaling", "linear_attn_config", "mtp")  # fmt: skip
 _QUANTIZED = ("quantization_config", "compression_config")
 _ONE_PER_LAYER = ("moe_layer_freq", "hybrid_layer_pattern")
 _OF_ROPES = ("full_attention", "sliding_attention")  # rotation by the kind of a layer

@@ -244,7 +244,9 @@ class Loop:
         self._pass_seconds += seconds
         if is_usual:
             self.policy.observe_drafts(drafting, seconds)
+        reading_started = time.perf_counter()
         self.drafter.catch_up([r for r in going if r not in drafting])
+        self._pass_seconds += time.perf_counter() - reading_started
         self.stats.draft_reason = self.policy.reason
         self.stats.draft_seconds += time.perf_counter() - started
 

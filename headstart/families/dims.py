@@ -108,6 +108,12 @@ def positive_ints(fields: Fields, names: Iterable[str]) -> tuple[int, ...] | Non
     return found if len(found) == len(values) else None
 
 
+def number(fields: Fields, name: str, default: float) -> float:
+    """The value of a field; `default` where it is absent or null."""
+    value = fields.get(name)
+    return default if value is None else float(value)
+
+
 def layer_numbers(listed: Any) -> set[int]:
     """Of a list, or of a text with commas; anything else in it is passed over."""
     each = listed if isinstance(listed, list) else str(listed or "").split(",")

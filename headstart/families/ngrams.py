@@ -6,6 +6,9 @@ number. The numbers are part of the model: loaded rows mean nothing without them
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import count as count_from
+from itertools import islice
 from math import isqrt
 
 from headstart.families.dims import Fields
@@ -16,14 +19,12 @@ _STEP, _MIX = 0x9E3779B97F4A7C15, (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # sp
 
 def head_sizes(fields: Fields) -> list[int]:
     """Rows of every head: the first primes from a number on. One layer has such an embedding."""
-    heads = (int(fields["ngram_size"]) - 1) * int(fields["heads_per_ngram"])
-    found: list[int] = []
-    number = int(fields["ngram_vocab_size_base"])
-    while len(found) < heads:
-        if _is_prime(number):
-            found.append(number)
-        number += 1
-    return found
+    return list(_primes(int(fields["ngram_vocab_size_base"]), num_heads(fields)))
+
+
+def num_heads(fields: Fields) -> int:
+    """Heads for all lengths of n-grams, from two tokens on."""
+    return (int(fields["ngram_size"]) - 1) * int(fields["heads_per_ngram"])
 
 
 def table_rows(fields: Fields) -> int:
@@ -37,6 +38,11 @@ def multipliers(fields: Fields) -> list[int]:
     half = max(1, ((1 << 63) - 1) // max(int(fields["vocab_size"]), 1) // 2)
     seeds = (int(fields["seed"]) + _STEP * (place + 1) for place in range(fields["ngram_size"]))
     return [2 * (_mixed(seed & _MASK) % half) + 1 for seed in seeds]
+
+
+@lru_cache(maxsize=8)  # tables of tensors are asked for many times
+def _primes(first: int, count: int) -> tuple[int, ...]:
+    return tuple(islice(filter(_is_prime, count_from(first)), count))
 
 
 def _mixed(value: int) -> int:

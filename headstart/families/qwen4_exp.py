@@ -8,9 +8,9 @@ from headstart.errors import UnsupportedFamily
 from headstart.families.base import Family, HeadLayout, Part, Trunk, parts
 from headstart.families.blocks import GATED_GQA, QWEN_MOE
 from headstart.families.cautions import Caution
-from headstart.families.dims import Fields
+from headstart.families.dims import Fields, at, dims
 from headstart.families.names import KeyMap
-from headstart.families.ngrams import table_rows
+from headstart.families.ngrams import num_heads, table_rows
 from headstart.families.parameters import parameters
 from headstart.families.qwen import LM_HEADS, PREFIXES, SPLIT_DELTA_NET, VISION, layer_type
 from headstart.families.runtime import Runtime
@@ -52,25 +52,28 @@ _ATTENTION = GATED_GQA + _INDEXER + _HYPER + QWEN_MOE
 
 def _kind(fields: Fields, layer: int) -> str:
     """Layers with attention are called `indexed_attention` or `full_attention`."""
-    kind = "linear" if layer_type(fields, layer) == "linear_attention" else "attention"
+    kind = "recurrent" if layer_type(fields, layer) == "linear_attention" else "attention"
     has_ngrams = layer + 1 in (fields.get("ple_layer_ids") or ())
     return f"{kind}_with_ngrams" if has_ngrams else kind
 
 
-_LINEAR = SPLIT_DELTA_NET + _HYPER + QWEN_MOE
+_RECURRENT = SPLIT_DELTA_NET + _HYPER + QWEN_MOE
 _TABLE = "ple.ple_embedding.ngram_embedding.shard_{shard}.weight"
 
 
 def _kinds(fields: Fields) -> Mapping[str, tuple[Part, ...]]:
     """The layer with n-grams has a table of as many rows as primes add up to."""
-    kinds = {"attention": _ATTENTION, "linear": _LINEAR}
+    kinds = {"attention": _ATTENTION, "recurrent": _RECURRENT}
     if not fields.get("ple_layer_ids"):
         return kinds
-    known = {**_NGRAM_DEFAULTS, **fields}
-    heads = (int(known["ngram_size"]) - 1) * int(known["heads_per_ngram"])
-    size = int(known.get("ple_embed_dim") or known["hidden_size"]) // heads
+    known = {**_NGRAM_DEFAULTS, **{k: value for k, value in fields.items() if value is not None}}
+    sizes = dims(known)
+    whole = sizes.get("ple_dim") or sizes.get("hidden")
+    # Where no size is given, it is not checked.
+    size = whole // num_heads(known) if whole else "hidden"
     rows = table_rows(known) // int(known["split_ngram_parts"])
-    return {**kinds, "linear_with_ngrams": _LINEAR + _NGRAMS + parts(f"{_TABLE} {rows} {size}")}
+    table = parts(f"{_TABLE} {rows} {size}")
+    return {**kinds, "recurrent_with_ngrams": _RECURRENT + _NGRAMS + table}
 
 
 def _normalised(fields: Fields) -> Fields:
@@ -87,7 +90,8 @@ def _normalised(fields: Fields) -> Fields:
             "tokens in recurrent layers only, as the published class does."
         )
     dim = fields.get("ple_embed_dim") or fields.get("hidden_size")
-    return {"layer_types": listed, "ple_embed_dim": dim}
+    theta = at(fields, "mtp.rope_theta")
+    return {"layer_types": listed, "ple_embed_dim": dim, "head_rope_theta": theta}
 
 
 _CHOOSING = ("indexed_attention", "qwen_sparse_attention")
@@ -134,7 +138,7 @@ FAMILY = Family(
         lm_heads=LM_HEADS,
         final_norm="",  # the mixer takes its place
         hc_head="hyper_connection_mixer.",
-        kinds={"attention": _ATTENTION, "linear": _LINEAR},
+        kinds={"attention": _ATTENTION, "recurrent": _RECURRENT},
         kinds_of=_kinds,
         kind_of=_kind,
         extras=parts(_MIXER.format(at="hyper_connection_mixer.")),

@@ -128,7 +128,9 @@ def plain_modules_hold(model: LoadedModel) -> Held:
 
 def _own_length(config: ModelConfig, dtype: torch.dtype, notes: list[str]) -> int:
     """The model's own, less where tables for it would take much memory unasked."""
-    ropes = [config.rope] if config.sliding is None else [config.rope, config.sliding.rope]
+    ropes = {config.rope, config.rope_of_head}
+    if config.sliding is not None:
+        ropes.add(config.sliding.rope)
     most = _TABLE_BYTES // max(1, sum(table_bytes(rope, dtype) for rope in ropes))
     if config.max_positions <= most:
         return config.max_positions

@@ -8,12 +8,13 @@ difference would only show as wrong text.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
 from headstart.errors import UnsupportedFamily, some
 from headstart.families.base import Family, HeadLayout
+from headstart.families.dims import number
 from headstart.families.parameters import held_by
 from headstart.families.registry import PLAIN_TRUNKS, family_of_trunk, runtimes
 from headstart.families.runtime import Runtime
@@ -85,7 +86,7 @@ class ModelConfig:
     streams: StreamConfig | None  # where there are several residual ones
     ngrams: NgramConfig | None  # of the layer that has an embedding of several tokens
     centred_norms: bool  # whether a norm's weight is 1 more than what is stored
-    head_rope: RopeConfig | None  # of a head that rotates where the trunk's layers do not
+    head_rope: RopeConfig | None  # of a head that rotates otherwise than the trunk's layers
     qkv_ranks: int  # for which a fused q, k, v is stored; 0 where none is read
 
     @property
@@ -199,7 +200,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_dim=head_dim,
         v_dim=int(raw.get("v_head_dim") or head_dim) if sliding is not None else head_dim,
         vocab=size(raw, "vocab_size"),
-        eps=float(raw.get("rms_norm_eps", 1e-6)),
+        eps=number(raw, "rms_norm_eps", 1e-6),
         rope=rope if rotates else NO_ROTATION,
         qkv_bias=attention_bias,
         o_bias=attention_bias and runtime.output_bias,
@@ -223,7 +224,7 @@ def model_config(raw: Mapping[str, Any]) -> ModelConfig:
         head_gate=bool(raw.get("use_head_wise_attn_gate")),
         gated_mlp=not any(names & UNGATED for names in held),
         centred_norms=owner.layout.zero_centred_norms,
-        head_rope=None if rotates or rope == NO_ROTATION else rope,
+        head_rope=_head_rope(raw, rope, rotates=rotates),
         qkv_ranks=size(raw, runtime.qkv_ranks) if runtime.qkv_ranks else 0,
     )
 
@@ -238,7 +239,7 @@ def _does_not_run(model_type: str, owner: Family | None) -> UnsupportedFamily:
 
 
 # Fields that some models give layer by layer, and that are read here as one value.
-_ONE_VALUE = ("head_dim", "num_key_value_heads", "rope_theta", "v_head_dim")
+_ONE_VALUE = ("head_dim", "num_key_value_heads", "rope_theta", "v_head_dim", "head_rope_theta")
 
 
 def _refuse_lists(raw: Mapping[str, Any]) -> None:
@@ -264,6 +265,13 @@ def _windows(
     if any(not kind.attends or kind.index != "none" for kind in kinds):
         return (None,) * len(kinds)
     return windows_by_layer(raw, len(kinds), has_windows=has_windows)
+
+
+def _head_rope(raw: Mapping[str, Any], rope: RopeConfig, *, rotates: bool) -> RopeConfig | None:
+    if rope == NO_ROTATION:
+        return None
+    own = replace(rope, theta=float(raw.get("head_rope_theta") or rope.theta))
+    return None if rotates and own == rope else own
 
 
 def _intermediate(raw: Mapping[str, Any], kinds: tuple[LayerKind, ...]) -> int:

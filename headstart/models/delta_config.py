@@ -90,6 +90,12 @@ def delta_config(raw: Mapping[str, Any], layers: int, *, by_channel: bool = Fals
             f"output_gate_type is {gate!r}; the engine computes 'silu' and 'sigmoid'."
         )
     least = raw.get("linear_lower_bound") if by_channel else None
+    if least is not None and least >= 0:
+        raise BadConfig(
+            f"the lower bound of decays (gate_lower_bound, kda_lower_bound, linear_lower_bound) is "
+            f"{least!r}; expected a number below 0, as memories would never fade. Take the "
+            "config.json of the model's release."
+        )
     return DeltaConfig(
         k_heads=k_heads,
         v_heads=v_heads,

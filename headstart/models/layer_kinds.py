@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from headstart.errors import BadConfig
+from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.families.base import Family
 from headstart.families.parameters import held_by
 from headstart.families.runtime import Runtime
@@ -65,7 +65,13 @@ def parameters_by_layer(
 ) -> list[frozenset[str]]:
     """Our parameters of every layer of the trunk and, last, of the block of its head."""
     kinds = owner.trunk.layer_kinds(raw)
-    tables = [kinds[owner.trunk.kind_of(raw, layer)] for layer in range(layers)]
+    named = [owner.trunk.kind_of(raw, layer) for layer in range(layers)]
+    if unknown := sorted(set(named) - set(kinds)):
+        raise UnsupportedFamily(
+            f"layer {named.index(unknown[0])} is {unknown[0]!r} by its types (layer_types, "
+            f"mlp_layer_types); the engine computes {', '.join(kinds)} for {owner.name}."
+        )
+    tables = [kinds[name] for name in named]
     tables.append(owner.block(owner.fields_of_head(raw)))
     names = [runtime.parameters] * layers + [runtime.head_parameters or runtime.parameters]
     return [

@@ -76,12 +76,18 @@ def ngram_config(raw: Mapping[str, Any]) -> NgramConfig | None:
     sizes, end = positive_ints(raw, _SIZES), raw.get("eos_token_id")
     end = end[0] if isinstance(end, list) and end else end
     heads = 0 if sizes is None else (sizes[2] - 1) * sizes[3]
-    if sizes is None or heads < 1 or sizes[0] % heads or type(end) is not int:
-        found = ", ".join(repr(raw.get(name)) for name in (*_SIZES, "eos_token_id"))
+    if (
+        sizes is None
+        or heads < 1
+        or sizes[0] % heads
+        or type(end) is not int
+        or type(raw.get("seed")) is not int
+    ):
+        found = ", ".join(repr(raw.get(name)) for name in (*_SIZES, "seed", "eos_token_id"))
         raise BadConfig(
-            f"{', '.join(_SIZES)} and eos_token_id are {found}; expected whole numbers above 0, "
-            "n-grams of at least 2 tokens, a size that all heads share, and an end of text. Take "
-            "the config.json of the model's release."
+            f"{', '.join(_SIZES)}, seed and eos_token_id are {found}; expected whole numbers, "
+            "sizes above 0, n-grams of at least 2 tokens, a size that all heads share, and an end "
+            "of text. Take the config.json of the model's release."
         )
     return NgramConfig(
         size=sizes[2],

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, rms_norm
 
 from headstart.errors import BadConfig
-from headstart.families.dims import dims
+from headstart.families.dims import dims, number
 from headstart.models.linear import PRODUCTS
 from headstart.models.norm import Norm
 
@@ -61,16 +61,16 @@ def stream_config(
         count=count,
         kind=kind,
         joined="weighed" if "final_norm.join.weight" in parameters else "mean",
-        norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
-        eps=float(raw.get("hc_eps", 1e-6)),
-        magnitude=float(raw.get("hc_magnitude", 2.0)),
+        norm_eps=number(raw, "rms_norm_eps", 1e-6),
+        eps=number(raw, "hc_eps", 1e-6),
+        magnitude=number(raw, "hc_magnitude", 2.0),
         steps=steps,
         rank=rank,
     )
 
 
 class Shares(nn.Module):
-    """Numbers that a row's streams decide on: a product with all of them, scaled and shifted."""
+    """Numbers that follow from a row's streams: a product with all of them, scaled and shifted."""
 
     def __init__(self, config: StreamConfig, hidden: int, sizes: list[int]):
         super().__init__()
@@ -129,7 +129,7 @@ class Connection(nn.Module):
 
 
 class Joined(nn.Module):
-    """The streams as one row, after the final norm; as a whole or by what the row decides."""
+    """The streams as one row, after the final norm: their mean, or weighed by shares."""
 
     def __init__(self, config: StreamConfig, hidden: int, norm: Norm):
         super().__init__()

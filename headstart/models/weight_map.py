@@ -13,7 +13,7 @@ from itertools import count as count_from
 
 import torch
 
-from headstart.errors import BadConfig
+from headstart.errors import BadConfig, ShapeMismatch
 from headstart.families.experts import fused_slot
 from headstart.families.parameters import USUAL
 from headstart.families.registry import runtimes
@@ -143,11 +143,15 @@ def _by_rank(sizes: list[int], config: ModelConfig) -> tuple[int, ...]:
 def _by_shard(ours: str, name: str, config: ModelConfig, stored: Collection[str]) -> Targets:
     """A table that is stored in parts of equal size, as many as there are."""
     assert config.ngrams is not None
-    count = next(n for n in count_from(0) if name.format(shard=n) not in stored)
-    size = config.ngrams.rows // max(1, count)
-    return [
-        (name.format(shard=n), Target(ours, n * size, (n + 1) * size)) for n in range(max(1, count))
-    ]
+    found = next(n for n in count_from(0) if name.format(shard=n) not in stored)
+    count, rows = max(1, found), config.ngrams.rows
+    if rows % count:
+        raise ShapeMismatch(
+            f"{name.format(shard='*')} is stored in {count} parts, and its {rows} rows cannot be "
+            "shared out evenly. Part of it may be missing: take the files of the model's release."
+        )
+    size = rows // count
+    return [(name.format(shard=n), Target(ours, n * size, (n + 1) * size)) for n in range(count)]
 
 
 def _by_key_head(ours: str, names: list[str], config: ModelConfig) -> Targets:

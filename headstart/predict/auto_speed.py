@@ -18,7 +18,7 @@ _NO_LENGTH = 1 << 40
 def auto_speed(
     answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int
 ) -> float | None:
-    """Speed over no drafts, so many requests at a time; None where no answer has a round.
+    """Speed over no drafts, so many requests at a time; None where fewer answers have a round.
 
     Rounds take what `costs` say, all requests with the same number of drafts or between two such
     rounds. Seconds do not vary, and of the time that `auto` takes to decide nothing is counted.
@@ -29,7 +29,7 @@ def auto_speed(
     waiting = [_Answer(each, number) for number, each in enumerate(answers)]
     waiting = [each for each in waiting if each.is_going]
     tokens, seconds, running = 0, 0.0, list[_Answer]()
-    while len(waiting) + len(running) >= min(requests, len(answers)) and (waiting or running):
+    while len(waiting) + len(running) >= requests:
         while waiting and len(running) < requests:
             running.append(waiting.pop(0))
         by_request = {each.request: each for each in running}

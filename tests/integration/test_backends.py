@@ -40,9 +40,9 @@ CLAIMS = {
     "numba": {"llama", "mimo", "qwen2"},
     "torch": {
         "bailing_moe_v3", "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone4_5",
-        "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "llama", "mimo", "mimo_v2",
-        "nemotron_h", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text",
-        "qwen3_5_text", "qwen3_next", "step3p5",
+        "exaone_moe", "glm4_moe", "glm4_moe_lite", "glm5_next", "glm_moe_dsa", "hy_v4", "llama",
+        "mellum", "mimo", "mimo_v2", "nemotron_h", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe",
+        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "qwen4_exp", "step3p5",
     },
 }  # fmt: skip
 
@@ -174,7 +174,7 @@ def test_a_backend_gives_what_the_reference_does(case: str, family: str, tiny: T
 
 # How near numbers are to plain products with the same weights: rows are rounded to 8-bit floats, or
 # to pairs of integers, which together are finer than bf16.
-QUANTIZED = {"fp8-row": 0.08, "fp8-block": 0.08, "awq": 1e-3}
+QUANTIZED = {"fp8-row": 0.09, "fp8-block": 0.09, "awq": 1e-3}
 # Parts of merged matrices end with blocks of 128.
 _BLOCKS = {**SIZES, "num_key_value_heads": 2, "head_dim": 64, "intermediate_size": 128}
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
+from headstart.backends.cuda.kernels import shared_prefix
 from headstart.backends.cuda.kernels.attention import (
     Cut,
     Packed,
@@ -16,7 +17,6 @@ from headstart.backends.cuda.kernels.attention import (
     paged_attention,
     usual_context,
 )
-from headstart.backends.cuda.kernels.shared_prefix import shared_lengths
 from headstart.models.attention import LayerCache
 
 LEAST_SHARING = 33  # requests of a round from which on shared beginnings of contexts are read once
@@ -31,7 +31,8 @@ def paged(
 ) -> Attend:  # fmt: skip
     """How `rows` new rows of each request attend: `paged_attention`."""
     requests, cut = seen.shape[0], cut_for(seen.shape[0], rows)
-    usual, sharing = usual_context(seen, cut), Sharing(tables, seen, rows, block_size)
+    usual = usual_context(seen, cut)
+    sharing = Sharing(tables, seen, rows, block_size, max_context)
 
     def attend(q: Tensor, cache: LayerCache) -> Tensor:
         result = paged_attention(
@@ -51,7 +52,7 @@ def packed(
     cuts = [cut_for(seen.shape[0], rows.rows) for _, seen, rows in parts]
     usual = [usual_context(seen, cut) for (_, seen, _), cut in zip(parts, cuts, strict=True)]
     sharing = [
-        Sharing(tables, seen, rows.rows if rows.starts is None else 0, block_size)
+        Sharing(tables, seen, rows.rows if rows.starts is None else 0, block_size, max_context)
         for tables, seen, rows in parts
     ]
 
@@ -73,18 +74,22 @@ class Sharing:
     `rows` of each request; 0: rows of prompts, for which it is not looked up.
     """
 
-    def __init__(self, tables: Tensor, seen: Tensor, rows: int, block_size: int):
+    def __init__(
+        self, tables: Tensor, seen: Tensor, rows: int, block_size: int, max_context: int
+    ):  # fmt: skip
         self._tables, self._seen, self._rows, self._page = tables, seen, rows, block_size
+        self._most = max_context
         self._found: dict[int, Tensor] = {}  # by neighbours
 
     def lengths(self, q: Tensor, cache: LayerCache) -> Tensor | None:
         """`shared_lengths`, or None where reading once would save nothing."""
         neighbours = neighbours_of(self._rows, q.shape[-2] // cache.k.shape[1])
         is_plain = self._rows > 0 and cache.sizes is None  # no rows of prompts, no 8-bit K/V
+        is_plain = is_plain and self._most > shared_prefix.LEAST
         if not is_plain or neighbours == 1 or len(self._seen) < LEAST_SHARING:
             return None
         if neighbours not in self._found:
-            self._found[neighbours] = shared_lengths(
+            self._found[neighbours] = shared_prefix.shared_lengths(
                 self._tables, self._seen, neighbours, block_size=self._page
             )
         return self._found[neighbours]

@@ -7,6 +7,8 @@ from dataclasses import replace
 import torch
 
 from headstart.backends.cuda.decode_batch import WINDOW, DecodeBatch
+from headstart.backends.cuda.kernels.attention import tile_of
+from headstart.backends.cuda.kernels.shared_prefix import PIECES
 from headstart.backends.cuda.packed import MOST_JOINED_ROWS
 from headstart.backends.working_memory import (
     WorkingBytes,
@@ -20,6 +22,14 @@ _CHOICE = 3  # arrays of logits: as they come, processed, and raw for log-probab
 # Graphs share their scratch, but what a smaller round was captured with is not joined to what a
 # larger one needs.
 _CAPTURED = 2
+_CUTS = 8  # pieces that the contexts of many requests have at most (`attending.cut_for`)
+
+
+def _attention_bytes(model: LoadedModel, rows: int) -> int:
+    """What pieces of a request's context leave until they are put together, in one layer."""
+    config = model.config
+    tile = tile_of(rows, config.num_heads // config.num_kv_heads)
+    return config.num_kv_heads * (_CUTS + PIECES) * tile * (config.head_dim + 1) * 4
 
 
 def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> WorkingBytes:
@@ -33,6 +43,7 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> Work
     rows = rounds.num_drafts + 1
     widest = rows if model.head is None else batch.window  # a head that is late reads so many
     scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
+    scratch += _attention_bytes(model, rows)
     fixed = 0
     if joins:
         fixed = batch.packed.num_bytes + activation_bytes(model, MOST_JOINED_ROWS)

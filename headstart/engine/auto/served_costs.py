@@ -116,10 +116,11 @@ def timed_costs(
 
     Time does not depend on which tokens a draft vocabulary holds.
     """
-    is_gpu = backend.device.type == "cuda"
+    is_captured = backend.has_rounds and backend.device.type == "cuda"
     options = EngineOptions(
-        speculate="auto" if is_gpu else serving.max_drafts, max_running_requests=serving.requests,
-        prefix_caching=False, weights=backend.options.weights, threads=backend.options.threads,
+        speculate="auto" if is_captured else serving.max_drafts,
+        max_running_requests=serving.requests, prefix_caching=False,
+        weights=backend.options.weights, threads=backend.options.threads,
         max_model_len=backend.model.max_len,
     ).resolved(backend.device.type)  # fmt: skip
     vocabs = {
@@ -127,13 +128,13 @@ def timed_costs(
         for size in sizes
         if size is not None
     }
-    times = _device_times if is_gpu else _host_times
+    times = _device_times if is_captured else _host_times
     found = times(backend, prompts, options, vocabs, sizes, serving, progress)
     gc.collect()  # a core may hold itself,
-    if is_gpu:
+    if backend.device.type == "cuda":
         torch.cuda.empty_cache()  # and memory that is only cached would count as taken
-    kind = "greedy" if serving.params.is_greedy else "sampled"
-    how = "captured and timed alone" if is_gpu else "timed in turns here"
+    kind = "greedy" if is_captured or serving.params.is_greedy else "sampled"
+    how = "captured and timed with empty contexts" if is_captured else "timed in turns here"
     weights = backend.options.weights
     origin = (
         f"rounds of this engine, {how}: backend {backend.name}, "

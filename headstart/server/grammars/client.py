@@ -20,7 +20,7 @@ class CompilerProcess:
     """Compiles grammars in another process, each in a fork that limits end."""
 
     def __init__(self, tokenizer_info: str, *, max_seconds: float, max_memory: int):
-        self._max_seconds, self._max_memory = max_seconds, max_memory
+        self._max_seconds, self._max_memory, self._threads = max_seconds, max_memory, THREADS
         self._max_wait = WAIT_FACTOR * max_seconds
         self._places = threading.BoundedSemaphore(_AT_ONCE)
         self._forks = ForkServer(
@@ -37,7 +37,7 @@ class CompilerProcess:
             facts, compiled, seconds = self._ask(text)
         finally:
             self._places.release()
-        if not facts and seconds >= self._max_seconds / THREADS:  # the limit is of all threads
+        if not facts and seconds >= self._max_seconds / self._threads:  # the limit is of them all
             raise RequestError(
                 f"the {what} takes more than {self._max_seconds:g} s to compile. Make it simpler: "
                 "fewer repetitions, fewer levels."
@@ -65,7 +65,7 @@ class CompilerProcess:
     def _limits(self) -> bytes:
         limits = {
             "max_seconds": self._max_seconds, "max_wait": self._max_wait,
-            "max_memory": self._max_memory,
+            "max_memory": self._max_memory, "threads": self._threads,
         }  # fmt: skip
         return json.dumps(limits).encode()
 

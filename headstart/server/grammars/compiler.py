@@ -27,7 +27,7 @@ from headstart.server.pieces import special_ids
 
 # Processor time that a grammar may take: a store that fills with every token.
 _STORE_SECONDS, _SECONDS_PER_TOKEN = 0.25, 0.005
-_CHAIN_SECONDS = 1.0  # by the clock, after which a chain of drafts is followed no further
+_CHAIN_SECONDS = _STORE_SECONDS  # by the clock, after which a chain is followed no further
 
 
 class GrammarCompiler:

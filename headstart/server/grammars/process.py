@@ -7,19 +7,21 @@ imports xgrammar once, and forks for every grammar. `client.py` is the other sid
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import socket
 import sys
 import tempfile
+import threading
+import time
 from typing import Any
 
 from headstart.server.forks import fork_for_each, limit_memory, limit_time
 
 # A schema of some lines takes one thread more than a second with 50,000 tokens.
 THREADS = min(8, len(os.sched_getaffinity(0)))
-THREAD_BYTES = 72 << 20  # of address space: a stack, and what malloc reserves for each
+_THREAD_BYTES = 72 << 20  # of address space: a stack, and what malloc reserves for each
+_STUCK_SECONDS, _LOOK_SECONDS = 5.0, 0.5
 
 
 def main(control: socket.socket) -> None:
@@ -30,23 +32,30 @@ def main(control: socket.socket) -> None:
 
 
 def compile_one(
-    info: Any, job: socket.socket, *, max_seconds: float, max_wait: float, max_memory: int
-) -> None:
+    info: Any, job: socket.socket, *, max_seconds: float, max_wait: float, max_memory: int,
+    threads: int,
+) -> None:  # fmt: skip
     """Answer with one line of JSON, then the compiled grammar, unless the other end is closed."""
     limit_time(max_seconds, max_wait)
-    limit_memory(max_memory + THREADS * THREAD_BYTES)
+    threads = available_threads(threads)
+    threading.Thread(target=_end_if_stuck, daemon=True).start()  # while there is memory for it
+    limit_memory(max_memory + (threads * _THREAD_BYTES if threads > 1 else 0))
     os.nice(5)
     with job, job.makefile("rb") as stream:
-        facts, compiled = _compile(info, stream.read().decode("utf-8", "surrogatepass"))
+        text = stream.read().decode("utf-8", "surrogatepass")
+        facts, compiled = _compile(info, text, threads)
         job.sendall(json.dumps(facts).encode() + b"\n" + compiled)
 
 
-def _compile(info: Any, text: str) -> tuple[dict[str, str], bytes]:
+def _compile(info: Any, text: str, threads: int) -> tuple[dict[str, str], bytes]:
+    import xgrammar
+
     facts, compiled = {}, b""
     with tempfile.TemporaryFile() as said:
         os.dup2(said.fileno(), 2)  # xgrammar warns there of what it will not enforce
         try:
-            compiled = _compiled(info, text).serialize_json().encode()
+            compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
+            compiled = compiler.compile_structural_tag(text).serialize_json().encode()
         except MemoryError:
             facts["memory"] = "none is left"
         except Exception as error:
@@ -56,20 +65,33 @@ def _compile(info: Any, text: str) -> tuple[dict[str, str], bytes]:
     return facts, compiled
 
 
-def _compiled(info: Any, text: str) -> Any:
-    """By several threads, or by this one where the system, or the limit of memory, gives none."""
-    import xgrammar
-
-    def run(threads: int) -> Any:
-        compiler = xgrammar.GrammarCompiler(info, max_threads=threads, cache_enabled=False)
-        return compiler.compile_structural_tag(text)
-
+def available_threads(wanted: int) -> int:
+    """So many, or one: xgrammar waits for ever where the system gives it only some of them."""
+    done, made = threading.Event(), []
     try:
-        return run(THREADS)
-    except Exception as error:
-        if os.strerror(errno.EAGAIN) not in str(error):
-            raise
-    return run(1)
+        for _ in range(wanted if wanted > 1 else 0):
+            one = threading.Thread(target=done.wait, daemon=True)
+            one.start()
+            made.append(one)
+    except RuntimeError:  # no more can be had
+        return 1
+    finally:
+        done.set()
+        for one in made:
+            one.join()
+    return wanted
+
+
+def _end_if_stuck() -> None:
+    """End the process where it computes nothing: a thread could not be made, for want of memory."""
+    used, since = time.process_time(), time.monotonic()
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        now = time.process_time()
+        if now - used > _LOOK_SECONDS / 50:
+            used, since = now, time.monotonic()
+        elif time.monotonic() - since > _STUCK_SECONDS:
+            os._exit(1)
 
 
 if __name__ == "__main__":

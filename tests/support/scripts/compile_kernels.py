@@ -277,6 +277,9 @@ JOBS: list[Job] = [
     # Four requests of four rows, as they attend to what they share.
     (shared_prefix._attend_shared, {**ROUNDS, "DIM": 128, "BLOCK_D": 128, "NEIGHBOURS": 4,
                                     "PAGE": 16, "STEP": 64, "IS_OPEN": True}, PREFIX),
+    (shared_prefix._attend_shared, {**ROUNDS, "HEADS": 16, "KV_HEADS": 2, "GROUP": 8, "DIM": 256,
+                                    "BLOCK_D": 256, "TILE": 32, "NEIGHBOURS": 2, "PAGE": 16,
+                                    "STEP": 64, "IS_OPEN": True, "num_warps": 8}, PREFIX),
     (prompts._prompt, {"HEADS": 32, "KV_HEADS": 8, "DIM": 64, "BLOCK_D": 64, "BLOCK_M": 64,
                        "BLOCK_N": 32}, {"tiles": "*i32"}),
     # Heads of GLM-4.7-Flash.

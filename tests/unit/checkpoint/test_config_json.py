@@ -65,6 +65,15 @@ def test_a_config_that_is_not_an_object_is_refused(
         ("text_config", [], "an object"),
         ("mtp_config", "x", "an object"),
         ("quantization_config", ["fp8"], "an object"),
+        ("ngram_size", 1, "a whole number from 2 to 16"),
+        ("ngram_size", 2**30, "a whole number from 2 to 16"),
+        ("ngram_size", [3], "a whole number from 2 to 16"),
+        ("heads_per_ngram", 2**20, "a whole number from 1 to 64"),
+        ("split_ngram_parts", 2**31, "a whole number from 1 to 10000"),
+        ("ple_embed_dim", [64], "a whole number"),
+        ("hc_sinkhorn_iters", [1], "a whole number from 0 to 1000"),
+        ("hc_sinkhorn_iters", 2**31, "a whole number from 0 to 1000"),
+        ("kda_lower_bound", "x", "a number"),
     ],
 )
 def test_a_field_of_the_wrong_type_is_refused(
@@ -78,6 +87,15 @@ def test_a_field_of_the_wrong_type_is_refused(
 def test_nested_parts_are_checked_too(tmp_path: Path, part: str) -> None:
     folder = written(tmp_path, {part: {"num_nextn_predict_layers": "1"}})
     with pytest.raises(BadConfig, match=rf"{part}\.num_nextn_predict_layers is '1'"):
+        read_config(folder)
+
+
+@pytest.mark.parametrize(
+    ("part", "field"), [("linear_attn_config", "gate_lower_bound"), ("mtp", "rope_theta")]
+)
+def test_objects_about_single_layers_are_checked_too(tmp_path: Path, part: str, field: str) -> None:
+    folder = written(tmp_path, {"text_config": {part: {field: "x"}}})
+    with pytest.raises(BadConfig, match=rf"text_config\.{part}\.{field} is 'x'; expected a number"):
         read_config(folder)
 
 

@@ -191,7 +191,7 @@ def test_notes_tell_what_was_taken() -> None:
 
 def test_rounds_without_a_head_have_no_menu_of_drafts() -> None:
     """Regression: with auto and no head a start captured a round with one draft, and failed."""
-    config = SimpleNamespace(delta=None)
+    config = SimpleNamespace(recurrent=None)
     bare = cast(Backend, SimpleNamespace(head=None, config=config))
     with_head = cast(Backend, SimpleNamespace(head=object(), config=config))
     auto = options(speculate="auto")

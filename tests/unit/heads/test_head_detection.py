@@ -8,15 +8,18 @@ from typing import Any
 
 import pytest
 
+from headstart.calibrate.tiny_configs import TINY_CONFIGS
 from headstart.checkpoint.config import Config
 from headstart.checkpoint.header import TensorInfo
 from headstart.checkpoint.index import Index
 from headstart.checkpoint.reader import Checkpoint
 from headstart.errors import UnsupportedFamily
+from headstart.families.registry import GRAFTED_AS
 from headstart.heads.detection import declared_count, find_family, find_head
 from headstart.heads.formats import format_of
 from headstart.heads.formats.speculators import _our_name, _their_name
 from headstart.heads.pitfalls import pitfalls
+from headstart.models.config import model_config
 
 DEEPSEEK = {"model_type": "deepseek_v3", "num_hidden_layers": 61, "hidden_size": 8}
 
@@ -134,6 +137,36 @@ def test_a_head_that_no_release_has_is_not_called_lost(kind: str) -> None:
     assert head.state == "declared-but-missing"
     (said,) = [text for text in pitfalls(model, head) if "declares 1 module" in text]
     assert "no release of" in said and "If one was made for this model" in said
+
+
+def _recurrent_layers(config: dict[str, Any]) -> int | None:
+    try:
+        return model_config(Config(config).fields).num_recurrent
+    except UnsupportedFamily:
+        return None
+
+
+RECURRENT = {name: _recurrent_layers(config) for name, config in TINY_CONFIGS.items()}
+WITH_HEAD = [
+    name for name, count in RECURRENT.items() if count is not None and name not in GRAFTED_AS
+]
+
+
+@pytest.mark.parametrize("variant", WITH_HEAD)
+def test_a_recurrent_state_is_reported_where_layers_keep_one(variant: str) -> None:
+    config = Config(TINY_CONFIGS[variant])
+    owner = find_family(checkpoint(config.raw))
+    assert owner is not None
+    fuse = next(name for name in owner.expected(config.fields, 1) if ".fuse" in name)
+    naming = owner.naming(config.fields)
+    model = checkpoint(config.raw, owner.keys.to_published(fuse, naming))
+    said = [text for text in pitfalls(model, find_head(model)) if "recurrent state" in text]
+    assert len(said) == bool(RECURRENT[variant])
+
+
+def test_the_families_with_a_recurrent_state_are_those_known_to_have_one() -> None:
+    found = {name for name, count in RECURRENT.items() if count}
+    assert {"qwen4_exp", "glm5_next", "bailing_moe_v3", "nemotron_h", "qwen3_next"} <= found
 
 
 def test_a_quantised_fusion_projection_is_reported() -> None:

@@ -54,14 +54,16 @@ def test_ten_million_positions_are_bounded_by_default() -> None:
     for dim, dtype, expected in ((128, torch.float32, 1 << 20), (64, torch.bfloat16, 1 << 22)):
         config = _Claim(claimed(dim))
         assert building._own_length(config, dtype, notes) == expected  # type: ignore[arg-type]
-    assert len(notes) == 2
+    own = _Claim(claimed(128), head=RopeConfig("default", 1e6, 128))
+    assert building._own_length(own, torch.float32, notes) == 1 << 19  # type: ignore[arg-type]
+    assert len(notes) == 3
 
 
 class _Claim:
     max_positions, sliding = 10_000_000, None
 
-    def __init__(self, rope: RopeConfig) -> None:
-        self.rope = rope
+    def __init__(self, rope: RopeConfig, head: RopeConfig | None = None) -> None:
+        self.rope, self.rope_of_head = rope, head or rope
 
 
 @pytest.mark.parametrize("is_interleaved", [True, False])

@@ -7,12 +7,19 @@ from typing import Any
 import pytest
 from support.model_reference import SMALL
 
+from headstart.calibrate.tiny_configs import TINY_CONFIGS
+from headstart.checkpoint.config import Config
 from headstart.errors import BadConfig, UnsupportedFamily
 from headstart.models.config import model_config
 
 QWEN: dict[str, Any] = {**SMALL, "model_type": "qwen2"}
 SLIDING = "sliding_attention"
 FULL = "full_attention"
+
+
+def test_a_null_epsilon_is_the_default_of_mellum() -> None:
+    raw = Config(TINY_CONFIGS["mellum"]).fields
+    assert model_config({**raw, "rms_norm_eps": None}).eps == 1e-6
 
 
 def windows(**fields: Any) -> tuple[int | None, ...]:

@@ -10,6 +10,8 @@ from support.model_reference import SMALL, PagedRun, in_steps, randomised, sourc
 from torch import Tensor, nn
 
 from headstart.errors import BadConfig, ShapeMismatch, UnsupportedFamily
+from headstart.families.base import expand
+from headstart.families.registry import match_family
 from headstart.models.config import model_config
 from headstart.models.loading import load_trunk
 from headstart.models.trunk import Trunk
@@ -297,6 +299,29 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "an odd budget": ({**QWEN4_EXP, "indexer_budget": 9}, "a budget that is a multiple"),
     "another gate": ({**QWEN4_EXP, "output_gate_type": "tanh"}, "output_gate_type is 'tanh'"),
     "no rank": ({**QWEN4_EXP, "hc_lowrank": None}, "no rank of the streams' gates"),
+    "a bound of decays above 0": ({**GLM5_NEXT, "linear_lower_bound": 0.5}, "a number below 0"),
+    "a bound in its own object": (
+        {
+            **GLM5_NEXT,
+            "linear_attn_config": {
+                "num_heads": 3,
+                "head_dim": 6,
+                "short_conv_kernel_size": 4,
+                "gate_lower_bound": 0,
+            },
+        },
+        "a number below 0",
+    ),
+    "a feed-forward part of another kind": (
+        {**HY_V4, "mlp_layer_types": ["dense", "sparse", "x"]},
+        "layer 2 is 'full_x' by its types.*computes full_dense, full_sparse",
+    ),
+    "another kind beside recurrent layers": (
+        {**GLM5_NEXT, "mlp_layer_types": ["x", "sparse", "sparse"]},
+        "layer 0 is 'attention_x'",
+    ),
+    "an odd seed": ({**NGRAMS, "seed": [1]}, r"seed and eos_token_id are .*\[1\], \[9, 1\]"),
+    "thetas by layer": ({**QWEN4_EXP, "mtp": {"rope_theta": [1e4]}}, "head_rope_theta is given"),
     "no streams": ({**HY_V4, "hc_mult": 0}, "no number of residual streams"),
 }
 
@@ -305,6 +330,37 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 def test_what_is_not_computed_is_refused(raw: dict[str, Any], why: str) -> None:
     with pytest.raises((BadConfig, UnsupportedFamily), match=why):
         model_config(raw)
+
+
+NULLS = ("rms_norm_eps", "hc_eps", "hc_magnitude", "hc_sinkhorn_iters")
+
+
+@pytest.mark.parametrize("raw", [HY_V4, GLM5_NEXT, QWEN4_EXP], ids=["hy_v4", "glm5", "qwen4"])
+def test_a_null_is_as_good_as_nothing(raw: dict[str, Any]) -> None:
+    silent = {name: value for name, value in raw.items() if name not in NULLS}
+    assert model_config({**raw, **dict.fromkeys(NULLS)}) == model_config(silent)
+
+
+def test_sizes_of_n_grams_that_are_null_are_those_of_a_silent_config() -> None:
+    owner = match_family(NGRAMS, ("qwen4_exp",), ())
+    assert owner is not None
+    names = ("ngram_size", "heads_per_ngram", "ple_embed_dim")
+    silent = {name: value for name, value in NGRAMS.items() if name not in names}
+    kinds = owner.trunk.layer_kinds({**silent, **dict.fromkeys(names)})
+    assert kinds == owner.trunk.layer_kinds(silent)
+    del silent["hidden_size"]
+    tables = expand(owner.trunk.layer_kinds(silent)["recurrent_with_ngrams"], silent)
+    assert [shape for name, shape in tables.items() if ".shard_" in name] == [None] * 4
+
+
+def test_a_table_that_cannot_be_shared_out_evenly_is_refused() -> None:
+    raw, _, tensors = both("qwen4_exp, an embedding of several tokens")
+    lost = next(name for name in tensors if name.endswith("shard_3.weight"))
+    del tensors[lost]
+    with pytest.raises(
+        ShapeMismatch, match=r"shard_\*.weight is stored in 3 parts, and its \d+ row"
+    ):
+        our_trunk(raw, tensors)
 
 
 def test_n_grams_that_are_hashed_otherwise_are_refused() -> None:

@@ -18,6 +18,7 @@ from headstart.checkpoint.reader import Checkpoint
 from headstart.models.build import build
 from headstart.models.documents import Documents
 from headstart.models.mtp import MTPHead
+from headstart.models.rope import RotaryTable
 from headstart.models.unroll import unroll
 
 VISION = {
@@ -110,3 +111,19 @@ def test_our_head_of_mellum_says_what_that_of_transformers_says(tiny: Tiny) -> N
         model.model(ids[None]).last_hidden_state[0], docs, num_depths=1,
     )  # fmt: skip
     assert (wrong - found[0])[: len(ids) - 1].abs().max() > 1e-3, "a wider window would not show"
+
+
+@torch.inference_mode()
+def test_the_head_of_qwen4_exp_rotates_by_a_theta_of_its_own(tiny: Tiny) -> None:
+    plain, own = (
+        build(Checkpoint.open(checkpoint(tiny, "qwen4_exp", **changes)), dtype="float32")
+        for changes in ({}, {"mtp": {"num_hidden_layers": 1, "rope_theta": 100.0}})
+    )
+    assert plain.head is not None and plain.head.module(1).rotary is None
+    assert own.head is not None and own.trunk.config.rope == plain.trunk.config.rope
+    table = own.head.module(1).rotary
+    assert table is not None
+    rope = replace(own.trunk.config.rope, theta=100.0)
+    expected = RotaryTable(rope, table.num_positions, torch.float32)
+    assert torch.equal(table.cos, expected.cos)
+    assert not torch.equal(table.cos, own.trunk.rotary.cos[: table.num_positions])

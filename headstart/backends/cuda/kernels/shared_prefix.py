@@ -64,7 +64,7 @@ def attend_shared(
         q, k_cache, v_cache, tables, lengths, partial, sums, count, tables.stride(0), dim**-0.5,
         first_slot, ROWS=rows, HEADS=heads, KV_HEADS=kv_heads, GROUP=heads // kv_heads, DIM=dim,
         BLOCK_D=triton.next_power_of_2(dim), TILE=tile, NEIGHBOURS=neighbours, PAGE=block_size,
-        STEP=step, IS_OPEN=first_slot == 0, num_warps=8 if is_wide else 4,
+        STEP=step, IS_OPEN=first_slot == 0, num_warps=8 if is_wide or dim > 128 else 4,
         num_stages=2 if is_wide else 3,
     )  # fmt: skip
     return SharedPrefix(lengths, partial, sums, step)

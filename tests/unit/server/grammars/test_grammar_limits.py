@@ -15,17 +15,34 @@ from headstart.errors import EngineError, RequestError
 from headstart.server.forks import ForkServer
 from headstart.server.grammars.client import CompilerProcess
 from headstart.server.grammars.compiler import GrammarCompiler
-from headstart.server.grammars.process import THREAD_BYTES, THREADS
+from headstart.server.grammars.process import THREADS, available_threads
 from headstart.server.grammars.specs import GrammarSpec, json_schema, regex, schema_format
 
 
 def test_a_grammar_that_needs_much_memory_is_given_up(
     compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compiler._process, "_max_memory", (4 << 20) - THREADS * THREAD_BYTES)
-    with pytest.raises(RequestError, match=r"needs more than -\d+ MiB to compile"):
+    monkeypatch.setattr(compiler._process, "_max_memory", 4 << 20)
+    monkeypatch.setattr(compiler._process, "_threads", 1)  # others have address space of their own
+    with pytest.raises(RequestError, match="needs more than 4 MiB to compile"):
         compiler.compile(json_schema({"enum": [f"{i:05}" for i in range(2000)]}))
     compiler.compile(json_schema({"enum": ["a few", "words"]}))
+
+
+def test_one_thread_compiles_where_some_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    """xgrammar would wait for ever for those that are missing."""
+    assert available_threads(3) == 3 and available_threads(1) == 1
+    start, started = threading.Thread.start, []
+
+    def refused(thread: threading.Thread) -> None:
+        if len(started) == 2:
+            raise RuntimeError("can't start new thread")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert available_threads(3) == 1
+    assert len(started) == 2 and not any(thread.is_alive() for thread in started)
 
 
 def nested(depth: int) -> Any:
