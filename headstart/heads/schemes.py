@@ -146,8 +146,9 @@ def _without_names(head: Head, naming: Naming) -> list[str]:
         return []
     return [
         "SGLang asks for the head under names of the trunk, or under names that are not known "
-        "here, so that it would read the quantised head as plain: serve it with another engine, "
-        "give it to SGLang as a draft model (`headstart convert --to sglang`), or add --dequantize"
+        "here, so that it may take the quantised head for a plain one: serve it with another "
+        "engine, give it to SGLang as a draft model (`headstart convert --to sglang`), or add "
+        "--dequantize"
     ]
 
 

@@ -35,7 +35,7 @@ _RENUMBERED = {
     "glm4_moe_lite": "Glm4MoeLiteForCausalLMNextN",
     "glm_moe_dsa": "GlmMoeDsaForCausalLMNextN",
 }
-LOSES = ""
+LOSES = "what `quantize` rounded, where its names in SGLang are not known; it becomes BF16"
 _LEFT_OUT = ("embed_tokens", "lm_head")
 _STANDALONE = Naming(num_layers=0)
 
