@@ -20,7 +20,9 @@ def set_vocab(self: Any, end: int) -> None:
 
     count, writer = self.hparams["vocab_size"], self.gguf_writer
     writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("default")
+    # GLM-4.7-Flash and DeepSeek have one architecture, and this tells them apart.
+    is_flash = self.hparams.get("model_type") == "glm4_moe_lite"
+    writer.add_tokenizer_pre("glm4" if is_flash else "default")
     writer.add_token_list([f"t{token}" for token in range(count)])
     writer.add_token_types([TokenType.NORMAL] * count)
     writer.add_token_merges(["t 2"])
