@@ -18,7 +18,7 @@ from headstart.checkpoint.provenance import read_provenance
 from headstart.checkpoint.reader import Checkpoint
 from headstart.cli.calibrate import run
 from headstart.data.prompt_reader import PromptReader
-from headstart.demo import tokenizer as demo
+from headstart.demo import llama as demo
 from headstart.engine.engine import Engine
 from headstart.errors import BrokenFile, ConfigError
 from headstart.sampling.params import SamplingParams
@@ -101,8 +101,7 @@ def test_the_demo_has_a_tokenizer_without_its_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_gguf(tmp_path / "tiny.gguf")
-    monkeypatch.setattr(demo, "gguf_path", lambda: tmp_path / "tiny.gguf")
-    monkeypatch.setattr(demo, "check", lambda path: None)
+    monkeypatch.setattr(demo, "checked_path", lambda: tmp_path / "tiny.gguf")
     run(shape=SHAPE, acceptance=0.8, out=tmp_path / "out", tokenizer="demo", dtype="F32")
     reader = PromptReader(Checkpoint.open(tmp_path / "out"))
     assert reader.end_ids == {2} and reader.tokenizer.bos_token_id == 1
