@@ -93,7 +93,9 @@ def first_matrix(weight, scales, shared, shared_scales, expert, column, hidden, 
             base = shared + part.to(tl.int64) * hidden
             size = shared_scales + part + column
             if IS_BLOCKED:
-                size = shared_scales + (part + column) // _GROUP * per_line
+                # Columns behind the last one have zeros; a scale of theirs is not there.
+                at = tl.minimum(part + column, shared_width - 1)
+                size = shared_scales + at // _GROUP * per_line
             to_up = shared_width
             outputs = tl.minimum(width, shared_width - part)
     return base, size, to_up, outputs
