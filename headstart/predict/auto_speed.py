@@ -18,7 +18,7 @@ _NO_LENGTH = 1 << 40
 def auto_speed(
     answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int
 ) -> float | None:
-    """Speed over no drafts, so many requests at a time; None where fewer answers have a round.
+    """Speed over no drafts, so many requests at a time; None where no answer has a round.
 
     Rounds take what `costs` say, all requests with the same number of drafts or between two such
     rounds. Seconds do not vary, and of the time that `auto` takes to decide nothing is counted.
@@ -26,8 +26,12 @@ def auto_speed(
     curve = tuple((k, costs.round_seconds(requests, k)) for k in range(max_drafts + 1))
     table = RoundCosts(((requests, curve),))
     policy = DraftPolicy(EngineOptions(speculate="auto"), _NO_LENGTH, table)
-    waiting = [_Answer(each, number) for number, each in enumerate(answers)]
-    waiting = [each for each in waiting if each.is_going]
+    going = [each for each in answers if _Answer(each, 0).is_going]
+    if not going:
+        return None
+    # Fewer answers than requests come several times: the batch is to be full.
+    count = max(len(going), requests)
+    waiting = [_Answer(going[number % len(going)], number) for number in range(count)]
     tokens, seconds, running = 0, 0.0, list[_Answer]()
     while len(waiting) + len(running) >= requests:
         while waiting and len(running) < requests:
@@ -44,8 +48,6 @@ def auto_speed(
         for each in [each for each in running if not each.is_going]:
             running.remove(each)
             policy.forget(each.request)
-    if not seconds:
-        return None
     return tokens / seconds * costs.round_seconds(requests, 0) / requests
 
 
