@@ -77,7 +77,7 @@ def _same(name: str, ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tens
 
 def _text(path: Path, num_drafts: int) -> list[int]:
     engine = Engine(path, device="cpu", dtype="float32", speculate=num_drafts, max_model_len=256)
-    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(temperature=0, detokenize=False, max_tokens=40, ignore_eos=True)
     return list(engine.generate([_TOKENS], params)[0].outputs[0].token_ids)
 
 
