@@ -18,7 +18,7 @@ PACKAGE = Path(headstart.__file__).parent
 # Lower layers first. Packages in one layer do not import each other.
 LAYERS = [
     {"documents", "errors", "files", "processes"},
-    {"checkpoint", "families", "report", "sampling"},
+    {"checkpoint", "copying", "families", "report", "sampling"},
     {"calibrate", "data", "vocab"},
     {"heads"},
     {"models"},
