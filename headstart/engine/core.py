@@ -13,6 +13,8 @@ from headstart.backends.base import Backend
 from headstart.engine.auto.blank_passes import BlankPasses
 from headstart.engine.auto.policy import DraftPolicy
 from headstart.engine.auto.profile import profile_device_rounds, profile_host_rounds
+from headstart.engine.copies import ContextDrafter
+from headstart.engine.draft_sources import DraftSources
 from headstart.engine.drafter import Drafter
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.loop import Loop
@@ -32,7 +34,7 @@ from headstart.vocab.draft_vocab import DraftVocab
 
 @dataclass(frozen=True)
 class EngineCore:
-    """What runs requests; `drafter` and `policy` where there is a head."""
+    """What runs requests; `drafter` where there is a head, `policy` where anything drafts."""
 
     backend: Backend
     options: EngineOptions  # with all that was open decided
@@ -53,16 +55,20 @@ class EngineCore:
         memory = plan_memory(needs, options)
         backend.allocate(memory.cache)
         scheduler = _scheduler(options, memory)
-        drafter = policy = None
+        drafter = policy = sources = None
         if backend.head is not None:
             for name, vocab in vocabs.items():
                 backend.add_draft_vocab(name, vocab.ids)
             drafter = Drafter(backend)
+        if drafter is not None or options.speculate == "context":
             policy = _policy(backend, drafter, options)
+            sources = DraftSources(
+                backend, scheduler, policy, ContextDrafter(options), drafter, options.max_drafts
+            )
         rounds = None
         if backend.has_rounds:
             rounds = _rounds(backend, options, policy, scheduler.pool, vocabs)
-        loop = Loop(options, scheduler, backend, drafter, policy, rounds)
+        loop = Loop(options, scheduler, backend, sources, rounds)
         if rounds is not None and backend.device.type == "cuda":
             _keep_pauses_short(loop)
         return cls(backend, options, memory, scheduler, drafter, policy, loop)
@@ -77,9 +83,9 @@ def _scheduler(options: EngineOptions, memory: Memory) -> Scheduler:
     return Scheduler(pool, options, states)
 
 
-def _policy(backend: Backend, drafter: Drafter, options: EngineOptions) -> DraftPolicy:
+def _policy(backend: Backend, drafter: Drafter | None, options: EngineOptions) -> DraftPolicy:
     max_len = backend.model.max_len
-    if options.speculate != "auto":
+    if not options.is_automatic:
         return DraftPolicy(options, max_len)
     passes = BlankPasses(backend, drafter, max_rows=options.num_rows)
     with torch.inference_mode():  # before the first request: K/V memory is still scratch

@@ -54,8 +54,11 @@ class Engine:
         **settings: Unpack[EngineSettings],
     ):
         self.options = engine_options(options, settings)
-        if head is not None and self.options.speculate == 0:
-            raise ConfigError("a head was given with speculate 0, which runs none. Drop one.")
+        if head is not None and not self.options.runs_head:
+            raise ConfigError(
+                f"a head was given with speculate {self.options.speculate}, which runs none. "
+                "Drop one."
+            )
         if self.options.threads is not None:
             torch.set_num_threads(self.options.threads)
         checkpoint = open_runnable(
@@ -67,7 +70,7 @@ class Engine:
             checkpoint, Path(head) if head is not None else None, self.options.backend,
             device=self.options.device, dtype=self.options.dtype,
             max_model_len=self.options.max_model_len, layout=self.options.layout,
-            with_head=self.options.speculate != 0,
+            with_head=self.options.runs_head,
         )  # fmt: skip
         self.model = self.backend.model
         if source is not None and self.model.head is None:

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import torch
 
 from headstart.backends.base import Backend, TrunkRows
-from headstart.engine.auto.policy import DraftPolicy
-from headstart.engine.drafter import Drafter
-from headstart.engine.options import EngineOptions
+from headstart.engine.draft_sources import DraftSources
+from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.output import EngineStats, Update, emit, update_since
 from headstart.engine.request import Request, origins
 from headstart.engine.rounds import MeasuredRound, RoundOutcome, Rounds
@@ -32,14 +31,14 @@ class Loop:
         options: EngineOptions,
         scheduler: Scheduler,
         backend: Backend,
-        drafter: Drafter | None,
-        policy: DraftPolicy | None,
+        sources: DraftSources | None,
         rounds: Rounds | None = None,
     ):
         self.options, self.scheduler, self.backend = options, scheduler, backend
-        self.drafter, self.policy, self.rounds = drafter, policy, rounds
+        self.sources, self.rounds = sources, rounds
+        self.drafter = sources.drafter if sources is not None else None
+        self.policy = sources.policy if sources is not None else None
         self.stats = EngineStats()
-        self._max_drafts = options.max_drafts
         self._pass_seconds = 0.0  # of trunk and drafts together
         self._is_decoding = False  # whether no request of the last pass read its prompt
 
@@ -85,7 +84,7 @@ class Loop:
         works = [work for work in plan if work.needs_logits]
         if self.rounds is not None:
             works, logits = self.rounds.enter(works, logits)
-        draft_probs = self.drafter.probs if self.drafter is not None else None
+        draft_probs = self.sources.probs if self.sources is not None else None
         return verify(works, logits, chooser=self.backend, draft_probs=draft_probs)
 
     # Rounds on the device
@@ -191,11 +190,13 @@ class Loop:
         request.num_computed = work.start + valid
         if self.drafter is not None:
             self.drafter.feed(request, work.start, rows[:valid])
+        if self.sources is not None and verdict is None:
+            self.sources.copies.read(request, request.num_computed)
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
-        request.drafts = []
         update = None
         if verdict is not None:
             update = self._deliver(request, verdict, self._why_slow(request))
+        request.drafts, request.num_of_head = [], MAX_DRAFTS
         if self.scheduler.states is not None:
             self.scheduler.states.settle(work, valid)
         self._register(request)
@@ -216,38 +217,22 @@ class Loop:
         if before:
             # Drafts after a stop were right for nothing: they do not count as accepted.
             drafts, accepted = verdict.num_drafts, min(verdict.num_accepted, new)
-            request.stats.rounds[drafts, accepted] += 1
-            self.stats.observe(drafts, accepted, why_slow)
-            if self.policy is not None:
-                self.policy.observe(request, drafts, accepted)
+            request.stats.observe(drafts, accepted, request.num_of_head)
+            self.stats.observe(drafts, accepted, request.num_of_head, why_slow)
+            if self.sources is not None:
+                self.sources.observe(request, drafts, accepted, request.output_ids[before:])
         elif request.stats.first_token_seconds is None:
             request.stats.first_token_seconds = time.perf_counter() - request.created
         return update_since(request, before)
 
     def _draft(self, decided: list[Request]) -> None:
-        """Let the head catch up with the trunk, and guess for requests that go on here."""
-        if self.drafter is None or self.policy is None:
+        """Let the head catch up with the trunk, and draft for requests that go on here."""
+        if self.sources is None:
             return
         started = time.perf_counter()
         going = [r for r in self.scheduler.running if r.finish_reason is None]
-        chosen = self.policy.choose(self._drafting_here(decided), num_running=len(going))
-        drafting = {
-            request: drafts
-            for request, wanted in chosen.items()
-            if wanted and (drafts := self.scheduler.look_ahead(request, wanted))
-        }
-        # A head that reads a prompt, or what came without drafts, says nothing about draft costs.
-        is_usual = not self.drafter.is_behind(drafting, by=self._max_drafts + 1)
-        drafting_started = time.perf_counter()
-        self.drafter.propose(drafting)
-        seconds = time.perf_counter() - drafting_started
-        self._pass_seconds += seconds
-        if is_usual:
-            self.policy.observe_drafts(drafting, seconds)
-        reading_started = time.perf_counter()
-        self.drafter.catch_up([r for r in going if r not in drafting])
-        self._pass_seconds += time.perf_counter() - reading_started
-        self.stats.draft_reason = self.policy.reason
+        self._pass_seconds += self.sources.draft(self._drafting_here(decided), going)
+        self.stats.draft_reason = self.sources.policy.reason
         self.stats.draft_seconds += time.perf_counter() - started
 
     def _drafting_here(self, decided: list[Request]) -> list[Request]:
@@ -292,10 +277,8 @@ class Loop:
             self.rounds.remove(request)
         request.stats.total_seconds = time.perf_counter() - request.created
         self.scheduler.remove(request)
-        if self.drafter is not None:
-            self.drafter.forget(request)
-        if self.policy is not None:
-            self.policy.forget(request)
+        if self.sources is not None:
+            self.sources.forget(request)
 
     def abort(self, request: Request) -> None:
         """End a request now; its memory is free at once."""

@@ -6,22 +6,26 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Literal, TypedDict
 
 from headstart.backends.options import BackendOptions, KvDtype, Weights
+from headstart.copying.drafts import MAX_COPIED
 from headstart.errors import ConfigError, some
 
-Speculate = int | Literal["auto"]
-MAX_DRAFTS = 16
+Speculate = int | Literal["auto", "context"]
+MAX_DRAFTS = MAX_COPIED
 MENU = (0, 1, 2, 3, 5, 8)  # numbers of drafts that `auto` chooses among and times
+VERIFIED = (*MENU, MAX_COPIED)  # and those whose verification is timed: some may be copied
 
 
 def parse_speculate(text: str) -> Speculate:
-    """`auto` or a number, as people type it."""
+    """`auto`, `context` or a number, as people type it."""
     if text == "auto":
         return "auto"
+    if text == "context":
+        return "context"
     try:
         return int(text)
     except ValueError:
         raise ConfigError(
-            f"speculate is {text!r}; give auto or a number from 0 to {MAX_DRAFTS}.",
+            f"speculate is {text!r}; give auto, context or a number from 0 to {MAX_DRAFTS}.",
             field="speculate",
         ) from None
 
@@ -33,12 +37,16 @@ class EngineOptions:
     speculate: Speculate = field(
         default=3,
         metadata={
-            "help": "draft tokens per round: a number, 0 for none, or auto",
+            "help": "draft tokens per round: a number, 0 for none, auto, or context (copied only)",
             "parser": parse_speculate,
         },
     )
     speculate_off_above: int | None = field(
         default=None, metadata={"help": "no drafting while more than this many requests run"}
+    )
+    draft_from_answers: int = field(
+        default=0,
+        metadata={"help": "let auto and context copy from so many other answers, too"},
     )
     draft_vocab: str | None = field(
         default=None,
@@ -109,7 +117,8 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if not is_speculate(self.speculate):
             raise ConfigError(
-                f"speculate is {self.speculate!r}; give auto or a number from 0 to {MAX_DRAFTS}.",
+                f"speculate is {self.speculate!r}; give auto, context or a number from 0 to "
+                f"{MAX_DRAFTS}.",
                 field="speculate",
             )
         for name, least in _LEAST.items():
@@ -131,6 +140,12 @@ class EngineOptions:
                     f"{name} is {getattr(self, name)!r}; give one of {', '.join(choices)}.",
                     field=name,
                 )
+        if self.draft_from_answers and not self.is_automatic:
+            raise ConfigError(
+                f"draft_from_answers is {self.draft_from_answers} and speculate is "
+                f"{self.speculate}; only auto and context copy from answers. Give one of them.",
+                field="draft_from_answers",
+            )
         share = self.memory_fraction
         if share is not None and not (type(share) in (int, float) and 0 < share <= 1):
             raise ConfigError(
@@ -182,12 +197,26 @@ class EngineOptions:
     @property
     def max_drafts(self) -> int:
         """The most draft tokens a round may have."""
+        if self.speculate == "context":
+            return MAX_COPIED
         return MENU[-1] if self.speculate == "auto" else self.speculate
+
+    @property
+    def runs_head(self) -> bool:
+        """Whether a head is wanted at all."""
+        return self.speculate not in (0, "context")
+
+    @property
+    def is_automatic(self) -> bool:
+        """Whether the number of drafts goes by what rounds cost and bring."""
+        return self.speculate in ("auto", "context")
 
     @property
     def usual_drafts(self) -> int:
         """Draft tokens per round that limits are planned for; `auto` may choose more."""
-        return _AUTO_DRAFTS if self.speculate == "auto" else self.speculate
+        if self.speculate == "auto" or self.speculate == "context":
+            return _AUTO_DRAFTS
+        return self.speculate
 
 
 # In one trunk pass: enough for the products to be efficient, and no more where a pass takes long,
@@ -198,7 +227,7 @@ _CPU_WHOLE_ROWS = 2048  # where prompts are not cut: longer ones wait until no o
 _AUTO_DRAFTS = 3  # usual where `auto` decides
 _LEAST = {
     "block_size": 1, "max_running_requests": 1, "max_batched_tokens": 1, "max_model_len": 2,
-    "kv_bytes": 1, "threads": 1, "speculate_off_above": 0,
+    "kv_bytes": 1, "threads": 1, "speculate_off_above": 0, "draft_from_answers": 0,
 }  # fmt: skip
 _OPTIONAL = (
     "max_model_len", "kv_bytes", "threads", "speculate_off_above", "max_batched_tokens",
@@ -213,8 +242,8 @@ _CHOICES = {
 
 
 def is_speculate(value: Speculate | None) -> bool:
-    """Whether an engine can draft that many tokens: `auto`, or 0 to MAX_DRAFTS."""
-    return value == "auto" or (type(value) is int and 0 <= value <= MAX_DRAFTS)
+    """Whether an engine can draft so: `auto`, `context`, or 0 to MAX_DRAFTS tokens."""
+    return value in ("auto", "context") or (type(value) is int and 0 <= value <= MAX_DRAFTS)
 
 
 class EngineSettings(TypedDict, total=False):
@@ -222,6 +251,7 @@ class EngineSettings(TypedDict, total=False):
 
     speculate: Speculate
     speculate_off_above: int | None
+    draft_from_answers: int
     device: str
     dtype: str
     weights: Weights

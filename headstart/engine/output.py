@@ -76,6 +76,8 @@ class EngineStats:
 
     # Verification rounds of requests, by their numbers of drafts and of accepted drafts.
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    copied_drafts: int = 0  # of all drafts, those that were copied,
+    copied_accepted: int = 0  # and were right
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
@@ -90,9 +92,16 @@ class EngineStats:
     fast_rounds: int = 0
     slow_rounds: dict[str, int] = field(default_factory=dict)
 
-    def observe(self, num_drafts: int, num_accepted: int, why_slow: str | None) -> None:
-        """Count one round of one request; `why_slow`: why the host had to choose."""
+    def observe(
+        self, num_drafts: int, num_accepted: int, num_of_head: int, why_slow: str | None
+    ) -> None:
+        """Count one round of one request; drafts after those of the head were copied.
+
+        `why_slow`: why the host had to choose.
+        """
         self.rounds[num_drafts, num_accepted] += 1
+        self.copied_drafts += max(0, num_drafts - num_of_head)
+        self.copied_accepted += max(0, num_accepted - num_of_head)
         if why_slow is None:
             self.fast_rounds += 1
         else:

@@ -39,18 +39,23 @@ class State(Enum):
     FINISHED = "finished"
 
 
-Origin = Literal["accepted", "recovered", "bonus"]
+Origin = Literal["accepted", "copied", "recovered", "bonus"]
 
 
-def origins(num_accepted: int, num_drafts: int) -> tuple[Origin, ...]:
+def origins(
+    num_accepted: int, num_drafts: int, num_of_head: int = MAX_DRAFTS
+) -> tuple[Origin, ...]:
     """Where each emitted token of one request comes from.
 
+    Accepted drafts are the head's (`accepted`) or, after its first ones, copied from the context.
     The last one is the bonus token when every draft was accepted; without drafts, too, so that
     recovered and bonus tokens together count the passes of the trunk.
     """
     last: Origin = "bonus" if num_accepted == num_drafts else "recovered"
     accepted: Origin = "accepted"
-    return (*[accepted] * num_accepted, last)
+    copied: Origin = "copied"
+    num_copied = max(0, num_accepted - num_of_head)
+    return (*[accepted] * (num_accepted - num_copied), *[copied] * num_copied, last)
 
 
 @dataclass
@@ -59,6 +64,8 @@ class RequestStats:
 
     # Verification rounds, by their numbers of drafts and of accepted drafts.
     rounds: Counter[tuple[int, int]] = field(default_factory=Counter)
+    copied_drafts: int = 0  # of all drafts, those that were copied,
+    copied_accepted: int = 0  # and were right
     queue_seconds: float | None = None  # until it ran for the first time
     first_token_seconds: float | None = None
     total_seconds: float | None = None
@@ -67,6 +74,12 @@ class RequestStats:
     seed: int = 0
     max_tokens: int | None = None  # as resolved: by parameters, model length and memory
     draft_vocab: str | None = None  # None: the whole vocabulary
+
+    def observe(self, num_drafts: int, num_accepted: int, num_of_head: int) -> None:
+        """Count one round; drafts after those of the head were copied."""
+        self.rounds[num_drafts, num_accepted] += 1
+        self.copied_drafts += max(0, num_drafts - num_of_head)
+        self.copied_accepted += max(0, num_accepted - num_of_head)
 
     @property
     def acceptance(self) -> Acceptance:
@@ -106,6 +119,7 @@ class Request:
     num_computed: int = 0
     num_cached: int = 0  # prompt tokens that a prefix hit saved, at the last start
     drafts: list[int] = field(default_factory=list)
+    num_of_head: int = MAX_DRAFTS  # drafts from here on are copied
     states: StateTrack = field(default_factory=StateTrack)  # of recurrent layers
     origins: list[Origin] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -170,7 +184,7 @@ class Request:
 
     def reset(self) -> None:
         """Back to the start after preemption: everything is computed again, tokens stay."""
-        self.blocks, self.drafts = [], []
+        self.blocks, self.drafts, self.num_of_head = [], [], MAX_DRAFTS
         self.num_computed = self.num_registered = self.num_cached = 0
         self.states = StateTrack()
         self.state = State.WAITING
@@ -212,8 +226,8 @@ class Admission:
                 f"{params.min_tokens} tokens. Allow another token, or leave min_tokens out.",
                 field="allowed_token_ids",
             )
-        is_profiled = self._options.speculate == "auto"
-        if params.speculate == "auto" and not is_profiled and self._model.head is not None:
+        has_head = self._model.head is not None
+        if params.speculate == "auto" and not self._options.is_automatic and has_head:
             raise RequestError(
                 "speculate auto needs an engine that was started with speculate auto and has "
                 "timed its rounds. Start it so (serve --speculate auto), or give a number.",
@@ -224,7 +238,15 @@ class Admission:
                 f"speculate is {params.speculate}; this engine drafts up to {MAX_DRAFTS} tokens.",
                 field="speculate",
             )
-        if params.speculate and self._model.head is None:
+        copies = self._options.speculate == "context"
+        can_draft = {"auto": True, "head": has_head, "context": has_head or copies}
+        if not can_draft[params.draft_from]:
+            raise RequestError(
+                f"the request asks for draft_from {params.draft_from} and this engine runs without "
+                f"{'a head' if params.draft_from == 'head' else 'drafts'}. Leave the setting out, "
+                "or start it with a head, or with speculate context.", field="draft_from",
+            )  # fmt: skip
+        if params.speculate and not has_head and not copies:
             raise RequestError(
                 f"the request asks for speculate {params.speculate} and this engine runs without a "
                 "head (started with speculate 0, or the model has none). Leave the setting out.",

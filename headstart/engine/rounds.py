@@ -85,6 +85,8 @@ class Rounds:
 
     def why_not(self, request: Request) -> str | None:
         """What keeps a request out of rounds, or None."""
+        if request.params.draft_from == "context":
+            return "drafts from its context alone"
         return self._device.why_not(request.params)
 
     def fitting(self, works: Sequence[Work]) -> list[Work]:

@@ -74,8 +74,9 @@ def verify(
     for each in parts:
         accepted, name = len(each.tokens) - 1, each.work.request.id
         result[name] = Verdict(
-            each.tokens, list(origins(accepted, len(each.drafts))), accepted, len(each.drafts),
-            logprobs.get(name, []),
+            each.tokens,
+            list(origins(accepted, len(each.drafts), each.work.request.num_of_head)),
+            accepted, len(each.drafts), logprobs.get(name, []),
         )  # fmt: skip
     return result
 

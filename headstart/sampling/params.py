@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LogprobsMode = Literal["raw", "processed"]
 AcceptanceRule = Literal["match", "rejection"]
+DraftFrom = Literal["auto", "head", "context"]
 
 MASK64 = (1 << 64) - 1
 GAMMA = 0x9E3779B97F4A7C15  # odd, from the golden ratio: the step of splitmix64
@@ -72,6 +73,9 @@ class SamplingParams:
         "match", "match (text does not depend on K) or rejection (accepts a little more)"
     )
     draft_vocab: str | None = _setting(None, "draft vocabulary to use, by name")
+    draft_from: DraftFrom = _setting(
+        "auto", "where drafts come from: head, context (copied), or auto"
+    )
 
     def __post_init__(self) -> None:
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
@@ -179,6 +183,7 @@ def _check(params: SamplingParams) -> None:
     for name, choices in (
         ("logprobs_mode", get_args(LogprobsMode)),
         ("acceptance", get_args(AcceptanceRule)),
+        ("draft_from", get_args(DraftFrom)),
     ):
         if getattr(params, name) not in choices:
             raise ConfigError(

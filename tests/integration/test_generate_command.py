@@ -46,7 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["--top-p", "2"], "error: --top-p is 2.0; give a number above 0, up to 1.\n"),
         (["--memory-fraction=2"], "error: --memory-fraction is 2.0; give a number above 0, up "),
         (["--kv-bytes", "0"], "error: --kv-bytes is 0; give a whole number of at least 1.\n"),
-        (["--speculate", "many"], "error: --speculate is 'many'; give auto or a number from 0"),
+        (["--speculate", "many"], "error: --speculate is 'many'; give auto, context or a number"),
     ],
 )
 def test_a_bad_value_is_called_by_the_flag_that_was_typed(words: list[str], said: str) -> None:

@@ -35,7 +35,7 @@ class _Timed:
 class BlankPasses:
     """Times verifications and drafts that the host drives."""
 
-    def __init__(self, backend: Backend, drafter: Drafter, *, max_rows: int):
+    def __init__(self, backend: Backend, drafter: Drafter | None, *, max_rows: int):
         self.backend, self._drafter, self._max_rows = backend, drafter, max_rows
         self._sizes = backend.sizes
         slots = self._sizes.num_blocks * self._sizes.block_size
@@ -67,7 +67,10 @@ class BlankPasses:
     def draft_seconds(
         self, batch: int, counts: Sequence[int], params: SamplingParams
     ) -> list[float]:
-        """The same of drafting."""
+        """The same of drafting; nothing without a head."""
+        if self._drafter is None:
+            return [0.0] * len(counts)
+        drafter = self._drafter
         vocabs = {name: len(vocab.ids) for name, vocab in self.backend.draft_vocabs.items()}
         largest = max(vocabs, key=lambda name: vocabs[name], default=None)
         each = [(drafts, self._blank(batch, drafts, params)) for drafts in counts]
@@ -75,19 +78,21 @@ class BlankPasses:
         def draft(drafts: int, requests: Sequence[Request]) -> None:
             for request in requests:
                 request.draft_vocab = largest  # what a draft costs at most
-                self._drafter.resume(request, at=self._context)
-            self._drafter.propose(dict.fromkeys(requests, drafts))
+                drafter.resume(request, at=self._context)
+            drafter.propose(dict.fromkeys(requests, drafts))
 
         seconds = self._seconds(
             [_Timed(partial(draft, *own), partial(self._trunk, self._works(own[1], 0)))
              for own in each]
         )  # fmt: skip
         for request in (request for _, requests in each for request in requests):
-            self._drafter.forget(request)
+            drafter.forget(request)
         return seconds
 
     def _trunk(self, works: Sequence[Work]) -> torch.Tensor:
-        _, logits = self.backend.trunk_pass([work.rows(feeds_head=True) for work in works])
+        _, logits = self.backend.trunk_pass(
+            [work.rows(feeds_head=self._drafter is not None) for work in works]
+        )
         return logits
 
     def _works(self, requests: Sequence[Request], drafts: int) -> list[Work]:

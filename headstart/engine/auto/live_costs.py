@@ -87,7 +87,12 @@ class LiveCosts:
         """A round in which each request has its own number of drafts."""
         if self.uniform:
             return self.seconds(len(drafts), max(drafts), context)
-        verification = self.verify_seconds(len(drafts), len(drafts) + sum(drafts), context)
+        return self.seconds_with(drafts, 0, context)
+
+    def seconds_with(self, drafts: Sequence[int], more_rows: int, context: int = 0) -> float:
+        """The same where the host drives it, with rows of drafts that the head does not make."""
+        rows = len(drafts) + sum(drafts) + more_rows
+        verification = self.verify_seconds(len(drafts), rows, context)
         return verification + self._drafting(_active(drafts)) + self._overhead
 
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:

@@ -8,8 +8,11 @@ far. 0 is a candidate like any other.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Literal
 
+from headstart.copying.drafts import Copy
+from headstart.engine.auto.copies import CopyRates, PlannedRound, more_copied, with_copies
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.exploration import Exploration
 from headstart.engine.auto.live_costs import Choice, LiveCosts
@@ -47,11 +50,12 @@ class DraftPolicy:
     def reset(self) -> None:
         """Forget what requests have shown; what rounds cost stays known."""
         self.rates = AcceptanceRates()
+        self.copy_rates = CopyRates()
         self._exploration = Exploration(self.rates, self._options.max_drafts)
         self._last_k: dict[str, int] = {}  # by request
         self._typical_k = 0  # that of most requests in the last round, where a new request begins
         self.reason = ""
-        self.decided_by: DecidedBy = "fastest" if self._options.speculate == "auto" else "fixed"
+        self.decided_by: DecidedBy = "fastest" if self._options.is_automatic else "fixed"
         # over no drafts, as `auto` chose in about a hundred rounds: one round says little
         self.expected_speedup: float | None = None
 
@@ -74,11 +78,11 @@ class DraftPolicy:
             self.reason = f"{num_running} requests run, more than speculate_off_above {limit}"
             self.decided_by = "off_above"
             return dict.fromkeys(requests, 0)
-        rooms = {request: self._room(request) for request in requests}
+        rooms = {request: self.room(request) for request in requests}
         fixed = {
             request: asked if uniform else min(asked, rooms[request])
             for request in requests
-            if (asked := self._asked(request)) != "auto"
+            if (asked := self._of_head(request)) != "auto"
         }
         automatic = {request: rooms[request] for request in requests if request not in fixed}
         if not automatic:
@@ -96,11 +100,48 @@ class DraftPolicy:
         varied = self._exploration.vary(best, automatic, costs, break_even=choice.break_even)
         return {**fixed, **varied}
 
+    def plan(
+        self, requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
+    ) -> PlannedRound:
+        """Drafts of a round that the host drives; `copies` is what requests could copy."""
+        head = self.choose(requests, num_running)
+        if not copies or self.decided_by == "off_above":
+            return PlannedRound(head)
+        given = {  # a number of drafts that are to be copied
+            r: min(asked, len(copy.tokens))
+            for r, copy in copies.items()
+            if isinstance(asked := self._asked(r), int)
+        }
+        free = {r: copy for r, copy in copies.items() if r not in given}
+        costs = self._host_costs(requests)
+        if not free or costs is None:
+            return PlannedRound(head, given)
+        priors = self.rates.overall.priors(max(head.values()))
+        head_gains = {r: self.rates.gains(r.id, priors[:k]) for r, k in head.items()}
+        copy_gains = {r: self.copy_rates.gains(r.id, copy) for r, copy in free.items()}
+        context = sum(len(request.tokens) for request in requests)
+        planned = with_copies(head, head_gains, free, copy_gains, costs, context)
+        return replace(planned, copied={**given, **planned.copied})
+
+    def more_copied(self, request: Request, copy: Copy, planned: PlannedRound) -> int:
+        """Tokens to copy after the head's drafts, which agree with the copy as far as they go."""
+        if isinstance(self._asked(request), int):
+            return 0
+        gains = self.copy_rates.gains(request.id, copy, confirmed=True)
+        return more_copied(gains, len(request.drafts), planned.least_gain)
+
     def _asked(self, request: Request) -> Speculate:
         own = request.params.speculate
         return self._options.speculate if own is None else own
 
-    def _room(self, request: Request) -> int:
+    def _of_head(self, request: Request) -> int | Literal["auto"]:
+        """Drafts that the head is to make: none where a request drafts from its context."""
+        asked = self._asked(request)
+        if asked == "context" or request.params.draft_from == "context":
+            return 0
+        return asked if self._options.runs_head else 0
+
+    def room(self, request: Request) -> int:
         """Drafts that can still be used: a round emits one token more than it drafts."""
         return max(0, min(request.room, self._max_len - len(request.tokens)) - 1)
 
@@ -156,8 +197,14 @@ class DraftPolicy:
         if free:
             self._typical_k = max(set(free), key=free.count)
 
+    def observe_copy(
+        self, request: Request, copy: Copy, emitted: list[int], *, confirmed: bool
+    ) -> None:
+        """What a request went on with where it could copy, whether it did or not."""
+        self.copy_rates.observe(request.id, copy, emitted, confirmed=confirmed)
+
     def observe(self, request: Request, num_drafts: int, num_accepted: int) -> None:
-        """What became of a request's drafts in one round; of use where `auto` may choose."""
+        """What became of the head's drafts in one round; of use where `auto` may choose."""
         if num_drafts and self._options.speculate == "auto":
             self.rates.observe(request.id, num_drafts, num_accepted)
             self._exploration.observe(request.id, is_right=num_accepted > 0)
@@ -201,7 +248,8 @@ class DraftPolicy:
         return costs.seconds(batch, num_drafts) if costs is not None else None
 
     def forget(self, request: Request) -> None:
-        if self._options.speculate == "auto":
+        if self._options.is_automatic:
             self.rates.forget(request.id)
+            self.copy_rates.forget(request.id)
             self._last_k.pop(request.id, None)
             self._exploration.forget(request.id)

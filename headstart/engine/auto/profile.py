@@ -19,7 +19,7 @@ from headstart.engine.auto.costs import (
     level,
     level_surface,
 )
-from headstart.engine.options import MENU
+from headstart.engine.options import MENU, VERIFIED
 from headstart.sampling.params import SamplingParams
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -63,7 +63,7 @@ def profile_passes(timer: PassTimer, max_batch: int, params: SamplingParams) -> 
     step: list[tuple[int, float]] = []  # and for each one more
     spent = last = 0.0
     for batch in [size for size in _BATCHES if size == 1 or size <= max_batch]:
-        drafts = [count for count in MENU if timer.has_room(batch, count)]
+        drafts = [count for count in VERIFIED if timer.has_room(batch, count)]
         if spent + 2 * last > _BUDGET_SECONDS:
             # A few numbers of drafts say enough of the one batch that is still timed.
             is_quick = verification[0][1][0][1] < _QUICK_SECONDS
@@ -75,9 +75,10 @@ def profile_passes(timer: PassTimer, max_batch: int, params: SamplingParams) -> 
         started = time.perf_counter()
         seconds = timer.verify_seconds(batch, drafts, params)
         verification.append((batch, tuple(zip(drafts, seconds, strict=True))))
-        one, several = timer.draft_seconds(batch, (1, drafts[-1]), params)
+        most = max(count for count in MENU if count <= drafts[-1])
+        one, several = timer.draft_seconds(batch, (1, most), params)
         first.append((batch, one))
-        more = max(0.0, several - one) / (drafts[-1] - 1) if drafts[-1] > 1 else one
+        more = max(0.0, several - one) / (most - 1) if most > 1 else one
         step.append((batch, more))
         last = time.perf_counter() - started
         spent += last

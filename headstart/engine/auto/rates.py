@@ -40,9 +40,12 @@ class Rates:
         right = self.right[depth - 1] if depth <= len(self.right) else 0.0
         return (right + prior * weight) / (tried + weight)
 
-    def priors(self, num_drafts: int) -> list[float]:
-        """Conditional rates by depth; a depth never seen is taken to be like the one before."""
-        rates, rate = [], _PRIOR_RATE
+    def priors(self, num_drafts: int, first: float = _PRIOR_RATE) -> list[float]:
+        """Conditional rates by depth; a depth never seen is taken to be like the one before.
+
+        `first`: what is taken of the first depth before anything was seen.
+        """
+        rates, rate = [], first
         for depth in range(1, num_drafts + 1):
             rate = self.conditional(depth, rate)
             rates.append(rate)
@@ -65,6 +68,7 @@ class AcceptanceRates:
         self._own: dict[str, Rates] = {}
 
     def observe(self, request_id: str, num_drafts: int, num_accepted: int) -> None:
+        """What became of the drafts of a round."""
         self.overall.observe(num_drafts, num_accepted)
         self._own.setdefault(request_id, Rates()).observe(num_drafts, num_accepted)
 

@@ -12,7 +12,7 @@ from headstart.errors import ConfigError
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"weights": "int2"}, "weights is 'int2'; give one of as-dtype, int8"),
     ({"layout": "foo"}, "layout is 'foo'; give one of own, vllm, sglang"),
-    ({"speculate": 2.5}, r"speculate is 2\.5; give auto or a number from 0 to 16"),
+    ({"speculate": 2.5}, r"speculate is 2\.5; give auto, context or a number from 0 to 16"),
     ({"speculate": True}, "speculate is True; give"),
     ({"speculate": "3"}, "speculate is '3'; give"),
     ({"speculate": 17}, "speculate is 17; give"),

@@ -1,0 +1,106 @@
+"""Which requests copy from their context in the next round, and how many tokens.
+
+Copied drafts cost rows of the verification and no steps of the head. What they promise is known
+from live rounds, by how long the match is: every round shows whether its copies would have been
+right, used or not. Where the head drafts, and its drafts agree with the copy, the copy goes on
+after them, and promises more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
+
+from headstart.copying.drafts import MAX_COPIED, Copy
+from headstart.engine.auto.live_costs import LiveCosts
+from headstart.engine.auto.rates import AcceptanceRates
+from headstart.engine.request import Request
+
+_COUNTS = (1, 2, 3, 5, 8, 12, MAX_COPIED)  # copied tokens that are considered
+_CLEARLY = 1.02  # times the speed that another source must promise
+# How often a token copied after so long a match is right, before any was seen.
+_PRIORS = {2: 0.4, 3: 0.6, 4: 0.8, 5: 0.9, 6: 0.95}
+_CONFIRMED_PRIOR = 0.85  # and where the head's drafts agree with it
+
+
+def length_class(length: int) -> int:
+    """Matches that are judged together: 3 tokens, 4 to 7, 8 to 15, 16 to 31, and more."""
+    return max(2, min(length.bit_length(), 6))
+
+
+@dataclass
+class CopyRates:
+    """How often copied tokens were right, by length of the match and what the head said."""
+
+    _rates: dict[tuple[int, bool], AcceptanceRates] = field(default_factory=dict)
+
+    def observe(self, request_id: str, copy: Copy, emitted: list[int], *, confirmed: bool) -> None:
+        """What a request went on with, at the place that `copy` was for."""
+        right = copy.num_right(emitted)
+        is_known = right < min(len(emitted), len(copy.tokens))  # the next one was wrong
+        for kind in {False, confirmed}:
+            own = self._rates.setdefault((length_class(copy.length), kind), AcceptanceRates())
+            own.observe(request_id, right + is_known, right)
+
+    def gains(self, request_id: str, copy: Copy, *, confirmed: bool = False) -> list[float]:
+        """Expected tokens of each copied one: how often it and all before it are right."""
+        kind = length_class(copy.length)
+        own = self._rates.get((kind, confirmed)) or AcceptanceRates()
+        prior = _CONFIRMED_PRIOR if confirmed else _PRIORS[kind]
+        priors = own.overall.priors(len(copy.tokens), first=max(prior, _PRIORS[kind]))
+        return own.gains(request_id, priors)
+
+    def forget(self, request_id: str) -> None:
+        for own in self._rates.values():
+            own.forget(request_id)
+
+
+@dataclass(frozen=True)
+class PlannedRound:
+    """Drafts of a round that the host drives: by the head, and copied instead of it."""
+
+    head: dict[Request, int]
+    copied: dict[Request, int] = field(default_factory=dict)
+    least_gain: float = 1.0  # expected tokens from which on one more row pays
+
+
+def with_copies(
+    head: Mapping[Request, int],
+    head_gains: Mapping[Request, Sequence[float]],
+    copies: Mapping[Request, Copy],
+    copy_gains: Mapping[Request, Sequence[float]],
+    costs: LiveCosts,
+    context: int,
+) -> PlannedRound:
+    """The round in which requests copy where that makes it faster; `head` are the head's drafts."""
+    drafts, copied = dict(head), dict[Request, int]()
+    tokens = sum(1 + sum(head_gains[r][:k]) for r, k in drafts.items())
+    speed = tokens / costs.seconds_of(list(drafts.values()), context)
+    for request in sorted(copies, key=lambda request: -copies[request].length):
+        own, gains = drafts[request], copy_gains[request]
+        without = tokens - sum(head_gains[request][:own])
+        others = {**drafts, request: 0}
+        rows = sum(copied.values())
+        best, least = 0, speed * _CLEARLY
+        for count in _COUNTS:
+            if count > len(gains):
+                break
+            expected = without + sum(gains[:count])
+            seconds = costs.seconds_with(list(others.values()), rows + count, context)
+            if expected / seconds > least:
+                best, least = count, expected / seconds
+        if best:
+            drafts[request], copied[request] = 0, best
+            tokens, speed = without + sum(gains[:best]), least
+    rows = sum(copied.values())
+    # So many more at once: a single row may cost nothing where rows are computed in groups.
+    more = costs.seconds_with(list(drafts.values()), rows + MAX_COPIED, context)
+    row_seconds = (more - costs.seconds_with(list(drafts.values()), rows, context)) / MAX_COPIED
+    return PlannedRound(drafts, copied, speed * row_seconds)
+
+
+def more_copied(gains: Sequence[float], num_drafts: int, least_gain: float) -> int:
+    """Copied tokens worth adding after `num_drafts` drafts that agree with them."""
+    worth = takewhile(lambda gain: gain > least_gain, gains[num_drafts:])
+    return sum(1 for _ in worth)

@@ -1,0 +1,254 @@
+"""Drafts copied from the context change speed and nothing else, whatever else a request asks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.engine_runs import (
+    VOCAB,
+    checkpoint,
+    greedy,
+    ids_of,
+    make_prompts,
+    run,
+    seeded,
+    soft,
+    start,
+)
+from support.head_edits import edited
+from support.tiny_fixture import Tiny
+
+from headstart.copying.drafts import Copy
+from headstart.engine.auto.copies import PlannedRound
+from headstart.engine.engine import Engine
+from headstart.engine.output import Result
+from headstart.engine.request import Request
+from headstart.errors import ConfigError, RequestError
+from headstart.sampling.params import SamplingParams
+
+BEGINNINGS = make_prompts()[:6]
+SETTINGS = {
+    "greedy": greedy(),
+    "sampled": seeded(temperature=0.8),
+    "penalties": seeded(temperature=0.7, repetition_penalty=1.2, presence_penalty=0.3),
+    "truncated": seeded(temperature=1.0, top_p=0.9, top_k=12, min_p=0.01),
+    "biased": seeded(temperature=0.9, logit_bias={3: 2.0, 5: -3.0}, banned_token_ids=(7, 8)),
+    "log-probabilities": seeded(temperature=0.8, logprobs=2, min_tokens=4),
+}
+FAMILIES = ("mimo", "qwen3_next", "deepseek_v3", "mimo_v2")
+
+
+def origins_of(results: Sequence[Result]) -> set[str]:
+    return {origin for result in results for one in result.outputs for origin in one.origins}
+
+
+def assert_copies_are_alive(results: Sequence[Result]) -> None:
+    """Some copied drafts were right and some were wrong: otherwise nothing is shown."""
+    assert {"copied", "recovered", "bonus"} <= origins_of(results)
+
+
+@cache
+def prompts_of(folder: Path) -> list[list[int]]:
+    """What the model would write, changed here and there, and the same beginning again.
+
+    So there is much to copy, and some of it is wrong.
+    """
+    said = ids_of(run(start(folder, speculate=0), BEGINNINGS, greedy(60)))
+    changed = [[(t + 1) % VOCAB if i % 7 == 6 else t for i, t in enumerate(own)] for own in said]
+    return [[*begin, *own, *begin] for begin, own in zip(BEGINNINGS, changed, strict=True)]
+
+
+def copied(params: SamplingParams, drafts: int = 16) -> SamplingParams:
+    return replace(params, draft_from="context", speculate=drafts)
+
+
+@pytest.fixture(scope="module")
+def flat(tiny: Tiny) -> Path:
+    return soft(tiny)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_texts_are_those_without_drafts(flat: Path, name: str) -> None:
+    params = SETTINGS[name]
+    plain = run(start(flat, speculate=0), prompts_of(flat), params)
+    engine = start(flat, speculate=3)
+    results = run(engine, prompts_of(flat), copied(params))
+    assert ids_of(results) == ids_of(plain)
+    assert_copies_are_alive(results)
+    stats = engine.stats
+    assert 0 < stats.copied_accepted < stats.copied_drafts
+    for one, other in zip(plain, results, strict=True):
+        asked = one.outputs[0].logprobs or []
+        found = [each.logprob for each in other.outputs[0].logprobs or []]
+        assert found == pytest.approx([each.logprob for each in asked])
+    assert "accepted" not in origins_of(results)  # the head was not asked
+    assert sum(r.stats.copied_accepted for r in results) == stats.copied_accepted
+
+
+@pytest.mark.parametrize("drafts", [1, 5, 16])
+def test_every_number_of_copied_drafts_gives_the_same_text(flat: Path, drafts: int) -> None:
+    params = SETTINGS["sampled"]
+    plain = ids_of(run(start(flat, speculate=0), prompts_of(flat), params))
+    results = run(start(flat, speculate=3), prompts_of(flat), copied(params, drafts))
+    assert ids_of(results) == plain
+    most = max(k for r in results for k, _ in r.stats.rounds)
+    assert most == drafts
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_kind_of_model_copies(tiny: Tiny, family: str) -> None:
+    folder = checkpoint(tiny, family)
+    prompts = prompts_of(folder)
+    plain = ids_of(run(start(folder, speculate=0), prompts, greedy()))
+    results = run(start(folder, speculate=3), prompts, copied(greedy()))
+    assert ids_of(results) == plain
+    assert_copies_are_alive(results)
+
+
+def take_all_copies(engine: Engine) -> None:
+    """Whatever rounds cost: copies where there are any, after the head's drafts if they agree."""
+    assert engine.policy is not None
+    policy, rounds = engine.policy, {"count": 0}
+    drafts = 2 if engine.model.head is not None else 0
+
+    def plan(
+        requests: Sequence[Request], num_running: int, copies: dict[Request, Copy]
+    ) -> PlannedRound:
+        head = {request: min(drafts, policy.room(request)) for request in requests}
+        rounds["count"] += 1
+        instead = {r: len(copy.tokens) for r, copy in copies.items() if rounds["count"] % 2}
+        return PlannedRound({r: 0 if r in instead else k for r, k in head.items()}, instead, 0.0)
+
+    policy.plan = plan  # type: ignore[assignment]
+
+
+def with_both(folder: Path, **settings: Any) -> Engine:
+    engine = start(folder, speculate="auto", **settings)
+    take_all_copies(engine)
+    return engine
+
+
+def test_head_and_copies_take_turns_in_one_text(flat: Path) -> None:
+    params = greedy(60)
+    plain = run(start(flat, speculate=0), prompts_of(flat), params)
+    results = run(with_both(flat), prompts_of(flat), params)
+    assert ids_of(results) == ids_of(plain)
+    assert origins_of(results) == {"accepted", "copied", "recovered", "bonus"}
+    # The head's first drafts, then a copy that agrees with them, in one round.
+    pairs = {
+        pair for r in results for o in r.outputs
+        for pair in zip(o.origins, o.origins[1:], strict=False)
+    }  # fmt: skip
+    assert ("accepted", "copied") in pairs
+
+
+def test_little_memory_prefix_hits_and_preemption(flat: Path) -> None:
+    params = SETTINGS["sampled"]
+    plain = ids_of(run(start(flat, speculate=0), prompts_of(flat), params))
+    engine = with_both(flat, slots=160, max_batched_tokens=32)
+    results = run(engine, prompts_of(flat), params)
+    again = run(engine, prompts_of(flat), params)
+    assert ids_of(results) == ids_of(again) == plain
+    assert engine.stats.preemptions > 0 and engine.stats.cached_tokens > 0
+    assert_copies_are_alive(results)
+
+
+def test_aborted_requests_leave_nothing_behind(flat: Path) -> None:
+    engine = with_both(flat)
+    plain = ids_of(run(start(flat, speculate=0), prompts_of(flat)[:2], SETTINGS["sampled"]))
+    doomed = [engine.add(prompt, SETTINGS["sampled"]) for prompt in prompts_of(flat)[2:6]]
+    kept = [engine.add(prompt, SETTINGS["sampled"]) for prompt in prompts_of(flat)[:2]]
+    for _ in range(4):
+        engine.step()
+    for name in doomed:
+        engine.abort(name)
+    while engine.has_work:
+        engine.step()
+        engine.scheduler.check()
+    assert ids_of([engine.collect(name) for name in kept]) == plain
+    assert engine.loop.sources is not None
+    assert not engine.loop.sources.copies._texts
+
+
+def test_the_rejection_rule_takes_copies_for_certain_drafts(flat: Path) -> None:
+    params = seeded(temperature=1.0, acceptance="rejection", max_tokens=40)
+    results = run(with_both(flat), prompts_of(flat), params)
+    assert_copies_are_alive(results)
+    assert all(0 <= token < VOCAB for one in ids_of(results) for token in one)
+
+
+def test_a_model_without_a_head_drafts_from_its_context(tiny: Tiny) -> None:
+    folder = tiny("llama", **{**_PLAIN, "rate": 0.9})
+    prompts = prompts_of(folder)
+    plain = ids_of(run(start(folder, speculate=0), prompts, greedy()))
+    engine = start(folder, speculate="context")
+    take_all_copies(engine)
+    results = run(engine, prompts, greedy())
+    assert engine.model.head is None and ids_of(results) == plain
+    assert {"copied", "bonus"} <= origins_of(results)
+    with pytest.raises(RequestError, match="without a head"):
+        engine.add([1, 2], greedy(draft_from="head"))
+    with pytest.raises(RequestError, match="without drafts"):
+        start(folder, speculate=0).add([1, 2], greedy(draft_from="context"))
+
+
+_PLAIN: dict[str, Any] = {
+    "seed": 1, "dtype": "F32", "hidden_size": 128, "vocab_size": 64, "head_dim": 16,
+    "intermediate_size": 64, "num_hidden_layers": 2, "with_head": False,
+}  # fmt: skip
+
+
+def test_the_policy_itself_copies_where_that_pays(flat: Path) -> None:
+    """Rows cost nothing here and the head's steps do: long matches that are right are copied."""
+    from headstart.engine.auto.costs import RoundCosts
+    from headstart.engine.auto.live_costs import LiveCosts
+
+    engine = start(flat, speculate="auto")
+    table = RoundCosts(((1, ((0, 1.0), (16, 1.2))), (16, ((0, 1.0), (16, 1.2)))), ((1, 0.3),))
+    assert engine.policy is not None
+    engine.policy._costs = engine.policy._greedy_costs = LiveCosts(table)
+    engine.policy._costs.observe_verify = lambda *given: None  # type: ignore[method-assign]
+    engine.policy._costs.observe_drafts = lambda *given: None  # type: ignore[method-assign]
+    params = greedy(max_tokens=200)
+    results = run(engine, prompts_of(flat)[:1], params)
+    assert ids_of(results) == ids_of(run(start(flat, speculate=0), prompts_of(flat)[:1], params))
+    assert results[0].stats.copied_accepted > 60  # greedy text of a small model soon repeats
+    only_head = run(engine, prompts_of(flat)[:1], replace(params, draft_from="head"))
+    assert only_head[0].stats.copied_drafts == 0
+
+
+def test_other_answers_are_copied_only_where_asked_and_by_salt(flat: Path) -> None:
+    params = seeded(temperature=1.0, max_tokens=60)
+    lone = [5, 9, 13, 17, 21, 33]
+    engine = start(flat, speculate="context", draft_from_answers=2)
+    take_all_copies(engine)
+    first, again = (run(engine, [lone], params)[0] for _ in range(2))
+    assert first.outputs[0].token_ids == again.outputs[0].token_ids
+    assert again.stats.copied_accepted > first.stats.copied_accepted + 20
+    other = run(engine, [lone], params, cache_salt="someone else")[0]
+    assert other.stats.copied_accepted == first.stats.copied_accepted
+    with pytest.raises(ConfigError, match="draft_from_answers"):
+        start(flat, speculate=3, draft_from_answers=2)
+
+
+def test_a_copy_from_the_wrong_place_is_refused_by_the_trunk(flat: Path, tmp_path: Path) -> None:
+    """The control: another trunk refuses what this one's context would go on with."""
+
+    def shuffle(own: dict[str, torch.Tensor]) -> None:
+        own["lm_head.weight"] = own["lm_head.weight"].roll(1, 0)
+
+    other = edited(flat, tmp_path / "rolled", change=shuffle)
+    right, wrong = (
+        run(start(folder, speculate=3), prompts_of(flat), copied(greedy(6))) for folder in (flat, other)
+    )
+    shares = [
+        sum(r.stats.copied_accepted for r in each) / max(1, sum(r.stats.copied_drafts for r in each))
+        for each in (right, wrong)
+    ]
+    assert shares[0] != shares[1]
