@@ -174,7 +174,8 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
     elif mean_speed_up(races) < 1:
         console.print("speed     below 1x: on this machine drafting cost more than it brought")
     if console.is_terminal:
-        console.print("colours   [green]accepted drafts[/], [red]recovered[/], bonus tokens")
+        drafts = "[green]accepted drafts[/], [cyan]copied ones[/]"
+        console.print(f"colours   {drafts}, [red]recovered[/], bonus tokens")
 
 
 def next_steps(page: Path, *, is_trained: bool) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:  # torch may not be loaded before `limit_spinning`
     from headstart.engine.engine import Engine
     from headstart.engine.output import Update
 
-_COLOURS = {"accepted": "green", "recovered": "red", "bonus": "default"}
+_COLOURS = {"accepted": "green", "copied": "cyan", "recovered": "red", "bonus": "default"}
 
 
 class Tint:
@@ -105,7 +105,7 @@ def answer(
         cut = f"; cut off at {asked} tokens (--max-tokens)" if is_cut else ""
         print(
             f"{len(said.token_ids)} tokens in {stats.rounds} rounds, acceptance length "
-            f"{stats.length:.2f}{cut}",
+            f"{stats.length:.2f}{_copied(said.stats.copied_accepted)}{cut}",
             file=sys.stderr,
         )
     return {
@@ -114,7 +114,12 @@ def answer(
         "origins": said.origins,
         "finish_reason": said.finish_reason,
         "acceptance": stats.as_json(),
+        "copied_tokens": said.stats.copied_accepted,
     }
+
+
+def _copied(count: int) -> str:
+    return f", {count} of them copied from the context" if count else ""
 
 
 def _show(console: Console, tint: Tint, update: Update) -> None:

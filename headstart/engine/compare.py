@@ -55,6 +55,7 @@ class Comparison:
     cumulative_acceptance: list[float]
     accepted_per_round: list[float]  # by depth; their sum and 1 are the length
     acceptance_length: float
+    copied_tokens: int
     divergence: Divergence | None
     text: str
 
@@ -75,6 +76,8 @@ class Comparison:
             f"speed-up         {self.speed_up:8.2f}x",
             f"accepted         {depths} per round by depth, length {self.acceptance_length:.2f}",
         ]
+        if self.copied_tokens:
+            lines.append(f"copied           {self.copied_tokens:8} tokens, from the context")
         if self.divergence is None:
             lines.append(f"texts            identical ({self.num_tokens} tokens)")
         else:
@@ -107,6 +110,7 @@ def compare_runs(engine: Engine, prompt: Prompt, params: SamplingParams) -> Comp
         acceptance.cumulative,
         acceptance.per_round,
         acceptance.length,
+        other.stats.copied_accepted,
         find_divergence(
             engine, answers["plain"].prompt_token_ids, params, one.token_ids, other.token_ids
         ),

@@ -190,7 +190,7 @@ class Loop:
         request.num_computed = work.start + valid
         if self.drafter is not None:
             self.drafter.feed(request, work.start, rows[:valid])
-        if self.sources is not None and verdict is None:
+        if self.sources is not None and verdict is None and self._stays_here(request):
             self.sources.copies.read(request, request.num_computed)
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         update = None
@@ -234,6 +234,10 @@ class Loop:
         self._pass_seconds += self.sources.draft(self._drafting_here(decided), going)
         self.stats.draft_reason = self.sources.policy.reason
         self.stats.draft_seconds += time.perf_counter() - started
+
+    def _stays_here(self, request: Request) -> bool:
+        """Whether the host will decide a request's tokens."""
+        return self.rounds is None or not self.rounds.takes(request)
 
     def _drafting_here(self, decided: list[Request]) -> list[Request]:
         """Requests that go on with the host; those that enter the rounds next draft there."""

@@ -1,12 +1,19 @@
-"""What `auto` would bring: its own policy, played over answers whose right drafts are known."""
+"""What `auto` would bring: its own policy, played over answers whose right drafts are known.
+
+Copies are found in the texts themselves, by the code that serves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from headstart.engine.auto.costs import RoundCosts
+from headstart.copying.drafts import Copy
+from headstart.engine.auto.copies import PlannedRound
+from headstart.engine.auto.costs import Curve, RoundCosts
 from headstart.engine.auto.policy import DraftPolicy
-from headstart.engine.options import EngineOptions
+from headstart.engine.copies import ContextDrafter
+from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.request import Request
 from headstart.simulate.answers import GREEDY, NO_LIMIT
 from headstart.simulate.cost import Costs
@@ -15,63 +22,180 @@ from headstart.simulate.matches import Matches
 _NO_LENGTH = 1 << 40
 
 
+@dataclass(frozen=True)
+class Played:
+    """What playing answers came to: speed over no drafts, and tokens that were copied."""
+
+    speed_up: float
+    copied_share: float  # of all tokens
+
+
 def auto_speed(
     answers: Sequence[Matches], costs: Costs, requests: int, max_drafts: int
 ) -> float | None:
-    """Speed over no drafts, so many requests at a time; None where no answer has a round.
+    """Speed of the head alone, so many requests at a time; None where no answer has a round.
 
     Rounds take what `costs` say, all requests with the same number of drafts or between two such
     rounds. Seconds do not vary, and of the time that `auto` takes to decide nothing is counted.
     """
     curve = tuple((k, costs.round_seconds(requests, k)) for k in range(max_drafts + 1))
     table = RoundCosts(((requests, curve),))
-    policy = DraftPolicy(EngineOptions(speculate="auto"), _NO_LENGTH, table)
-    going = [each for each in answers if _Answer(each, 0).is_going]
-    if not going:
-        return None
-    # Fewer answers than requests come several times: the batch is to be full.
-    count = max(len(going), requests)
-    waiting = [_Answer(going[number % len(going)], number) for number in range(count)]
-    tokens, seconds, running = 0, 0.0, list[_Answer]()
-    while len(waiting) + len(running) >= requests:
-        while waiting and len(running) < requests:
-            running.append(waiting.pop(0))
-        by_request = {each.request: each for each in running}
-        chosen = policy.choose(list(by_request), len(running))
-        drafts = {r: min(k, max_drafts) for r, k in chosen.items()}
-        mean = sum(drafts.values()) / len(drafts)
-        took = table.verify_seconds(requests, round(requests * (1 + mean)))
-        seconds += took
-        policy.observe_verify(list(by_request), round(len(running) * (1 + mean)), took)
-        for request, each in by_request.items():
-            tokens += each.advance(drafts[request], policy)
-        for each in [each for each in running if not each.is_going]:
-            running.remove(each)
-            policy.forget(each.request)
-    return tokens / seconds * costs.round_seconds(requests, 0) / requests
+    played = _Play(EngineOptions(speculate="auto"), table, requests, max_drafts).run(answers)
+    return None if played is None else played.speed_up
+
+
+def copying_speed(
+    answers: Sequence[Matches], texts: Mapping[str, list[int]], costs: Costs, verify: Curve,
+    requests: int, max_drafts: int, *, with_head: bool,
+) -> Played | None:  # fmt: skip
+    """The same with drafts from the context, beside the head or alone.
+
+    `texts` are token ids by record; `verify` what rounds take whose drafts cost nothing.
+    """
+    known = RoundCosts(((requests, verify),))
+    steps = costs.round_seconds(requests, max_drafts) - costs.round_seconds(requests, 1)
+    rows = known.round_seconds(requests, max_drafts) - known.round_seconds(requests, 1)
+    step = max(0.0, steps - rows) / max(1, max_drafts - 1)
+    first = costs.round_seconds(requests, 1) - known.round_seconds(requests, 1)
+    start = max(0.0, first - step)
+    table = RoundCosts(known.verify, ((requests, step),), ((requests, start),))
+    options = EngineOptions(speculate="auto" if with_head else "context")
+    return _Play(options, table, requests, max_drafts, texts).run(answers)
+
+
+class _Play:
+    """A batch of answers that is kept full, round by round."""
+
+    def __init__(
+        self, options: EngineOptions, table: RoundCosts, requests: int, max_drafts: int,
+        texts: Mapping[str, list[int]] | None = None,
+    ):  # fmt: skip
+        self._policy, self._table = DraftPolicy(options, _NO_LENGTH, table), table
+        self._requests, self._max_drafts, self._texts = requests, max_drafts, texts
+        self._copies = ContextDrafter(options) if texts is not None else None
+        self._rows = self._steps = self._copied = 0
+
+    def run(self, answers: Sequence[Matches]) -> Played | None:
+        going = [each for each in answers if _Answer(each, 0, None).is_going]
+        if not going:
+            return None
+        # Fewer answers than requests come several times: the batch is to be full.
+        count, requests = max(len(going), self._requests), self._requests
+        waiting = [
+            _Answer(going[number % len(going)], number, self._texts) for number in range(count)
+        ]
+        tokens, seconds, running = 0, 0.0, list[_Answer]()
+        while len(waiting) + len(running) >= requests:
+            while waiting and len(running) < requests:
+                running.append(waiting.pop(0))
+            given, took = self._round(running)
+            tokens, seconds = tokens + given, seconds + took
+            for each in [each for each in running if not each.is_going]:
+                running.remove(each)
+                self._policy.forget(each.request)
+                if self._copies is not None:
+                    self._copies.forget(each.request)
+        speed_up = tokens / seconds * self._table.round_seconds(requests, 0) / requests
+        return Played(speed_up, self._copied / tokens)
+
+    def _round(self, running: Sequence[_Answer]) -> tuple[int, float]:
+        """Tokens that one round gives, and its seconds."""
+        requests = {each.request: each for each in running}
+        copies = self._find(requests)
+        planned = self._policy.plan(list(requests), len(running), copies)
+        self._rows = 0
+        drafting = {r: min(k, self._max_drafts) for r, k in planned.head.items() if k}
+        more = self._policy.more_copied
+        tokens = 0
+        for request, each in requests.items():
+            of_head, copy = drafting.get(request, 0), copies.get(request)
+            drafts = _drafts(each, of_head, copy, planned, more)
+            self._rows += drafts
+            given, copied = each.advance(of_head, drafts, copy, self._policy)
+            tokens += given
+            self._copied += copied
+        table, size = self._table, len(running)
+        rows = round(size + self._rows)
+        took = table.verify_seconds(size, rows)
+        self._policy.observe_verify(list(requests), rows, took)
+        deepest = max(drafting.values(), default=0)
+        active = [sum(k > depth for k in drafting.values()) for depth in range(deepest)]
+        took += table.start_seconds(len(drafting)) + sum(map(table.draft_seconds, active))
+        return tokens, took
+
+    def _find(self, requests: Mapping[Request, _Answer]) -> dict[Request, Copy]:
+        if self._copies is None:
+            return {}
+        return {
+            request: copy
+            for request in requests
+            if (copy := self._copies.find(request, min(MAX_DRAFTS, self._policy.room(request))))
+        }
+
+
+def _drafts(
+    answer: _Answer, of_head: int, copy: Copy | None, planned: PlannedRound,
+    more: Callable[[Request, Copy, PlannedRound], int],
+) -> int:  # fmt: skip
+    """Drafts of one request: the head's, and those that are copied instead or after them."""
+    request = answer.request
+    if copy is None:
+        return of_head
+    if not of_head:
+        return planned.copied.get(request, 0)
+    # Drafts that are right agree; that both are wrong in the same way is not known.
+    if min(answer.leading, len(copy.tokens), copy.num_right(answer.following)) < of_head:
+        return of_head
+    request.drafts = copy.tokens[:of_head]
+    found = of_head + more(request, copy, planned)
+    request.drafts = []
+    return found
 
 
 class _Answer:
     """An answer on its way: the newest token is a_`newest`."""
 
-    def __init__(self, matches: Matches, number: int):
+    def __init__(self, matches: Matches, number: int, texts: Mapping[str, list[int]] | None):
         self._leading: list[int] = matches.num_leading.tolist()
         self._length = matches.answer.num_tokens
         self.newest = 0
-        limit = matches.answer.limit if matches.answer.limit != NO_LIMIT else _NO_LENGTH
-        start = matches.answer.start
-        self.request = Request(str(number), [0] * start, GREEDY, 0, limit, frozenset(), number)
-        self.request.tokens.append(0)
+        answer = matches.answer
+        limit = answer.limit if answer.limit != NO_LIMIT else _NO_LENGTH
+        text = [0] * answer.stop if texts is None else texts[answer.record_id]
+        self._own = text[answer.start : answer.stop]
+        self.request = Request(
+            str(number), text[: answer.start], GREEDY, 0, limit, frozenset(), number
+        )
+        self.request.tokens.append(self._own[0] if self._own else 0)
 
     @property
     def is_going(self) -> bool:
         return self.newest < self._length - 1
 
-    def advance(self, drafts: int, policy: DraftPolicy) -> int:
-        """One round; the tokens that it gave."""
-        accepted = min(self._leading[self.newest], drafts)
-        policy.observe(self.request, drafts, accepted)
+    @property
+    def leading(self) -> int:
+        """Drafts of the head that are right here."""
+        return self._leading[self.newest]
+
+    @property
+    def following(self) -> list[int]:
+        """The tokens that come."""
+        return self._own[self.newest + 1 :]
+
+    def advance(
+        self, of_head: int, drafts: int, copy: Copy | None, policy: DraftPolicy
+    ) -> tuple[int, int]:
+        """One round; the tokens that it gave, and those of them that were copied."""
+        right = self.leading if copy is None or drafts <= of_head else drafts
+        if copy is not None and drafts > of_head:
+            right = copy.num_right(self.following)
+        accepted = min(right, drafts)
+        policy.observe(self.request, of_head, min(accepted, of_head))
         new = min(accepted + 1, self._length - 1 - self.newest)
+        emitted = self._own[self.newest + 1 : self.newest + 1 + new]
+        if copy is not None:
+            agreed = bool(of_head) and drafts > of_head
+            policy.observe_copy(self.request, copy, emitted, confirmed=agreed)
         self.newest += new
-        self.request.tokens += [0] * new
-        return new
+        self.request.tokens += emitted
+        return new, max(0, min(accepted, new) - of_head)

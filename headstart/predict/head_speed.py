@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from headstart.backends.base import Backend
@@ -18,7 +18,13 @@ from headstart.backends.torch.threads import prepare
 from headstart.checkpoint.reader import Checkpoint
 from headstart.data.prompt_reader import PromptReader
 from headstart.data.records import Record
-from headstart.engine.auto.served_costs import BandwidthCosts, ServedCosts, Serving, timed_costs
+from headstart.engine.auto.served_costs import (
+    BandwidthCosts,
+    RoundTimes,
+    ServedCosts,
+    Serving,
+    timed_costs,
+)
 from headstart.engine.draft_vocabs import DraftVocabs
 from headstart.engine.options import EngineOptions
 from headstart.errors import HeadNotFound
@@ -29,7 +35,7 @@ from headstart.models.build import (
     resolve_device,
     resolve_dtype,
 )
-from headstart.predict.auto_speed import auto_speed
+from headstart.predict.auto_speed import auto_speed, copying_speed
 from headstart.predict.bench_costs import bench_costs
 from headstart.predict.options import PredictionOptions
 from headstart.simulate.cost import best, predict
@@ -137,9 +143,25 @@ class HeadPrediction:
         costs, requests = self.costs.of(self.scorer.model, size), self.options.requests
         speeds = predict(scored.lengths, costs, requests, intervals=scored.intervals)
         found = {"speed": [speed.as_json() for speed in speeds], "best_drafts": best(speeds).drafts}
-        if scored.matches:
-            found["auto_speed_up"] = auto_speed(scored.matches, costs, requests, len(speeds) - 1)
+        if not scored.matches:
+            return found
+        most = len(speeds) - 1
+        found["head_speed_up"] = auto_speed(scored.matches, costs, requests, most)
+        found["auto_speed_up"] = found["head_speed_up"]
+        if isinstance(costs, RoundTimes) and costs.verify:
+            for name, with_head in (("auto", True), ("context", False)):
+                played = copying_speed(
+                    scored.matches, self._texts, costs, costs.verify, requests, most,
+                    with_head=with_head,
+                )  # fmt: skip
+                if played is not None:
+                    found[f"{name}_speed_up"] = played.speed_up
+                    found[f"{name}_copied_share"] = played.copied_share
         return found
+
+    @cached_property
+    def _texts(self) -> dict[str, list[int]]:
+        return {record.id: record.ids.tolist() for record in self.records}
 
 
 def open_prediction(

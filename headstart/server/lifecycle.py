@@ -22,7 +22,7 @@ import uvicorn
 
 import headstart
 from headstart.engine.engine import Engine
-from headstart.engine.options import MENU
+from headstart.engine.options import MAX_DRAFTS, MENU
 from headstart.errors import MissingExtra, RequestError
 from headstart.server.app import create_app
 from headstart.server.intake import ANY_NAME, give_back
@@ -233,8 +233,8 @@ def startup_lines(engine: Engine, model_name: str) -> list[str]:
 def _head_line(engine: Engine) -> str:
     if engine.model.head is not None:
         return "head: complete and loaded"
-    if engine.options.speculate == 0:
-        return "head: not loaded, speculate is 0"
+    if not engine.options.runs_head:
+        return f"head: not loaded, speculate is {engine.options.speculate}"
     return "head: none"
 
 
@@ -246,15 +246,15 @@ def _speculation_lines(engine: Engine) -> list[str]:
         limit = f", none while more than {options.speculate_off_above} answers run"
     else:
         limit = ""
-    if options.speculate != "auto":
+    if not options.is_automatic:
         return [f"drafts: {options.speculate} per round unless a request says otherwise{limit}"]
-    lines = [f"drafts: auto, 0 to {options.max_drafts} per round{limit}; a round takes (profiled)"]
+    kind = "auto, by the head and copied" if options.speculate == "auto" else "copied"
+    lines = [f"drafts: {kind}, 0 to {MAX_DRAFTS} per round{limit}; a round takes (profiled)"]
     for batch in (b for b in _BATCHES if b <= options.num_requests):
         costs = [
             f"K={drafts} {1e3 * seconds:.2f} ms"
             for drafts in MENU
-            if drafts <= options.max_drafts
-            and (seconds := speculation.round_seconds(batch, drafts)) is not None
+            if (seconds := speculation.round_seconds(batch, drafts)) is not None
         ]
         lines.append(f"  {batch:>2} running: " + ", ".join(costs))
     return lines

@@ -245,10 +245,12 @@ def test_a_copy_from_the_wrong_place_is_refused_by_the_trunk(flat: Path, tmp_pat
 
     other = edited(flat, tmp_path / "rolled", change=shuffle)
     right, wrong = (
-        run(start(folder, speculate=3), prompts_of(flat), copied(greedy(6))) for folder in (flat, other)
+        run(start(folder, speculate=3), prompts_of(flat), copied(greedy(6)))
+        for folder in (flat, other)
     )
     shares = [
-        sum(r.stats.copied_accepted for r in each) / max(1, sum(r.stats.copied_drafts for r in each))
+        sum(r.stats.copied_accepted for r in each)
+        / max(1, sum(r.stats.copied_drafts for r in each))
         for each in (right, wrong)
     ]
     assert shares[0] != shares[1]

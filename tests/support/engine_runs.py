@@ -181,7 +181,9 @@ def ids_of(results: Sequence[Result]) -> list[list[int]]:
 
 def assert_head_is_alive(results: Sequence[Result]) -> None:
     seen = {origin for r in results for output in r.outputs for origin in output.origins}
-    assert seen - {"copied"} == {"accepted", "recovered", "bonus"}, f"only {seen}: the head proves nothing"
+    assert seen - {"copied"} == {"accepted", "recovered", "bonus"}, (
+        f"only {seen}: the head proves nothing"
+    )
 
 
 def make_prompts(count: int = 10, seed: int = 0) -> list[list[int]]:

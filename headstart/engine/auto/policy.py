@@ -41,6 +41,7 @@ class DraftPolicy:
         `greedy_costs`: of rounds in which all requests are greedy, where they differ.
         """
         self._options, self._max_len = options, max_len
+        self._runs_head, self._is_automatic = options.runs_head, options.is_automatic
         self._costs = LiveCosts(costs) if costs is not None else None
         self._greedy_costs = self._costs if greedy_costs is None else LiveCosts(greedy_costs)
         self.uniform_costs: LiveCosts | None = None  # of rounds that have one K for all requests
@@ -55,7 +56,7 @@ class DraftPolicy:
         self._last_k: dict[str, int] = {}  # by request
         self._typical_k = 0  # that of most requests in the last round, where a new request begins
         self.reason = ""
-        self.decided_by: DecidedBy = "fastest" if self._options.is_automatic else "fixed"
+        self.decided_by: DecidedBy = "fastest" if self._is_automatic else "fixed"
         # over no drafts, as `auto` chose in about a hundred rounds: one round says little
         self.expected_speedup: float | None = None
 
@@ -139,7 +140,7 @@ class DraftPolicy:
         asked = self._asked(request)
         if asked == "context" or request.params.draft_from == "context":
             return 0
-        return asked if self._options.runs_head else 0
+        return asked if self._runs_head else 0
 
     def room(self, request: Request) -> int:
         """Drafts that can still be used: a round emits one token more than it drafts."""
@@ -248,7 +249,7 @@ class DraftPolicy:
         return costs.seconds(batch, num_drafts) if costs is not None else None
 
     def forget(self, request: Request) -> None:
-        if self._options.is_automatic:
+        if self._is_automatic:
             self.rates.forget(request.id)
             self.copy_rates.forget(request.id)
             self._last_k.pop(request.id, None)

@@ -20,8 +20,10 @@ import torch
 
 from headstart.backends.base import Backend, Weights
 from headstart.data.prompt_reader import PromptReader
+from headstart.engine.auto.blank_passes import BlankPasses
+from headstart.engine.auto.costs import Curve, level
 from headstart.engine.core import EngineCore
-from headstart.engine.options import EngineOptions
+from headstart.engine.options import VERIFIED, EngineOptions
 from headstart.engine.request import Admission, Request
 from headstart.models.build import LoadedModel
 from headstart.sampling.params import SamplingParams
@@ -67,10 +69,14 @@ class ServedCosts(Protocol):
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds of a round of so many requests, by drafts."""
+    """Seconds of a round of so many requests, by drafts.
+
+    `verify`: of rounds whose drafts cost nothing, by drafts, where the host drives them.
+    """
 
     seconds: tuple[float, ...]
     requests: int = 1
+    verify: Curve = ()
 
     def round_seconds(self, batch: int, drafts: int) -> float:
         assert batch == self.requests
@@ -174,6 +180,7 @@ def _host_times(
     progress: Callable[[int], None],
 ) -> dict[int | None, RoundTimes]:  # fmt: skip
     core = EngineCore.create(backend, options, vocabs)
+    rows = _row_seconds(core, serving)
     timer = _HostTimer(core, prompts, serving)
     names = {size: None if size is None else _VOCAB.format(size) for size in sizes}
     cells: list[tuple[str | None, int]] = [(None, 0)]
@@ -189,10 +196,23 @@ def _host_times(
     middle = {cell: statistics.median(own) for cell, own in seconds.items()}
     plain = middle[None, 0]
     every_k = range(1, serving.max_drafts + 1)
+    verify = tuple((drafts, plain + more) for drafts, more in rows)
     return {
-        size: RoundTimes((plain, *(middle[name, k] for k in every_k)), serving.requests)
+        size: RoundTimes((plain, *(middle[name, k] for k in every_k)), serving.requests, verify)
         for size, name in names.items()
     }
+
+
+@torch.inference_mode()
+def _row_seconds(core: EngineCore, serving: Serving) -> Curve:
+    """What the rows of so many drafts of each request add to a verification."""
+    passes = BlankPasses(core.backend, core.drafter, max_rows=core.options.num_rows)
+    counts = [count for count in VERIFIED if passes.has_room(serving.requests, count)] or [0]
+    params = SamplingParams(temperature=0 if serving.params.is_greedy else 1)
+    seconds = level(
+        [*zip(counts, passes.verify_seconds(serving.requests, counts, params), strict=True)]
+    )
+    return tuple((count, own - seconds[0][1]) for count, own in seconds)
 
 
 def num_turns() -> int:

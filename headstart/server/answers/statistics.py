@@ -43,6 +43,8 @@ def statistics_of(results: Sequence[Result]) -> dict[str, Any]:
     return {
         "draft_tokens": sum(total.drafted),
         "accepted_tokens": sum(total.accepted),
+        "copied_draft_tokens": sum(output.stats.copied_drafts for output in outputs),
+        "copied_accepted_tokens": sum(output.stats.copied_accepted for output in outputs),
         "draft_tokens_per_depth": list(total.drafted),
         "accepted_per_depth": list(total.accepted),
         "tried_per_depth": list(total.tried),  # of the drafts: all before them were accepted

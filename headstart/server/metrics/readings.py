@@ -62,6 +62,13 @@ def _draft_counters(engine: Engine) -> Values:
         ("spec_decode_num_draft_tokens", ()): sum(drafted),
         ("spec_decode_num_accepted_tokens", ()): sum(accepted),
     }
+    stats = engine.stats
+    for name, total, copied in (
+        ("spec_decode_num_draft_tokens_by_source", sum(drafted), stats.copied_drafts),
+        ("spec_decode_num_accepted_tokens_by_source", sum(accepted), stats.copied_accepted),
+    ):
+        values[name, ("head",)] = max(0, total - copied)
+        values[name, ("context",)] = copied
     for depth in depths:
         position = (str(depth),)
         values["spec_decode_num_draft_tokens_per_pos", position] = drafted[depth]

@@ -78,6 +78,7 @@ _CODES = (200, 307, 400, 401, 403, 404, 405, 408, 413, 415, 429, 499, 500, 501, 
 _HANDLER = Label("handler", _ROUTES)
 _METHOD = Label("method", ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "none"))
 _POSITION = Label("position", tuple(str(depth) for depth in range(MAX_DRAFTS)))
+_SOURCE = Label("source", ("head", "context"))
 _DRAFTS = Label("drafts", tuple(str(drafts) for drafts in range(MAX_DRAFTS + 1)))
 
 
@@ -105,6 +106,10 @@ SPECULATION = (
              "accepted draft tokens by position (depth 1 is position 0)", _POSITION, shared=True),
     _counter("spec_decode_num_draft_tokens_per_pos", "verified draft tokens by position",
              _POSITION),
+    _counter("spec_decode_num_draft_tokens_by_source",
+             "draft tokens that were verified, by source: head, or context (copied)", _SOURCE),
+    _counter("spec_decode_num_accepted_tokens_by_source", "accepted draft tokens by source",
+             _SOURCE),
     _gauge("spec_decode_draft_acceptance_rate",
            "accepted over verified drafts in the last minute that had any; NaN before the first",
            shared=True),
@@ -115,7 +120,7 @@ SPECULATION = (
     _gauge("spec_decode_mean_chosen_drafts",
            "mean K of the rounds in the last minute that had rounds"),
     _gauge("spec_decode_reason",
-           "1 for what decides K now: fixed, fastest (auto), off_above or none (no head)",
+           "1 for what decides K now: fixed, fastest (auto), off_above or none (nothing drafts)",
            Label("reason", ("fixed", "fastest", "off_above", "none"))),
     _gauge("spec_decode_expected_speedup",
            "tokens/s of the chosen drafts over tokens/s without, as auto expects it, mean of about "

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from headstart.engine.options import MAX_DRAFTS
+from headstart.sampling.params import DraftFrom
 
 # Accepted and without effect: bookkeeping, billing, and caching that this server does anyway.
 HARMLESS = {
@@ -75,9 +76,13 @@ class HeadstartFields(Part):
         default=None, description="draft tokens per round: a number, auto, or off"
     )
     draft_vocab: str | None = Field(default=None, description="draft vocabulary, by name")
+    draft_from: DraftFrom | None = Field(
+        default=None, description="where drafts come from: head, context (copied), or auto"
+    )
     statistics: bool = Field(default=False, description="say what drafting gave for this answer")
     origins: bool = Field(
-        default=False, description="say of each token whether it was accepted, recovered or bonus"
+        default=False,
+        description="say of each token whether it was accepted, copied, recovered or bonus",
     )
 
 

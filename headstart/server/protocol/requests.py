@@ -86,7 +86,7 @@ class SamplingFields(Part):
     @property
     def own_names(self) -> dict[str, str]:
         """The engine's fields that have another name in this request."""
-        return {"speculate": "headstart.speculate", "draft_vocab": "headstart.draft_vocab"}
+        return {name: f"headstart.{name}" for name in ("speculate", "draft_vocab", "draft_from")}
 
     @property
     def num_answers(self) -> int:
@@ -161,6 +161,7 @@ class SamplingFields(Part):
                 "logprobs": self.num_logprobs,
                 "speculate": 0 if speculate == "off" else speculate,
                 "draft_vocab": self.headstart.draft_vocab,
+                "draft_from": self.headstart.draft_from or "auto",
                 **changes,
             }
         )
