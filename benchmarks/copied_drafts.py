@@ -1,0 +1,196 @@
+"""Drafts from the context beside the head, on a CPU: `auto`, the head alone, and copies alone.
+
+    python benchmarks/copied_drafts.py benchmarks/copy_heavy.jsonl --out result.json
+    python benchmarks/copied_drafts.py mt_bench.jsonl --out result.json
+
+The demo's model, greedy, one request at a time, answers of at most 256 tokens. Four engines answer
+each prompt in turns, step by step, so that all see the machine in the same state: without drafts,
+with the head alone (`auto`, draft_from head), with copies alone (speculate context), and with both
+(`auto`). Time inside an engine counts, once with and once without the prompt's. Speeds are tokens
+of all prompts over seconds of all. Answers that loop (a span three times in a row) count apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from headstart.data.conversations import Conversation, read_conversations
+from headstart.demo.shipped import head_digest, shipped_head, shipped_vocab
+from headstart.demo.unpacked import ready
+from headstart.engine.engine import Engine
+from headstart.engine.options import EngineOptions
+from headstart.engine.output import Completion
+from headstart.sampling.params import SamplingParams
+
+SIDES = ("plain", "head", "context", "auto")
+SPAN = 8  # tokens that must be the prompt's to count as copied
+LOOPING = (16, 3)  # tokens of a loop at least, and how often its span comes
+
+
+@dataclass
+class Side:
+    """One engine with one answer under way."""
+
+    engine: Engine
+    params: SamplingParams
+    request_id: str = ""
+    seconds: float = 0.0
+    prompt_seconds: float | None = None  # until the first token
+
+    def begin(self, prompt: Conversation) -> None:
+        self.seconds, self.prompt_seconds = 0.0, None
+        self.request_id = self.engine.add([prompt.messages[0]], self.params)
+
+    def step(self) -> None:
+        started = time.perf_counter()
+        updates = self.engine.step()
+        self.seconds += time.perf_counter() - started
+        if updates and self.prompt_seconds is None:
+            self.prompt_seconds = self.seconds
+
+
+def open_sides(weights: Any, max_tokens: int, threads: int | None) -> dict[str, Side]:
+    common = EngineOptions(
+        speculate="auto", weights=weights, threads=threads, max_running_requests=1,
+        max_model_len=2048, prefix_caching=False,
+    )  # fmt: skip
+    kinds: dict[str, Any] = {"plain": 0, "head": "auto", "context": "context", "auto": "auto"}
+    sides = {}
+    for name, speculate in kinds.items():
+        vocab = shipped_vocab() if speculate == "auto" else None
+        options = replace(common, speculate=speculate, threads=threads or torch.get_num_threads())
+        engine = Engine(ready(), options=options, draft_vocab=vocab)
+        params = engine.prompts.default_params(temperature=0.0, max_tokens=max_tokens)
+        params = replace(params, draft_from="head") if name == "head" else params
+        sides[name] = Side(engine, params)
+    return sides
+
+
+def answer(sides: dict[str, Side], prompt: Conversation) -> dict[str, Completion]:
+    """All engines in turns: always the one that has used least time."""
+    for side in sides.values():
+        side.begin(prompt)
+    while going := [side for side in sides.values() if side.engine.has_work]:
+        min(going, key=lambda side: side.seconds).step()
+    return {name: side.engine.collect(side.request_id).outputs[0] for name, side in sides.items()}
+
+
+def copied_share(prompt: Sequence[int], answer: Sequence[int]) -> float:
+    """Share of an answer's tokens that stand in the prompt in runs of `SPAN` or more."""
+    runs = {tuple(prompt[i : i + SPAN]) for i in range(len(prompt) - SPAN + 1)}
+    copied = [False] * len(answer)
+    for i in range(len(answer) - SPAN + 1):
+        if tuple(answer[i : i + SPAN]) in runs:
+            copied[i : i + SPAN] = [True] * SPAN
+    return sum(copied) / max(1, len(answer))
+
+
+def loops(tokens: Sequence[int]) -> bool:
+    """Whether a span comes three times in a row."""
+    least, times = LOOPING
+    for period in range(1, len(tokens) // times + 1):
+        needed, run = max(least, times * period) - period, 0
+        for i in range(period, len(tokens)):
+            run = run + 1 if tokens[i] == tokens[i - period] else 0
+            if run >= needed:
+                return True
+    return False
+
+
+def measure(sides: dict[str, Side], prompts: Sequence[Conversation]) -> Iterator[dict[str, Any]]:
+    for number, prompt in enumerate(prompts, 1):
+        said = answer(sides, prompt)
+        ids = sides["plain"].engine.prompts.read([prompt.messages[0]])
+        tokens = said["plain"].token_ids
+        row = {
+            "id": prompt.id, "category": prompt.category, "tokens": len(tokens),
+            "identical": all(one.token_ids == tokens for one in said.values()),
+            "copied_share": copied_share(ids, tokens), "loops": loops(tokens),
+            "seconds": {name: side.seconds for name, side in sides.items()},
+            "prompt_seconds": {name: side.prompt_seconds for name, side in sides.items()},
+            "accepted_copies": {n: one.stats.copied_accepted for n, one in said.items()},
+            "acceptance_length": {n: one.stats.acceptance.length for n, one in said.items()},
+        }  # fmt: skip
+        speeds = " ".join(f"{n} {len(tokens) / sides[n].seconds:.1f}" for n in SIDES)
+        print(f"{number}/{len(prompts)} {prompt.id}: {speeds} tokens/s", flush=True)
+        yield row
+
+
+def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Speeds over all rows, with and without the prompts' time, over those of the head alone."""
+    tokens = sum(row["tokens"] for row in rows)
+
+    def speed(name: str, *, decoding: bool) -> float:
+        seconds = sum(row["seconds"][name] for row in rows)
+        if decoding:
+            seconds -= sum(row["prompt_seconds"][name] or 0.0 for row in rows)
+        return tokens / max(seconds, 1e-9)
+
+    found: dict[str, Any] = {"prompts": len(rows), "tokens": tokens}
+    for kind, decoding in (("whole", False), ("decoding", True)):
+        speeds = {name: speed(name, decoding=decoding) for name in SIDES}
+        found[kind] = {
+            "tokens_per_second": speeds,
+            "auto_over_head": speeds["auto"] / speeds["head"],
+            "auto_over_context": speeds["auto"] / speeds["context"],
+            "auto_over_plain": speeds["auto"] / speeds["plain"],
+        }
+    found["copied_share"] = sum(r["copied_share"] * r["tokens"] for r in rows) / max(1, tokens)
+    found["identical"] = sum(row["identical"] for row in rows)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("prompts", type=Path, help="prompts or conversations (JSONL)")
+    parser.add_argument("--weights", choices=["int8", "int4", "as-dtype"], default="int8")
+    parser.add_argument("--max-tokens", type=int, default=256)
+    parser.add_argument("--limit", type=int, help="this many prompts of each category")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--out", type=Path, help="all rows, as JSON")
+    arguments = parser.parse_args()
+    groups: dict[str, list[Conversation]] = {}
+    for prompt in read_conversations(arguments.prompts):
+        groups.setdefault(prompt.category, []).append(prompt)
+    prompts = [one for own in groups.values() for one in own[: arguments.limit]]
+    sides = open_sides(arguments.weights, arguments.max_tokens, arguments.threads)
+    answer(sides, prompts[0])  # warms up
+    rows = list(measure(sides, prompts))
+    straight = [row for row in rows if not row["loops"]]
+    parts = {"all that do not loop": straight, "all": rows}
+    parts |= {"looping": own} if (own := [row for row in rows if row["loops"]]) else {}
+    parts |= {name: [r for r in straight if r["category"] == name] for name in groups}
+    found = {name: summary(own) for name, own in parts.items() if own}
+    print(f"{'':<22}prompts  copied  identical  auto/head  auto/context  auto/plain  (decoding)")
+    for name, own in found.items():
+        speeds = own["decoding"]
+        print(
+            f"{name:<22}{own['prompts']:7d} {own['copied_share']:7.0%} {own['identical']:10d} "
+            f"{speeds['auto_over_head']:10.2f} {speeds['auto_over_context']:13.2f} "
+            f"{speeds['auto_over_plain']:11.2f}"
+        )
+    if arguments.out:
+        head = shipped_head()
+        document = {
+            "summary": found, "rows": rows, "weights": arguments.weights,
+            "max_tokens": arguments.max_tokens, "head": head_digest(head) if head else None,
+            "torch": torch.__version__, "threads": torch.get_num_threads(),
+            "python": platform.python_version(), "load_average": os.getloadavg(),
+        }  # fmt: skip
+        arguments.out.write_text(json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
