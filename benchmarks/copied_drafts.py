@@ -134,7 +134,7 @@ def summary(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
         seconds = sum(row["seconds"][name] for row in rows)
         if decoding:
             seconds -= sum(row["prompt_seconds"][name] or 0.0 for row in rows)
-        return tokens / max(seconds, 1e-9)
+        return float(tokens / max(seconds, 1e-9))
 
     found: dict[str, Any] = {"prompts": len(rows), "tokens": tokens}
     for kind, decoding in (("whole", False), ("decoding", True)):
@@ -170,9 +170,9 @@ def main() -> None:
     rows = list(measure(sides, prompts))
     straight = [row for row in rows if not row["loops"]]
     parts = {"all that do not loop": straight, "all": rows}
-    parts |= {"looping": own} if (own := [row for row in rows if row["loops"]]) else {}
+    parts["looping"] = [row for row in rows if row["loops"]]
     parts |= {name: [r for r in straight if r["category"] == name] for name in groups}
-    found = {name: summary(own) for name, own in parts.items() if own}
+    found = {name: summary(part) for name, part in parts.items() if part}
     print(f"{'':<22}prompts  copied  identical  auto/head  auto/context  auto/plain  (decoding)")
     for name, own in found.items():
         speeds = own["decoding"]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from headstart.calibrate.agreement import Agreement, make_agreement
+from headstart.calibrate.copy_prompts import FILE_NAME, CopyPlan, prompt_lines
 from headstart.calibrate.folder import write_made
 from headstart.calibrate.given_tokenizer import GivenTokenizer, ordinary_ids
 from headstart.calibrate.shape_config import shape_config
@@ -47,13 +48,15 @@ def write_calibrated(
     dtype: str = "BF16",
     overwrite: bool = False,
     stored_as: StoredAs | None = None,
+    copies: CopyPlan | None = None,
     report: Callable[[int], None] = lambda num_bytes: None,
 ) -> dict[str, Any]:
     """Write the checkpoint, or only check and measure it (`out` None); returns what it is.
 
     `stored_as` may lay the tensors down in a quantised format. What decides, embedding, fusion and
     LM head, stays plain in all of them, and the output of a layer is a zero in every format: so
-    acceptance does not depend on it.
+    acceptance does not depend on it. `copies` adds a file of prompts that the trunk repeats spans
+    of.
     """
     if not 0 <= rate <= 1:
         raise ConfigError(f"--acceptance is {rate}; give a rate from 0 to 1.")
@@ -83,8 +86,16 @@ def write_calibrated(
     if tokenizer is None:
         documents = {**tokenizer_documents(config), "chat_template.jinja": CHAT_TEMPLATE}
     else:
+        if copies is not None:
+            raise ConfigError(
+                "--copy-length and --tokenizer were both given; prompts to copy from are made of "
+                "the words of a calibrated checkpoint's own tokenizer. Drop one."
+            )
         facts["tokenizer"] = {"ids": tokenizer.num_ids, "left_out": tokenizer.left_out}
         documents = tokenizer.documents(config["max_position_embeddings"])
+    if copies is not None:
+        facts["copies"] = vars(copies)
+        documents[FILE_NAME] = prompt_lines(agreement, copies, seed=seed)
     if out is not None:
         write_made(
             config, tensors, out, facts=facts, tokenizer=documents, overwrite=overwrite,

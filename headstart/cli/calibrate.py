@@ -46,12 +46,26 @@ def run(
             "auto-round, compressed-tensors, nvfp4 or mxfp4.",
         ),
     ] = None,
+    copy_length: Annotated[
+        int | None,
+        typer.Option(
+            "--copy-length", help="Also write prompts that it repeats spans of so many tokens from."
+        ),
+    ] = None,
+    copy_share: Annotated[
+        float, typer.Option("--copy-share", help="Of each answer, that stands in its prompt.")
+    ] = 0.5,
+    copy_prompts: Annotated[int, typer.Option("--copy-prompts", help="How many of them.")] = 64,
+    copy_tokens: Annotated[
+        int, typer.Option("--copy-tokens", help="Tokens of an answer to one of them.")
+    ] = 512,
     seed: Annotated[int, typer.Option("--seed", help="Which of many such checkpoints.")] = 0,
     overwrite: Overwrite = False,
     dry_run: DryRun = False,
     json_output: Json = False,
 ) -> None:
     from headstart.calibrate.calibrated import write_calibrated
+    from headstart.calibrate.copy_prompts import FILE_NAME, CopyPlan
     from headstart.calibrate.given_tokenizer import ANY_TEXT
     from headstart.cli.progress import byte_progress
     from headstart.errors import ConfigError
@@ -60,11 +74,17 @@ def run(
         raise ConfigError(f"--dtype is {dtype!r}; expected BF16, F16 or F32.")
     if out is None and not dry_run:
         raise ConfigError("no --out given; say where the result goes, or add --dry-run.")
+    copies = None
+    if copy_length is not None:
+        copies = CopyPlan(
+            length=copy_length, share=copy_share, prompts=copy_prompts, answer_tokens=copy_tokens
+        )
     with byte_progress("calibrate", 0) as report:
         made = write_calibrated(
             shape, acceptance, None if dry_run else out, active=active, seed=seed, dtype=dtype,
             tokenizer=None if tokenizer is None else _tokenizer(tokenizer), overwrite=overwrite,
-            stored_as=None if weights is None else _stored_as(weights), report=report,
+            stored_as=None if weights is None else _stored_as(weights), copies=copies,
+            report=report,
         )  # fmt: skip
     if json_output:
         done = {"out": None if out is None else str(out), "dry_run": dry_run}
@@ -83,6 +103,11 @@ def run(
             f"{len(made['tokenizer']['left_out'])} of {made['tokenizer']['ids']} ids of the "
             "tokenizer are never written (special tokens, parts of characters); the regex "
             f"{ANY_TEXT} permits all the others"
+        )
+    if copies is not None:
+        say(
+            f"{FILE_NAME}: {copies.prompts} prompts; {copies.share:.0%} of an answer of "
+            f"{copies.answer_tokens} tokens stands in its prompt, in spans of {copies.length}"
         )
     if dry_run:
         say("dry run: nothing was written", file=sys.stderr)

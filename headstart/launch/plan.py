@@ -21,6 +21,7 @@ from headstart.heads.inspection import Report
 from headstart.launch import advice
 from headstart.launch.checks import former_contract, require_read_names, require_variant
 from headstart.launch.command import EngineCommand, Preparation, Process, as_word, code_warning
+from headstart.launch.copying import about_copies
 from headstart.launch.options import LaunchOptions
 from headstart.launch.separate import SeparateHead, separate_head
 from headstart.launch.versions import require, require_oldest
@@ -192,6 +193,7 @@ def _drafting_plan(engine: str, report: Report, options: LaunchOptions, version:
         plan.notes.append(why)
     plan.notes.extend(advice.about_k(family, modules, k))
     plan.warnings.extend(advice.caveats(engine, version))
+    plan.notes.extend(about_copies(engine, version))
     if options.head_path is not None and head is None:
         plan.warnings.append(
             f"--head: {options.head_path} does not exist here, so nothing about it was checked; "
