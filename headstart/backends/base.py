@@ -21,6 +21,7 @@ from headstart.backends.options import BackendOptions, Weights
 from headstart.backends.rounds import (
     DeviceRounds,
     Emitted,
+    GivenCopy,
     HeadStates,
     Launched,
     RoundRequest,
@@ -52,9 +53,9 @@ from headstart.sampling.params import Row
 # All that an engine needs to know of backends.
 __all__ = [
     "Backend", "BackendOptions", "CacheSizes", "Chooser", "DeviceBytes", "DeviceRounds",
-    "DraftChain", "Emitted", "HeadOutput", "HeadRows", "HeadStates", "Launched", "LoadedModel",
-    "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes", "StateRows", "TrunkOutput",
-    "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
+    "DraftChain", "Emitted", "GivenCopy", "HeadOutput", "HeadRows", "HeadStates", "Launched",
+    "LoadedModel", "RoundRequest", "RoundSizes", "RoundTiming", "SizeTimes", "StateRows",
+    "TrunkOutput", "TrunkRows", "Weights", "WorkSizes", "WorkingBytes",
 ]  # fmt: skip
 LmHead = Linear | Int8Linear
 

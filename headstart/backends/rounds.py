@@ -31,6 +31,7 @@ class RoundSizes:
     max_tokens: int  # of a request: the model's length, or what K/V memory holds
     max_rows: int = 1  # of a pass over prompts
     draft_vocab: str | None = None  # what most requests' drafts are among; None: all tokens
+    copied: int = 0  # drafts of a round that may be copied from a request's context; 0: none
     menu: tuple[int, ...] = ()  # numbers of drafts that others are rounded up to; none: any
 
 
@@ -47,6 +48,18 @@ class RoundRequest:
     has_grammar: bool = False
     draft_vocab: str | None = None  # what its drafts are among; None: all tokens
     state_slot: int = -1  # of its recurrent states, where the model has any
+
+
+@dataclass(frozen=True)
+class GivenCopy:
+    """Tokens that would follow a text that copies, from place `start` on.
+
+    `confirmed`: only where the head's own drafts agree with them.
+    """
+
+    start: int
+    tokens: Sequence[int]
+    confirmed: bool = False
 
 
 @dataclass(frozen=True)
@@ -72,6 +85,8 @@ class Emitted:
 
     tokens: list[int]
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    num_drafts: int | None = None  # where the device decided how many there are,
+    num_of_head: int | None = None  # and how many of these are the head's
 
 
 class Launched(Protocol):
@@ -151,6 +166,13 @@ class DeviceRounds(ABC):
 
         Where many requests decode some sizes of a pass cost less for each row than others; what is
         left joins the round after it.
+        """
+
+    @abstractmethod
+    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
+        """What requests may copy in the next round, up to `most` tokens; others copy nothing.
+
+        Where `sizes.copied`. The round goes on with tokens that fit what came since.
         """
 
     @abstractmethod

@@ -50,6 +50,10 @@ class ContextDrafter:
             self._copies[request.id] = copy
         return copy
 
+    def found(self, request: Request) -> Copy | None:
+        """What was found last."""
+        return self._copies.get(request.id)
+
     def take(self, request: Request) -> Copy | None:
         """What was found last, once: tokens that came since show whether it was right."""
         return self._copies.pop(request.id, None)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn.functional import one_hot
 
-from headstart.backends.base import Backend
+from headstart.backends.base import Backend, GivenCopy
 from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import PlannedRound
 from headstart.engine.auto.policy import DraftPolicy
@@ -20,7 +20,10 @@ from headstart.engine.copies import ContextDrafter
 from headstart.engine.drafter import Drafter
 from headstart.engine.options import MAX_DRAFTS
 from headstart.engine.request import Request
+from headstart.engine.rounds import GivenCopies
 from headstart.engine.scheduler import Scheduler
+
+_AHEAD = 2 * (MAX_DRAFTS + 1)  # tokens of a copy for a round that starts behind another
 
 
 @dataclass
@@ -45,6 +48,27 @@ class DraftSources:
         for request, copy in copies.items():
             self._copy(request, copy, planned)
         return seconds
+
+    def look_ahead(self, requests: Sequence[Request]) -> None:
+        """What requests in device rounds could copy, by the tokens that the host knows."""
+        started = time.perf_counter()
+        for request in requests:
+            self.copies.find(request, min(_AHEAD, self.policy.room(request)))
+        self.copy_seconds += time.perf_counter() - started
+
+    def for_rounds(
+        self, requests: Sequence[Request], num_running: int
+    ) -> tuple[dict[Request, int], GivenCopies]:
+        """Drafts of the next device round: of the head, and what may be copied instead."""
+        copies = {r: copy for r in requests if (copy := self.copies.found(r)) is not None}
+        planned = self.policy.plan_round(requests, num_running, copies)
+        given = {
+            request: GivenCopy(
+                len(request.tokens), copies[request].tokens, confirmed=request in planned.confirmed
+            )
+            for request in planned.copied
+        }
+        return planned.head, GivenCopies(given, max(planned.copied.values(), default=0))
 
     def _draft_by_head(
         self, drafter: Drafter, chosen: Mapping[Request, int], going: Sequence[Request]

@@ -18,7 +18,7 @@ from headstart.engine.draft_sources import DraftSources
 from headstart.engine.options import MAX_DRAFTS, EngineOptions
 from headstart.engine.output import EngineStats, Update, emit, update_since
 from headstart.engine.request import Request, origins
-from headstart.engine.rounds import MeasuredRound, RoundOutcome, Rounds
+from headstart.engine.rounds import GivenCopies, MeasuredRound, RoundOutcome, Rounds
 from headstart.engine.scheduler import Scheduler, Work
 from headstart.engine.verifier import Verdict, verify
 
@@ -93,7 +93,8 @@ class Loop:
         """Start the next round, which `rows` of others may join, and hand out the last one."""
         assert self.rounds is not None
         try:
-            outcomes, is_launched = self.rounds.advance(self._choose_for_rounds(), rows)
+            chosen, copies = self._choose_for_rounds()
+            outcomes, is_launched = self.rounds.advance(chosen, rows, copies)
             # Before texts are made: the round under way waits for masks behind these tokens.
             accepted = [_accept(outcome.request, outcome.emitted.tokens) for outcome in outcomes]
         finally:
@@ -101,6 +102,7 @@ class Loop:
         self._observe_round(self.rounds.measured)
         updates = [self._take(*taken) for taken in zip(outcomes, accepted, strict=True)]
         self._retire()
+        self._look_for_copies([outcome.request for outcome in outcomes])
         if not is_launched:  # memory is short: the scheduler decides which requests go on
             self._leave_rounds()
         return updates
@@ -111,26 +113,35 @@ class Loop:
                 measured.size, measured.num_drafts, measured.context, measured.seconds
             )
 
-    def _choose_for_rounds(self) -> dict[Request, int]:
+    def _choose_for_rounds(self) -> tuple[dict[Request, int], GivenCopies | None]:
         assert self.rounds is not None
-        if self.policy is None or not self.rounds.requests:
-            return {}
-        running = len(self.scheduler.running)
-        chosen = self.policy.choose(list(self.rounds.requests), num_running=running, uniform=True)
-        self.stats.draft_reason = self.policy.reason
-        return chosen
+        if self.sources is None or not self.rounds.requests:
+            return {}, None
+        found = self.sources.for_rounds(list(self.rounds.requests), len(self.scheduler.running))
+        self.stats.draft_reason = self.sources.policy.reason
+        return found
+
+    def _look_for_copies(self, requests: Sequence[Request]) -> None:
+        """What requests could copy in the round after the one that is under way."""
+        rounds = self.rounds
+        if self.sources is not None and rounds is not None:
+            here = [r for r in requests if r in rounds.requests and rounds.copies(r)]
+            self.sources.look_ahead(here)
 
     def _take(self, outcome: RoundOutcome, grammar_tokens: int) -> Update:
         """Hand out what a round gave one request, whose grammar has accepted so many tokens."""
         request, emitted = outcome.request, outcome.emitted
         num_accepted = len(emitted.tokens) - 1
+        if outcome.num_of_head is not None:
+            request.num_of_head = outcome.num_of_head
         verdict = Verdict(
-            emitted.tokens, list(origins(num_accepted, outcome.num_drafts)), num_accepted,
-            outcome.num_drafts, emitted.logprobs, grammar_tokens,
+            emitted.tokens, list(origins(num_accepted, outcome.num_drafts, request.num_of_head)),
+            num_accepted, outcome.num_drafts, emitted.logprobs, grammar_tokens,
         )  # fmt: skip
         # The round began with these in trunk and head.
         num_final = len(request.tokens) - outcome.num_unread
         update = self._deliver(request, verdict, why_slow=None)
+        request.num_of_head = MAX_DRAFTS
         request.num_computed = len(request.tokens) - 1
         self.scheduler.register(request, min(num_final, request.num_computed))
         return update
@@ -190,7 +201,7 @@ class Loop:
         request.num_computed = work.start + valid
         if self.drafter is not None:
             self.drafter.feed(request, work.start, rows[:valid])
-        if self.sources is not None and verdict is None and self._stays_here(request):
+        if self.sources is not None and verdict is None:
             self.sources.copies.read(request, request.num_computed)
         self.stats.prompt_tokens += max(0, min(work.stop, request.num_prompt) - work.start)
         update = None
@@ -234,10 +245,6 @@ class Loop:
         self._pass_seconds += self.sources.draft(self._drafting_here(decided), going)
         self.stats.draft_reason = self.sources.policy.reason
         self.stats.draft_seconds += time.perf_counter() - started
-
-    def _stays_here(self, request: Request) -> bool:
-        """Whether the host will decide a request's tokens."""
-        return self.rounds is None or not self.rounds.takes(request)
 
     def _drafting_here(self, decided: list[Request]) -> list[Request]:
         """Requests that go on with the host; those that enter the rounds next draft there."""

@@ -104,16 +104,19 @@ def round_sizes(
     layers keep of newest rows grows with that number, so it is made for what the engine drafts by
     itself; a request that asks for more gets so many.
     """
+    copies = options.speculate == "context"
     if backend.head is None:
+        most = MENU[-1] if copies else 0
         return RoundSizes(
-            max_requests=options.num_requests, max_drafts=0, num_drafts=0,
-            max_tokens=max_tokens, max_rows=options.num_rows,
+            max_requests=options.num_requests, max_drafts=most, num_drafts=most,
+            max_tokens=max_tokens, max_rows=options.num_rows, copied=most,
         )  # fmt: skip
     most = MAX_DRAFTS if backend.config.recurrent is None else options.max_drafts
     return RoundSizes(
         max_requests=options.num_requests, max_drafts=most, num_drafts=options.max_drafts,
         max_tokens=max_tokens, max_rows=options.num_rows, draft_vocab=draft_vocab,
         menu=MENU if options.speculate == "auto" else (),
+        copied=most if options.speculate == "auto" else 0,
     )  # fmt: skip
 
 

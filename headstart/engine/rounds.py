@@ -16,6 +16,7 @@ from torch import Tensor
 from headstart.backends.base import (
     DeviceRounds,
     Emitted,
+    GivenCopy,
     HeadStates,
     Launched,
     RoundRequest,
@@ -37,6 +38,7 @@ class RoundOutcome:
     emitted: Emitted
     num_drafts: int
     num_unread: int = 0  # tokens from before the round that the head has not read yet, at most
+    num_of_head: int | None = None  # drafts from here on were copied; None: none were
 
 
 @dataclass(frozen=True)
@@ -47,6 +49,14 @@ class _Flight:
     launched: Launched
     context: int  # tokens of all requests together
     fitting: dict[int, int] = field(default_factory=dict)  # drafts that a grammar lets through
+
+
+@dataclass(frozen=True)
+class GivenCopies:
+    """What requests may copy in a round, and how many tokens of it at most."""
+
+    tokens: Mapping[Request, GivenCopy] = field(default_factory=dict)
+    most: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,9 +95,14 @@ class Rounds:
 
     def why_not(self, request: Request) -> str | None:
         """What keeps a request out of rounds, or None."""
-        if request.params.draft_from == "context":
-            return "drafts from its context alone"
+        if request.params.draft_from == "context" and not self.copies(request):
+            return "drafts from its context alone, beside a grammar or the rejection rule"
         return self._device.why_not(request.params)
+
+    def copies(self, request: Request) -> bool:
+        """Whether a request may copy here: not where drafts are judged by something else."""
+        is_plain = request.grammar is None and request.params.acceptance == "match"
+        return is_plain and self._device.sizes.copied > 0
 
     def fitting(self, works: Sequence[Work]) -> list[Work]:
         """The work that the next round takes best, where its rows join: the last may have fewer."""
@@ -107,18 +122,24 @@ class Rounds:
         return max(0, most - len(self._requests))
 
     def advance(
-        self, drafts: Mapping[Request, int], rows: Sequence[TrunkRows] = ()
-    ) -> tuple[list[RoundOutcome], bool]:
+        self, drafts: Mapping[Request, int], rows: Sequence[TrunkRows] = (),
+        copies: GivenCopies | None = None,
+    ) -> tuple[list[RoundOutcome], bool]:  # fmt: skip
         """Launch the next round; what the last one gave, and whether there was memory.
 
         The device goes on at once; only then the host waits for the round before. `rows` of
-        requests outside rounds join its trunk pass if they can: see `joined`.
+        requests outside rounds join its trunk pass if they can: see `joined`. `copies` is what
+        requests may copy from their context.
         """
         before, firsts = self._flight, self._firsts
         self._flight = self._firsts = self.measured = self.joined = None
         self._entering = {}  # of a step that failed
         most = self._device.sizes.max_drafts
         wanted = [min(drafts.get(request, 0), most) for request in self._requests]
+        if self._device.sizes.copied:
+            given = copies or GivenCopies()
+            indices = {i: given.tokens[r] for r, i in self._index.items() if r in given.tokens}
+            self._device.give(indices, given.most)
         is_launched = self._launch(wanted, rows)
         outcomes = [] if before is None else self._outcomes(before)
         if firsts is not None:  # tokens of prompts that were read after that round began
@@ -165,16 +186,18 @@ class Rounds:
             )
         return [
             RoundOutcome(
-                request, emitted[index],
-                self._num_drafts(flight, index), launched.num_unread,
+                request, emitted[index], self._num_drafts(flight, index, emitted[index]),
+                launched.num_unread, emitted[index].num_of_head,
             )
             for index, request in enumerate(flight.requests)
             if emitted[index].tokens
         ]  # fmt: skip
 
-    def _num_drafts(self, flight: _Flight, index: int) -> int:
+    def _num_drafts(self, flight: _Flight, index: int, emitted: Emitted) -> int:
         """Drafts that counted: as many as there was room for, and as a grammar let through."""
-        most = min(flight.launched.drafts[index], flight.requests[index].room - 1)
+        made = emitted.num_drafts
+        made = flight.launched.drafts[index] if made is None else made
+        most = min(made, flight.requests[index].room - 1)
         return max(0, min(most, flight.fitting.get(index, most)))
 
     def _extend(self, ahead: int) -> bool:

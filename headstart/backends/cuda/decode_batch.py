@@ -13,12 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from headstart.backends.cuda.kernels.copies import COUNT, TOKENS
 from headstart.backends.cuda.kernels.logprobs import MAX_LOGPROBS
 from headstart.backends.cuda.kernels.sampling import REJECTS, USES, Settings
 from headstart.backends.cuda.packed import PackedRows
 from headstart.backends.cuda.recurrent import RecurrentBatch
 from headstart.backends.cuda.sampling import empty_settings, move_row, set_row
-from headstart.backends.rounds import RoundRequest, RoundSizes
+from headstart.backends.rounds import GivenCopy, RoundRequest, RoundSizes
 from headstart.backends.rows import on_device
 from headstart.models.config import ModelConfig
 from headstart.models.recurrence import LayerStates
@@ -39,7 +40,7 @@ class DecodeBatch:
     def __init__(
         self, count: int, *, max_drafts: int, window: int, max_blocks: int, hidden: int, vocab: int,
         dtype: torch.dtype, device: torch.device, recurrent: RecurrentBatch | None = None,
-        modules: int = 1, packed: PackedRows | None = None,
+        modules: int = 1, packed: PackedRows | None = None, copied: int = 0,
     ):  # fmt: skip
         assert window > max_drafts
 
@@ -52,6 +53,13 @@ class DecodeBatch:
         self.limits = numbers(torch.int32)
         self.pending = numbers(torch.int32)
         self.vocabs = numbers(torch.int32)  # draft vocabularies, by number
+        # Drafts that a round has of each request, and those of the head among them: what the host
+        # allows, or where drafts may be copied what the device makes of that.
+        self.copies: Tensor | None = None
+        self.made = self.limits.expand(2, -1)
+        if copied:
+            self.copies = numbers(torch.int64, TOKENS + 2 * (copied + 1))
+            self.made = torch.zeros(2, count, dtype=torch.int32, device=device)
         self.settings = empty_settings(count, vocab, device)
         self.tokens = numbers(torch.int64, window)
         self.states = numbers(dtype, window, hidden)
@@ -95,8 +103,13 @@ class DecodeBatch:
             sizes.max_requests, max_drafts=sizes.max_drafts,
             window=max(window, sizes.max_drafts + 1), max_blocks=max_blocks,
             hidden=config.hidden, vocab=config.vocab, dtype=dtype, device=device,
-            recurrent=recurrent, modules=modules, packed=packed,
+            recurrent=recurrent, modules=modules, packed=packed, copied=sizes.copied,
         )  # fmt: skip
+
+    @property
+    def drafted(self) -> Tensor:
+        """[B] drafts of each request in the round under way."""
+        return self.made[0]
 
     @property
     def packed(self) -> PackedRows:
@@ -150,11 +163,14 @@ class DecodeBatch:
             self.recurrent.admit(
                 index, request.state_slot, self._buffers[index], rows, states or []
             )
-        # Last, so that the index stays free if there was no memory for one of these steps.
-        num_pending = int(request.states is not None)
+        # Last, so that the index stays free if there was no memory for one of these steps. Without
+        # a head the newest tokens count as pending where copies are compared with them.
+        num_pending = int(request.states is not None or self.copies is not None)
         self._set(index, [request.num_tokens, request.remaining, 0, num_pending])
 
     def remove(self, index: int) -> None:
+        if self.copies is not None:
+            self.copies[index].zero_()
         self._set(index, [0, 0, 0, 0])
 
     def extend(self, blocks: Mapping[int, tuple[int, Sequence[int]]]) -> None:
@@ -168,6 +184,22 @@ class DecodeBatch:
         new = on_device([*indices, *entries, *values], self.tables.device).view(3, -1)
         self.tables[new[0], new[1]] = new[2].int()
 
+    def give(self, copies: Mapping[int, GivenCopy]) -> None:
+        """What requests may copy, by index, and no others."""
+        assert self.copies is not None, "a batch that was made for copies"
+        self.copies[:, COUNT].zero_()
+        if not copies:
+            return
+        width = self.copies.shape[1] - TOKENS
+        rows = [
+            [one.start, min(len(one.tokens), width), int(one.confirmed), *one.tokens[:width],
+             *[0] * (width - len(one.tokens))]
+            for one in copies.values()
+        ]  # fmt: skip
+        flat = [*copies, *(value for row in rows for value in row)]
+        given = on_device(flat, self.copies.device)
+        self.copies[given[: len(rows)]] = given[len(rows) :].view(len(rows), -1)
+
     def limit(self, drafts: Sequence[int]) -> None:
         """Drafts per round of the first requests."""
         self.limits[: len(drafts)] = on_device(drafts, self.limits.device, torch.int32)
@@ -179,6 +211,8 @@ class DecodeBatch:
             self.states, self.carried, self.tables,
         ):  # fmt: skip
             tensor[target] = tensor[source]
+        if self.copies is not None:
+            self.copies[target] = self.copies[source]
         move_row(self.settings, source, target)
         if self.recurrent is not None:
             own = self._buffers

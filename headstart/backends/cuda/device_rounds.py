@@ -31,6 +31,7 @@ from headstart.backends.cuda.shapes import RoundShape, TrunkShape
 from headstart.backends.cuda.warm_up import compile_all, rehearse
 from headstart.backends.rounds import (
     DeviceRounds,
+    GivenCopy,
     HeadStates,
     Launched,
     RoundRequest,
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from headstart.backends.cuda.backend import CudaBackend
 
 
+_COPIED = (8, 16)  # drafts of a round in which a request copies
 _MANY_ROWS = 256  # of a round, from which on arithmetic takes the time: few rows more cost more
 
 
@@ -66,13 +68,16 @@ class CapturedRounds(DeviceRounds):
         self._vocabs: dict[str | None, int] = {}  # numbers of draft vocabularies
         self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
-        self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
+        self.shapes = RoundShapes(
+            self.graphs, WINDOW, self.menu, widest=self.batch.window, copies=sizes.copied > 0
+        )
         self._max_rows = most_rows(sizes)
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
         self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
+        self._copied = 0  # the most drafts that a request copies in the next round
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
         self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
@@ -127,7 +132,7 @@ class CapturedRounds(DeviceRounds):
 
     def max_ahead(self, drafts: Sequence[int]) -> int:
         # A first token, too, may not have arrived at the host yet.
-        return (self._last_drafts + 1) + (max(drafts) + 1) + 1
+        return (self._last_drafts + 1) + (max(*drafts, self._copied) + 1) + 1
 
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
         return self.joins_prompts and num_groups(rows) <= MOST_GROUPS
@@ -138,12 +143,24 @@ class CapturedRounds(DeviceRounds):
             return sum(counts)
         return best_rows(own, joinable_rows(counts), self.pass_seconds)
 
+    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
+        if not copies and not self._copied:
+            return
+        self.batch.give(copies)
+        self._copied = 0
+        if not copies:
+            return
+        # A few sizes, so that few rounds are captured.
+        wanted = next((size for size in _COPIED if size >= most), self.sizes.copied)
+        self._copied = min(wanted, self.sizes.copied)
+        self._copied = min(self._copied, self._max_rows // self.bucket(len(self._params)) - 1)
+
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
         needs, room = reduce(or_, self._needs), self._room_for_drafts(count)
-        shape = self.shapes.pick(count, min(max(drafts), room), self._pending, needs)
+        shape = self.shapes.pick(count, min(max(drafts), room), self._pending, needs, self._copied)
         limits = [min(number, shape.num_drafts) for number in drafts]
-        most = self._last_drafts = max(limits)
+        most = self._last_drafts = max(*limits, self._copied)
         if limits != self._limits:
             self._limits = limits
             self.batch.limit(limits)
@@ -158,7 +175,8 @@ class CapturedRounds(DeviceRounds):
         launched.began = self._mark()
         is_replay = self.graphs.run(shape)
         # Rounds that process logits would say too much of what usual ones cost.
-        if is_replay and needs == PLAIN and self.shapes.is_usual(shape, most):
+        is_usual = self.shapes.is_usual(shape, most) and not self._copied
+        if is_replay and needs == PLAIN and is_usual:
             launched.shape = shape
         self._end(launched, shape)
         return launched
@@ -210,9 +228,12 @@ class CapturedRounds(DeviceRounds):
         """Copies of the outcome for the host."""
         count, logprobs = len(launched.drafts), None
         if shape.needs.has_logprobs:
-            rows = count * (shape.num_drafts + 1)
+            rows = count * shape.num_rows
             logprobs = self.batch.logprobs[:rows], self.batch.logprob_ids[:rows]
         self._copy_out(launched, self.batch.emitted[:count], logprobs)
+        if self.batch.copies is not None:
+            launched.made = to_host(self.batch.made)
+            launched.done = self._mark()
 
     def drafted(self) -> list[list[int]] | None:
         waiting = self._waiting
@@ -227,7 +248,7 @@ class CapturedRounds(DeviceRounds):
         waiting, self._waiting = self._waiting, None
         assert waiting is not None, "a round waits only where a request has a grammar"
         if masks:
-            self._copies.copy(masks, waiting.shape.num_drafts + 1, count=self.batch.count)
+            self._copies.copy(masks, waiting.shape.num_rows, count=self.batch.count)
         self.graphs.run_part(waiting.shape.choice)
         self._end(waiting.launched, waiting.shape)
 
@@ -239,9 +260,9 @@ class CapturedRounds(DeviceRounds):
         for index in range(len(self._params)):
             pending = int(self.batch.pending[index])
             own = self.batch.states[index, :pending].clone(), self.batch.carried[index].clone()
-            states.append(HeadStates(*own) if pending else None)
+            states.append(HeadStates(*own) if pending and self.graphs.has_head else None)
             self.batch.remove(index)
-        self._params, self._needs, self._limits, self._pending = [], [], [], 0
+        self._params, self._needs, self._limits, self._pending, self._copied = [], [], [], 0, 0
         return states
 
     def bucket(self, count: int) -> int:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from headstart.backends.cuda.decode_batch import DecodeBatch
+from headstart.backends.cuda.kernels.copies import follow_copies
 from headstart.backends.cuda.kernels.inputs import newest_rows, noise_rows
 from headstart.backends.cuda.kernels.rejection import share_of_drafts, shares_of
 from headstart.backends.cuda.kernels.rounds import chain_rows, head_rows, keep_boundaries
@@ -31,11 +32,16 @@ def run_drafts(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> None
     ids = batch.ids[: shape.count]
     last = (batch.pending[: shape.count].long() - 1).clamp_min(0)
     ids[:, 0] = batch.tokens[: shape.count].gather(1, last[:, None]).squeeze(1)
-    if shape.head_rows == 0 or model.head is None:
-        return
-    recycled = _read(model, batch, shape)
-    for depth in range(model.head.num_modules + 1, shape.num_drafts + 1):
-        recycled = _chain(model, batch, shape, recycled, depth)
+    if shape.head_rows and model.head is not None:
+        recycled = _read(model, batch, shape)
+        for depth in range(model.head.num_modules + 1, shape.num_drafts + 1):
+            recycled = _chain(model, batch, shape, recycled, depth)
+    if batch.copies is not None:
+        count = shape.count
+        follow_copies(
+            batch.copies, batch.tokens[:count], batch.pending[:count], batch.lengths[:count],
+            batch.limits[:count], ids, batch.made, of_head=shape.num_drafts, columns=shape.columns,
+        )  # fmt: skip
 
 
 def _read(model: RoundModel, batch: DecodeBatch, shape: DraftShape) -> Tensor:

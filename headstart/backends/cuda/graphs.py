@@ -168,10 +168,15 @@ class RoundShapes:
     window: int  # tokens that the head may be behind while no request drafts
     menu: Sequence[int] = ()  # numbers of drafts that others are rounded up to; none: any
     widest: int = 0  # tokens that it may be behind after many drafts, where that is more
+    copies: bool = False  # whether rounds may have more drafts than the head makes
     _wanted: Counter[RoundShape] = field(default_factory=Counter)
 
-    def pick(self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN) -> RoundShape:
+    def pick(
+        self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN, copied: int = 0
+    ) -> RoundShape:
         """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
+
+        `copied`: drafts of a request at most, where more are copied than the head makes.
 
         Without drafts the head falls behind, and reads a whole window now and then. With drafts
         a round reads as much as the one before gave. Where K falls by one step of the menu, the
@@ -181,6 +186,9 @@ class RoundShapes:
         drafts = self._on_menu(most)
         if not self.graphs.has_head:
             drafts, head_rows = 0, 0
+        elif self.copies and (copied or pending > self.window // 2) and pending > drafts + 1:
+            # Copied tokens come many at a time: the head reads them, and drafts as it would.
+            head_rows = self._late_rows(pending)
         elif self.is_late(most, pending):
             above = next((number for number in self.menu if number > drafts), 0)
             if most > 1 and pending <= above + 1:
@@ -188,8 +196,9 @@ class RoundShapes:
             else:
                 drafts, head_rows = min(1, most), self._late_rows(pending)
         else:
-            head_rows = drafts + 1 if most else 0
-        return self._captured(RoundShape(self.graphs.bucket(count), drafts, head_rows, needs))
+            head_rows = drafts + 1 if most or copied else 0
+        more = max(0, copied - drafts)
+        return self._captured(RoundShape(self.graphs.bucket(count), drafts, head_rows, needs, more))
 
     def is_late(self, most: int, pending: int) -> bool:
         """Whether the head has more to read than rounds with up to `most` drafts let it."""

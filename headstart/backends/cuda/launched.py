@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import repeat
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +26,7 @@ class LaunchedRound:
     shape: RoundShape | None = None  # of a round whose time counts,
     began: torch.cuda.Event | None = None  # and since when
     joined: TrunkOutput | None = None  # of rows that joined its trunk pass
+    made: Tensor | None = None  # [2, B] drafts, and those of the head, where the device decides
     emitted: Tensor | None = None  # [B, 1 + R], when all has been launched
     logprobs: tuple[Tensor, Tensor] | None = None  # [B * R', ...], R' rows of each request
     done: torch.cuda.Event | None = None
@@ -34,10 +37,11 @@ class LaunchedRound:
         if self.done is not None:
             self.done.synchronize()
         tokens = [row[1 : 1 + row[0]] for row in self.emitted.tolist()]
-        if self.logprobs is None:
-            return [Emitted(own) for own in tokens]
+        found = self._logprobs(tokens) if self.logprobs is not None else repeat(list[Any]())
+        made = self.made.T.tolist() if self.made is not None else repeat((None, None))
         return [
-            Emitted(own, found) for own, found in zip(tokens, self._logprobs(tokens), strict=True)
+            Emitted(own, list(more), *counts)
+            for own, more, counts in zip(tokens, found, made, strict=False)
         ]
 
     def _logprobs(self, tokens: list[list[int]]) -> Iterator[list[TokenLogprob]]:

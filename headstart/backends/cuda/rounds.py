@@ -60,7 +60,7 @@ def _round_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tup
     count, rows = shape.count, shape.num_drafts + 1
     tables = batch.tables[:count]
     placed = trunk_rows(
-        batch.lengths[:count], batch.left[:count], batch.limits[:count], tables, model.block_size,
+        batch.lengths[:count], batch.left[:count], batch.drafted[:count], tables, model.block_size,
         rows,
     )  # fmt: skip
     where = model.rows(placed, tables, rows, first_slot=0)
@@ -84,7 +84,7 @@ def _packed_rows(model: RoundModel, batch: DecodeBatch, shape: TrunkShape) -> tu
         assert count * (shape.num_drafts + 1) <= len(packed.attended)
         tables, drafted = batch.tables[:count], batch.ids[:count, : shape.num_drafts + 1]
         seen = pack_trunk_rows(
-            batch.lengths[:count], batch.left[:count], batch.limits[:count], tables,
+            batch.lengths[:count], batch.left[:count], batch.drafted[:count], tables,
             model.block_size, drafted, ids, positions, kv_slots,
         )  # fmt: skip
         own = packed.of_requests(shape.rows, shape.num_drafts + 1, heads)
@@ -100,7 +100,7 @@ def run_choice(model: RoundModel, batch: DecodeBatch, shape: ChoiceShape) -> Non
     settings, emitted = batch.settings.first(count), batch.emitted[:count]
     normed, drafts = batch.normed[: count * rows], batch.ids[:count, 1:rows]
     lm_head = model.trunk.lm_head
-    logits, limits = None, batch.limits[:count]
+    logits, limits = None, batch.drafted[:count]
     if not (shape.is_processed or shape.has_logprobs or model.kernels.always_processes):
         noise = noise_rows(lengths, settings.inv_temps, settings.seeds, rows)
         choices = model.kernels.choose(normed, lm_head, *noise)
@@ -141,7 +141,7 @@ def _reject(
     """
     count, settings = shape.count, batch.settings.first(shape.count)
     drafts = batch.ids[:count, 1 : shape.num_drafts + 1]
-    at = batch.limits[:count], batch.left[:count], batch.lengths[:count]
+    at = batch.drafted[:count], batch.left[:count], batch.lengths[:count]
     target = shares_of(adjusted, settings)
     accepted = accept_drafts(target, settings, drafts, batch.draft_shares[:count], *at)
     depth = accepted.long().clamp(0, shape.num_drafts - 1)

@@ -17,6 +17,7 @@ class DraftShape:
     is_processed: bool = False  # whether a request's drafts are not simply the best of all tokens
     rejects: bool = False  # whether a request accepts by the rejection rule
     vocabs: tuple[int, ...] = (0,)  # draft vocabularies of the requests, by number
+    columns: int = 0  # drafts of a request, where more may be copied than the head makes
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class RoundShape:
     num_drafts: int
     head_rows: int
     needs: SamplingNeeds = PLAIN
+    num_copied: int = 0  # drafts beyond those of the head, for requests that copy
 
     @classmethod
     def usual(cls, count: int, num_drafts: int) -> RoundShape:
@@ -63,18 +65,24 @@ class RoundShape:
         return DraftShape(
             self.count, self.num_drafts, self.head_rows, is_processed=needs.processes_drafts,
             rejects=needs.rejects, vocabs=needs.vocabs if self.num_drafts else (),
+            columns=self.num_rows - 1,
         )  # fmt: skip
 
     @property
+    def num_rows(self) -> int:
+        """Rows of a request in the trunk's pass."""
+        return 1 + self.num_drafts + self.num_copied
+
+    @property
     def trunk(self) -> TrunkShape:
-        return TrunkShape(self.count, self.num_drafts)
+        return TrunkShape(self.count, self.num_rows - 1)
 
     @property
     def choice(self) -> ChoiceShape:
         needs = self.needs
         rejects = needs.rejects and self.num_drafts > 0
         return ChoiceShape(
-            self.count, self.num_drafts, has_read=self.head_rows > 0,
+            self.count, self.num_rows - 1, has_read=self.head_rows > 0,
             is_processed=needs.processes, has_logprobs=needs.has_logprobs,
             has_masks=needs.has_masks, rejects=rejects, vocabs=needs.vocabs if rejects else (),
         )  # fmt: skip

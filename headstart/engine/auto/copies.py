@@ -8,7 +8,7 @@ after them, and promises more.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
 
@@ -18,6 +18,7 @@ from headstart.engine.auto.rates import AcceptanceRates
 from headstart.engine.request import Request
 
 _COUNTS = (1, 2, 3, 5, 8, 12, MAX_COPIED)  # copied tokens that are considered
+_ROUND_COUNTS = (8, MAX_COPIED)  # the same in captured rounds, where each is a program
 _CLEARLY = 1.02  # times the speed that another source must promise
 # How often a token copied after so long a match is right, before any was seen.
 _PRIORS = {2: 0.4, 3: 0.6, 4: 0.8, 5: 0.9, 6: 0.95}
@@ -63,6 +64,7 @@ class PlannedRound:
     head: dict[Request, int]
     copied: dict[Request, int] = field(default_factory=dict)
     least_gain: float = 1.0  # expected tokens from which on one more row pays
+    confirmed: frozenset[Request] = frozenset()  # that copy only what the head's drafts agree with
 
 
 def with_copies(
@@ -98,6 +100,31 @@ def with_copies(
     more = costs.seconds_with(list(drafts.values()), rows + MAX_COPIED, context)
     row_seconds = (more - costs.seconds_with(list(drafts.values()), rows, context)) / MAX_COPIED
     return PlannedRound(drafts, copied, speed * row_seconds)
+
+
+def round_with_copies(
+    head: Mapping[Request, int],
+    head_gains: Mapping[Request, Sequence[float]],
+    copy_gains: Mapping[Request, Sequence[float]],
+    seconds: Callable[[int], float],
+) -> PlannedRound:
+    """The same of a captured round, in which all requests have rows for as many drafts.
+
+    `seconds`: of a round with rows for so many, of which the head makes what `head` says.
+    """
+    tokens = {r: sum(head_gains[r][:k]) for r, k in head.items()}
+    usual = max(head.values(), default=0)
+    best, speed = 0, _CLEARLY * (len(head) + sum(tokens.values())) / seconds(usual)
+    for total in _ROUND_COUNTS:
+        more = sum(max(0.0, sum(gains[:total]) - tokens[r]) for r, gains in copy_gains.items())
+        found = (len(head) + sum(tokens.values()) + more) / seconds(max(total, usual))
+        if found > speed:
+            best, speed = total, found
+    if not best:
+        return PlannedRound(dict(head))
+    unsure = {r for r, gains in copy_gains.items() if sum(gains[:best]) <= tokens[r]}
+    copied = dict.fromkeys(copy_gains, best)
+    return PlannedRound(dict(head), copied, confirmed=frozenset(unsure))
 
 
 def more_copied(gains: Sequence[float], num_drafts: int, least_gain: float) -> int:

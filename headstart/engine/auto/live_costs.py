@@ -95,6 +95,18 @@ class LiveCosts:
         verification = self.verify_seconds(len(drafts), rows, context)
         return verification + self._drafting(_active(drafts)) + self._overhead
 
+    def with_rows(self, batch: int, drafts: int, rows_each: int, context: int = 0) -> float:
+        """A captured round with rows for more drafts than the head makes, which it reads later.
+
+        A row more costs what it does in a round of more requests without drafts.
+        """
+        more = self.seconds(batch, drafts, context)
+        if rows_each <= drafts:
+            return more
+        wide, usual = batch * (rows_each + 1), batch * (drafts + 1)
+        rows = self.table.verify_seconds(wide, wide) - self.table.verify_seconds(usual, usual)
+        return more + max(0.0, rows) + self.table.window * self.table.catch_up_seconds(batch)
+
     def verify_seconds(self, batch: int, rows: int, context: int = 0) -> float:
         factor = self._corrections.factor(self._verify_key(batch, rows))
         if self.table.context:

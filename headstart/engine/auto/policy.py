@@ -12,7 +12,13 @@ from dataclasses import replace
 from typing import Literal
 
 from headstart.copying.drafts import Copy
-from headstart.engine.auto.copies import CopyRates, PlannedRound, more_copied, with_copies
+from headstart.engine.auto.copies import (
+    CopyRates,
+    PlannedRound,
+    more_copied,
+    round_with_copies,
+    with_copies,
+)
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.exploration import Exploration
 from headstart.engine.auto.live_costs import Choice, LiveCosts
@@ -122,6 +128,30 @@ class DraftPolicy:
         copy_gains = {r: self.copy_rates.gains(r.id, copy) for r, copy in free.items()}
         context = sum(len(request.tokens) for request in requests)
         planned = with_copies(head, head_gains, free, copy_gains, costs, context)
+        return replace(planned, copied={**given, **planned.copied})
+
+    def plan_round(
+        self, requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
+    ) -> PlannedRound:
+        """Drafts of a device round; `copies` is what requests could copy."""
+        head = self.choose(requests, num_running, uniform=True)
+        if not copies or self.decided_by == "off_above":
+            return PlannedRound(head)
+        given = {r: asked for r in copies if isinstance(asked := self._asked(r), int)}
+        free = {r: self.copy_rates.gains(r.id, c) for r, c in copies.items() if r not in given}
+        costs = self.uniform_costs or self._host_costs(requests)
+        if not free or costs is None:
+            return PlannedRound(head, given)
+        priors = self.rates.overall.priors(max(head.values()))
+        gains = {r: self.rates.gains(r.id, priors[:k]) for r, k in head.items()}
+        most, context = max(head.values()), sum(len(request.tokens) for request in requests)
+
+        def seconds(drafts: int) -> float:
+            if costs.uniform:
+                return costs.with_rows(len(head), most, drafts, context)
+            return costs.seconds_with([0] * len(head), len(head) * drafts)
+
+        planned = round_with_copies(head, gains, free, seconds)
         return replace(planned, copied={**given, **planned.copied})
 
     def more_copied(self, request: Request, copy: Copy, planned: PlannedRound) -> int:

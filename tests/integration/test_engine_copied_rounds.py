@@ -1,0 +1,119 @@
+"""Drafts copied from the context in device rounds; interpreted on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.engine_runs import ids_of, run
+from support.kernel_runs import BLOCK_BYTES, SIZES
+from support.tiny_fixture import Tiny
+
+pytest.importorskip("triton")
+
+from headstart.copying.drafts import Copy
+from headstart.engine import core
+from headstart.engine.auto.copies import PlannedRound
+from headstart.engine.auto.costs import NEVER_PAYS
+from headstart.engine.engine import Engine
+from headstart.engine.request import Request
+from headstart.sampling.params import SamplingParams
+
+pytestmark = pytest.mark.usefixtures("quick_kernels")
+
+
+@pytest.fixture(autouse=True)
+def no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an interpreter takes decides nothing here."""
+    monkeypatch.setattr(core, "profile_host_rounds", lambda *_, **__: (NEVER_PAYS, None))
+
+
+def start(folder: Path, **settings: Any) -> Engine:
+    settings = {"speculate": "auto", "kv_bytes": 200 * BLOCK_BYTES, **settings}
+    return Engine(folder, dtype="float32", block_size=4, kernels="on", **settings)
+
+
+def take_all(engine: Engine, *, drafts: int, confirmed: bool = False) -> None:
+    """Whatever rounds cost: so many drafts of the head, and every copy that there is."""
+    assert engine.policy is not None
+
+    def plan(
+        requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
+    ) -> PlannedRound:
+        sure = frozenset(copies) if confirmed else frozenset[Request]()
+        return PlannedRound(dict.fromkeys(requests, drafts), dict.fromkeys(copies, 8),
+                            confirmed=sure)  # fmt: skip
+
+    engine.policy.plan_round = plan  # type: ignore[method-assign]
+
+
+def asked(count: int = 24, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"temperature": 0, "max_tokens": count, "ignore_eos": True, **fields})
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny) -> Path:
+    return tiny("mimo", rate=0.9, seed=1, dtype="F32", **SIZES)
+
+
+@pytest.fixture(scope="module")
+def prompts(folder: Path) -> list[list[int]]:
+    """What the model would write, changed here and there, and its beginning again."""
+    begins = [[9, 10, 11], [5, 6], [17, 3, 8, 2]]
+    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
+    said = ids_of(run(plain, begins, asked(20)))
+    changed = [[(t + 1) % 64 if i % 9 == 8 else t for i, t in enumerate(own)] for own in said]
+    return [[*begin, *own, *begin] for begin, own in zip(begins, changed, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("drafts", "confirmed", "fields"),
+    [
+        (2, False, {}),
+        (2, True, {}),
+        (0, False, {"temperature": 0.7, "seed": 3, "repetition_penalty": 1.1}),
+        (1, False, {"temperature": 0.7, "seed": 3, "logprobs": 1}),
+    ],
+)
+def test_rounds_copy_and_the_text_stays_the_same(
+    folder: Path, prompts: list[list[int]], drafts: int, confirmed: bool, fields: dict[str, Any]
+) -> None:
+    params = asked(**fields)
+    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
+    engine = start(folder, max_running_requests=2)  # the third one comes when another has left
+    take_all(engine, drafts=drafts, confirmed=confirmed)
+    results = run(engine, prompts, params)
+    assert ids_of(results) == ids_of(run(plain, prompts, params))
+    stats = engine.stats
+    assert stats.fast_rounds and not stats.slow_rounds
+    assert 0 < stats.copied_accepted < stats.copied_drafts
+    origins = {origin for r in results for origin in r.outputs[0].origins}
+    assert origins >= {"copied", "recovered", "bonus"}
+    if confirmed:
+        pairs = {
+            pair for r in results
+            for pair in zip(r.outputs[0].origins, r.outputs[0].origins[1:], strict=False)
+        }  # fmt: skip
+        assert ("accepted", "copied") in pairs
+
+
+def test_a_model_without_a_head_copies_in_rounds(folder: Path, prompts: list[list[int]]) -> None:
+    plain = Engine(folder, dtype="float32", speculate=0, kernels="off", kv_bytes=200 * BLOCK_BYTES)
+    engine = start(folder, speculate="context")
+    assert engine.model.head is None
+    take_all(engine, drafts=0)
+    results = run(engine, prompts, asked())
+    assert ids_of(results) == ids_of(run(plain, prompts, asked()))
+    assert engine.stats.copied_accepted > 0 and not engine.stats.slow_rounds
+
+
+def test_requests_by_the_rejection_rule_copy_by_the_host(
+    folder: Path, prompts: list[list[int]]
+) -> None:
+    engine = start(folder)
+    params = asked(temperature=1.0, seed=2, acceptance="rejection", draft_from="context")
+    run(engine, prompts[:1], params)
+    (reason,) = engine.stats.slow_rounds
+    assert "rejection rule" in reason
