@@ -47,7 +47,14 @@ def show(document: dict[str, Any]) -> None:
 
 def _about_auto(result: dict[str, Any]) -> str:
     found = result.get("auto_speed_up")
-    return "" if found is None else f"; auto: {found:.2f}"
+    if found is None:
+        return ""
+    if "context_speed_up" not in result:
+        return f"; auto: {found:.2f}"
+    return (
+        f"; auto: {found:.2f} ({result['auto_copied_share']:.0%} of its tokens copied), the head "
+        f"alone {result['head_speed_up']:.2f}, copies alone {result['context_speed_up']:.2f}"
+    )
 
 
 def _replayed(console: Console, result: dict[str, Any]) -> None:
