@@ -16,7 +16,7 @@ from headstart.engine.options import MAX_DRAFTS
 from headstart.errors import ConfigError
 
 Drafts = int | Literal["auto"]
-_FORM = "off,0,3,auto,3+vocab=NAME,3+chunked-prefill=off"
+_FORM = "off,0,3,auto,auto+draft-from=head,3+vocab=NAME,3+chunked-prefill=off"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,8 @@ def _variant(word: str) -> Variant:
         key, _, value = setting.partition("=")
         if key == "vocab" and value:
             own["draft_vocab"] = value
+        elif key == "draft-from" and value in ("auto", "head", "context"):
+            own["draft_from"] = value
         elif key == "chunked-prefill" and value in ("on", "off"):
             flags.append("--chunked-prefill" if value == "on" else "--no-chunked-prefill")
         else:

@@ -21,7 +21,7 @@ def is_demo(model: str | None) -> bool:
 def with_shipped_vocab(model: str, head: Path | None, options: EngineOptions) -> EngineOptions:
     """The demo's own head drafts with its own vocabulary, which changes no text."""
     vocab = shipped_vocab_of(model, head)
-    if vocab is None or options.draft_vocab is not None or options.speculate == 0:
+    if vocab is None or options.draft_vocab is not None or not options.runs_head:
         return options
     return replace(options, draft_vocab=str(vocab))
 

@@ -50,9 +50,10 @@ def _check_vocab(options: EngineOptions) -> None:
     """Refuse a draft vocabulary that cannot be read or used, before a model is loaded."""
     if options.draft_vocab is None:
         return
-    if options.speculate == 0:
+    if not options.runs_head:
         raise ConfigError(
-            "--draft-vocab was given with --speculate 0, which drafts nothing. Drop one."
+            f"--draft-vocab was given with --speculate {options.speculate}, which runs no head. "
+            "Drop one."
         )
     from headstart.vocab.files import read
 

@@ -231,7 +231,8 @@ class Loop:
             request.stats.observe(drafts, accepted, request.num_of_head)
             self.stats.observe(drafts, accepted, request.num_of_head, why_slow)
             if self.sources is not None:
-                self.sources.observe(request, drafts, accepted, request.output_ids[before:])
+                emitted = request.tokens[request.num_prompt + before :]
+                self.sources.observe(request, drafts, accepted, emitted)
         elif request.stats.first_token_seconds is None:
             request.stats.first_token_seconds = time.perf_counter() - request.created
         return update_since(request, before)
