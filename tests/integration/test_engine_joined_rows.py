@@ -148,7 +148,7 @@ def test_texts_are_made_while_a_round_drafts_and_else_after_its_masks(
             folder, dtype="float32", kernels=kernels, speculate=2, block_size=4, kv_bytes=1 << 20,
             max_running_requests=1,
         )  # fmt: skip
-        name = engine.add(FIRST, PARAMS[0], grammar=Even(engine.config.vocab))
+        name = engine.add(FIRST, PARAMS[0], grammar=Even(engine.backend.config.vocab))
         while engine.has_work:
             engine.step()
         return engine.collect(name).outputs[0].token_ids
