@@ -28,8 +28,7 @@ from typing import Any
 
 import torch
 
-HAS_GPU = torch.cuda.is_available()
-if not HAS_GPU:
+if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # chosen before triton is imported
 
 from torch import Tensor, nn
@@ -54,6 +53,7 @@ from headstart.models.moe_config import MoeConfig
 from headstart.models.quantized import quantized_module
 from headstart.sampling.params import SamplingParams
 
+HAS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if HAS_GPU else "cpu")
 DTYPE = torch.bfloat16 if HAS_GPU else torch.float32  # the interpreter has no products of bf16
 FORMS = ("fp8-row", "fp8-block", "int4", "int4-zeros", "int8")
