@@ -353,7 +353,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--engines", default="headstart,vllm")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--gpu-gib", type=float, default=134, help="of the GPU, for all engines")
-    parser.add_argument("--vllm-memory", type=float, default=0.1,
+    parser.add_argument("--vllm-memory", type=float, default=0.05,
                         help="of the GPU that has to be free when vLLM starts")  # fmt: skip
     parser.add_argument("--patience", type=float, default=400, help="seconds for a start")
     parser.add_argument("--cell-limit", type=float, default=60, help="seconds for one answer")
