@@ -38,15 +38,19 @@ SHAPES: dict[str, tuple[int, DeltaConfig]] = {
     "next": (2048, DeltaConfig(k_heads=16, v_heads=32, k_dim=128, v_dim=128, kernel=4)),
     "27b": (5120, DeltaConfig(k_heads=16, v_heads=48, k_dim=128, v_dim=128, kernel=4)),
     "odd": (96, DeltaConfig(k_heads=2, v_heads=2, k_dim=48, v_dim=80, kernel=3)),
+    "small": (64, DeltaConfig(k_heads=2, v_heads=4, k_dim=32, v_dim=32, kernel=4)),
     "tiny": (32, DeltaConfig(k_heads=1, v_heads=2, k_dim=16, v_dim=12, kernel=4)),
 }
 BLOCK = 16
 CHECKED = ([1], [3, 1, 64], [65, 7, 200], [1000, 130, 64, 2, 23], [2500])
 TIMED = {"1 x 2500": [2500], "8 x 1000": [1000] * 8, "1 x 30000": [30000]}
-CHUNK_TILES = (ChunkTile(8, 4), ChunkTile(4, 8), ChunkTile(2, 4))
+CHUNK_TILES = (
+    ChunkTile(16, 4, 4), ChunkTile(16, 4, 4, 168), ChunkTile(16, 4, 4, 128), ChunkTile(16, 2, 4),
+    ChunkTile(32, 4, 4), ChunkTile(64, 8, 4),
+)  # fmt: skip
 WALK_TILES = (
-    WalkTile(16, 4, 3), WalkTile(32, 4, 2), WalkTile(32, 4, 3), WalkTile(32, 8, 3),
-    WalkTile(64, 4, 2), WalkTile(64, 8, 2), WalkTile(128, 8, 2),
+    WalkTile(32, 4, 3), WalkTile(32, 4, 1), WalkTile(64, 4, 3), WalkTile(64, 4, 2),
+    WalkTile(64, 4, 1),
 )  # fmt: skip
 TENSOR_FLOPS = 900e12  # of bf16 in a second, on an H200
 
@@ -150,7 +154,7 @@ class Case:
         self.states = make_states(self.config, len(rows), DTYPE)
         self.projected = net.inputs(self.x)
         self.weights = DeltaWeights(net.conv.squeeze(1), net.a_log, net.dt_bias)
-        self.made = self.prepare(ChunkTile(8, 8))
+        self.made = self.prepare(ChunkTile())
 
     def prepare(self, tile: ChunkTile) -> Any:
         return prepare_chunks(
@@ -233,7 +237,9 @@ def main() -> None:
     print(device_name(), "torch", torch.__version__, f"copies {given.speed / 1e12:.2f} TB/s")
     are_right, found = True, []
     names = given.shapes.split(",")
-    for shape in [] if given.skip_checks else [*names, *(["odd", "tiny"] if IS_GPU else [])]:
+    for shape in (
+        [] if given.skip_checks else [*names, *(["odd", "small", "tiny"] if IS_GPU else [])]
+    ):
         net = make_net(shape)
         if IS_GPU:
             started = time.perf_counter()

@@ -26,6 +26,10 @@ from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, StateSpan
 
 
+_NARROW, _WIDE = 32, 64  # values of a head that a program takes along
+_PROGRAMS = 132  # that a GPU runs at once
+
+
 @dataclass(frozen=True)
 class PromptTiles:
     chunks: ChunkTile
@@ -33,10 +37,11 @@ class PromptTiles:
 
 
 def tiles_for(num_spans: int, config: DeltaConfig, itemsize: int) -> PromptTiles:
-    """One request has few programs that walk, so that heads are split; many have enough."""
+    """One request has few programs that walk, so that heads are split in more parts."""
     if itemsize > 2:  # half as much fits
-        return PromptTiles(ChunkTile(warps=8), WalkTile(values=32, warps=4, stages=1))
-    return PromptTiles(ChunkTile(), WalkTile())
+        return PromptTiles(ChunkTile(), WalkTile(values=32, stages=1))
+    narrow = num_spans * config.values // _NARROW
+    return PromptTiles(ChunkTile(), WalkTile(values=_NARROW if narrow <= _PROGRAMS else _WIDE))
 
 
 @dataclass(frozen=True)

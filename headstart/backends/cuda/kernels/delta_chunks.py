@@ -27,6 +27,7 @@ from headstart.backends.cuda.kernels.jit import jit
 from headstart.models.delta_config import DeltaConfig
 
 ROWS = 64  # of a chunk at most
+_COLUMNS = 64  # of heads, that are multiplied at a time
 
 
 @dataclass(frozen=True)
@@ -40,10 +41,12 @@ class DeltaWeights:
 
 @dataclass(frozen=True)
 class ChunkTile:
-    """Warps of a program that convolves, and of one that prepares."""
+    """Rows and warps of a program that convolves; warps and registers of one that prepares."""
 
-    conv_warps: int = 8
+    conv_rows: int = 16
+    conv_warps: int = 4
     warps: int = 4
+    registers: int | None = None
 
 
 @dataclass(frozen=True)
@@ -76,36 +79,38 @@ def prepare_chunks(
         empty(total, heads, config.v_dim), empty(total, heads, ROWS),
         empty(heads, total, dtype=torch.float32),
     )  # fmt: skip
-    sizes = {"K_HEADS": k_heads, "K_DIM": config.k_dim, "V_DIM": config.v_dim, "ROWS": ROWS}
-    block_k, block_v = block_of(config.k_dim), block_of(config.v_dim)
-    _convolve[(2 * k_heads + heads, chunks.shape[0])](
+    sizes = {"K_HEADS": k_heads, "K_DIM": config.k_dim, "V_DIM": config.v_dim}
+    parts = ROWS // tile.conv_rows
+    _convolve[(2 * k_heads + heads, chunks.shape[0] * parts)](
         projected, weights.conv, conv, chunks, made.mixed, width, config.channels,
-        config.k_dim**-0.5, **sizes, TAPS=config.kernel, BLOCK=max(block_k, block_v),
-        num_warps=tile.conv_warps,
+        config.k_dim**-0.5, **sizes, ROWS=tile.conv_rows, PARTS=parts, TAPS=config.kernel,
+        BLOCK=block_of(max(config.k_dim, config.v_dim)), num_warps=tile.conv_warps,
     )  # fmt: skip
     _prepare[(heads, chunks.shape[0])](
         projected, weights.a_log, weights.dt_bias, chunks, made.mixed, made.known, made.wanted,
-        made.scores, made.faded, total, width, config.channels, **sizes, HEADS=heads,
-        LEVELS=ROWS.bit_length() - 2, BLOCK_K=block_k, BLOCK_V=block_v, num_warps=tile.warps,
-        num_stages=1,
+        made.scores, made.faded, total, width, config.channels, **sizes, ROWS=ROWS, HEADS=heads,
+        LEVELS=ROWS.bit_length() - 2, BLOCK=_COLUMNS, num_warps=tile.warps,
+        num_stages=1, maxnreg=tile.registers,
     )  # fmt: skip
     return made
 
 
 def block_of(dim: int) -> int:
-    return max(16, 1 << (dim - 1).bit_length())
+    """Heads of 16 gave no numbers on an H200 when they were multiplied as they are."""
+    return max(64, 1 << (dim - 1).bit_length())
 
 
 @jit
 def _convolve(projected, weight, conv, chunks, mixed, width, channels, scale, K_HEADS: tl.constexpr,
-              K_DIM: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr, TAPS: tl.constexpr,
-              BLOCK: tl.constexpr):  # fmt: skip
-    """A head of queries, keys or values, of one chunk's rows."""
+              K_DIM: tl.constexpr, V_DIM: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr,
+              TAPS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """A head of queries, keys or values, of some of a chunk's rows."""
     head = tl.program_id(0)
-    chunk = chunks + 4 * tl.program_id(1)
-    first = tl.load(chunk).to(tl.int64)
-    count = tl.load(chunk + 1)
-    before = tl.load(chunk + 2)
+    chunk = chunks + 4 * (tl.program_id(1) // PARTS)
+    skipped = tl.program_id(1) % PARTS * ROWS
+    first = tl.load(chunk).to(tl.int64) + skipped
+    count = tl.load(chunk + 1) - skipped
+    before = tl.load(chunk + 2) + skipped
     source = tl.load(chunk + 3).to(tl.int64)
     kind: tl.constexpr = mixed.dtype.element_ty
     is_value = head >= 2 * K_HEADS
@@ -157,8 +162,8 @@ def _inverse(overlap, kind: tl.constexpr, LEVELS: tl.constexpr, ROWS: tl.constex
 @jit(do_not_specialize=["total"])
 def _prepare(projected, a_log, dt_bias, chunks, mixed, known, wanted, scores, faded, total, width,
              channels, K_HEADS: tl.constexpr, K_DIM: tl.constexpr, V_DIM: tl.constexpr,
-             ROWS: tl.constexpr, HEADS: tl.constexpr, LEVELS: tl.constexpr, BLOCK_K: tl.constexpr,
-             BLOCK_V: tl.constexpr):  # fmt: skip
+             ROWS: tl.constexpr, HEADS: tl.constexpr, LEVELS: tl.constexpr,
+             BLOCK: tl.constexpr):  # fmt: skip
     head = tl.program_id(0)
     chunk = chunks + 4 * tl.program_id(1)
     first = tl.load(chunk).to(tl.int64)
@@ -168,11 +173,8 @@ def _prepare(projected, a_log, dt_bias, chunks, mixed, known, wanted, scores, fa
     fine: tl.constexpr = tl.float32 if kind == tl.float32 else tl.float16
     row = tl.arange(0, ROWS)
     column = tl.arange(0, ROWS)
-    in_k = tl.arange(0, BLOCK_K)
-    in_v = tl.arange(0, BLOCK_V)
+    in_block = tl.arange(0, BLOCK)
     is_row = row < count
-    of_keys = is_row[:, None] & (in_k < K_DIM)[None, :]
-    of_values = is_row[:, None] & (in_v < V_DIM)[None, :]
     gate = projected + (first + row) * width + (width - 2 * HEADS + head)
     b = tl.load(gate, is_row, 0.0).to(kind).to(tl.float32)
     a = tl.load(gate + HEADS, is_row, 0.0).to(kind).to(tl.float32) + tl.load(dt_bias + head)
@@ -183,20 +185,31 @@ def _prepare(projected, a_log, dt_bias, chunks, mixed, known, wanted, scores, fa
     # Masked before the exponential: ahead of a row it would overflow.
     is_seen = row[:, None] >= column[None, :]
     between = tl.exp(tl.where(is_seen, sums[:, None] - sums[None, :], float("-inf")))
-    line = mixed + (first + row)[:, None] * channels
+    at_q = head // (HEADS // K_HEADS) * K_DIM
+    query = mixed + (first + row)[:, None] * channels + (at_q + in_block)[None, :]
+    key = query + K_HEADS * K_DIM
+    value = query + (2 * K_HEADS * K_DIM + head * V_DIM - at_q)
     of_row = ((first + row) * HEADS + head)[:, None]
-    at_k = (head // (HEADS // K_HEADS) * K_DIM + in_k)[None, :]
-    q = tl.load(line + at_k, of_keys, 0.0)
-    k = tl.load(line + K_HEADS * K_DIM + at_k, of_keys, 0.0)
-    score = tl.dot(q, tl.trans(k), input_precision="ieee") * between
-    tl.store(scores + of_row * ROWS + column[None, :], score.to(kind), is_row[:, None])
-    overlap = tl.dot(k, tl.trans(k), input_precision="ieee") * between * strength[:, None]
-    overlap = tl.where(row[:, None] > column[None, :], overlap, 0.0)
+    score = tl.zeros((ROWS, ROWS), dtype=tl.float32)
+    overlap = tl.zeros((ROWS, ROWS), dtype=tl.float32)
+    for start in range(0, K_DIM, BLOCK):  # some columns at a time: registers are dear
+        mask = is_row[:, None] & (start + in_block < K_DIM)[None, :]
+        k = tl.load(key + start, mask, 0.0)
+        score = tl.dot(tl.load(query + start, mask, 0.0), tl.trans(k), score,
+                       input_precision="ieee")  # fmt: skip
+        overlap = tl.dot(k, tl.trans(k), overlap, input_precision="ieee")
+    place = scores + of_row * ROWS + column[None, :]
+    tl.store(place, (score * between).to(kind), is_row[:, None])
+    overlap = tl.where(row[:, None] > column[None, :], overlap * between * strength[:, None], 0.0)
     inverse = _inverse(overlap, fine, LEVELS, ROWS).to(kind)
-    faded_k = (k.to(tl.float32) * (strength * tl.exp(sums))[:, None]).to(kind)
-    known_k = tl.dot(inverse, faded_k, input_precision="ieee")
-    tl.store(known + of_row * K_DIM + in_k[None, :], known_k.to(kind), of_keys)
-    at_v = (2 * K_HEADS * K_DIM + head * V_DIM + in_v)[None, :]
-    v = tl.load(line + at_v, of_values, 0.0).to(tl.float32)
-    wanted_v = tl.dot(inverse, (v * strength[:, None]).to(kind), input_precision="ieee")
-    tl.store(wanted + of_row * V_DIM + in_v[None, :], wanted_v.to(kind), of_values)
+    faded_strength = (strength * tl.exp(sums))[:, None]
+    for start in range(0, K_DIM, BLOCK):
+        mask = is_row[:, None] & (start + in_block < K_DIM)[None, :]
+        k = tl.load(key + start, mask, 0.0).to(tl.float32)
+        part = tl.dot(inverse, (k * faded_strength).to(kind), input_precision="ieee")
+        tl.store(known + of_row * K_DIM + start + in_block[None, :], part.to(kind), mask)
+    for start in range(0, V_DIM, BLOCK):
+        mask = is_row[:, None] & (start + in_block < V_DIM)[None, :]
+        v = tl.load(value + start, mask, 0.0).to(tl.float32)
+        part = tl.dot(inverse, (v * strength[:, None]).to(kind), input_precision="ieee")
+        tl.store(wanted + of_row * V_DIM + start + in_block[None, :], part.to(kind), mask)
