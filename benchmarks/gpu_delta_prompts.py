@@ -1,6 +1,6 @@
 """Prompts through the kernels of a gated delta net: right, and how fast in which tiles.
 
-PYTHONPATH=. python3 benchmarks/gpu_delta_prompts.py [--shapes next,27b] [--skip-tiles] [--skip-old]
+PYTHONPATH=. python3 benchmarks/gpu_delta_prompts.py [--shapes next,27b] [--fla] [--skip-old]
 
 First every case is compared with the plain module in fp64 (PASS or FAIL, beside the difference of
 the plain module in bf16): what rows read, and all states that are kept. Then the device's time of
@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from functools import partial
 from itertools import accumulate, pairwise
@@ -177,6 +177,27 @@ class Case:
         result: Tensor = self.net.out(self.plan.run(self.net, projected, self.states, tiles))
         return result
 
+    def library(self) -> Callable[[], Any]:
+        """The rule alone by flash-linear-attention, from rows that are convolved and gated."""
+        from fla.ops.gated_delta_rule import chunk_gated_delta_rule  # type: ignore[import-not-found]
+
+        config, total = self.config, sum(self.rows)
+        keys, values = config.k_heads * config.k_dim, (1, total, config.v_heads)
+        q, k, v = self.made.mixed.split([keys, keys, config.values], 1)
+        group = config.v_heads // config.k_heads
+        q, k = (
+            part.reshape(total, config.k_heads, config.k_dim).repeat_interleave(group, 1)[None]
+            for part in (q, k)
+        )
+        edges = torch.tensor([0, *accumulate(self.rows)], device=DEVICE)
+        given = {
+            "q": q, "k": k, "v": v.reshape(*values, config.v_dim).contiguous(),
+            "g": -torch.rand(values, device=DEVICE), "beta": torch.rand(values, device=DEVICE),
+            "initial_state": self.states.memory[::3].contiguous(),
+            "cu_seqlens": edges,
+        }  # fmt: skip
+        return partial(chunk_gated_delta_rule, scale=1.0, output_final_state=True, **given)
+
     def old(self) -> None:
         self.net(self.x, None, SlotRecurrence(self.states, self.spans))
 
@@ -211,6 +232,11 @@ def measure(shape: str, net: DeltaNet, name: str, given: argparse.Namespace) -> 
                 found[str(walk_tile)] = microseconds(partial(case.walk, walk_tile))
             except Exception as error:  # more than fits, most likely
                 found[str(walk_tile)] = str(error)[:80]
+    if given.fla:
+        try:
+            found["fla_rule_us"] = microseconds(case.library())
+        except Exception as error:  # not installed, or made for another Triton
+            found["fla_rule_us"] = str(error)[:80]
     if not given.skip_old:
         case.old()
         found["old_us"] = min(wall(case.old) for _ in range(2)) * 1e6
@@ -228,6 +254,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shapes", default="next,27b" if IS_GPU else "tiny,odd")
     parser.add_argument("--cases", default=",".join(TIMED))
+    parser.add_argument("--fla", action="store_true", help="time flash-linear-attention, too")
     parser.add_argument("--skip-checks", action="store_true")
     parser.add_argument("--skip-tiles", action="store_true")
     parser.add_argument("--skip-old", action="store_true")

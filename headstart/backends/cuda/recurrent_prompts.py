@@ -25,7 +25,6 @@ from headstart.models.delta_config import DeltaConfig
 from headstart.models.linear_attention import DeltaNet
 from headstart.models.recurrence import LayerStates, StateSpan
 
-
 _NARROW, _WIDE = 32, 64  # values of a head that a program takes along
 _PROGRAMS = 132  # that a GPU runs at once
 
@@ -40,8 +39,13 @@ def tiles_for(num_spans: int, config: DeltaConfig, itemsize: int) -> PromptTiles
     """One request has few programs that walk, so that heads are split in more parts."""
     if itemsize > 2:  # half as much fits
         return PromptTiles(ChunkTile(), WalkTile(values=32, stages=1))
-    narrow = num_spans * config.values // _NARROW
-    return PromptTiles(ChunkTile(), WalkTile(values=_NARROW if narrow <= _PROGRAMS else _WIDE))
+    values = _WIDE if num_spans >= many_requests(config) else _NARROW
+    return PromptTiles(ChunkTile(), WalkTile(values=values))
+
+
+def many_requests(config: DeltaConfig) -> int:
+    """From so many on there are more narrow programs than run at once."""
+    return _PROGRAMS // -(-config.values // _NARROW) + 1
 
 
 @dataclass(frozen=True)
