@@ -24,10 +24,17 @@ from headstart.sampling.params import SamplingParams
 
 VARIANTS = (
     "mimo", "mimo*3", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next",
-    "deepseek_v3", "glm4_moe_lite",
+    "deepseek_v3", "glm4_moe_lite", "mimo_v2", "step3p5", "mellum", "exaone_moe",
     # plain modules on GPUs
-    "nemotron_h", "bailing_moe_v3", "exaone_moe", "exaone4_5", "mimo_v2",
+    "nemotron_h", "bailing_moe_v3", "exaone4_5",
 )  # fmt: skip
+# Windows that answers grow out of.
+OWN: dict[str, dict[str, Any]] = {
+    "mimo_v2": {"sliding_window_size": 9},
+    "step3p5": {"sliding_window": 9},
+    "mellum": {"sliding_window": 9},
+    "exaone_moe": {"sliding_window": 9, "sliding_windows": [9, 9, 0]},
+}
 FIRST = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 WARM: dict[str, Any] = {"temperature": 0.8, "seed": 7}
 EACH: list[dict[str, Any]] = [
@@ -83,7 +90,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as work:
         for variant in given.variants.split(","):
             name, _, modules = variant.partition("*")
-            several: dict[str, Any] = {}
+            several = dict(OWN.get(name, {}))
             if modules:
                 several["num_nextn_predict_layers"] = int(modules)
             folder = write_tiny(name, Path(work) / variant, dtype="F32", **several)

@@ -111,6 +111,12 @@ class ModelConfig:
             return (shape.kv_heads * (shape.dim + shape.v_dim) + self.index.kept,), (0,)
         return (shape.kv_heads, shape.dim), (shape.kv_heads, shape.v_dim)
 
+    @property
+    def attended(self) -> int:
+        """Numbers that heads together give for a row, in the layer where they give most."""
+        shapes = [self.shape(kind) for kind in self.layers if kind.attends]
+        return max((shape.heads * shape.v_dim for shape in shapes), default=0)
+
     def slot_values(self, kind: LayerKind) -> int:
         """Numbers that a layer keeps of a token; one that does not attend none."""
         return sum(prod(shape) for shape in self.kept(kind)) if kind.attends else 0

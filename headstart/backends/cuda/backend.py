@@ -82,7 +82,7 @@ class CudaBackend(Backend):
 
     def _choose_libraries(self) -> None:
         config = self.config
-        if config.mla is None:
+        if config.mla is None and config.v_dim == config.head_dim:
             self._library = choose_library(
                 config.num_heads, config.num_kv_heads, config.head_dim, self.dtype, self.device
             )

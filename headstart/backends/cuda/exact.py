@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from headstart.backends.cuda.attending import Attend
+from headstart.backends.cuda.attending import Attend, Sight
 from headstart.backends.cuda.forward import Kernels, Rows
 from headstart.backends.cuda.kernels.attention import Cut, paged_attention
 from headstart.backends.cuda.kernels.linear import Shape, gated_linear, partial_linear, splits_for
@@ -105,11 +105,12 @@ class ExactKernels(Kernels):
         all_tables = _parts(filled(pad(tables, (0, width))), TILE)
         all_slots = _parts(filled(slots, -1), TILE)
 
-        def attend(q: Tensor, cache: LayerCache) -> Tensor:
+        def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
             parts = [
                 paged_attention(
                     part.unsqueeze(1), cache.k, cache.v, own, seen, block_size=block_size,
                     max_context=self._max_context, cut=self._cut, sizes=cache.sizes,
+                    window=sight.window, sinks=sight.sinks,
                 ).view(TILE, -1)
                 for part, own, seen in zip(_parts(q, TILE), all_tables, all_slots, strict=True)
             ]  # fmt: skip

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from headstart.backends.cuda.attending import Sight
 from headstart.backends.cuda.exact import ExactKernels
 from headstart.backends.cuda.forward import Rows
 from headstart.backends.cuda.kernels.latent_prompts import prompt_latents
@@ -51,16 +52,18 @@ def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | Non
     firsts = {span.start for span in long}
     tiles = tiles_of_rows([0 if span.start in firsts else span.num_rows for span in spans])
 
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
-        ready = [] if library is None else library.run(long, q, cache)
+    def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
+        is_usual = sight.is_plain and cache.k.shape == cache.v.shape
+        ready = [] if library is None or not is_usual else library.run(long, q, cache)
         if len(ready) == len(spans) == 1:
             return ready[0].flatten(1)
-        result = torch.empty_like(q)
+        v_dim = q.shape[2] if cache.sizes is not None else cache.v.shape[2]
+        result = q.new_empty(*q.shape[:2], v_dim)
         own = tiles if len(ready) == len(long) else tiles_of_rows(queries)
         if own.shape[0]:
             prompt_attention(
                 q, cache.k, cache.v, context, own, row_edges, context_edges, into=result,
-                sizes=cache.sizes,
+                sizes=cache.sizes, window=sight.window, sinks=sight.sinks,
             )  # fmt: skip
         for span, rows in zip(long, ready, strict=False):
             result[span.start : span.stop] = rows
@@ -73,7 +76,7 @@ def filling_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
     """The same where keys and values are all that is wanted."""
     kv_slots = torch.cat([as_tensor(span.new, positions.device) for span in spans])
 
-    def attend(q: Tensor, cache: LayerCache) -> Tensor:
+    def attend(q: Tensor, cache: LayerCache, sight: Sight) -> Tensor:
         raise AssertionError("rows that fill the cache do not attend")
 
     return Rows(positions, kv_slots.to(torch.int32), attend)

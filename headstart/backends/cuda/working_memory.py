@@ -27,9 +27,12 @@ _CUTS = 8  # pieces that the contexts of many requests have at most (`attending.
 
 def _attention_bytes(model: LoadedModel, rows: int) -> int:
     """What pieces of a request's context leave until they are put together, in one layer."""
-    config = model.config
-    tile = tile_of(rows, config.num_heads // config.num_kv_heads)
-    return config.num_kv_heads * (_CUTS + PIECES) * tile * (config.head_dim + 1) * 4
+    shapes = [model.config.shape(kind) for kind in model.config.layers if kind.attends]
+    return max(
+        own.kv_heads * (_CUTS + PIECES) * tile_of(rows, own.heads // own.kv_heads)
+        * (own.v_dim + 1) * 4
+        for own in shapes
+    )  # fmt: skip
 
 
 def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> WorkingBytes:
