@@ -1,6 +1,7 @@
 """The engine on a GPU against the engine on the CPU: same tokens, whatever is drafted.
 
 python scripts/gpu_check.py [--device cuda] [--variants mimo,qwen3_next,mimo*3] [--mixtures 20]
+    [--dtypes float32,bfloat16] [--drafts 0,3,auto]
 
 mimo*3 has three modules. Every setting by itself, then mixtures of them drawn at random; prompts
 are read a few at a time, beside those that decode. Exits 1 if a token differs in fp64 or fp32; for
@@ -84,8 +85,13 @@ def main() -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--variants", default=",".join(VARIANTS))
     parser.add_argument("--mixtures", type=int, default=20)
+    parser.add_argument("--dtypes", default="float64,float32,bfloat16")
+    parser.add_argument("--drafts", default=",".join(map(str, DRAFTS)))
     given = parser.parse_args()
     device, params = given.device, settings(given.mixtures)
+    numbers: list[int | Literal["auto"]] = [
+        "auto" if word == "auto" else int(word) for word in given.drafts.split(",")
+    ]
     failures = 0
     with tempfile.TemporaryDirectory() as work:
         for variant in given.variants.split(","):
@@ -94,16 +100,17 @@ def main() -> int:
             if modules:
                 several["num_nextn_predict_layers"] = int(modules)
             folder = write_tiny(name, Path(work) / variant, dtype="F32", **several)
-            for dtype in ("float64", "float32", "bfloat16"):
+            for dtype in given.dtypes.split(","):
                 source = "cpu" if dtype != "bfloat16" else device
                 reference, _ = answers(folder, source, dtype, 0, params)
-                for drafts in DRAFTS:
+                for drafts in numbers:
                     got, engine = answers(folder, device, dtype, drafts, params)
                     same = got == reference
                     failures += not same and dtype != "bfloat16"
                     rates = [round(rate, 2) for rate in engine.stats.acceptance.cumulative]
                     verdict = "same" if same else "DIFFERENT"
-                    print(f"{variant:12} {dtype:9} K={drafts!s:4} {verdict:9} {rates}")
+                    by = engine.backend.name
+                    print(f"{variant:12} {dtype:9} {by:5} K={drafts!s:4} {verdict:9} {rates}")
     name = torch.cuda.get_device_name() if device.startswith("cuda") else device
     print(f"{failures} failures on {name}, torch {torch.__version__}")
     return 1 if failures else 0
