@@ -14,7 +14,7 @@ from support.tiny_fixture import Tiny
 pytest.importorskip("triton")
 
 from support.kernel_runs import few_programs, start
-from support.kernel_sizes import LATENT
+from support.kernel_sizes import LATENT, SPARSE
 
 from headstart.backends.options import BackendOptions
 from headstart.backends.select import select
@@ -37,17 +37,25 @@ SETTINGS = [
 ]
 
 
-def model(tiny: Tiny) -> Path:
-    return tiny("deepseek_v3", rate=0.9, seed=2, dtype="F32", **SIZES)
+def model(tiny: Tiny, family: str = "deepseek_v3") -> Path:
+    return tiny(family, rate=0.9, seed=2, dtype="F32", **SPARSE.get(family, SIZES))
+
+
+# With an indexer rows see three entries, far fewer than the first prompt has.
+LONG = [
+    *(("deepseek_v3", *sizes) for sizes in [(3, 18), (0, 512), (1, 18), (3, 512)]),
+    *((family, *sizes) for family in SPARSE for sizes in [(0, 512), (3, 18), (2, 512)]),
+]
 
 
 @pytest.mark.parametrize(
-    ("drafts", "batch"), unless_long([(3, 18)], [(3, 18), (0, 512), (1, 18), (3, 512)])
+    ("family", "drafts", "batch"),
+    unless_long([("deepseek_v3", 3, 18), ("glm_moe_dsa", 2, 512)], LONG),
 )
 def test_texts_and_acceptance_are_those_of_the_plain_engine(
-    drafts: int, batch: int, tiny: Tiny
+    family: str, drafts: int, batch: int, tiny: Tiny
 ) -> None:
-    folder = model(tiny)
+    folder = model(tiny, family)
     fused, plain = (
         start(folder, kernels, speculate=drafts, max_batched_tokens=batch)
         for kernels in ("on", "off")

@@ -38,3 +38,12 @@ LATENT: dict[str, Any] = {
     "num_hidden_layers": 1, "vocab_size": 64, "moe_intermediate_size": 32, "q_lora_rank": 24,
     "kv_lora_rank": 40, "qk_nope_head_dim": 12, "qk_rope_head_dim": 6, "v_head_dim": 10,
 }  # fmt: skip
+
+# Rows see the best three of their entries; the second layer of GLM sees what the first one chose.
+_INDEX = {"first_k_dense_replace": 0, "index_n_heads": 2, "index_head_dim": 8, "index_topk": 3}
+SPARSE: dict[str, dict[str, Any]] = {
+    "deepseek_v32": {**LATENT, **_INDEX, "num_hidden_layers": 2},
+    "glm_moe_dsa": {
+        **LATENT, **_INDEX, "num_hidden_layers": 2, "indexer_types": ["full", "shared", "full"],
+    },
+}  # fmt: skip

@@ -222,7 +222,7 @@ class Kernels:
             assert rows.latent is not None and isinstance(normed, Tensor)
             turn = _turn(rotary, rows)
             source = place_latents(self.product, attention, normed, turn, rows.kv_slots, cache)
-            queries = queries_of(self.product, attention, source, turn)
+            queries = queries_of(self.product, attention, normed, source, turn)
             return self.product(rows.latent(queries, cache), attention.o)
         assert isinstance(attention, Attention), "other mixers are refused"
         q, product = self._place(layer, normed, rows, cache, rotary)

@@ -23,10 +23,10 @@ from headstart.backends.cuda.kernels.latent_prompts import prompt_latents
 from headstart.backends.cuda.kernels.prompts import prompt_attention, tiles_of
 from headstart.backends.cuda.latent import LatentAttend, Queries, paged_latent
 from headstart.backends.cuda.libraries import Library
+from headstart.backends.cuda.sparse_prompts import as_tensor, choosing
 from headstart.backends.rows import on_device
 from headstart.models.attention import MAX_LONE_ROWS, LayerCache, Span
 from headstart.models.mla_config import MOST_UNFOLDED
-from headstart.models.row_invariant import Slots
 
 
 def ragged_rows(spans: Sequence[Span], positions: Tensor, library: Library | None = None) -> Rows:
@@ -97,24 +97,23 @@ def exact_rows(
     return Rows(positions, kv_slots.to(torch.int32), attend)
 
 
-def as_tensor(slots: Slots, device: torch.device) -> Tensor:
-    if isinstance(slots, slice):
-        return torch.arange(slots.start, slots.stop, device=device)
-    return slots
-
-
-def latent_rows(spans: Sequence[Span], positions: Tensor) -> Rows:
-    """`ragged_rows` for latent attention."""
+def latent_rows(spans: Sequence[Span], positions: Tensor, top_k: int | None = None) -> Rows:
+    """`ragged_rows` for latent attention; top_k: entries that a row sees by an indexer's choice."""
     device = positions.device
     few = [span for span in spans if span.num_rows <= MAX_LONE_ROWS]
     many = [span for span in spans if span.num_rows > MAX_LONE_ROWS]
+    most = max(span.num_seen for span in spans) if top_k is None else top_k
+    whole = [span for span in many if span.num_seen <= most]
+    long = [span for span in many if span.num_seen > most]
     rows = filling_rows(spans, positions)
-    if not few or not many:
-        return replace(rows, latent=_unfolding(many, device) if many else _folded(few, device))
-    parts = [
-        (_rows_of(few, device), _folded(few, device)),
-        (_rows_of(many, device), _unfolding(many, device)),
+    attends = [
+        (few, _folded(few, device) if few else None),
+        (whole, _unfolding(whole, device) if whole else None),
+        (long, choosing(long, most, device) if long else None),
     ]
+    parts = [(_rows_of(own, device), part) for own, part in attends if part is not None]
+    if len(parts) == 1:
+        return replace(rows, latent=parts[0][1])
 
     def attend(queries: Queries, cache: LayerCache) -> Tensor:
         width = queries.attention.heads * queries.attention.config.v_dim

@@ -94,8 +94,8 @@ def _has_windows(config: ModelConfig) -> bool:
 
 def _why_no_latents(config: MlaConfig, model_type: str) -> str | None:
     """What in latent attention the kernels cannot run, or None."""
-    if config.index is not None:
-        return f"{model_type} models choose what a row sees by an indexer"
+    if config.index is not None and config.index.pool is not None:
+        return f"{model_type} models choose pools of tokens by an indexer"
     if config.is_gated or config.has_sinks or config.rope_dim == 0:
         return f"{model_type} models have gates or sinks, or no positions, in latent attention"
     if config.kv_rank > _WIDEST_LATENT or config.rope_dim > _WIDEST_ROTATED:

@@ -47,6 +47,9 @@ def captured_bytes(model: LoadedModel, sizes: WorkSizes, *, joins: bool) -> Work
     widest = rows if model.head is None else batch.window  # a head that is late reads so many
     scratch = _CAPTURED * _CHOICE * logit_bytes(model, rows) + activation_bytes(model, widest)
     scratch += _attention_bytes(model, rows)
+    if model.config.mla is not None and model.config.mla.index is not None:
+        context = batch.tables.shape[1] * sizes.block_size  # scores, and what was chosen
+        scratch += rows * (context + model.config.mla.index.top_k) * 4
     fixed = 0
     if joins:
         fixed = batch.packed.num_bytes + activation_bytes(model, MOST_JOINED_ROWS)
