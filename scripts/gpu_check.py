@@ -26,15 +26,18 @@ from headstart.sampling.params import SamplingParams
 VARIANTS = (
     "mimo", "mimo*3", "qwen3", "glm4_moe", "ernie4_5_moe", "qwen3_5_text", "qwen3_next",
     "deepseek_v3", "glm4_moe_lite", "mimo_v2", "step3p5", "mellum", "exaone_moe",
+    "deepseek_v32", "glm_moe_dsa",
     # plain modules on GPUs
     "nemotron_h", "bailing_moe_v3", "exaone4_5",
 )  # fmt: skip
-# Windows that answers grow out of.
+# Windows that answers grow out of, and choices of fewer entries than prompts have.
 OWN: dict[str, dict[str, Any]] = {
     "mimo_v2": {"sliding_window_size": 9},
     "step3p5": {"sliding_window": 9},
     "mellum": {"sliding_window": 9},
     "exaone_moe": {"sliding_window": 9, "sliding_windows": [9, 9, 0]},
+    "deepseek_v32": {"index_topk": 12},
+    "glm_moe_dsa": {"index_topk": 12, "indexer_types": ["full", "shared", "full"]},
 }
 FIRST = [[3, 4, 5, 6, 7], [9] * 40, list(range(20, 57))]
 WARM: dict[str, Any] = {"temperature": 0.8, "seed": 7}

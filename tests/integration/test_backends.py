@@ -35,8 +35,8 @@ pytestmark = pytest.mark.usefixtures("quick_kernels")
 CLAIMS = {
     "cuda": {
         "deepseek_v3", "deepseek_v32", "ernie4_5_moe", "exaone_moe", "glm4_moe", "glm4_moe_lite",
-        "glm_moe_dsa", "llama", "mellum", "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe",
-        "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "step3p5",
+        "glm_moe_dsa", "llama", "mellum", "mimo", "mimo_v2", "qwen2", "qwen3", "qwen3_5",
+        "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next", "step3p5",
     },
     "numba": {"llama", "mimo", "qwen2"},
     "torch": {

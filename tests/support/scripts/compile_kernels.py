@@ -32,6 +32,8 @@ from headstart.backends.cuda.kernels import (
     fp8_products,
     gates,
     groups,
+    index_choice,
+    index_rows,
     inputs,
     int8,
     int8_choice,
@@ -78,6 +80,8 @@ BY_HEAD = {
     "BLOCK_N": 64,
     "BLOCK_K": 128,
 }
+INDEX = {"key": "*fp32", "queries": "*fp32", "keys": "*bf16", "shares": "*fp32", "scores": "*fp32",
+         "chosen": "*i32", "last": "*i32"}  # fmt: skip
 UNFOLDED = {"ROPE": 64, "ENTRY": 576, "BLOCK_P": 64, "BLOCK_M": 64, "num_stages": 2}
 OPTIONS = {"num_warps": 4, "num_stages": 3, "maxnreg": None}  # where a job has none of its own
 WIDE = {"dim": 256, "group": 8}  # heads like Qwen3-Next's
@@ -282,6 +286,16 @@ JOBS: list[Job] = [
     (latent_rows._keep_latents, {"SPLITS": 2, "Q_RANK": 1536, "RANK": 512, "ROPE": 64,
                                  "IS_INTERLEAVED": True, "BLOCK_Q": 2048, "BLOCK_R": 512,
                                  "BLOCK_P": 32}, {}),
+    # DeepSeek-V3.2's indexer.
+    (index_rows._keep_index, {"SPLITS": 2, "DIM": 128, "ROPE": 64, "FIRST": 0, "BLOCK": 128,
+                              "IS_INTERLEAVED": False, "TABLE_INTERLEAVED": True, "BLOCK_P": 32,
+                              "num_warps": 1}, INDEX),
+    (index_rows._index_queries, {"SPLITS": 2, "WEIGHT_SPLITS": 4, "HEADS": 64, "DIM": 128,
+                                 "ROPE": 64, "FIRST": 0, "IS_INTERLEAVED": False, "EACH": 8,
+                                 "TABLE_INTERLEAVED": True, "BLOCK": 128, "BLOCK_P": 32}, INDEX),
+    (index_choice._scores, {"ROWS": 4, "HEADS": 64, "DIM": 128, "BLOCK_H": 64, "BLOCK_D": 128,
+                            "PAGE": 16, "STEP": 64, "num_stages": 2}, INDEX),
+    (index_choice._choose, {"ROWS": 4, "PAGE": 16, "TILE": 2048, "num_warps": 8}, INDEX),
     (latent_rows._turn_queries, {"SPLITS": 2, "HEADS": 128, "DIM": 192, "ROPE": 64, "EACH": 8,
                                  "BLOCK_N": 128, "BLOCK_P": 32, "IS_INTERLEAVED": True}, {}),
     (latent_heads._lift, {**BY_HEAD, "BLOCK_M": 64, "SPLITS": 2, "ROPE": 64,

@@ -120,7 +120,6 @@ def _choose(scores, tables, seen, chosen, last, table_stride, max_context, first
     bins = tl.arange(0, _BINS)
     if count > top_k:
         for digit in tl.static_range(4):
-            shift: tl.constexpr = 24 - 8 * digit
             found = tl.zeros((_BINS,), dtype=tl.int32)
             for start in range(first_slot, length, TILE):
                 slot = start + at
@@ -128,11 +127,13 @@ def _choose(scores, tables, seen, chosen, last, table_stride, max_context, first
                 key = _ordered(tl.load(source + slot, is_slot, 0.0))
                 is_like = is_slot
                 if digit > 0:
-                    is_like = is_slot & (key >> (shift + 8) == bound >> (shift + 8))
-                found += tl.histogram(((key >> shift) & 0xFF).to(tl.int32), _BINS, is_like)
+                    is_like = is_slot & (key >> (32 - 8 * digit) == bound >> (32 - 8 * digit))
+                own = (key >> (24 - 8 * digit)) & 0xFF
+                found += tl.histogram(own.to(tl.int32), _BINS, is_like)
             above = tl.sum(found, 0) - tl.cumsum(found, 0)
             is_bin = (above < needed) & (above + found >= needed)
-            bound = bound | (tl.sum(tl.where(is_bin, bins, 0), 0).to(tl.uint32) << shift)
+            found_bin = tl.sum(tl.where(is_bin, bins, 0), 0).to(tl.uint32)
+            bound = bound | (found_bin << (24 - 8 * digit))
             needed = needed - tl.sum(tl.where(is_bin, above, 0), 0)
     num_equal = 0
     num_chosen = 0
