@@ -91,10 +91,11 @@ def exact_rows(
     blocks = [as_tensor(span.context, device)[::block_size] // block_size for span in spans]
     tables = pad_sequence(blocks, batch_first=True).to(torch.int32)
     owners = [index for index, span in enumerate(spans) for _ in range(span.num_rows)]
-    attend = kernels.by_row(
-        tables[on_device(owners, device)], positions.to(torch.int32), block_size
-    )
-    return Rows(positions, kv_slots.to(torch.int32), attend)
+    by_row = tables[on_device(owners, device)], positions.to(torch.int32), block_size
+    return Rows(
+        positions, kv_slots.to(torch.int32), kernels.by_row(*by_row),
+        latent=kernels.latent_by_row(*by_row),
+    )  # fmt: skip
 
 
 def latent_rows(spans: Sequence[Span], positions: Tensor, top_k: int | None = None) -> Rows:
