@@ -72,16 +72,15 @@ class CapturedRounds(DeviceRounds):
         self._vocabs: dict[str | None, int] = {}  # numbers of draft vocabularies
         self._vocab_number(sizes.draft_vocab)
         self.menu = [drafts for drafts in sizes.menu if drafts <= sizes.max_drafts]
-        self.shapes = RoundShapes(
-            self.graphs, WINDOW, self.menu, widest=self.batch.window, copies=sizes.copied > 0
-        )
+        self.shapes = RoundShapes(self.graphs, WINDOW, self.menu, widest=self.batch.window)
         self._max_rows = most_rows(sizes)
         self._params: list[SamplingParams] = []  # by index
         self._needs: list[SamplingNeeds] = []  # by index
         self._waiting: WaitingRound | None = None  # for masks
         self._copies = MaskCopies(self.batch.masks)
         self._limits: list[int] = []  # drafts by index, as the device knows them
-        self._copied = 0  # the most drafts that a request copies in the next round
+        self._copied = 0  # the most drafts that a request copies in the next round,
+        self._has_copied = False  # and whether one could in the last
         self._last_drafts = 0  # the most of any request in the last round
         self._pending = 0  # the most tokens that any request's head may be behind
         self.pass_seconds: dict[int, float] = {}  # of passes over prompts alone, by rows
@@ -162,7 +161,11 @@ class CapturedRounds(DeviceRounds):
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         count, self._waiting = len(self._params), None  # one that a failed step left is forgotten
         needs, room = reduce(or_, self._needs), self._room_for_drafts(count)
-        shape = self.shapes.pick(count, min(max(drafts), room), self._pending, needs, self._copied)
+        shape = self.shapes.pick(
+            count, min(max(drafts), room), self._pending, needs, self._copied,
+            after_copies=self._has_copied,
+        )  # fmt: skip
+        self._has_copied = self._copied > 0
         limits = [min(number, shape.num_drafts) for number in drafts]
         most = self._last_drafts = max(*limits, self._copied)
         if limits != self._limits:

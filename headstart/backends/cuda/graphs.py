@@ -168,15 +168,16 @@ class RoundShapes:
     window: int  # tokens that the head may be behind while no request drafts
     menu: Sequence[int] = ()  # numbers of drafts that others are rounded up to; none: any
     widest: int = 0  # tokens that it may be behind after many drafts, where that is more
-    copies: bool = False  # whether rounds may have more drafts than the head makes
     _wanted: Counter[RoundShape] = field(default_factory=Counter)
 
     def pick(
-        self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN, copied: int = 0
-    ) -> RoundShape:
+        self, count: int, most: int, pending: int, needs: SamplingNeeds = PLAIN, copied: int = 0,
+        *, after_copies: bool = False,
+    ) -> RoundShape:  # fmt: skip
         """For `count` requests with up to `most` drafts, of which the head is `pending` behind.
 
-        `copied`: drafts of a request at most, where more are copied than the head makes.
+        `copied`: drafts of a request at most, where more are copied than the head makes;
+        `after_copies`: whether that was so in the round before.
 
         Without drafts the head falls behind, and reads a whole window now and then. With drafts
         a round reads as much as the one before gave. Where K falls by one step of the menu, the
@@ -186,7 +187,7 @@ class RoundShapes:
         drafts = self._on_menu(most)
         if not self.graphs.has_head:
             drafts, head_rows = 0, 0
-        elif self.copies and (copied or pending > self.window // 2) and pending > drafts + 1:
+        elif (copied or after_copies) and pending > drafts + 1:
             # Copied tokens come many at a time: the head reads them, and drafts as it would.
             head_rows = self._late_rows(pending)
         elif self.is_late(most, pending):

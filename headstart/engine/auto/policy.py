@@ -111,7 +111,7 @@ class DraftPolicy:
         self, requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
     ) -> PlannedRound:
         """Drafts of a round that the host drives; `copies` is what requests could copy."""
-        head = self.choose(requests, num_running)
+        head = self.choose(requests, num_running=num_running)
         if not copies or self.decided_by == "off_above":
             return PlannedRound(head)
         given = {  # a number of drafts that are to be copied
@@ -134,7 +134,7 @@ class DraftPolicy:
         self, requests: Sequence[Request], num_running: int, copies: Mapping[Request, Copy]
     ) -> PlannedRound:
         """Drafts of a device round; `copies` is what requests could copy."""
-        head = self.choose(requests, num_running, uniform=True)
+        head = self.choose(requests, num_running=num_running, uniform=True)
         if not copies or self.decided_by == "off_above":
             return PlannedRound(head)
         given = {r: asked for r in copies if isinstance(asked := self._asked(r), int)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from torch import Tensor
 from headstart.backends.base import (
     DeviceRounds,
     Emitted,
+    GivenCopy,
     HeadStates,
     Launched,
     RoundRequest,
@@ -26,7 +27,7 @@ from headstart.backends.base import (
 from headstart.engine.grammar import GuardedGrammar
 from headstart.engine.kv_cache import BlockPool
 from headstart.engine.request import Request
-from headstart.engine.rounds import MeasuredRound, RoundOutcome, Rounds
+from headstart.engine.rounds import GivenCopies, MeasuredRound, RoundOutcome, Rounds
 from headstart.engine.scheduler import Work
 from headstart.sampling.params import Row, SamplingParams
 
@@ -87,6 +88,9 @@ class Device(DeviceRounds):
 
     def joins(self, rows: Sequence[TrunkRows]) -> bool:
         return self.takes_rows
+
+    def give(self, copies: Mapping[int, GivenCopy], most: int) -> None:
+        self.calls.append(("give", dict(copies), most))
 
     def launch(self, drafts: Sequence[int], rows: Sequence[TrunkRows] = ()) -> Launched:
         self.calls.append(("launch", list(drafts)))
@@ -166,6 +170,25 @@ def test_only_requests_that_the_device_can_decide_are_taken() -> None:
     rounds, own = Host().rounds, request("a")
     assert rounds.takes(own)
     assert not rounds.takes(request("b", logprobs=1)), "the device says why not"
+
+
+def test_copies_go_to_the_device_by_index_and_it_says_what_it_made_of_them() -> None:
+    host, one, other = Host(), request("a"), request("b")
+    host.device.sizes = replace(host.device.sizes, copied=8)
+    host.enter(one, other)
+    assert host.rounds.copies(other) and not host.rounds.copies(
+        request("c", acceptance="rejection")
+    )
+    copy = GivenCopy(4, [1, 2, 3])
+    host.rounds.advance({}, (), GivenCopies({other: copy}, 8))
+    assert ("give", {1: copy}, 8) in host.device.calls
+    assert host.rounds._flight is not None
+    made = [Emitted([5]), Emitted([1, 2, 9], num_drafts=3, num_of_head=0)]
+    host.rounds._flight.launched.collect = lambda: made  # type: ignore[method-assign]
+    outcomes = {each.request: each for each in host.advance()}
+    assert (outcomes[other].num_drafts, outcomes[other].num_of_head) == (3, 0)
+    assert outcomes[one].num_of_head is None
+    assert ("give", {}, 0) in host.device.calls, "nothing is copied twice"
 
 
 class Even:

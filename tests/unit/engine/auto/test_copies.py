@@ -1,0 +1,89 @@
+"""Which requests copy: by what copies have been worth, and by what rows and draft steps cost."""
+
+from __future__ import annotations
+
+from headstart.copying.drafts import Copy
+from headstart.engine.auto.copies import (
+    CopyRates,
+    length_class,
+    more_copied,
+    round_with_copies,
+    with_copies,
+)
+from headstart.engine.auto.costs import RoundCosts
+from headstart.engine.auto.live_costs import LiveCosts
+from headstart.engine.request import Request
+from headstart.sampling.params import SamplingParams
+
+# A row more costs a hundredth of a round, a draft step of the head a tenth.
+COSTS = RoundCosts(((1, ((0, 1.0), (16, 1.16))), (4, ((0, 1.0), (16, 1.64)))), ((1, 0.1), (4, 0.1)))
+
+
+def request(name: str) -> Request:
+    return Request(name, [1, 2, 3], SamplingParams(), 0, 100, frozenset(), 0)
+
+
+def copy(length: int, count: int = 16) -> Copy:
+    return Copy(list(range(100, 100 + count)), length)
+
+
+def test_rates_are_learnt_from_every_round_by_length_of_the_match() -> None:
+    rates, long, short = CopyRates(), copy(20), copy(3)
+    before = rates.gains("a", long)
+    for _ in range(40):
+        rates.observe("a", long, long.tokens[:5], confirmed=False)
+        rates.observe("a", short, [7], confirmed=False)
+    assert rates.gains("a", long)[4] > max(0.9, before[4])
+    assert rates.gains("a", short)[0] < 0.1
+    assert rates.gains("b", short)[0] < 0.2, "of all requests, too"
+    assert rates.gains("a", short, confirmed=True)[0] > 0.5, "nothing is known of that"
+    rates.observe("a", short, short.tokens[:2], confirmed=True)
+    rates.forget("a")
+    assert rates.gains("a", short) == rates.gains("c", short)
+
+
+def test_what_a_copy_did_not_reach_is_not_held_against_it() -> None:
+    rates, long = CopyRates(), copy(40)
+    for _ in range(30):
+        rates.observe("a", long, [*long.tokens[:2]], confirmed=False)  # the answer went on
+    assert rates.gains("a", long)[8] > 0.6
+
+
+def test_classes_of_lengths() -> None:
+    assert [length_class(n) for n in (3, 4, 7, 8, 15, 16, 31, 32, 4000)] == [
+        2, 3, 3, 4, 4, 5, 5, 6, 6,
+    ]  # fmt: skip
+
+
+def test_the_faster_source_is_taken_for_each_request() -> None:
+    sure, vague, lone = request("a"), request("b"), request("c")
+    head = {sure: 3, vague: 3, lone: 3}
+    gains = {each: [0.7, 0.5, 0.3] for each in head}
+    copies = {sure: copy(30), vague: copy(3)}
+    promised = {sure: [0.99**i for i in range(1, 17)], vague: [0.3, 0.1, 0.02, 0.0]}
+    planned = with_copies(head, gains, copies, promised, LiveCosts(COSTS), 0)
+    assert planned.copied == {sure: 16} and planned.head == {sure: 0, vague: 3, lone: 3}
+    assert 0 < planned.least_gain < 0.5
+
+
+def test_a_copy_goes_on_as_long_as_a_row_pays() -> None:
+    assert more_copied([0.9, 0.8, 0.7, 0.2, 0.1], 2, 0.15) == 2
+    assert more_copied([0.9, 0.8], 2, 0.15) == 0
+
+
+def test_a_captured_round_has_rows_for_all_and_so_fewer_reasons_to_copy() -> None:
+    few, many = request("a"), [request(str(number)) for number in range(30)]
+    head = {few: 2, **dict.fromkeys(many, 2)}
+    gains = {each: [0.6, 0.4] for each in head}
+    sure = [0.99**i for i in range(1, 17)]
+
+    def dear(drafts: int) -> float:
+        return 1 + drafts * 0.2
+
+    def cheap(drafts: int) -> float:
+        return 1 + drafts * 0.001
+
+    assert round_with_copies(head, gains, {few: sure}, dear).copied == {}
+    planned = round_with_copies(head, gains, {few: sure, many[0]: [0.1]}, cheap)
+    assert planned.copied == {few: 16, many[0]: 16} and planned.confirmed == {many[0]}
+    assert planned.head == head
