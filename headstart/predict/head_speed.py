@@ -38,6 +38,7 @@ from headstart.models.build import (
 from headstart.predict.auto_speed import auto_speed, copying_speed
 from headstart.predict.bench_costs import bench_costs
 from headstart.predict.options import PredictionOptions
+from headstart.simulate.copies import copied_lengths
 from headstart.simulate.cost import best, predict
 from headstart.simulate.plan import Plan, make_plan
 from headstart.simulate.scoring import (
@@ -148,6 +149,7 @@ class HeadPrediction:
         most = len(speeds) - 1
         found["head_speed_up"] = auto_speed(scored.matches, costs, requests, most)
         found["auto_speed_up"] = found["head_speed_up"]
+        found["context_acceptance_length"] = copied_lengths(scored.matches, self._texts, most)
         if isinstance(costs, RoundTimes) and costs.verify:
             for name, with_head in (("auto", True), ("context", False)):
                 played = copying_speed(

@@ -31,6 +31,7 @@ from headstart.engine.output import Result
 from headstart.engine.request import Request
 from headstart.errors import ConfigError, RequestError
 from headstart.sampling.params import SamplingParams
+from headstart.simulate.copies import copied_rounds
 
 BEGINNINGS = make_prompts()[:6]
 SETTINGS = {
@@ -99,6 +100,20 @@ def test_every_number_of_copied_drafts_gives_the_same_text(flat: Path, drafts: i
     assert ids_of(results) == plain
     most = max(k for r in results for k, _ in r.stats.rounds)
     assert most == drafts
+
+
+@pytest.mark.parametrize("drafts", [3, 16])
+def test_rounds_are_replayed_from_the_text_alone(flat: Path, drafts: int) -> None:
+    prompts, params = prompts_of(flat), SETTINGS["sampled"]
+    results = run(start(flat, speculate=3), prompts, copied(params, drafts))
+    for prompt, result in zip(prompts, results, strict=True):
+        replayed = copied_rounds(prompt, result.outputs[0].token_ids, drafts, params.max_tokens)
+        assert replayed == result.stats.rounds
+    wrong = [
+        copied_rounds(p[::-1], r.outputs[0].token_ids, drafts)
+        for p, r in zip(prompts, results, strict=True)
+    ]
+    assert wrong != [result.stats.rounds for result in results]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
