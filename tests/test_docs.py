@@ -12,7 +12,7 @@ import pytest
 from support.commands import headstart
 
 from headstart.calibrate.tiny import write_tiny
-from headstart.cli.main import COMMANDS
+from headstart.cli.commands import COMMANDS
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
