@@ -1,11 +1,13 @@
 """The one look of what commands print: tables, progress, and tokens by origin.
 
 A table has no lines, a bold head, its first column on the left and the others on the right. Into a
-pipe it goes with room for every cell and without colours.
+pipe it goes with room for every cell (COLUMNS says otherwise) and without
+colours.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,7 +27,7 @@ ORIGIN_STYLES = {"accepted": "green", "recovered": "red", "bonus": "default"}
 def console_of(*, soft_wrap: bool = False) -> Console:
     """For stdout; lines that are to be broken by the terminal alone want `soft_wrap`."""
     console = Console(highlight=False, soft_wrap=soft_wrap)
-    if console.is_terminal:
+    if console.is_terminal or "COLUMNS" in os.environ:
         return console
     return Console(highlight=False, soft_wrap=soft_wrap, width=_PIPED_WIDTH, no_color=True)
 
