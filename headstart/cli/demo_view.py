@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rich.box import ROUNDED
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -127,7 +128,7 @@ class View:
         say(f"tokens/s: {rates}", flush=True)
 
     def _table(self) -> Table:
-        table = Table(expand=True, show_lines=False)
+        table = Table(box=ROUNDED, expand=True, header_style="bold", border_style="dim")
         for side in SIDES:
             table.add_column(f"{NAMES[side]}  {self._notes[side]}", ratio=1, overflow="fold")
         table.add_row(*(self._texts[side] for side in SIDES))
