@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "scripts"))
-import make_pictures  # noqa: E402
-from pictures import sources  # noqa: E402
-from pictures.charts import speed_chart, tuning_chart  # noqa: E402
+sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
+import make_pictures
+from pictures import sources
+from pictures.charts import speed_chart, tuning_chart
+
+ROOT = sources.ROOT
 
 MOST_BYTES = 1_500_000
 
