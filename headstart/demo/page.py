@@ -43,7 +43,7 @@ def write_page(
     if any(curves.values()):
         page.line_chart(
             "Acceptance", {name: curve for name, curve in curves.items() if curve},
-            "depth of the draft", "accepted, of the rounds that drafted so deep",
+            "depth of the draft", "accepted of those drafted",
         )  # fmt: skip
         page.table(
             ["question", "rounds", "rounds that drafted so deep", "of them accepted"],
