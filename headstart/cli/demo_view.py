@@ -171,7 +171,8 @@ def summary(races: list[Race], *, is_trained: bool) -> None:
         console.print("speed     below 1x: on this machine drafting cost more than it brought")
     if console.is_terminal:
         names = {"accepted": "accepted drafts", "bonus": "bonus tokens"}
-        named = (f"[{s}]{names.get(o, o)}[/]" for o, s in ORIGIN_STYLES.items())
+        seen = {origin for one in races for origin in one.answers["drafted"].origins}
+        named = (f"[{s}]{names.get(o, o)}[/]" for o, s in ORIGIN_STYLES.items() if o in seen)
         console.print(f"colours   {', '.join(named)}")
 
 

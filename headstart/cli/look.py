@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 140
 # A token that nobody drafted has no colour: in an answer that drafts write, it is the exception.
-ORIGIN_STYLES = {"accepted": "green", "recovered": "red", "bonus": "default"}
+ORIGIN_STYLES = {"accepted": "green", "copied": "cyan", "recovered": "red", "bonus": "default"}
 
 
 def console_of(*, soft_wrap: bool = False) -> Console:

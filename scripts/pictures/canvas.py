@@ -9,9 +9,9 @@ SANS = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 THEMES = {
     "light": {**LIGHT, "ours": LIGHT_SERIES[0], "other": "#8b95a1", "raised": "#f6f7f9",
-              "green": "#116329", "red": "#b3261e", "magenta": "#7d4fc4"},
+              "green": "#116329", "red": "#b3261e", "cyan": "#0b6e7f"},
     "dark": {**DARK, "ours": DARK_SERIES[0], "other": "#8b95a1", "raised": "#1c2025",
-             "green": "#56d364", "red": "#ff8f85", "magenta": "#bb94f5"},
+             "green": "#56d364", "red": "#ff8f85", "cyan": "#4dd0e1"},
 }  # fmt: skip
 
 

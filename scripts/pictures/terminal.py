@@ -84,5 +84,5 @@ def _style(theme: str) -> str:
         f"text{{font:13px {MONO};white-space:pre;fill:{c['text']}}}"
         f".window{{fill:{c['raised']};stroke:{c['rule']}}}.dot{{fill:{c['rule']}}}"
         f".bold{{font-weight:700}}.green{{fill:{c['green']}}}.red{{fill:{c['red']}}}"
-        f".magenta{{fill:{c['magenta']}}}"
+        f".cyan{{fill:{c['cyan']}}}"
     )
