@@ -96,11 +96,12 @@ def _compared(page: Any, url: str) -> dict[str, Any]:
 
 
 def _photograph(page: Any, path: Path) -> None:
-    """With 240 colours: a third of the bytes, and no difference that an eye would find."""
+    """With 240 colours that keep the rare ones: a third of the bytes, and hardly a difference."""
     from io import BytesIO
 
     from PIL import Image
 
     page.mouse.move(0, 0)
     image = Image.open(BytesIO(page.screenshot())).convert("RGB")
-    image.quantize(240, dither=Image.Dither.NONE).save(path, optimize=True)
+    few = image.quantize(240, method=Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
