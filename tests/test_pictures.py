@@ -34,7 +34,7 @@ def test_every_picture_is_made_of_the_results_that_are_named() -> None:
 def test_the_chart_of_speed_has_the_ratio_of_every_cell(theme: str) -> None:
     """Counted from the results' rows, not by what the picture is drawn from."""
     expected = []
-    for kind in ("greedy", "top_p", "json", "tools"):
+    for kind in ("greedy", "temperature", "json", "tools"):
         for load in ("1", "8", "32", "128"):
             rows = [
                 row

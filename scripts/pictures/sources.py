@@ -13,12 +13,15 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PICTURES = ROOT / "benchmarks/results", ROOT / "docs/pictures"
 
 # Of benchmarks/gpu_http.py, both servers in turns; a cell is of the first file that has it.
-SPEED = ("gpu_http_h200_2026-11-17_c.json", "gpu_http_h200_2026-11-17_b.json")
+SPEED = (
+    "gpu_http_h200_2026-11-18.json", "gpu_http_h200_2026-11-17_c.json",
+    "gpu_http_h200_2026-11-17_b.json",
+)  # fmt: skip
 STUDY = "demo_head_study_h200_2026-11-15.json"  # of recipes/demo_head
 TERMINAL = "demo_terminal_2-cores_2026-11-18.json"  # of make_pictures.py --record terminal
 PAGE = "chat_page_2-cores_2026-11-18.json"  # of make_pictures.py --record page
 
-KINDS = {"greedy": "greedy", "top_p": "top-p", "json": "JSON schema", "tools": "tool calls"}
+KINDS = {"greedy": "greedy", "temperature": "temperature", "json": "JSON schema", "tools": "tool calls"}
 STREAMS = (1, 8, 32, 128)
 BEFORE, AFTER, ANSWERS = "stock", "final", "held-out, T=0"
 
