@@ -9,7 +9,7 @@ after them, and promises more.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 
 from headstart.copying.drafts import MAX_COPIED, Copy
@@ -19,6 +19,7 @@ from headstart.engine.request import Request
 
 _COUNTS = (1, 2, 3, 5, 8, 12, MAX_COPIED)  # copied tokens that are considered
 _ROUND_COUNTS = (8, MAX_COPIED)  # the same in captured rounds, where each is a program
+_LIKELY = 0.5
 _CLEARLY = 1.02  # times the speed that another source must promise
 # How often a token copied after so long a match is right, before any was seen.
 _PRIORS = {2: 0.4, 3: 0.6, 4: 0.8, 5: 0.9, 6: 0.95}
@@ -100,6 +101,21 @@ def with_copies(
     more = costs.seconds_with(list(drafts.values()), rows + MAX_COPIED, context)
     row_seconds = (more - costs.seconds_with(list(drafts.values()), rows, context)) / MAX_COPIED
     return PlannedRound(drafts, copied, speed * row_seconds)
+
+
+def with_more_rows(
+    planned: PlannedRound, copy_gains: Mapping[Request, Sequence[float]]
+) -> PlannedRound:
+    """The same with as many copied tokens as are more often right than wrong.
+
+    What rounds with more rows cost is only known by them: a bad spell in which they were timed
+    would keep copies short for ever.
+    """
+    copied = {
+        request: max(count, sum(gain > _LIKELY for gain in copy_gains.get(request, ())))
+        for request, count in planned.copied.items()
+    }
+    return replace(planned, copied=copied)
 
 
 def round_with_copies(

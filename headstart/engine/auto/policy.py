@@ -18,6 +18,7 @@ from headstart.engine.auto.copies import (
     more_copied,
     round_with_copies,
     with_copies,
+    with_more_rows,
 )
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.exploration import Exploration
@@ -27,6 +28,7 @@ from headstart.engine.options import EngineOptions, Speculate
 from headstart.engine.request import Request
 
 _WORTHLESS = 0.02  # expected tokens below which a draft is not even considered
+_MORE_ROWS_EVERY = 6  # rounds that copy, until one copies more than was chosen
 _NEW_SHARE = 0.01  # of a round in the speed-up that is expected, about the last hundred of them
 
 DecidedBy = Literal["fixed", "fastest", "off_above"]
@@ -58,6 +60,7 @@ class DraftPolicy:
         """Forget what requests have shown; what rounds cost stays known."""
         self.rates = AcceptanceRates()
         self.copy_rates = CopyRates()
+        self._copying_rounds = 0
         self._exploration = Exploration(self.rates, self._options.max_drafts)
         self._last_k: dict[str, int] = {}  # by request
         self._typical_k = 0  # that of most requests in the last round, where a new request begins
@@ -128,6 +131,9 @@ class DraftPolicy:
         copy_gains = {r: self.copy_rates.gains(r.id, copy) for r, copy in free.items()}
         context = sum(len(request.tokens) for request in requests)
         planned = with_copies(head, head_gains, free, copy_gains, costs, context)
+        self._copying_rounds += bool(planned.copied)
+        if planned.copied and self._copying_rounds % _MORE_ROWS_EVERY == 0:
+            planned = with_more_rows(planned, copy_gains)
         return replace(planned, copied={**given, **planned.copied})
 
     def plan_round(

@@ -5,10 +5,12 @@ from __future__ import annotations
 from headstart.copying.drafts import Copy
 from headstart.engine.auto.copies import (
     CopyRates,
+    PlannedRound,
     length_class,
     more_copied,
     round_with_copies,
     with_copies,
+    with_more_rows,
 )
 from headstart.engine.auto.costs import RoundCosts
 from headstart.engine.auto.live_costs import LiveCosts
@@ -64,6 +66,13 @@ def test_the_faster_source_is_taken_for_each_request() -> None:
     planned = with_copies(head, gains, copies, promised, LiveCosts(COSTS), 0)
     assert planned.copied == {sure: 16} and planned.head == {sure: 0, vague: 3, lone: 3}
     assert 0 < planned.least_gain < 0.5
+
+
+def test_rounds_with_more_rows_are_tried_where_copies_are_likely_right() -> None:
+    one, other = request("a"), request("b")
+    planned = PlannedRound({one: 0, other: 0}, {one: 1, other: 2})
+    gains = {one: [0.95**i for i in range(1, 17)], other: [0.3, 0.1, 0.01]}
+    assert with_more_rows(planned, gains).copied == {one: 13, other: 2}
 
 
 def test_a_copy_goes_on_as_long_as_a_row_pays() -> None:
